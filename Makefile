@@ -1,0 +1,70 @@
+# One command each; every target does all the set-up it needs. Needs Python >= 3.11, make and a package registry.
+
+SHELL       := bash
+.SHELLFLAGS := -o pipefail -ec
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+HOME_OF_DAGSTER := $(CURDIR)/.dagster_home
+
+PYTEST_ARGS ?=
+DEV_ARGS    ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run test dev check bench lock clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## create .venv and install what is locked (the other targets do it by themselves)
+
+run: $(STAMP) ## the flights pipeline end to end: checkpoints, SIGKILL, recovery, drain, comparison with a batch result
+	@$(BIN)/python -m assets.demo
+
+test: $(STAMP) ## all tests
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+dev: $(STAMP) $(HOME_OF_DAGSTER)/dagster.yaml ## Dagster's UI with the flights pipeline
+	@DAGSTER_HOME="$(HOME_OF_DAGSTER)" $(BIN)/dagster dev -w workspace.yaml $(DEV_ARGS)
+
+check: $(STAMP) ## lint, format, types, imports between the floors, definitions
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy $(wildcard assets bench dagster_checkpoints resources sensors definitions.py)
+	@$(BIN)/lint-imports
+	@$(BIN)/dagster definitions validate -w workspace.yaml
+
+bench: $(STAMP) ## the benchmark's table
+	@$(BIN)/python -m bench
+
+lock: $(STAMP) ## compute requirements.lock anew from pyproject.toml (needs uv)
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+	  --no-annotate --no-header --no-emit-index-url --no-emit-find-links --upgrade \
+	  --output-file requirements.lock
+
+clean: ## remove .venv and everything that runs have written
+	rm -rf $(VENV) .data .dagster_home
+
+# The stamp is written last: an interrupted installation is done again.
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)." >&2; \
+	  echo "Install one, or name it: make PYTHON=/path/to/python3.11 <target>" >&2; exit 1; }
+	@echo "Setting up $(VENV) with $$($(PYTHON) --version) (once; a minute or two) ..."
+	@$(PYTHON) -m venv --clear $(VENV) || { \
+	  echo "'$(PYTHON) -m venv' failed (on Debian and Ubuntu: apt install python3-venv)." >&2; exit 1; }
+	@$(BIN)/python -m pip install --require-hashes --no-input --progress-bar off -r requirements.lock | awk '\
+	  /^Collecting/ {n++; printf "."; fflush()} \
+	  /^Installing collected/ {printf "\ninstalling %d packages ...\n", n; fflush()}'
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Storage, runs and schedules of `make dev` survive restarts in here.
+$(HOME_OF_DAGSTER)/dagster.yaml:
+	@mkdir -p $(@D)
+	@printf 'telemetry:\n  enabled: false\n' > $@

@@ -1,0 +1,1 @@
+"""The sensors of the flights code location."""
