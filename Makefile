@@ -44,7 +44,7 @@ bench: $(STAMP) ## the benchmark's table
 
 lock: $(STAMP) ## compute requirements.lock anew from pyproject.toml (needs uv)
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
-	  --no-annotate --no-header --no-emit-index-url --no-emit-find-links --upgrade \
+	  --no-strip-extras --no-annotate --no-header --no-emit-index-url --no-emit-find-links --upgrade \
 	  --output-file requirements.lock
 
 clean: ## remove .venv and everything that runs have written
@@ -59,7 +59,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -m venv --clear $(VENV) || { \
 	  echo "'$(PYTHON) -m venv' failed (on Debian and Ubuntu: apt install python3-venv)." >&2; exit 1; }
 	@$(BIN)/python -m pip install --require-hashes --no-input --progress-bar off -r requirements.lock | awk '\
-	  /^Collecting/ {n++; printf "."; fflush()} \
+	  /^(Collecting|Processing)/ {n++; printf "."; fflush()} \
 	  /^Installing collected/ {printf "\ninstalling %d packages ...\n", n; fflush()}'
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
