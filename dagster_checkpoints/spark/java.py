@@ -30,6 +30,7 @@ _VERSION_TIMEOUT_SECONDS = 60.0
 _WRAPPER = """\
 #!/bin/sh
 # Java for Spark, made by dagster-checkpoints: drops the request for a module that this runtime does not have.
+pending=
 for argument do
   shift
   if [ -n "$pending" ]; then
