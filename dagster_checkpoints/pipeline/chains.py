@@ -1,0 +1,266 @@
+"""Which stages share a Spark query, and the graph of tasks that follows.
+
+DESIGN "Chains". The execution graph is what the coordinator plans over: arrays per vertex, never an object
+per instance, so that a million instances cost nothing until one of them is spoken of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dagster_checkpoints.pipeline.edges import EdgePattern
+from dagster_checkpoints.pipeline.errors import (
+    ChainLayoutError,
+    InvalidExecutionGraphError,
+    UnknownStageError,
+)
+from dagster_checkpoints.pipeline.graph import Pipeline
+from dagster_checkpoints.pipeline.names import suggestion
+
+
+class TaskId(NamedTuple):
+    """One instance of a chain.
+
+    `index` counts instances of this vertex, from 0; it is no position in any other list.
+    """
+
+    vertex: str
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a task
+
+    def __str__(self) -> str:
+        return f"{self.vertex}[{self.index}]"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Stages that run as one query.
+
+    Args:
+        name: That of its first stage.
+        stages: From the first to the last; each but the first reads exactly the one before it.
+        instances: Of every one of them.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    instances: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """A chain in the execution graph.
+
+    Args:
+        name: The chain's name.
+        stages: Its stages, in order.
+        parallelism: Number of its instances.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    parallelism: int
+
+
+@dataclass(frozen=True)
+class VertexEdge:
+    """One chain reads another.
+
+    Args:
+        source: Number of the upstream vertex in `ExecutionGraph.vertices`.
+        target: Number of the downstream vertex; greater than `source`.
+        pattern: Which instances the edge joins.
+    """
+
+    source: int
+    target: int
+    pattern: EdgePattern
+
+
+@dataclass(frozen=True)
+class ExecutionGraph:
+    """The graph of chains over which checkpoints are planned; cost O(vertices + edges), whatever the
+    parallelism.
+
+    Args:
+        vertices: In topological order.
+        edges: One per edge between stages of different chains; two vertices may be joined by several.
+
+    Raises:
+        InvalidExecutionGraphError: Names repeat, an instance count is not positive, or an edge does not lead
+            forward.
+    """
+
+    vertices: tuple[Vertex, ...]
+    edges: tuple[VertexEdge, ...]
+    _index: dict[str, int] = field(init=False, repr=False, compare=False)
+    _inputs: tuple[tuple[VertexEdge, ...], ...] = field(init=False, repr=False, compare=False)
+    _outputs: tuple[tuple[VertexEdge, ...], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        index: dict[str, int] = {}
+        for number, vertex in enumerate(self.vertices):
+            if vertex.name in index:
+                raise InvalidExecutionGraphError(
+                    f"Two vertices of the execution graph are called {vertex.name!r}."
+                )
+            if vertex.parallelism < 1:
+                raise InvalidExecutionGraphError(
+                    f"Vertex {vertex.name!r} has parallelism {vertex.parallelism}; expected at least 1."
+                )
+            index[vertex.name] = number
+        inputs: list[list[VertexEdge]] = [[] for _ in self.vertices]
+        outputs: list[list[VertexEdge]] = [[] for _ in self.vertices]
+        for edge in self.edges:
+            if not 0 <= edge.source < edge.target < len(self.vertices):
+                raise InvalidExecutionGraphError(
+                    f"Edge {edge.source} -> {edge.target} among {len(self.vertices)} vertices: an edge "
+                    f"leads from an earlier vertex to a later one. Put the vertices into topological order."
+                )
+            inputs[edge.target].append(edge)
+            outputs[edge.source].append(edge)
+        object.__setattr__(self, "_index", index)
+        object.__setattr__(self, "_inputs", tuple(map(tuple, inputs)))
+        object.__setattr__(self, "_outputs", tuple(map(tuple, outputs)))
+
+    def inputs_of(self, vertex: int) -> tuple[VertexEdge, ...]:
+        """The edges that lead into vertex number `vertex`, in the order of `edges`."""
+        return self._inputs[vertex]
+
+    def outputs_of(self, vertex: int) -> tuple[VertexEdge, ...]:
+        """The edges that lead out of vertex number `vertex`, in the order of `edges`."""
+        return self._outputs[vertex]
+
+    def index_of(self, name: str) -> int:
+        """The number of the vertex called `name`.
+
+        Raises:
+            UnknownStageError: There is none.
+        """
+        try:
+            return self._index[name]
+        except KeyError:
+            raise UnknownStageError(
+                f"The execution graph has no vertex {name!r}. {suggestion(name, self._index)} (A vertex is "
+                f"called after the first stage of its chain.)"
+            ) from None
+
+    def tasks(self) -> Iterator[TaskId]:
+        """Every task, vertex by vertex; made one at a time."""
+        for vertex in self.vertices:
+            for index in range(vertex.parallelism):
+                yield TaskId(vertex.name, index)
+
+    @property
+    def instance_count(self) -> int:
+        """The number of tasks."""
+        return sum(vertex.parallelism for vertex in self.vertices)
+
+
+def build_chains(pipeline: Pipeline, breaks: frozenset[str] = frozenset()) -> tuple[Chain, ...]:
+    """Put the stages of a pipeline into chains.
+
+    Args:
+        pipeline: What to lay out.
+        breaks: Stages that must begin a chain, because Spark refuses the combined plan.
+
+    Returns:
+        The chains in topological order; every stage is in exactly one.
+
+    Raises:
+        UnknownStageError: `breaks` names a stage that the pipeline does not have.
+    """
+    for name in breaks:
+        pipeline.stage(name)
+    chains: dict[str, list[str]] = {}
+    head: dict[str, str] = {}
+    for stage in pipeline.stages:
+        joins = pipeline.chaining and stage.name not in breaks and may_join_upstream(pipeline, stage.name)
+        head[stage.name] = head[pipeline.upstream(stage.name)[0]] if joins else stage.name
+        chains.setdefault(head[stage.name], []).append(stage.name)
+    # Only a chain's first stage reads other chains, so the order of first stages is a topological order of
+    # chains.
+    return tuple(
+        Chain(name, tuple(stages), pipeline.stage(name).instances) for name, stages in chains.items()
+    )
+
+
+def may_join_upstream(pipeline: Pipeline, name: str) -> bool:
+    """Whether a stage may run in the query of the one stage it reads, as far as the graph alone can tell."""
+    edges = [edge for edge in pipeline.edges if edge.target == name]
+    if len(edges) != 1 or edges[0].input.mode != "stream" or edges[0].pattern is not EdgePattern.POINTWISE:
+        return False
+    stage, upstream = pipeline.stage(name), pipeline.stage(edges[0].source)
+    if upstream.instances != stage.instances:
+        return False
+    if len(pipeline.downstream(upstream.name)) > 1 or upstream.sink is not None:
+        return False
+    if upstream.overrides_process_batch or upstream.overrides_finish:
+        return False
+    # A query has one output mode; in "update" an upstream aggregation would emit what it must still hold
+    # back.
+    return stage.output_mode == "append"
+
+
+def execution_graph(pipeline: Pipeline, chains: Sequence[Chain]) -> ExecutionGraph:
+    """The graph of chains over which checkpoints are planned.
+
+    Args:
+        pipeline: Whose edges to follow.
+        chains: From :func:`build_chains`, or as a checkpoint recorded them; in any order.
+
+    Returns:
+        A vertex per chain, ordered by the first stages' place in the pipeline; an edge per stage edge
+        between chains.
+
+    Raises:
+        ChainLayoutError: A stage is in no chain or in two, or a chain joins what cannot be one query.
+    """
+    chain_of = _checked_layout(pipeline, chains)
+    position = {stage.name: number for number, stage in enumerate(pipeline.stages)}
+    ordered = sorted(chains, key=lambda chain: position[chain.stages[0]])
+    number_of = {chain.name: number for number, chain in enumerate(ordered)}
+    return ExecutionGraph(
+        tuple(Vertex(chain.name, chain.stages, len(chain.instances)) for chain in ordered),
+        tuple(
+            VertexEdge(number_of[chain_of[edge.source]], number_of[chain_of[edge.target]], edge.pattern)
+            for edge in pipeline.edges
+            if chain_of[edge.source] != chain_of[edge.target]
+        ),
+    )
+
+
+def _checked_layout(pipeline: Pipeline, chains: Sequence[Chain]) -> dict[str, str]:
+    """The chain of each stage, after checking that the layout is one that this pipeline can run in."""
+    chain_of: dict[str, str] = {}
+    for chain in chains:
+        if not chain.stages or chain.name != chain.stages[0]:
+            raise ChainLayoutError(
+                f"Chain {chain.name!r} is not called after its first stage: {chain.stages}."
+            )
+        for number, name in enumerate(chain.stages):
+            if name in chain_of:
+                raise ChainLayoutError(
+                    f"Stage {name!r} is in two chains: {chain_of[name]!r} and {chain.name!r}."
+                )
+            chain_of[name] = chain.name
+            stage = pipeline.stage(name)
+            if stage.instances != chain.instances:
+                raise ChainLayoutError(
+                    f"Chain {chain.name!r} has instances {list(chain.instances)}, but {stage.where} has "
+                    f"{list(stage.instances)}; a restore with other instances needs a layout of its own."
+                )
+            if number and (
+                pipeline.upstream(name) != (chain.stages[number - 1],)
+                or not may_join_upstream(pipeline, name)
+            ):
+                raise ChainLayoutError(
+                    f"{stage.where} cannot follow {chain.stages[number - 1]!r} in chain {chain.name!r}: it "
+                    f"must read exactly that stage, instance by instance, and nobody else may want that "
+                    f"stage's output. Was the pipeline changed since this layout was made?"
+                )
+    absent = [stage.name for stage in pipeline.stages if stage.name not in chain_of]
+    if absent:
+        raise ChainLayoutError(f"Stages {', '.join(map(repr, absent))} are in no chain.")
+    return chain_of

@@ -1,0 +1,99 @@
+"""What a stage is given while it runs: the shape only; the runtime fills it in.
+
+Knows nothing of how state is kept or where: the protocols are what a user's stage may rely on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import logging
+
+    from pyspark.sql import SparkSession
+
+
+class ListState(Protocol):
+    """A list of values (whatever JSON can hold), kept in every checkpoint.
+
+    As `context.state.list` its items are dealt out evenly among the instances when their number changes; as
+    `context.state.union` every instance gets all the items of all instances on a restore. Flink: operator
+    `ListState`.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items in the order in which they were added."""
+        ...
+
+    def add(self, value: Any) -> None:
+        """Append one item."""
+        ...
+
+    def update(self, values: Iterable[Any]) -> None:
+        """Replace all items."""
+        ...
+
+    def clear(self) -> None:
+        """Remove all items."""
+        ...
+
+
+class BroadcastState(Protocol):
+    """A mapping that is the same in every instance (text to JSON values). Flink: `BroadcastState`."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value under `key`, or `default`."""
+        ...
+
+    def put(self, key: str, value: Any) -> None:
+        """Set the value under `key`."""
+        ...
+
+    def remove(self, key: str) -> None:
+        """Remove `key` if it is there."""
+        ...
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """All keys with their values."""
+        ...
+
+
+class OperatorStates(Protocol):
+    """A stage's own state by name; the first use of a name creates it. Keyed state is Spark's own."""
+
+    def list(self, name: str) -> ListState:
+        """State whose items are dealt out evenly on a restore."""
+        ...
+
+    def union(self, name: str) -> ListState:
+        """State of which every instance gets everything on a restore."""
+        ...
+
+    def broadcast(self, name: str) -> BroadcastState:
+        """State that is the same in every instance."""
+        ...
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What one instance of a stage knows about itself.
+
+    Args:
+        spark: The session in which the stage's DataFrames live.
+        stage: Name of the stage.
+        instance: Name of this instance, one of the stage's `instances`.
+        index: Its number among them, from 0.
+        parallelism: How many there are.
+        state: The stage's own list, union list and broadcast state.
+        log: Logger whose lines Dagster shows with the run.
+    """
+
+    spark: SparkSession
+    stage: str
+    instance: str
+    index: int
+    parallelism: int
+    state: OperatorStates
+    log: logging.Logger

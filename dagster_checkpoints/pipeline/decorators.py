@@ -1,0 +1,249 @@
+"""The decorators that turn a function into a stage.
+
+Each can be used bare or with keyword arguments; the function stays callable, so that it can be tried on
+DataFrames.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from dagster_checkpoints.pipeline.errors import InvalidWatermarkError, StageSignatureError
+from dagster_checkpoints.pipeline.event_time import Watermark
+from dagster_checkpoints.pipeline.signatures import SourceLocation, function_inputs, locate
+from dagster_checkpoints.pipeline.stages import OutputMode, Stage, StageContext, StageInput, StageKind
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+StageFunction = Callable[..., Any]
+"""A user's function: from the DataFrames of its upstream stages, and perhaps `context`, to a DataFrame."""
+
+
+class FunctionStage(Stage):
+    """A stage whose `transform` is a function; made by the decorators.
+
+    Args:
+        function: Its parameters, `context` apart, name the upstream stages.
+        name: By default the function's name.
+        options: As of :class:`Stage`.
+    """
+
+    function: StageFunction
+
+    def __init__(self, function: StageFunction, *, name: str | None = None, **options: Any) -> None:
+        if not callable(function) or isinstance(function, type | Stage):
+            raise StageSignatureError(
+                f"{function!r} cannot become a stage: the decorators expect a function. A subclass of Stage "
+                f"is not decorated but instantiated."
+            )
+        self.function = function
+        self._wants_context = False
+        super().__init__(name or getattr(function, "__name__", repr(function)), **options)
+        functools.update_wrapper(self, function, updated=())
+
+    def transform(self, context: StageContext, *args: Any, **inputs: Any) -> DataFrame:
+        """Call the function, with `context` if it asks for it."""
+        frame: DataFrame = (
+            self.function(context=context, **inputs) if self._wants_context else self.function(**inputs)
+        )
+        return frame
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function directly, as a test of it would."""
+        return self.function(*args, **kwargs)
+
+    @property
+    def description(self) -> str | None:
+        """The function's docstring."""
+        return self.function.__doc__
+
+    def _location(self) -> SourceLocation:
+        return locate(self.function)
+
+    def _read_inputs(self, options: Mapping[str, StageInput]) -> Mapping[str, StageInput]:
+        inputs, self._wants_context = function_inputs(self.function, options, self.where)
+        return inputs
+
+
+@overload
+def stage(function: StageFunction, /) -> FunctionStage: ...
+@overload
+def stage(
+    *,
+    inputs: Mapping[str, StageInput] | None = None,
+    sink: Any = None,
+    instances: Sequence[str] | None = None,
+    event_time: str | None = None,
+    output_mode: OutputMode = "append",
+    name: str | None = None,
+) -> Callable[[StageFunction], FunctionStage]: ...
+def stage(
+    function: StageFunction | None = None,
+    /,
+    *,
+    inputs: Mapping[str, StageInput] | None = None,
+    sink: Any = None,
+    instances: Sequence[str] | None = None,
+    event_time: str | None = None,
+    output_mode: OutputMode = "append",
+    name: str | None = None,
+) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
+    """Make a stage of a function that reads other stages.
+
+    The function's parameter names are the names of its upstream stages, as in Dagster; one called `context`
+    receives the :class:`StageContext`.
+
+    Args:
+        inputs: Options for some of the inputs, by the upstream stage's name.
+        sink: Where the output is committed to; needed where no other stage reads it.
+        instances: Names of the parallel instances; one by default.
+        event_time: Event-time column of the output, where it is not that of the (first) input that has one.
+        output_mode: Spark's output mode; "update" and "complete" only at a last stage whose sink supports
+            them.
+        name: By default the function's name.
+
+    Raises:
+        PipelineDefinitionError: Something in the definition is not usable; the class says what.
+
+    Examples:
+        >>> @stage(inputs={"airlines": StageInput(mode="static")})
+        ... def departures(flights, airlines):
+        ...     return flights.join(airlines, "carrier")
+    """
+
+    def decorate(function: StageFunction) -> FunctionStage:
+        return FunctionStage(
+            function,
+            name=name,
+            inputs=inputs,
+            sink=sink,
+            instances=instances,
+            event_time=event_time,
+            output_mode=output_mode,
+        )
+
+    return decorate if function is None else decorate(function)
+
+
+@overload
+def bounded_source(function: StageFunction, /) -> FunctionStage: ...
+@overload
+def bounded_source(
+    *,
+    watermark: Watermark | tuple[str, str] | None = None,
+    idle_after: float | None = None,
+    instances: Sequence[str] | None = None,
+    sink: Any = None,
+    event_time: str | None = None,
+    name: str | None = None,
+) -> Callable[[StageFunction], FunctionStage]: ...
+def bounded_source(
+    function: StageFunction | None = None,
+    /,
+    *,
+    watermark: Watermark | tuple[str, str] | None = None,
+    idle_after: float | None = None,
+    instances: Sequence[str] | None = None,
+    sink: Any = None,
+    event_time: str | None = None,
+    name: str | None = None,
+) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
+    """Make a source of a function whose rows end: a stream over what is there, or a batch DataFrame.
+
+    Args:
+        watermark: Event-time column and allowed lateness, such as ("ts", "1 hour").
+        idle_after: Seconds without a row after which an instance no longer holds back the watermark.
+        instances: Names of the parallel instances; `context.instance` tells the function which one it is.
+        sink: Where the output is committed to.
+        event_time: Only the watermark's column; accepted for symmetry.
+        name: By default the function's name.
+
+    Raises:
+        PipelineDefinitionError: Something in the definition is not usable; the class says what.
+
+    Examples:
+        >>> @bounded_source(watermark=("ts", "1 hour"))
+        ... def flights_history(context):
+        ...     return context.spark.readStream.schema(FLIGHTS).parquet(HISTORY)
+    """
+    return _source(
+        StageKind.BOUNDED_SOURCE, function, watermark, idle_after, instances, sink, event_time, name
+    )
+
+
+@overload
+def unbounded_source(function: StageFunction, /) -> FunctionStage: ...
+@overload
+def unbounded_source(
+    *,
+    watermark: Watermark | tuple[str, str] | None = None,
+    idle_after: float | None = None,
+    instances: Sequence[str] | None = None,
+    sink: Any = None,
+    event_time: str | None = None,
+    name: str | None = None,
+) -> Callable[[StageFunction], FunctionStage]: ...
+def unbounded_source(
+    function: StageFunction | None = None,
+    /,
+    *,
+    watermark: Watermark | tuple[str, str] | None = None,
+    idle_after: float | None = None,
+    instances: Sequence[str] | None = None,
+    sink: Any = None,
+    event_time: str | None = None,
+    name: str | None = None,
+) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
+    """Make a source of a function that reads until it is stopped; arguments as of :func:`bounded_source`."""
+    return _source(
+        StageKind.UNBOUNDED_SOURCE, function, watermark, idle_after, instances, sink, event_time, name
+    )
+
+
+def _source(
+    kind: StageKind,
+    function: StageFunction | None,
+    watermark: Watermark | tuple[str, str] | None,
+    idle_after: float | None,
+    instances: Sequence[str] | None,
+    sink: Any,
+    event_time: str | None,
+    name: str | None,
+) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
+    def decorate(function: StageFunction) -> FunctionStage:
+        declared = _with_idle_after(watermark, idle_after, function)
+        return FunctionStage(
+            function,
+            name=name,
+            kind=kind,
+            watermark=declared,
+            instances=instances,
+            sink=sink,
+            event_time=event_time,
+        )
+
+    return decorate if function is None else decorate(function)
+
+
+def _with_idle_after(
+    watermark: Watermark | tuple[str, str] | None, idle_after: float | None, function: StageFunction
+) -> Watermark | tuple[str, str] | None:
+    if idle_after is None:
+        return watermark
+    where = f"Source {getattr(function, '__name__', function)!r} ({locate(function)})"
+    if watermark is None:
+        raise InvalidWatermarkError(
+            f"{where}: idle_after={idle_after!r} without a watermark; only a source that declares event "
+            f"time, "
+            f'watermark=("ts", "1 hour"), can hold back others.'
+        )
+    try:
+        column, lateness = (
+            (watermark.column, watermark.lateness) if isinstance(watermark, Watermark) else watermark
+        )
+        return Watermark(column, lateness, idle_after)
+    except InvalidWatermarkError as error:
+        raise InvalidWatermarkError(f"{where}: {error}") from None

@@ -1,0 +1,85 @@
+"""The errors of a pipeline's definition: one class for each mistake, all raised before anything starts.
+
+Every text says what was expected, what was found, at which stage (with the file and line of the user's code)
+and what to do about it.
+"""
+
+from __future__ import annotations
+
+from dagster_checkpoints.errors import DagsterCheckpointsError
+
+
+class PipelineDefinitionError(DagsterCheckpointsError):
+    """A pipeline, or one of its stages, is not defined as it must be."""
+
+
+class InvalidNameError(PipelineDefinitionError):
+    """A pipeline, stage or instance has a name that cannot become part of a path."""
+
+
+class InvalidInstancesError(PipelineDefinitionError):
+    """A stage's instances are empty, repeated, or no sequence of names."""
+
+
+class StageSignatureError(PipelineDefinitionError):
+    """The parameters of a stage's function do not say which stages it reads."""
+
+
+class InvalidStageInputError(PipelineDefinitionError):
+    """The options of a stage's input contradict each other, or are no options at all."""
+
+
+class InvalidWatermarkError(PipelineDefinitionError):
+    """An event-time column, a lateness or an idle time-out is not usable."""
+
+
+class SourceWithInputsError(PipelineDefinitionError):
+    """A source reads another stage."""
+
+
+class StageWithoutInputsError(PipelineDefinitionError):
+    """A derived stage reads nothing."""
+
+
+class NotAStageError(PipelineDefinitionError):
+    """Something in the list of stages is not a stage."""
+
+
+class EmptyPipelineError(PipelineDefinitionError):
+    """A pipeline has no stages."""
+
+
+class DuplicateStageError(PipelineDefinitionError):
+    """Two stages of a pipeline have the same name."""
+
+
+class UnknownStageError(PipelineDefinitionError):
+    """A name does not belong to any stage of the pipeline."""
+
+
+class StageCycleError(PipelineDefinitionError):
+    """Stages read each other in a circle."""
+
+
+class UnboundedStaticInputError(PipelineDefinitionError):
+    """A static input waits for the end of a stage that never ends."""
+
+
+class InstancesMismatchError(PipelineDefinitionError):
+    """A POINTWISE edge would lead each instance to one of another name."""
+
+
+class UnusedStageError(PipelineDefinitionError):
+    """Nobody reads a stage, and it has no sink: its output would be lost."""
+
+
+class OutputModeError(PipelineDefinitionError):
+    """A stage's output mode is unknown, or nobody behind it can take it."""
+
+
+class ChainLayoutError(PipelineDefinitionError):
+    """A layout of chains does not cover the pipeline, or joins what cannot run in one query."""
+
+
+class InvalidExecutionGraphError(PipelineDefinitionError):
+    """An execution graph is not a directed acyclic graph in topological order."""

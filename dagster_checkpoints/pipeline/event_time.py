@@ -1,0 +1,120 @@
+"""Event time as a source declares it: the column, how late rows may be, and when a silent channel is idle.
+
+Spark parses the lateness again when a query starts; here it is read in order to refuse a wrong one where it
+is written, and because the coordination floor counts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from dagster_checkpoints.pipeline.errors import InvalidWatermarkError
+
+_MS_PER_UNIT = {
+    "microsecond": Fraction(1, 1000),
+    "millisecond": Fraction(1),
+    "second": Fraction(1000),
+    "minute": Fraction(60_000),
+    "hour": Fraction(3_600_000),
+    "day": Fraction(86_400_000),
+    "week": Fraction(7 * 86_400_000),
+}
+_NUMBER = re.compile(r"\d{1,18}(\.\d{1,9})?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Watermark:
+    """Declares event time where it enters the pipeline, at a source.
+
+    Args:
+        column: The event-time column of the source's output: a top-level TIMESTAMP.
+        lateness: How long a row may come after later ones and still count, as Spark writes intervals: "10
+            seconds", "1 hour", "1 day 2 hours".
+        idle_after: Seconds without a row after which an instance no longer holds back the watermark of the
+            others;
+            None: it always does.
+
+    Raises:
+        InvalidWatermarkError: One of them is not usable.
+    """
+
+    column: str
+    lateness: str
+    idle_after: float | None = None
+
+    def __post_init__(self) -> None:
+        check_event_time_column(self.column)
+        interval_ms(self.lateness)
+        if self.idle_after is None:
+            return
+        number = isinstance(self.idle_after, int | float) and not isinstance(self.idle_after, bool)
+        if not number or not (0 < self.idle_after < math.inf):
+            raise InvalidWatermarkError(
+                f"idle_after={self.idle_after!r}: expected seconds greater than 0, or None for a source "
+                f"that is never idle."
+            )
+
+    @property
+    def lateness_ms(self) -> int:
+        """The lateness in whole milliseconds, rounded down as Spark does."""
+        return interval_ms(self.lateness)
+
+
+def check_event_time_column(column: object, where: str = "") -> None:
+    """Refuse an event-time column that cannot be a top-level one.
+
+    Args:
+        column: The column's name.
+        where: Which stage says so, for the error.
+
+    Raises:
+        InvalidWatermarkError: It is empty, not a text, or a path into a struct.
+    """
+    at_stage = f"{where}: " if where else ""
+    if not isinstance(column, str) or not column.strip():
+        raise InvalidWatermarkError(
+            f"{at_stage}event-time column {column!r}: expected the name of a top-level TIMESTAMP column."
+        )
+    if "." in column or "`" in column:
+        raise InvalidWatermarkError(
+            f"{at_stage}event-time column {column!r}: expected a top-level column, found a path into a "
+            f"struct. "
+            f'Add a column that holds it, for a window with F.window_time("window"), and name that.'
+        )
+
+
+def interval_ms(text: object) -> int:
+    """The length of an interval as Spark writes it, in whole milliseconds.
+
+    Args:
+        text: Numbers with units from microseconds to weeks: "10 seconds", "1 day 2 hours", "interval 1.5
+            seconds". Only seconds may have a fraction. Months and years are left out: they have no fixed
+            length.
+
+    Raises:
+        InvalidWatermarkError: It is anything else.
+    """
+    words = text.lower().split() if isinstance(text, str) else []
+    if words[:1] == ["interval"]:
+        words = words[1:]
+    if not words or len(words) % 2:
+        raise _not_an_interval(text)
+    total = Fraction(0)
+    for number, plural in zip(words[::2], words[1::2], strict=True):
+        unit = plural.removesuffix("s")
+        if not _NUMBER.fullmatch(number) or unit not in _MS_PER_UNIT or ("." in number and unit != "second"):
+            raise _not_an_interval(text)
+        total += Fraction(number) * _MS_PER_UNIT[unit]
+    return math.floor(total)
+
+
+def _not_an_interval(text: object) -> InvalidWatermarkError:
+    units = ", ".join(f"{unit}s" for unit in _MS_PER_UNIT)
+    return InvalidWatermarkError(
+        f'lateness {text!r}: expected an interval such as "10 seconds", "1 hour" or "1 day 2 hours", that '
+        f"is whole "
+        f"numbers, not negative, with units ({units}); seconds may have a fraction."
+    )

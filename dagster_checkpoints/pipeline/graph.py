@@ -1,0 +1,282 @@
+"""A pipeline: stages put together into a directed acyclic graph, checked as a whole.
+
+PROTOCOL section 1. Everything that can be said about the graph without running it is said here: order, edges,
+boundedness, which column is event time. Knows nothing of chains, tasks or Spark.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_checkpoints.pipeline.edges import (
+    EdgePattern,
+    StageInput,
+    pointwise_consumers,
+    pointwise_producers,
+)
+from dagster_checkpoints.pipeline.errors import (
+    DuplicateStageError,
+    EmptyPipelineError,
+    InstancesMismatchError,
+    NotAStageError,
+    OutputModeError,
+    StageCycleError,
+    UnboundedStaticInputError,
+    UnknownStageError,
+    UnusedStageError,
+)
+from dagster_checkpoints.pipeline.names import check_name, suggestion
+from dagster_checkpoints.pipeline.stages import Stage, StageKind
+
+__all__ = ["EdgePattern", "Pipeline", "StageEdge", "pointwise_consumers", "pointwise_producers"]
+
+
+@dataclass(frozen=True)
+class StageEdge:
+    """One stage reads another.
+
+    Args:
+        source: Name of the upstream stage.
+        target: Name of the downstream stage.
+        input: The options of the target's input.
+        pattern: Which instances the edge joins.
+    """
+
+    source: str
+    target: str
+    input: StageInput
+    pattern: EdgePattern
+
+
+class Pipeline:
+    """Stages that run together under one checkpoint.
+
+    Args:
+        name: Letters, digits and underscores; part of the path of its checkpoints.
+        stages: In any order. In `stages` they are in topological order, and in this order wherever that
+            leaves a choice.
+        chaining: Whether stages may share a Spark query (DESIGN "Chains").
+
+    Raises:
+        PipelineDefinitionError: The graph is not one that can run; the class says why.
+    """
+
+    def __init__(self, name: str, stages: Iterable[Stage], chaining: bool = True) -> None:
+        self.name = check_name("pipeline", name)
+        self.chaining = chaining
+        self._by_name = _by_name(name, list(stages))
+        self._check_inputs_exist()
+        self.stages: tuple[Stage, ...] = _topological_order(self._by_name)
+        self.edges: tuple[StageEdge, ...] = tuple(
+            _edge(self._by_name[source], target, options)
+            for target in self.stages
+            for source, options in target.inputs.items()
+        )
+        self._downstream = self._consumers()
+        self._bounded: dict[str, bool] = {}
+        self._event_time: dict[str, str | None] = {}
+        self._lateness_ms: dict[str, int | None] = {}
+        for each in self.stages:
+            self._derive(each)
+        self._check_static_inputs_end()
+        for each in self.stages:
+            _check_output(each, self._downstream[each.name])
+
+    def stage(self, name: str) -> Stage:
+        """The stage of that name.
+
+        Raises:
+            UnknownStageError: There is none.
+        """
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise UnknownStageError(
+                f"Pipeline {self.name!r} has no stage {name!r}. {suggestion(name, self._by_name)}"
+            ) from None
+
+    def upstream(self, name: str) -> tuple[str, ...]:
+        """The stages that stage `name` reads, in the order of its inputs."""
+        return tuple(self.stage(name).inputs)
+
+    def downstream(self, name: str) -> tuple[str, ...]:
+        """The stages that read stage `name`, as streams or as tables, in topological order."""
+        return self._downstream[self.stage(name).name]
+
+    def is_bounded(self, name: str) -> bool:
+        """Whether stage `name` ends by itself: a bounded source, or all of its inputs are bounded."""
+        return self._bounded[self.stage(name).name]
+
+    def event_time(self, name: str) -> str | None:
+        """The event-time column of the stage's output, or None.
+
+        The stage's own `event_time`; else a source's watermark column, or that of the first streaming input
+        with one.
+        """
+        return self._event_time[self.stage(name).name]
+
+    def event_time_lateness_ms(self, name: str) -> int | None:
+        """Milliseconds by which rows at the stage may be late; None where no watermark reaches it.
+
+        The largest lateness of the sources with a watermark that reach it over streaming inputs.
+        """
+        return self._lateness_ms[self.stage(name).name]
+
+    def carries_watermark(self, name: str) -> bool:
+        """Whether a watermark declared at some source reaches the stage over streaming inputs."""
+        return self.event_time_lateness_ms(name) is not None
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.name!r} of {', '.join(stage.name for stage in self.stages)}>"
+
+    def _check_inputs_exist(self) -> None:
+        for each in self._by_name.values():
+            for source in each.inputs:
+                if source not in self._by_name:
+                    raise UnknownStageError(
+                        f"{each.where} reads {source!r}, but pipeline {self.name!r} has no stage of that "
+                        f"name. {suggestion(source, self._by_name)} A parameter is named as the stage it "
+                        f"reads; every stage must be in the pipeline's list."
+                    )
+
+    def _consumers(self) -> dict[str, tuple[str, ...]]:
+        consumers: dict[str, list[str]] = {stage.name: [] for stage in self.stages}
+        for edge in self.edges:
+            consumers[edge.source].append(edge.target)
+        return {name: tuple(targets) for name, targets in consumers.items()}
+
+    def _derive(self, stage: Stage) -> None:
+        """Fill in what follows from the upstream stages, which have been filled in before."""
+        if stage.kind.is_source:
+            self._bounded[stage.name] = stage.kind is StageKind.BOUNDED_SOURCE
+            self._event_time[stage.name] = stage.watermark.column if stage.watermark else None
+            self._lateness_ms[stage.name] = stage.watermark.lateness_ms if stage.watermark else None
+            return
+        streams = [name for name, options in stage.inputs.items() if options.mode == "stream"]
+        columns = [self._event_time[name] for name in streams]
+        lateness = [ms for name in streams if (ms := self._lateness_ms[name]) is not None]
+        self._bounded[stage.name] = all(self._bounded[name] for name in stage.inputs)
+        self._event_time[stage.name] = stage.event_time or next(filter(None, columns), None)
+        self._lateness_ms[stage.name] = max(lateness, default=None)
+
+    def _check_static_inputs_end(self) -> None:
+        for edge in self.edges:
+            if edge.input.mode == "static" and not self._bounded[edge.source]:
+                raise UnboundedStaticInputError(
+                    f"{self._by_name[edge.target].where} reads {edge.source!r} as a static input, which "
+                    f"waits for its end, but {edge.source!r} is "
+                    f"unbounded{self._unbounded_because(edge.source)}. Read it with "
+                    f'mode="stream", or make it bounded.'
+                )
+
+    def _unbounded_because(self, name: str) -> str:
+        origin = name
+        while not self._by_name[origin].kind.is_source:
+            origin = next(source for source in self.upstream(origin) if not self._bounded[source])
+        return "" if origin == name else f" (it reads the unbounded source {origin!r})"
+
+
+def _by_name(pipeline: str, stages: Sequence[object]) -> dict[str, Stage]:
+    if not stages:
+        raise EmptyPipelineError(
+            f"Pipeline {pipeline!r} has no stages; it needs at least one source with a sink."
+        )
+    by_name: dict[str, Stage] = {}
+    for number, each in enumerate(stages):
+        if not isinstance(each, Stage):
+            raise NotAStageError(
+                f"Pipeline {pipeline!r}: item {number} of its stages is {each!r}; expected a stage. "
+                f"Decorate a function with @stage, @bounded_source or @unbounded_source; instantiate a "
+                f"subclass of Stage."
+            )
+        if not each._defined:
+            raise NotAStageError(
+                f"Pipeline {pipeline!r}: item {number} of its stages is a {type(each).__qualname__} whose "
+                f"__init__ did not call super().__init__(...)."
+            )
+        if each.name in by_name:
+            raise DuplicateStageError(
+                f"Pipeline {pipeline!r} has two stages {each.name!r}: at {by_name[each.name].location} and "
+                f"at {each.location}. Give one of them another name (name=...)."
+            )
+        by_name[each.name] = each
+    return by_name
+
+
+def _topological_order(by_name: Mapping[str, Stage]) -> tuple[Stage, ...]:
+    """Upstream first; where that leaves a choice, the first defined. Kahn's algorithm."""
+    position = {name: number for number, name in enumerate(by_name)}
+    missing = {name: len(stage.inputs) for name, stage in by_name.items()}
+    consumers: dict[str, list[str]] = {name: [] for name in by_name}
+    for name, stage in by_name.items():
+        for source in stage.inputs:
+            consumers[source].append(name)
+    ready = [position[name] for name, count in missing.items() if count == 0]  # ascending: already a heap
+    names = list(by_name)
+    ordered: list[Stage] = []
+    while ready:
+        name = names[heapq.heappop(ready)]
+        ordered.append(by_name[name])
+        for consumer in consumers[name]:
+            missing[consumer] -= 1
+            if missing[consumer] == 0:
+                heapq.heappush(ready, position[consumer])
+    if len(ordered) < len(by_name):
+        raise _cycle(by_name, {name for name, count in missing.items() if count > 0})
+    return tuple(ordered)
+
+
+def _cycle(by_name: Mapping[str, Stage], blocked: set[str]) -> StageCycleError:
+    """Walk upstream among the stages that wait for each other until one comes again."""
+    walk: list[str] = []
+    name = next(name for name in by_name if name in blocked)
+    while name not in walk:
+        walk.append(name)
+        name = next(source for source in by_name[name].inputs if source in blocked)
+    circle = walk[walk.index(name) :][::-1]
+    first = by_name[circle[0]]
+    return StageCycleError(
+        f"These stages read each other in a circle: {' -> '.join([*circle, circle[0]])}. A pipeline has no "
+        f"cycles; remove one of these inputs, for instance {circle[-1]!r} from {first.where}."
+    )
+
+
+def _edge(source: Stage, target: Stage, options: StageInput) -> StageEdge:
+    if options.mode == "static" or options.key is not None or options.edge == "all_to_all":
+        return StageEdge(source.name, target.name, options, EdgePattern.ALL_TO_ALL)
+    # With one instance on both sides there is nothing to confuse, whatever the two are called.
+    if source.parallelism == target.parallelism > 1 and source.instances != target.instances:
+        pairs = zip(source.instances, target.instances, strict=True)
+        one, other = next(pair for pair in pairs if pair[0] != pair[1])
+        raise InstancesMismatchError(
+            f"{target.where} reads {source.name!r} over a POINTWISE edge, instance by instance, which would "
+            f"lead {one!r} into {other!r}: {source.name!r} has {list(source.instances)}, {target.name!r} has "
+            f"{list(target.instances)}. Give both the same instances in the same order, or distribute the "
+            f"rows with "
+            f'StageInput(edge="all_to_all") or StageInput(key=...).'
+        )
+    return StageEdge(source.name, target.name, options, EdgePattern.POINTWISE)
+
+
+def _check_output(stage: Stage, consumers: Sequence[str]) -> None:
+    if stage.sink is None and not consumers:
+        raise UnusedStageError(
+            f"{stage.where} is read by no stage and has no sink: its output would be lost. Give it a sink, "
+            f"name it as a parameter of another stage, or remove it."
+        )
+    if stage.output_mode == "append":
+        return
+    if consumers:
+        raise OutputModeError(
+            f'{stage.where}: output_mode="{stage.output_mode}", but {", ".join(map(repr, consumers))} reads '
+            f'it; rows that replace earlier ones can only go into a sink. Use output_mode="append".'
+        )
+    supported: frozenset[str] = getattr(stage.sink, "supported_output_modes", frozenset({"append"}))
+    if stage.output_mode not in supported:
+        raise OutputModeError(
+            f'{stage.where}: output_mode="{stage.output_mode}", but its sink {type(stage.sink).__name__} '
+            f"supports {', '.join(sorted(supported))} only. Use a sink that upserts or overwrites, or "
+            f'output_mode="append".'
+        )

@@ -1,0 +1,118 @@
+"""How the signature of a user's function is read: which stages it names, and where it stands.
+
+The only place that looks into functions; knows nothing of stages.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_checkpoints.pipeline.edges import StageInput
+from dagster_checkpoints.pipeline.errors import InvalidStageInputError, StageSignatureError
+from dagster_checkpoints.pipeline.names import suggestion
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True)
+class SourceLocation:
+    """Where the user's code stands.
+
+    Args:
+        file: Path of the file as Python compiled it.
+        line: First line of the function (of its first decorator), from 1; 0 when unknown.
+    """
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def locate(function: Callable[..., Any]) -> SourceLocation:
+    """Where a function was written; decorators that use `functools.wraps` are seen through."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return SourceLocation("<unknown>", 0)
+    return SourceLocation(code.co_filename, code.co_firstlineno)
+
+
+def function_inputs(
+    function: Callable[..., Any], options: Mapping[str, StageInput], where: str
+) -> tuple[Mapping[str, StageInput], bool]:
+    """The inputs that a function names, and whether it wants the context.
+
+    Args:
+        function: Its parameters, `context` apart, name upstream stages.
+        options: Options for some of them.
+        where: The stage as errors name it.
+
+    Returns:
+        The inputs in the order of the parameters, and whether there is a parameter `context`.
+
+    Raises:
+        StageSignatureError: A parameter cannot be passed by name, or an option belongs to none.
+        InvalidStageInputError: An option is no StageInput.
+    """
+    parameters = inspect.signature(function).parameters
+    names = _named(list(parameters.values()), where)
+    return _with_options(names, options, where), "context" in parameters
+
+
+def method_inputs(
+    transform: Callable[..., Any], options: Mapping[str, StageInput], where: str, *, reads_rest: bool = False
+) -> Mapping[str, StageInput]:
+    """The inputs that a subclass's `transform(self, context, ...)` names.
+
+    With `**inputs`, or `reads_rest`, the keys of `options` name further ones.
+
+    Raises:
+        StageSignatureError: `context` does not come first, a parameter cannot be passed by name, or an
+            option belongs to none.
+        InvalidStageInputError: An option is no StageInput.
+    """
+    parameters = list(inspect.signature(transform).parameters.values())[1:]  # without self
+    if not parameters or parameters[0].name != "context":
+        raise StageSignatureError(f"{where}: transform must begin with the parameters (self, context, ...).")
+    rest = [parameter for parameter in parameters[1:] if parameter.kind is inspect.Parameter.VAR_KEYWORD]
+    if reads_rest:
+        return _with_options(list(options), options, where)
+    names = _named([parameter for parameter in parameters[1:] if parameter not in rest], where)
+    if rest:
+        names += [name for name in options if name not in names]
+    return _with_options(names, options, where)
+
+
+def _named(parameters: list[inspect.Parameter], where: str) -> list[str]:
+    for parameter in parameters:
+        if parameter.kind not in _BY_NAME:
+            raise StageSignatureError(
+                f"{where}: the parameter '{parameter}' names no stage. Every parameter except 'context' is "
+                f"the name of one upstream stage, without * or /."
+            )
+    return [parameter.name for parameter in parameters if parameter.name != "context"]
+
+
+def _with_options(
+    names: list[str], options: Mapping[str, StageInput], where: str
+) -> Mapping[str, StageInput]:
+    if not isinstance(options, Mapping):
+        raise InvalidStageInputError(
+            f'{where}: inputs={options!r}; expected {{"upstream_stage": StageInput(...)}}.'
+        )
+    for name, option in options.items():
+        if name not in names:
+            raise StageSignatureError(
+                f"{where}: inputs has options for {name!r}, but the function has no parameter of that name. "
+                f"{suggestion(str(name), names)}"
+            )
+        if not isinstance(option, StageInput):
+            raise InvalidStageInputError(
+                f"{where}: inputs[{name!r}] is {option!r}; expected a StageInput, such as "
+                f'StageInput(mode="static").'
+            )
+    return {name: options.get(name, StageInput()) for name in names}

@@ -1,0 +1,311 @@
+"""What a user writes: stages, as functions or as classes.
+
+A stage turns the DataFrames of its upstream stages into one DataFrame. The parameters of its function say
+which stages it reads. Knows nothing of the other stages (`graph.py` puts them together) nor of how a stage
+is run.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from dagster_checkpoints.pipeline.context import BroadcastState, ListState, OperatorStates, StageContext
+from dagster_checkpoints.pipeline.edges import StageInput
+from dagster_checkpoints.pipeline.errors import (
+    InvalidInstancesError,
+    InvalidWatermarkError,
+    OutputModeError,
+    SourceWithInputsError,
+    StageSignatureError,
+    StageWithoutInputsError,
+)
+from dagster_checkpoints.pipeline.event_time import Watermark, check_event_time_column
+from dagster_checkpoints.pipeline.names import check_name
+from dagster_checkpoints.pipeline.signatures import SourceLocation, locate, method_inputs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "DEFAULT_INSTANCES",
+    "BroadcastState",
+    "ListState",
+    "OperatorStates",
+    "OutputMode",
+    "SourceLocation",
+    "Stage",
+    "StageContext",
+    "StageInput",
+    "StageKind",
+    "Watermark",
+]
+
+OutputMode = Literal["append", "update", "complete"]
+OUTPUT_MODES: frozenset[str] = frozenset({"append", "update", "complete"})
+DEFAULT_INSTANCES = ("0",)
+
+
+class StageKind(Enum):
+    """Where a stage's rows come from, and whether they end."""
+
+    BOUNDED_SOURCE = "bounded_source"
+    """Reads from outside and ends when its input is exhausted."""
+    UNBOUNDED_SOURCE = "unbounded_source"
+    """Reads from outside until it is stopped."""
+    DERIVED = "derived"
+    """Reads other stages; it is bounded when all of them are."""
+
+    @property
+    def is_source(self) -> bool:
+        """Whether the stage reads from outside the pipeline."""
+        return self is not StageKind.DERIVED
+
+
+class Stage:
+    """One step of a pipeline, with the whole life cycle open to a subclass.
+
+    A subclass overrides `transform`, and whatever else it needs; class attributes of the same names give
+    defaults for the arguments below. The parameters of `transform` after `context` name the upstream stages,
+    unless it takes `**inputs`: then `inputs` names them. The runtime works on a copy per instance
+    (:meth:`for_instance`), so that what an instance remembers belongs on `self`, made in `open`.
+
+    Args:
+        name: Letters, digits and underscores; by default the class's name in snake case.
+        inputs: Options for some or all of the upstream stages, by their names.
+        instances: Names of the stage's parallel instances.
+        sink: Where the stage's output is committed to.
+        watermark: Event time, at a source only: a :class:`Watermark` or (column, lateness).
+        event_time: Event-time column of the output where it is not that of the input.
+        output_mode: "update" and "complete" need a sink that supports them, and no consumer.
+        kind: Whether the stage is a source, and which.
+
+    Raises:
+        PipelineDefinitionError: Some argument, or the signature of `transform`, is not usable; the class
+            says which.
+
+    Examples:
+        >>> class Dedup(Stage):
+        ...     def transform(self, context, flights):
+        ...         return flights.dropDuplicatesWithinWatermark(["flight"])
+        >>> dedup = Dedup(instances=["a", "b"])
+    """
+
+    name: str = ""
+    inputs: Mapping[str, StageInput] = {}
+    instances: tuple[str, ...] = DEFAULT_INSTANCES
+    sink: Any = None
+    watermark: Watermark | None = None
+    event_time: str | None = None
+    output_mode: OutputMode = "append"
+    kind: StageKind = StageKind.DERIVED
+
+    location: SourceLocation
+    _defined: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        inputs: Mapping[str, StageInput] | None = None,
+        instances: Sequence[str] | None = None,
+        sink: Any = None,
+        watermark: Watermark | tuple[str, str] | None = None,
+        event_time: str | None = None,
+        output_mode: OutputMode | None = None,
+        kind: StageKind | None = None,
+    ) -> None:
+        self.location = self._location()
+        self.name = check_name(
+            "stage", name or self.name or _snake_case(type(self).__name__), str(self.location)
+        )
+        if self.name == "context":
+            raise StageSignatureError(
+                f"{self.where} cannot be called 'context': no stage could read it, because a parameter of "
+                f"that name receives the StageContext. Rename it."
+            )
+        self.kind = kind or self.kind
+        self.inputs = self._read_inputs(self.inputs if inputs is None else inputs)
+        self.instances = self._check_instances(self.instances if instances is None else instances)
+        self.sink = self.sink if sink is None else sink
+        self.watermark = self._check_watermark(self.watermark if watermark is None else watermark)
+        self.event_time = self._check_event_time(self.event_time if event_time is None else event_time)
+        self.output_mode = self._check_output_mode(self.output_mode if output_mode is None else output_mode)
+        self._check_kind()
+
+    # The life cycle, in the order in which the runtime calls it.
+
+    def open(self, context: StageContext) -> None:
+        """Acquire what this instance needs; called once, before `transform`, also after a restore."""
+
+    def transform(self, context: StageContext, *args: Any, **inputs: Any) -> DataFrame:
+        """Build this instance's output from its inputs (one DataFrame each, by name).
+
+        Called once per start. A source has no inputs. Without an override the stage passes on its only input.
+        """
+        (only,) = inputs.values()
+        frame: DataFrame = only
+        return frame
+
+    def process_batch(self, batch: DataFrame, batch_id: int) -> DataFrame | None:
+        """Handle one micro-batch of the output; what it returns is emitted. Spark: `foreachBatch`."""
+        return batch
+
+    def end_input(self, name: str) -> None:
+        """The upstream stage `name` has no more rows. Flink: `BoundedMultiInput.endInput`."""
+
+    def finish(self) -> DataFrame | None:
+        """No more rows at all: return what was still held back. FLIP-147: `StreamOperator.finish`."""
+        return None
+
+    def snapshot_state(self, checkpoint_id: int) -> None:
+        """Put what this instance must remember into `context.state`; part of checkpoint `checkpoint_id`."""
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Checkpoint `checkpoint_id` is complete: side effects that waited for it may be made."""
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Checkpoint `checkpoint_id` will never be complete."""
+
+    def close(self) -> None:
+        """Release what `open` acquired; called once, also after a failure."""
+
+    # What the rest of the house asks.
+
+    @property
+    def overrides_process_batch(self) -> bool:
+        """Whether the stage handles its micro-batches itself, which ends its chain."""
+        return type(self).process_batch is not Stage.process_batch
+
+    @property
+    def overrides_finish(self) -> bool:
+        """Whether the stage may hold rows back until the end, which ends its chain."""
+        return type(self).finish is not Stage.finish
+
+    @property
+    def parallelism(self) -> int:
+        """The number of instances."""
+        return len(self.instances)
+
+    @property
+    def description(self) -> str | None:
+        """What the user's documentation says about the stage, or None."""
+        return None if type(self) is Stage else type(self).__doc__
+
+    @property
+    def where(self) -> str:
+        """The stage as errors name it: "Stage 'departures' (assets/flights.py:12)"."""
+        return f"Stage {self.name!r} ({self.location})"
+
+    def for_instance(self) -> Self:
+        """A shallow copy for one instance to work on, so that instances do not share what they remember."""
+        return copy.copy(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} {self.kind.value}>"
+
+    # How a definition is read and checked.
+
+    def _location(self) -> SourceLocation:
+        own = type(self)
+        overridden = (method for method in _OVERRIDABLE if getattr(own, method) is not getattr(Stage, method))
+        return locate(getattr(own, next(overridden, "transform")))
+
+    def _read_inputs(self, options: Mapping[str, StageInput]) -> Mapping[str, StageInput]:
+        own = type(self).transform
+        if own is not Stage.transform:
+            return method_inputs(own, options, self.where)
+        if self.kind.is_source or len(options) > 1:
+            raise StageSignatureError(
+                f"{self.where} does not override transform(context, ...), which is needed at a source and "
+                f"at a stage with several inputs. Define it; its parameters after 'context' name the "
+                f"upstream stages."
+            )
+        return method_inputs(own, options, self.where, reads_rest=True)
+
+    def _check_instances(self, instances: Sequence[str]) -> tuple[str, ...]:
+        if isinstance(instances, str) or not isinstance(instances, Sequence):
+            raise InvalidInstancesError(
+                f'{self.where}: instances={instances!r}; expected a list of names, such as ["EWR", "JFK"].'
+            )
+        if not instances:
+            raise InvalidInstancesError(
+                f"{self.where}: instances is empty; a stage has at least one. Leave it out to have one."
+            )
+        names = tuple(check_name("instance", name, self.where) for name in instances)
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise InvalidInstancesError(
+                f"{self.where}: instances names {', '.join(map(repr, repeated))} more than once; each "
+                f"instance needs a name of its own."
+            )
+        return names
+
+    def _check_watermark(self, watermark: Watermark | tuple[str, str] | None) -> Watermark | None:
+        if watermark is None:
+            return None
+        if not self.kind.is_source:
+            raise InvalidWatermarkError(
+                f"{self.where} declares a watermark, but is no source. Event time is declared where it "
+                f"enters, at the sources, and flows; use event_time= if this stage's output has another "
+                f"event-time column."
+            )
+        if isinstance(watermark, Watermark):
+            return watermark
+        if not isinstance(watermark, tuple | list) or len(watermark) != 2:
+            raise InvalidWatermarkError(
+                f"{self.where}: watermark={watermark!r}; expected (column, lateness), such as "
+                f'("ts", "1 hour"), or a Watermark.'
+            )
+        try:
+            return Watermark(*watermark)
+        except InvalidWatermarkError as error:
+            raise InvalidWatermarkError(f"{self.where}: {error}") from None
+
+    def _check_event_time(self, event_time: str | None) -> str | None:
+        if event_time is None:
+            return None
+        check_event_time_column(event_time, self.where)
+        if not self.kind.is_source:
+            return event_time
+        if self.watermark is None:
+            raise InvalidWatermarkError(
+                f"{self.where}: event_time={event_time!r} without a watermark; a source declares both as "
+                f'watermark=({event_time!r}, "1 hour").'
+            )
+        if self.watermark.column != event_time:
+            raise InvalidWatermarkError(
+                f"{self.where}: event_time={event_time!r}, but its watermark is on "
+                f"{self.watermark.column!r}; a source has one event-time column. Leave out event_time."
+            )
+        return event_time
+
+    def _check_output_mode(self, output_mode: OutputMode) -> OutputMode:
+        if output_mode not in OUTPUT_MODES:
+            raise OutputModeError(
+                f'{self.where}: output_mode={output_mode!r}; expected "append", "update" or "complete".'
+            )
+        return output_mode
+
+    def _check_kind(self) -> None:
+        if self.kind.is_source and self.inputs:
+            raise SourceWithInputsError(
+                f"{self.where} is a source, but reads {', '.join(map(repr, self.inputs))}. A source takes "
+                f"only 'context'; a stage that reads others is declared with @stage, or without kind=."
+            )
+        if not self.kind.is_source and not self.inputs:
+            raise StageWithoutInputsError(
+                f"{self.where} reads no stage. Name its upstream stages as parameters, or declare a source "
+                f"with @bounded_source or @unbounded_source (a subclass: kind=StageKind.BOUNDED_SOURCE)."
+            )
+        self._defined = True  # type: ignore[misc]
+
+
+_OVERRIDABLE = ("transform", "process_batch", "finish", "open", "snapshot_state", "close")
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
