@@ -99,6 +99,10 @@ class FlightsData:
         """A file that the feeder writes when all of December has been dropped."""
         return self.live / "_FEED_COMPLETE"
 
+    def table(self, name: str) -> Path:
+        """Where the sink of the stage `name` writes."""
+        return self.root / "tables" / name
+
     @property
     def airlines(self) -> Path:
         return self.root / "airlines.csv"

@@ -23,25 +23,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One local session with two cores, for all tests that run Spark in this process."""
-    from pyspark.sql import SparkSession
+    from dagster_checkpoints.spark.session import build_session
 
-    from dagster_checkpoints.spark.java import configure_java
-
-    configure_java()
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.scheduler.mode", "FAIR")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .config(
-            "spark.sql.streaming.stateStore.providerClass",
-            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-        )
-        .config("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
-        .getOrCreate()
+    session = build_session(
+        {
+            "spark.master": "local[2]",
+            "spark.app.name": "tests",
+            "spark.sql.shuffle.partitions": 2,
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        }
     )
     yield session
     session.stop()

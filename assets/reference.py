@@ -1,0 +1,131 @@
+"""What the flights pipeline has to have written: the same tables, computed in one batch and in SQL, and a comparison.
+
+Shares with `flights` only the files and their columns, none of the computation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from assets.flights_data import AIRLINES, AIRPORTS, FLIGHTS, PLANES, WEATHER, FlightsData
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_HOURLY_DELAYS = """
+SELECT hour + INTERVAL 1 HOUR - INTERVAL 1 MICROSECOND AS ts,
+       hour AS window_start,
+       hour + INTERVAL 1 HOUR AS window_end,
+       origin,
+       carrier,
+       carrier_name,
+       count(*) AS flights,
+       sum(CASE WHEN cancelled THEN 1 ELSE 0 END) AS cancelled,
+       sum(seats) AS seats,
+       sum(dep_delay) / count(dep_delay) AS mean_delay,
+       percentile_disc(0.9) WITHIN GROUP (ORDER BY dep_delay) AS p90_delay
+FROM (
+    SELECT flights.*,
+           date_trunc('HOUR', flights.ts) AS hour,
+           airlines.carrier_name,
+           planes.seats
+    FROM {flights} AS flights
+    LEFT JOIN {airlines} AS airlines ON airlines.carrier = flights.carrier
+    LEFT JOIN {planes} AS planes ON planes.tailnum = flights.tailnum
+)
+GROUP BY hour, origin, carrier, carrier_name
+"""
+
+_DELAYS_WITH_WEATHER = """
+SELECT delays.*, weather.temp, weather.humid, weather.wind_speed, weather.precip, weather.visib
+FROM {delays} AS delays
+LEFT JOIN {weather} AS weather ON weather.origin = delays.origin AND weather.hour = delays.window_start
+"""
+
+
+def expected_hourly_delays(spark: SparkSession, data: FlightsData) -> DataFrame:
+    """The table `hourly_delays` over all of the history and what has been fed so far."""
+    live = [str(data.live / airport) for airport in AIRPORTS]
+    return spark.sql(
+        _HOURLY_DELAYS,
+        flights=spark.read.schema(FLIGHTS).parquet(str(data.history), *live),
+        airlines=spark.read.schema(AIRLINES).csv(str(data.airlines), header=True),
+        planes=spark.read.schema(PLANES).csv(str(data.planes), header=True),
+    )
+
+
+def expected_delays_with_weather(spark: SparkSession, data: FlightsData) -> DataFrame:
+    """The table `delays_with_weather` over all of the history and what has been fed so far."""
+    return spark.sql(
+        _DELAYS_WITH_WEATHER,
+        delays=expected_hourly_delays(spark, data),
+        weather=spark.read.schema(WEATHER).parquet(str(data.weather)),
+    )
+
+
+EXPECTED = {
+    "hourly_delays": expected_hourly_delays,
+    "delays_with_weather": expected_delays_with_weather,
+}
+"""By the name of the stage whose sink holds the table."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a table differs from the expected one, in rows.
+
+    A row stands for all its values: a row with one wrong value is one missing and one unexpected row.
+    """
+
+    expected: int
+    missing: int
+    duplicated: int
+    unexpected: int
+
+    @property
+    def is_equal(self) -> bool:
+        return not (self.missing or self.duplicated or self.unexpected)
+
+
+def compare(expected: DataFrame, actual: DataFrame) -> Comparison:
+    """Compares two tables as multisets of rows; nulls are equal to each other, the order of columns is ignored.
+
+    Args:
+        expected: What should be there.
+        actual: What is there, for example all the files that a sink has committed.
+
+    Returns:
+        Rows expected; missing (expected more often than found); duplicated (expected, and found more often than
+        that); unexpected (found, and not expected at all).
+
+    Raises:
+        ValueError: The tables have different columns.
+    """
+    types, actual_types = (
+        {field.name: field.dataType.simpleString() for field in table.schema} for table in (expected, actual)
+    )
+    if types != actual_types:
+        differing = {
+            name: (types.get(name, "absent"), actual_types.get(name, "absent"))
+            for name in {**types, **actual_types}
+            if types.get(name) != actual_types.get(name)
+        }
+        raise ValueError(f"The tables have different columns, as (expected, actual): {differing}")
+
+    wanted = expected.select(*types).selectExpr("*", "1 AS in_expected", "0 AS in_actual")
+    found = actual.select(*types).selectExpr("*", "0 AS in_expected", "1 AS in_actual")
+    counts = (
+        wanted.unionByName(found)
+        .groupBy(*types)
+        .agg({"in_expected": "sum", "in_actual": "sum"})
+        .selectExpr("`sum(in_expected)` AS wanted", "`sum(in_actual)` AS found")
+        .selectExpr(
+            "coalesce(sum(wanted), 0)",
+            "coalesce(sum(greatest(wanted - found, 0)), 0)",
+            "coalesce(sum(greatest(found - wanted, 0)) FILTER (WHERE wanted > 0), 0)",
+            "coalesce(sum(found) FILTER (WHERE wanted = 0), 0)",
+        )
+    )
+    (row,) = counts.collect()
+    return Comparison(*(int(value) for value in row))
