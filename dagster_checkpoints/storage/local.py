@@ -1,0 +1,262 @@
+"""Objects as files below a directory, with the guarantees of S3's conditional writes.
+
+A write goes to a temporary file beside its target, is synced, and appears by ``link`` (create), ``rename``
+(overwrite), or ``rename`` under an exclusive lock after comparing content (UpdateVersion). The directory may
+be on a file system that several machines mount, as long as that honours ``flock``.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+from dagster_checkpoints.storage.base import (
+    RESERVED_PREFIX,
+    ObjectInfo,
+    PutMode,
+    UpdateVersion,
+    probe,
+    validate_key,
+)
+from dagster_checkpoints.storage.errors import (
+    AlreadyExists,
+    InvalidKey,
+    NotFound,
+    OutcomeUnknown,
+    Precondition,
+    StorageUnavailable,
+)
+
+_CHUNK = 1024 * 1024
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+
+
+class LocalStore:
+    """An :class:`~dagster_checkpoints.storage.base.ObjectStore` in a directory.
+
+    Conditional writes are atomic among themselves; an unconditional overwrite takes no lock.
+
+    Args:
+        root: the directory; created when first written to.
+        lock_timeout: seconds to wait for another conditional write to finish; these take milliseconds.
+    """
+
+    def __init__(self, root: Path | str, *, lock_timeout: float = 30.0) -> None:
+        self.root = Path(os.path.abspath(root))
+        self._lock_timeout = lock_timeout
+
+    @property
+    def url(self) -> str:
+        return self.root.as_uri()
+
+    def __repr__(self) -> str:
+        return f"LocalStore({str(self.root)!r})"
+
+    def check(self) -> None:
+        with self._errors("use", ""):
+            self.root.mkdir(parents=True, exist_ok=True)
+        probe(self)
+
+    def get(self, key: str) -> bytes:
+        return b"".join(self.stream(key))
+
+    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        data = self.get(key)
+        return data, _etag(data)
+
+    def stream(self, key: str, chunk_size: int = _CHUNK) -> Iterator[bytes]:
+        path = self._path(key)
+        with self._errors("read", key), path.open("rb") as file:
+            while chunk := file.read(chunk_size):
+                yield chunk
+
+    def get_file(self, key: str, path: Path) -> None:
+        temporary = path.with_name(f"{RESERVED_PREFIX}tmp-{uuid4().hex}")
+        try:
+            with temporary.open("wb") as target:
+                for chunk in self.stream(key):
+                    target.write(chunk)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def put(self, key: str, data: bytes, mode: PutMode = "overwrite") -> str:
+        self._write(key, [data], mode)
+        return _etag(data)
+
+    def put_file(self, key: str, path: Path) -> None:
+        with path.open("rb") as file:
+            self._write(key, iter(lambda: file.read(_CHUNK), b""), "overwrite")
+
+    def head(self, key: str) -> ObjectInfo | None:
+        try:
+            with self._errors("look at", key):
+                return _info(key, os.stat(self._path(key)))
+        except NotFound:
+            return None
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        folder = prefix.rpartition("/")[0]
+        start = self._path(folder) if folder else self.root
+        found: list[ObjectInfo] = []
+        with self._errors("list", prefix):
+            for directory, _, names in os.walk(start, onerror=_raise_unless_gone):
+                relative = Path(directory).relative_to(self.root)
+                for name in names:
+                    key = (relative / name).as_posix()
+                    if name.startswith(RESERVED_PREFIX) or not key.startswith(prefix):
+                        continue
+                    with suppress(FileNotFoundError):  # deleted while we walk
+                        found.append(_info(key, os.stat(os.path.join(directory, name))))
+        return iter(sorted(found, key=lambda info: info.key))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            path = self._path(key)
+            with self._errors("delete", key):
+                path.unlink(missing_ok=True)
+                self._remove_empty_parents(path)
+
+    def _remove_empty_parents(self, path: Path) -> None:
+        for parent in path.parents:
+            if parent == self.root:
+                return
+            try:
+                parent.rmdir()
+            except OSError:
+                return
+
+    def _path(self, key: str) -> Path:
+        path = self.root / validate_key(key)
+        # A symbolic link below the root must not lead out of it.
+        if not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(self.root)):
+            raise InvalidKey(f"expected {key!r} to stay below {self.url}, found that a link leads out of it")
+        return path
+
+    def _write(self, key: str, chunks: Iterable[bytes], mode: PutMode) -> None:
+        path = self._path(key)
+        with self._errors("write", key):
+            temporary = self._temporary(path, chunks)
+        try:
+            with self._errors("write", key):
+                if mode == "overwrite":
+                    os.replace(temporary, path)
+                elif mode == "create":
+                    self._create(temporary, path, key)
+                elif isinstance(mode, UpdateVersion):
+                    with self._lock():
+                        self._compare(path, key, mode.etag)
+                        os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        try:
+            _sync_directory(path.parent)
+        except OSError as error:
+            raise OutcomeUnknown(
+                f"wrote {self.url}/{key}, but the directory could not be synced to disk: {error}"
+            ) from error
+
+    def _temporary(self, path: Path, chunks: Iterable[bytes]) -> Path:
+        temporary = path.with_name(f"{RESERVED_PREFIX}tmp-{uuid4().hex}")
+        file = _open_new(temporary)
+        try:
+            with file:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        return temporary
+
+    def _create(self, temporary: Path, path: Path, key: str) -> None:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise AlreadyExists(f"expected no object at {self.url}/{key}, found one") from None
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            with self._lock():
+                if path.exists():
+                    raise AlreadyExists(f"expected no object at {self.url}/{key}, found one") from None
+                os.replace(temporary, path)
+
+    def _compare(self, path: Path, key: str, expected: str) -> None:
+        try:
+            found = _etag(path.read_bytes())
+        except FileNotFoundError:
+            found = "no object"
+        if found != expected:
+            raise Precondition(f"expected {self.url}/{key} unchanged at version {expected}, found {found}")
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        deadline = time.monotonic() + self._lock_timeout
+        # Each call opens the file anew, so that flock also excludes threads of one process.
+        with (self.root / f"{RESERVED_PREFIX}lock").open("ab") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise StorageUnavailable(
+                            f"expected the lock {file.name} within {self._lock_timeout:g} s, found it held; "
+                            "is another process stopped in the middle of a write?"
+                        ) from None
+                    time.sleep(0.002)
+            yield
+
+    @contextmanager
+    def _errors(self, verb: str, key: str) -> Iterator[None]:
+        where = f"{self.url}/{key}" if key else self.url
+        try:
+            yield
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise NotFound(f"expected an object at {where}, found none") from error
+        except OSError as error:
+            raise StorageUnavailable(
+                f"cannot {verb} {where}: {error}. Check that the directory exists, is mounted, writable and "
+                "not full"
+            ) from error
+
+
+def _etag(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _info(key: str, stat: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC))
+
+
+def _open_new(path: Path) -> BinaryIO:
+    """Open a new file for writing; its directory may be deleted as empty by another thread meanwhile."""
+    for _ in range(10):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            return path.open("xb")
+    raise OSError(errno.EIO, "its directory is deleted again and again by somebody else", str(path))
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error

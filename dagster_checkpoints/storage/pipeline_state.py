@@ -1,0 +1,153 @@
+"""What ``state.json`` says: owner, lease, fencing epoch, newest completed checkpoint, how the job goes.
+
+Values and their encoding only. The file is for people too: indented JSON, wall-clock times in UTC, never
+compared.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from dagster_checkpoints.storage.errors import CorruptPipelineState, UnknownPipelineStateVersion
+
+VERSION = 1
+
+JobStatus = Literal["NONE", "RUNNING", "FINISHED", "CANCELED", "FAILED", "SUSPENDED"]
+"""How the job is or ended; NONE: an owner came, but no job was begun."""
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """Who runs the pipeline.
+
+    Args:
+        run_id: Dagster's, or whatever a person would look for.
+        host: machine name.
+        pid: process id on it.
+    """
+
+    run_id: str
+    host: str
+    pid: int
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """The owner's promise to renew within ``seconds``, or to be silent for ever."""
+
+    owner: Owner
+    seconds: float
+    acquired_at: datetime
+    renewed_at: datetime
+    renewals: int = 0
+
+
+class CheckpointPointer(msgspec.Struct, frozen=True, kw_only=True):
+    """A completed checkpoint and where it lies.
+
+    Args:
+        checkpoint_id: its id within the job.
+        location: relative to the pipeline's directory, such as ``checkpoints/chk-42-3``.
+        kind: checkpoint or savepoint.
+        epoch: of the owner that completed it.
+        job_id: of the job that it belongs to.
+        completed_at: wall clock of the owner; for display.
+    """
+
+    checkpoint_id: int
+    location: str
+    kind: str
+    epoch: int
+    job_id: int
+    completed_at: datetime
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """The pipeline's latest job: one new start with all its resumptions.
+
+    Args:
+        job_id: counts new starts.
+        status: how it goes, or how it ended.
+        started_at: wall clock.
+        ended_at: wall clock; None while it runs, or when its process died.
+    """
+
+    job_id: int = 0
+    status: JobStatus = "NONE"
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``state.json``.
+
+    Args:
+        pipeline: its name.
+        epoch: grows with every acquisition; what an owner writes carries it.
+        token: differs in every version of the file, so that a write whose answer was lost is recognised.
+        lease: None when nobody owns the pipeline.
+        job: the latest.
+        newest: what a restart resumes from; None when the latest job has completed no checkpoint.
+        retained: completed checkpoints that are kept, newest first, ``newest`` included.
+        highest_checkpoint_id: of all that were ever completed, whatever their job.
+        version: of this format.
+    """
+
+    pipeline: str
+    epoch: int
+    token: str
+    lease: Lease | None = None
+    job: Job = Job()
+    newest: CheckpointPointer | None = None
+    retained: tuple[CheckpointPointer, ...] = ()
+    highest_checkpoint_id: int = 0
+    version: int = VERSION
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def encode_state(state: PipelineState) -> bytes:
+    """``state`` as the bytes of ``state.json``."""
+    return msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n"
+
+
+def decode_state(data: bytes, where: str) -> PipelineState:
+    """The state in the bytes of ``state.json``.
+
+    Args:
+        data: the file's bytes.
+        where: its URL, for the text of errors.
+
+    Raises:
+        UnknownPipelineStateVersion: a newer release wrote it.
+        CorruptPipelineState: it is no such file.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Version).version
+        if version == VERSION:
+            return msgspec.json.decode(data, type=PipelineState)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptPipelineState(
+            f"expected the state of a pipeline as JSON in {where}, found {len(data)} bytes that are not: "
+            f"{error}. It is written by this package alone and replaced whole: restore the file from a "
+            "backup, or, with every run stopped, delete it and start anew; a checkpoint can then be named "
+            "explicitly"
+        ) from error
+    raise UnknownPipelineStateVersion(
+        f"expected version {VERSION} in {where}, found version {version}: a newer release of "
+        "dagster-checkpoints wrote it. Run that release"
+    )
+
+
+def describe_owner(state: PipelineState) -> str:
+    """Who owns the pipeline, for the text of errors."""
+    lease = state.lease
+    if lease is None:
+        return "owned by nobody"
+    return (
+        f"owned by run {lease.owner.run_id} on host {lease.owner.host} (process {lease.owner.pid}) since "
+        f"{lease.acquired_at:%Y-%m-%d %H:%M:%S} UTC, last renewed {lease.renewed_at:%Y-%m-%d %H:%M:%S} UTC"
+    )

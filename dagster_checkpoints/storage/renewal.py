@@ -1,0 +1,56 @@
+"""A thread that renews a lease, so that slow storage never blocks the coordinator's loop.
+
+Must not know anything but the ownership. Whoever is told of the loss stops the job.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from dagster_checkpoints.storage.errors import StorageError
+from dagster_checkpoints.storage.ownership import Ownership
+
+
+class LeaseRenewer:
+    """Renews every third of the lease from ``start()`` to ``stop()``; also a context manager.
+
+    Args:
+        ownership: to renew.
+        on_lost: called once, on the renewer's thread, with what ended it (OwnershipLost, or an unreadable
+            state).
+    """
+
+    def __init__(self, ownership: Ownership, on_lost: Callable[[StorageError], None]) -> None:
+        self._ownership = ownership
+        self._on_lost = on_lost
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease-renewer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Stop renewing; waits up to ``timeout`` seconds for a renewal under way. Idempotent."""
+        self._stopping.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def __enter__(self) -> LeaseRenewer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._ownership.lease_seconds / 3):
+            try:
+                self._ownership.renew()
+            except StorageError as error:
+                if not self._stopping.is_set():
+                    self._on_lost(error)
+                return

@@ -1,0 +1,284 @@
+"""Objects in S3, or in anything that speaks its protocol, through boto3.
+
+Must not know what the objects mean. The care here is in conditional writes: 409 and 412 are told apart, a
+write of our own is recognised when only its answer was lost, and "refused" is never said of a write that may
+have landed. Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import boto3
+import botocore.exceptions as aws
+from boto3.exceptions import Boto3Error
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+
+from dagster_checkpoints.storage.base import (
+    RESERVED_PREFIX,
+    ObjectInfo,
+    PutMode,
+    UpdateVersion,
+    probe,
+    validate_key,
+)
+from dagster_checkpoints.storage.errors import (
+    AlreadyExists,
+    NotFound,
+    Precondition,
+    StorageError,
+    StorageUnavailable,
+    WriteConflict,
+)
+from dagster_checkpoints.storage.s3_errors import AttemptWatch, error_code, may_have_landed, translate
+
+_TOKEN = "write-token"
+_DELETE_BATCH = 1000
+_READ_ATTEMPTS = 3
+_BROKEN_BODY = (aws.IncompleteReadError, aws.ResponseStreamingError)
+_BOTO_ERRORS = (aws.BotoCoreError, aws.ClientError, Boto3Error)
+
+
+def create_client(
+    *,
+    endpoint_url: str | None = None,
+    region_name: str | None = None,
+    profile_name: str | None = None,
+    connect_timeout: float = 5.0,
+    read_timeout: float = 20.0,
+    max_attempts: int = 3,
+    max_connections: int = 32,
+) -> Any:
+    """A boto3 client whose time-outs fit a lease: boto3's own defaults wait a minute, several times.
+
+    Args:
+        endpoint_url: of a server other than AWS; else boto3's own configuration.
+        region_name: likewise.
+        profile_name: likewise.
+        connect_timeout: seconds, per attempt.
+        read_timeout: seconds without a byte, per attempt.
+        max_attempts: of one request, the first included ("standard" retries).
+        max_connections: kept open at once.
+    """
+    config = Config(
+        connect_timeout=connect_timeout,
+        read_timeout=read_timeout,
+        retries={"mode": "standard", "total_max_attempts": max_attempts},
+        max_pool_connections=max_connections,
+    )
+    session = boto3.session.Session(profile_name=profile_name, region_name=region_name)
+    return session.client("s3", endpoint_url=endpoint_url, config=config)
+
+
+class S3Store:
+    """An :class:`~dagster_checkpoints.storage.base.ObjectStore` in a bucket.
+
+    Args:
+        bucket: its name; it must exist.
+        prefix: what all keys begin with, without slashes around it.
+        client: a boto3 S3 client; :func:`create_client` makes one with fitting time-outs.
+        multipart_bytes: files from this size on are sent in parts, several at a time.
+        conflict_attempts: how often a conditional write is tried that S3 answers with 409.
+        sleep: waits between those.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        client: Any = None,
+        multipart_bytes: int = 16 * 1024 * 1024,
+        conflict_attempts: int = 6,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.bucket = bucket
+        self.prefix = prefix.strip("/")
+        self._client = client if client is not None else create_client()
+        self._multipart_bytes = multipart_bytes
+        self._conflict_attempts = conflict_attempts
+        self._sleep = sleep
+        self._transfer = TransferConfig(
+            multipart_threshold=multipart_bytes,
+            multipart_chunksize=max(multipart_bytes, 8 << 20),
+            max_concurrency=4,
+        )
+        self._watch = AttemptWatch(self._client, "PutObject")
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.url!r}, endpoint={self._client.meta.endpoint_url!r})"
+
+    def check(self) -> None:
+        with self._errors("reach", ""):
+            self._client.list_objects_v2(Bucket=self.bucket, Prefix=self._full(""), MaxKeys=1)
+        probe(self)
+
+    def get(self, key: str) -> bytes:
+        return self.get_with_etag(key)[0]
+
+    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        for attempt in range(_READ_ATTEMPTS):
+            try:
+                with self._errors("read", key):
+                    response = self._client.get_object(Bucket=self.bucket, Key=self._key(key))
+                    return response["Body"].read(), response["ETag"]
+            except NotFound:
+                raise
+            except StorageUnavailable as error:
+                # boto3 retries until the headers are there; a body that breaks off is ours to fetch again.
+                if attempt == _READ_ATTEMPTS - 1 or not isinstance(error.__cause__, _BROKEN_BODY):
+                    raise
+        raise AssertionError("unreachable")
+
+    def stream(self, key: str, chunk_size: int = 1024 * 1024) -> Iterator[bytes]:
+        with self._errors("read", key):
+            body = self._client.get_object(Bucket=self.bucket, Key=self._key(key))["Body"]
+            try:
+                yield from body.iter_chunks(chunk_size)
+            finally:
+                body.close()
+
+    def get_file(self, key: str, path: Path) -> None:
+        temporary = path.with_name(f"{RESERVED_PREFIX}tmp-{uuid4().hex}")
+        try:
+            with temporary.open("wb") as target:
+                for chunk in self.stream(key):
+                    target.write(chunk)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def put(self, key: str, data: bytes, mode: PutMode = "overwrite") -> str:
+        token = uuid4().hex
+        arguments: dict[str, Any] = {
+            "Bucket": self.bucket,
+            "Key": self._key(key),
+            "Body": data,
+            "Metadata": {_TOKEN: token},
+        }
+        if mode == "create":
+            arguments["IfNoneMatch"] = "*"
+        elif isinstance(mode, UpdateVersion):
+            arguments["IfMatch"] = mode.etag
+        unknown = False
+        for attempt in range(self._conflict_attempts):
+            if attempt:
+                self._sleep(random.uniform(0.5, 1.0) * min(2.0, 0.05 * 2**attempt))
+            self._watch.start()
+            try:
+                return str(self._client.put_object(**arguments)["ETag"])
+            except _BOTO_ERRORS as error:
+                unknown = unknown or self._watch.ambiguous
+                if error_code(error)[0] != 409:
+                    return self._not_put(key, mode, token, error, unknown)
+        raise WriteConflict(
+            f"the server answered 409 (conflicting conditional writes) to {self._conflict_attempts} attempts "
+            f"to write {self.url}/{key}; nothing was written. Is something else writing this object all the "
+            "time?"
+        )
+
+    def _not_put(self, key: str, mode: PutMode, token: str, error: Exception, unknown: bool) -> str:
+        """Find out what a failed put means; returns the etag if it landed after all."""
+        status, code = error_code(error)
+        conditional = mode != "overwrite"
+        refused = conditional and (status == 412 or (status == 404 and code != "NoSuchBucket"))
+        if refused or (unknown and conditional):
+            try:
+                etag = self._own_write(key, token)
+            except StorageError:
+                if not unknown:
+                    raise
+                raise self._translated(error, "write", key, unknown=True) from error
+            if etag is not None:
+                return etag
+        if refused and mode == "create":
+            raise AlreadyExists(f"expected no object at {self.url}/{key}, found one") from error
+        if refused:
+            raise Precondition(f"expected {self.url}/{key} unchanged, found it changed or gone") from error
+        raise self._translated(error, "write", key, unknown=unknown) from error
+
+    def _own_write(self, key: str, token: str) -> str | None:
+        try:
+            with self._errors("look at", key):
+                found = self._client.head_object(Bucket=self.bucket, Key=self._key(key))
+        except NotFound:
+            return None
+        return str(found["ETag"]) if found.get("Metadata", {}).get(_TOKEN) == token else None
+
+    def put_file(self, key: str, path: Path) -> None:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self._multipart_bytes:
+                self.put(key, file.read())
+                return
+            try:
+                self._client.upload_fileobj(file, self.bucket, self._key(key), Config=self._transfer)
+            except _BOTO_ERRORS as error:
+                raise self._translated(error, "write", key, unknown=may_have_landed(error)) from error
+
+    def head(self, key: str) -> ObjectInfo | None:
+        try:
+            with self._errors("look at", key):
+                found = self._client.head_object(Bucket=self.bucket, Key=self._key(key))
+        except NotFound:
+            return None
+        return ObjectInfo(key, found["ContentLength"], found["LastModified"])
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        skip = len(self._full(""))
+        with self._errors("list", prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket, Prefix=self._full(prefix)
+            )
+            for page in pages:
+                for found in page.get("Contents", ()):
+                    yield ObjectInfo(found["Key"][skip:], found["Size"], found["LastModified"])
+
+    def delete(self, keys: Iterable[str]) -> None:
+        full = [self._key(key) for key in keys]
+        for start in range(0, len(full), _DELETE_BATCH):
+            objects = [{"Key": key} for key in full[start : start + _DELETE_BATCH]]
+            with self._errors("delete", f"{len(objects)} objects"):
+                answer = self._client.delete_objects(
+                    Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True}
+                )
+            if failed := answer.get("Errors"):
+                first = failed[0]
+                raise StorageUnavailable(
+                    f"{len(failed)} of {len(objects)} objects below {self.url} could not be deleted; the "
+                    f"first is {first.get('Key')}: {first.get('Code')}: {first.get('Message')}"
+                )
+
+    def _full(self, prefix: str) -> str:
+        return f"{self.prefix}/{prefix}" if self.prefix else prefix
+
+    def _key(self, key: str) -> str:
+        return self._full(validate_key(key))
+
+    @contextmanager
+    def _errors(self, verb: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except _BOTO_ERRORS as error:
+            raise self._translated(error, verb, key, unknown=False) from error
+
+    def _translated(self, error: Exception, verb: str, key: str, *, unknown: bool) -> StorageError:
+        return translate(
+            error,
+            verb=verb,
+            where=f"{self.url}/{key}".rstrip("/"),
+            bucket=self.bucket,
+            endpoint=self._client.meta.endpoint_url,
+            unknown=unknown,
+        )

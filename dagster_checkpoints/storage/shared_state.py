@@ -1,0 +1,110 @@
+"""Who names which shared state file, so that a file is deleted when, and only when, nobody does.
+
+Knows hashes and checkpoints; must not know storage. Thread-safe. The race it closes: while a file is being
+deleted because the last checkpoint that named it is gone, a new checkpoint may want the same bytes; that one
+waits until the deletion is over and uploads them again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
+
+
+class SharedStateRegistry:
+    """References of checkpoints, retained or pending, to shared files (Flink's SharedStateRegistry)."""
+
+    def __init__(self) -> None:
+        self._names: dict[Hashable, set[str]] = {}
+        self._count: dict[str, int] = {}
+        self._stored: set[str] = set()
+        self._deleting: set[str] = set()
+        self._changed = threading.Condition()
+
+    def known(self, hashes: Iterable[str]) -> None:
+        """These files are in storage already: they need not be uploaded again."""
+        with self._changed:
+            self._stored.update(hash_ for hash_ in hashes if hash_ not in self._deleting)
+
+    def register(self, checkpoint: Hashable, hashes: Iterable[str]) -> None:
+        """``checkpoint`` names these files, in addition to those it names already."""
+        with self._changed:
+            for hash_ in hashes:
+                self._name(checkpoint, hash_)
+
+    def reserve(self, checkpoint: Hashable, hash_: str) -> bool:
+        """Name one file before it is uploaded.
+
+        Returns:
+            True if it must be uploaded, False if storage has it. Blocks while it is being deleted.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: hash_ not in self._deleting)
+            self._name(checkpoint, hash_)
+            return hash_ not in self._stored
+
+    def stored(self, hash_: str) -> None:
+        """The file's upload has succeeded."""
+        with self._changed:
+            self._stored.add(hash_)
+
+    def unregister(self, checkpoint: Hashable) -> frozenset[str]:
+        """``checkpoint`` is gone. Returns the files that it named and nobody names any more."""
+        with self._changed:
+            return self._unregister(checkpoint)
+
+    @contextmanager
+    def discarding(self, checkpoint: Hashable) -> Iterator[frozenset[str]]:
+        """Like :meth:`unregister`; inside the block the files may be deleted."""
+        with self._changed:
+            orphans = self._unregister(checkpoint) - self._deleting
+            self._deleting |= orphans
+        try:
+            yield orphans
+        finally:
+            self._deleted(orphans)
+
+    @contextmanager
+    def sweeping(self, found: Iterable[str]) -> Iterator[frozenset[str]]:
+        """Of the files found, those that no checkpoint names: inside the block they may be deleted."""
+        with self._changed:
+            orphans = frozenset(found) - self._count.keys() - self._deleting
+            self._stored -= orphans
+            self._deleting |= orphans
+        try:
+            yield orphans
+        finally:
+            self._deleted(orphans)
+
+    def referenced(self) -> frozenset[str]:
+        """Every file that some checkpoint names."""
+        with self._changed:
+            return frozenset(self._count)
+
+    def checkpoints(self) -> frozenset[Hashable]:
+        """Every checkpoint that names files."""
+        with self._changed:
+            return frozenset(self._names)
+
+    def _name(self, checkpoint: Hashable, hash_: str) -> None:
+        names = self._names.setdefault(checkpoint, set())
+        if hash_ not in names:
+            names.add(hash_)
+            self._count[hash_] = self._count.get(hash_, 0) + 1
+
+    def _unregister(self, checkpoint: Hashable) -> frozenset[str]:
+        orphans = set()
+        for hash_ in self._names.pop(checkpoint, ()):
+            self._count[hash_] -= 1
+            if not self._count[hash_]:
+                del self._count[hash_]
+                orphans.add(hash_)
+        # Whether the caller deletes them or not: from now on nobody may rely on them.
+        self._stored -= orphans
+        return frozenset(orphans)
+
+    def _deleted(self, orphans: frozenset[str]) -> None:
+        with self._changed:
+            self._deleting -= orphans
+            self._changed.notify_all()

@@ -1,0 +1,201 @@
+"""State files between the local file system and ``shared/<sha256>``, one at a time or many in parallel.
+
+Knows paths, hashes and the store; must not know what a checkpoint is beyond its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Executor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+from uuid import uuid4
+
+from dagster_checkpoints.storage.base import RESERVED_PREFIX, ObjectStore, validate_key
+from dagster_checkpoints.storage.errors import (
+    CorruptStateFile,
+    MissingStateFile,
+    NotFound,
+    StateFileChanged,
+    StorageUnavailable,
+)
+from dagster_checkpoints.storage.layout import Layout
+from dagster_checkpoints.storage.shared_state import SharedStateRegistry
+
+_CHUNK = 1024 * 1024
+_SMALL = 8 * 1024 * 1024
+_FETCH_ATTEMPTS = 3
+_REMEDY = (
+    "Nothing was restored from it. Restore the object from a backup or a replica, or say explicitly that the "
+    "run may restore from an older retained checkpoint"
+)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class StateFileLike(Protocol):
+    """What is needed of a file that metadata names."""
+
+    @property
+    def path(self) -> str:
+        """Where it goes, relative, ``/`` between parts."""
+
+    @property
+    def sha256(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A local file that is in storage now.
+
+    Args:
+        sha256: of its bytes, hexadecimal.
+        size: bytes.
+        uploaded: False if storage had it already.
+    """
+
+    sha256: str
+    size: int
+    uploaded: bool
+
+
+class HashCache:
+    """Hashes of files that were read before, by inode, size and time of change: state files never change.
+
+    A snapshot links the same SST files again and again; without this each checkpoint would read all of them.
+    """
+
+    def __init__(self, entries: int = 100_000) -> None:
+        self._entries = entries
+        self._hashes: OrderedDict[tuple[int, ...], str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, stat: os.stat_result) -> str | None:
+        """The hash of the file with this ``stat``, if it was read before."""
+        with self._lock:
+            key = _identity(stat)
+            if key in self._hashes:
+                self._hashes.move_to_end(key)
+            return self._hashes.get(key)
+
+    def put(self, stat: os.stat_result, sha256: str) -> None:
+        """Remember a hash; the least recently used one is forgotten when there are too many."""
+        with self._lock:
+            self._hashes[_identity(stat)] = sha256
+            if len(self._hashes) > self._entries:
+                self._hashes.popitem(last=False)
+
+
+def store_file(
+    store: ObjectStore,
+    layout: Layout,
+    registry: SharedStateRegistry,
+    cache: HashCache,
+    checkpoint: Hashable,
+    path: Path,
+) -> StoredFile:
+    """Put one local file under its sha256 unless storage has it; first ``checkpoint`` names it."""
+    stat = path.stat()
+    sha256, data = cache.get(stat), None
+    if sha256 is None:
+        sha256, data = _hash(path, stat)
+        cache.put(stat, sha256)
+    if not registry.reserve(checkpoint, sha256):
+        return StoredFile(sha256, stat.st_size, uploaded=False)
+    key = layout.shared_file(sha256)
+    if data is not None:
+        store.put(key, data)
+    else:
+        store.put_file(key, path)
+        if _identity(path.stat()) != _identity(stat):
+            store.delete([key])
+            raise _changed(path)
+    registry.stored(sha256)
+    return StoredFile(sha256, stat.st_size, uploaded=True)
+
+
+def fetch_file(
+    store: ObjectStore, layout: Layout, file: StateFileLike, destination: Path, checkpoint: str
+) -> None:
+    """Fetch one state file; it appears verified and whole, or not at all."""
+    key = layout.shared_file(file.sha256)
+    where = f"{store.url}/{key}"
+    target = destination / validate_key(file.path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{RESERVED_PREFIX}tmp-{uuid4().hex}")
+    try:
+        size, sha256 = _download(store, key, temporary)
+        if (size, sha256) != (file.size, file.sha256):
+            raise CorruptStateFile(
+                f"{checkpoint}: state file {file.path} at {where} is corrupt: expected {file.size} bytes "
+                f"with sha256 {file.sha256}, found {size} bytes with sha256 {sha256}. {_REMEDY}"
+            )
+        os.replace(temporary, target)
+    except NotFound as error:
+        raise MissingStateFile(
+            f"{checkpoint}: state file {file.path} is missing: expected {file.size} bytes at {where}, found "
+            f"no object. {_REMEDY}"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def run_all(executor: Executor, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """``function`` of every item, in parallel and in order; the first failure cancels what has not begun."""
+    futures = [executor.submit(function, item) for item in items]
+    _, pending = wait(futures, return_when=FIRST_EXCEPTION)
+    for future in pending:
+        future.cancel()
+    wait(futures)  # nothing of ours runs on after we return
+    for future in futures:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            raise error
+    return [future.result() for future in futures]
+
+
+def _download(store: ObjectStore, key: str, temporary: Path) -> tuple[int, str]:
+    for attempt in range(_FETCH_ATTEMPTS):
+        digest, size = hashlib.sha256(), 0
+        try:
+            with temporary.open("wb") as file:
+                for chunk in store.stream(key, _CHUNK):
+                    digest.update(chunk)
+                    size += len(chunk)
+                    file.write(chunk)
+            return size, digest.hexdigest()
+        except StorageUnavailable:
+            # An answer that broke off half-way; a store that is away for longer has been retried below.
+            if attempt == _FETCH_ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _hash(path: Path, stat: os.stat_result) -> tuple[str, bytes | None]:
+    """The file's sha256, and its bytes if they are few: what is hashed is then what is uploaded."""
+    if stat.st_size <= _SMALL:
+        data = path.read_bytes()
+        if len(data) != stat.st_size:
+            raise _changed(path)
+        return hashlib.sha256(data).hexdigest(), data
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest(), None
+
+
+def _changed(path: Path) -> StateFileChanged:
+    return StateFileChanged(
+        f"expected {path} to stay as it is while a checkpoint uploads it, found it changed. Files of a "
+        "snapshot must be links or copies that nobody writes to"
+    )
+
+
+def _identity(stat: os.stat_result) -> tuple[int, ...]:
+    return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
