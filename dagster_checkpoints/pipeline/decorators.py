@@ -41,7 +41,7 @@ class FunctionStage(Stage):
             )
         self.function = function
         self._wants_context = False
-        super().__init__(name or getattr(function, "__name__", repr(function)), **options)
+        super().__init__(name, **options)
         functools.update_wrapper(self, function, updated=())
 
     def transform(self, context: StageContext, *args: Any, **inputs: Any) -> DataFrame:
@@ -59,6 +59,9 @@ class FunctionStage(Stage):
     def description(self) -> str | None:
         """The function's docstring."""
         return self.function.__doc__
+
+    def _default_name(self) -> str:
+        return str(getattr(self.function, "__name__", self.function))
 
     def _location(self) -> SourceLocation:
         return locate(self.function)
@@ -228,22 +231,20 @@ def _source(
     return decorate if function is None else decorate(function)
 
 
-def _with_idle_after(
-    watermark: Watermark | tuple[str, str] | None, idle_after: float | None, function: StageFunction
-) -> Watermark | tuple[str, str] | None:
+def _with_idle_after(watermark: Any, idle_after: float | None, function: StageFunction) -> Any:
     if idle_after is None:
         return watermark
     where = f"Source {getattr(function, '__name__', function)!r} ({locate(function)})"
     if watermark is None:
         raise InvalidWatermarkError(
             f"{where}: idle_after={idle_after!r} without a watermark; only a source that declares event "
-            f"time, "
-            f'watermark=("ts", "1 hour"), can hold back others.'
+            f'time, watermark=("ts", "1 hour"), can hold back others.'
         )
+    if isinstance(watermark, Watermark):
+        watermark = (watermark.column, watermark.lateness)
+    if not isinstance(watermark, tuple | list) or len(watermark) != 2:
+        return watermark  # Stage says what is wrong with it
     try:
-        column, lateness = (
-            (watermark.column, watermark.lateness) if isinstance(watermark, Watermark) else watermark
-        )
-        return Watermark(column, lateness, idle_after)
+        return Watermark(watermark[0], watermark[1], idle_after)
     except InvalidWatermarkError as error:
         raise InvalidWatermarkError(f"{where}: {error}") from None

@@ -22,6 +22,7 @@ _MS_PER_UNIT = {
     "day": Fraction(86_400_000),
     "week": Fraction(7 * 86_400_000),
 }
+_LONGEST_MS = 253_402_300_799_000  # from 1970 to the end of 9999, where Spark's event time ends
 _NUMBER = re.compile(r"\d{1,18}(\.\d{1,9})?", re.ASCII)
 
 
@@ -81,8 +82,7 @@ def check_event_time_column(column: object, where: str = "") -> None:
     if "." in column or "`" in column:
         raise InvalidWatermarkError(
             f"{at_stage}event-time column {column!r}: expected a top-level column, found a path into a "
-            f"struct. "
-            f'Add a column that holds it, for a window with F.window_time("window"), and name that.'
+            f'struct. Add a column that holds it, for a window with F.window_time("window"), and name that.'
         )
 
 
@@ -108,6 +108,11 @@ def interval_ms(text: object) -> int:
         if not _NUMBER.fullmatch(number) or unit not in _MS_PER_UNIT or ("." in number and unit != "second"):
             raise _not_an_interval(text)
         total += Fraction(number) * _MS_PER_UNIT[unit]
+    if total > _LONGEST_MS:
+        raise InvalidWatermarkError(
+            f"lateness {text!r} is longer than all of event time, which ends in the year 9999: no watermark "
+            f"would ever be sent. Use a shorter one."
+        )
     return math.floor(total)
 
 
@@ -115,6 +120,5 @@ def _not_an_interval(text: object) -> InvalidWatermarkError:
     units = ", ".join(f"{unit}s" for unit in _MS_PER_UNIT)
     return InvalidWatermarkError(
         f'lateness {text!r}: expected an interval such as "10 seconds", "1 hour" or "1 day 2 hours", that '
-        f"is whole "
-        f"numbers, not negative, with units ({units}); seconds may have a fraction."
+        f"is whole numbers, not negative, with units ({units}); seconds may have a fraction."
     )

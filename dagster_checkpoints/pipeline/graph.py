@@ -236,6 +236,8 @@ def _cycle(by_name: Mapping[str, Stage], blocked: set[str]) -> StageCycleError:
         walk.append(name)
         name = next(source for source in by_name[name].inputs if source in blocked)
     circle = walk[walk.index(name) :][::-1]
+    begin = circle.index(next(name for name in by_name if name in circle))
+    circle = circle[begin:] + circle[:begin]
     first = by_name[circle[0]]
     return StageCycleError(
         f"These stages read each other in a circle: {' -> '.join([*circle, circle[0]])}. A pipeline has no "
@@ -254,8 +256,7 @@ def _edge(source: Stage, target: Stage, options: StageInput) -> StageEdge:
             f"{target.where} reads {source.name!r} over a POINTWISE edge, instance by instance, which would "
             f"lead {one!r} into {other!r}: {source.name!r} has {list(source.instances)}, {target.name!r} has "
             f"{list(target.instances)}. Give both the same instances in the same order, or distribute the "
-            f"rows with "
-            f'StageInput(edge="all_to_all") or StageInput(key=...).'
+            f'rows with StageInput(edge="all_to_all") or StageInput(key=...).'
         )
     return StageEdge(source.name, target.name, options, EdgePattern.POINTWISE)
 

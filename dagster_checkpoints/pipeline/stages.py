@@ -11,7 +11,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dagster_checkpoints.pipeline.context import BroadcastState, ListState, OperatorStates, StageContext
 from dagster_checkpoints.pipeline.edges import StageInput
@@ -104,7 +104,7 @@ class Stage:
     kind: StageKind = StageKind.DERIVED
 
     location: SourceLocation
-    _defined: ClassVar[bool] = False
+    _defined: bool = False
 
     def __init__(
         self,
@@ -119,9 +119,7 @@ class Stage:
         kind: StageKind | None = None,
     ) -> None:
         self.location = self._location()
-        self.name = check_name(
-            "stage", name or self.name or _snake_case(type(self).__name__), str(self.location)
-        )
+        self.name = check_name("stage", self._default_name() if name is None else name, str(self.location))
         if self.name == "context":
             raise StageSignatureError(
                 f"{self.where} cannot be called 'context': no stage could read it, because a parameter of "
@@ -208,6 +206,9 @@ class Stage:
         return f"<{type(self).__name__} {self.name!r} {self.kind.value}>"
 
     # How a definition is read and checked.
+
+    def _default_name(self) -> str:
+        return self.name or _snake_case(type(self).__name__)
 
     def _location(self) -> SourceLocation:
         own = type(self)
@@ -301,7 +302,7 @@ class Stage:
                 f"{self.where} reads no stage. Name its upstream stages as parameters, or declare a source "
                 f"with @bounded_source or @unbounded_source (a subclass: kind=StageKind.BOUNDED_SOURCE)."
             )
-        self._defined = True  # type: ignore[misc]
+        self._defined = True
 
 
 _OVERRIDABLE = ("transform", "process_batch", "finish", "open", "snapshot_state", "close")
