@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -237,7 +238,7 @@ class Stage:
                 f"{self.where}: instances is empty; a stage has at least one. Leave it out to have one."
             )
         names = tuple(check_name("instance", name, self.where) for name in instances)
-        repeated = sorted({name for name in names if names.count(name) > 1})
+        repeated = sorted(name for name, count in Counter(names).items() if count > 1)
         if repeated:
             raise InvalidInstancesError(
                 f"{self.where}: instances names {', '.join(map(repr, repeated))} more than once; each "
