@@ -29,7 +29,7 @@ def check_name(kind: str, name: object, where: str = "") -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         found_at = f" ({where})" if where else ""
         raise InvalidNameError(
-            f"A {kind} is called {name!r}{found_at}; a name consists of letters, digits and underscores "
+            f"{kind.capitalize()} name {name!r}{found_at}: a name consists of letters, digits and underscores "
             f"(A-Z a-z 0-9 _), because it becomes part of a path. Rename it, or pass such a name explicitly."
         )
     return name

@@ -247,7 +247,7 @@ class ForgotSuper(Stage):
 
 Definition = Callable[[], Pipeline]
 WRONG: list[tuple[str, Definition, type[PipelineDefinitionError], list[str]]] = [
-    ("name", lambda: Pipeline("a/b", [source("a", sink=1)]), InvalidNameError, ["'a/b'", "pipeline"]),
+    ("name", lambda: Pipeline("a/b", [source("a", sink=1)]), InvalidNameError, ["Pipeline name 'a/b'"]),
     ("empty", lambda: Pipeline("p", []), EmptyPipelineError, ["'p' has no stages"]),
     ("function", lambda: Pipeline("p", [source]), NotAStageError, ["item 0", "@stage"]),  # type: ignore[list-item]
     ("class", lambda: Pipeline("p", [source("a", sink=1), Reads]), NotAStageError, ["item 1"]),  # type: ignore[list-item]
