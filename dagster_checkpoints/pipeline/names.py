@@ -29,8 +29,9 @@ def check_name(kind: str, name: object, where: str = "") -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         found_at = f" ({where})" if where else ""
         raise InvalidNameError(
-            f"{kind.capitalize()} name {name!r}{found_at}: a name consists of letters, digits and underscores "
-            f"(A-Z a-z 0-9 _), because it becomes part of a path. Rename it, or pass such a name explicitly."
+            f"{kind.capitalize()} name {name!r}{found_at}: a name consists of letters, digits and "
+            f"underscores (A-Z a-z 0-9 _), because it becomes part of a path. Rename it, or pass such a name "
+            f"explicitly."
         )
     return name
 

@@ -91,8 +91,8 @@ def _named(parameters: list[inspect.Parameter], where: str) -> list[str]:
     for parameter in parameters:
         if parameter.kind not in _BY_NAME:
             raise StageSignatureError(
-                f"{where}: the parameter '{str(parameter).split(':')[0]}' names no stage. Every parameter except 'context' is "
-                f"the name of one upstream stage, without * or /."
+                f"{where}: the parameter '{str(parameter).split(':')[0]}' names no stage. Every "
+                f"parameter except 'context' is the name of one upstream stage, without * or /."
             )
     return [parameter.name for parameter in parameters if parameter.name != "context"]
 
