@@ -1,0 +1,228 @@
+"""What a checkpoint is: its kind and properties, its barrier, and its two lives, pending and completed.
+
+Pending and completed are two types; a completed one never changes. Must not know: when to trigger, how to store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from dagster_checkpoints.coordination.plan import CheckpointPlan
+from dagster_checkpoints.pipeline import TaskId
+
+
+class CheckpointKind(Enum):
+    """Who owns the result: a checkpoint is the system's, a savepoint is the user's and never deleted by the system."""
+
+    CHECKPOINT = "checkpoint"
+    SAVEPOINT = "savepoint"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointProperties:
+    """What kind of checkpoint it is, as data.
+
+    Attributes:
+        kind: checkpoint or savepoint.
+        periodic: asked for by the interval, not by a user or by the end of the data.
+        forced: exempt from the maximum number of concurrent checkpoints.
+        unaligned: its barriers may overtake records. Savepoints are always aligned.
+        stops_job: the savepoint of a stop-with-savepoint; it joins the retained list.
+    """
+
+    kind: CheckpointKind = CheckpointKind.CHECKPOINT
+    periodic: bool = False
+    forced: bool = False
+    unaligned: bool = False
+    stops_job: bool = False
+
+    @staticmethod
+    def for_periodic(*, unaligned: bool = False) -> CheckpointProperties:
+        return CheckpointProperties(periodic=True, unaligned=unaligned)
+
+    @staticmethod
+    def for_savepoint(
+        *, unaligned_checkpoints: bool = False, stops_job: bool = False
+    ) -> CheckpointProperties:
+        """A savepoint; forced unless unaligned checkpoints are on."""
+        return CheckpointProperties(
+            kind=CheckpointKind.SAVEPOINT, forced=not unaligned_checkpoints, stops_job=stops_job
+        )
+
+    @property
+    def is_savepoint(self) -> bool:
+        return self.kind is CheckpointKind.SAVEPOINT
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBarrier:
+    """What travels between the records.
+
+    Attributes:
+        checkpoint_id: the checkpoint it belongs to.
+        timestamp: the coordinator's `now` (seconds) at the moment of triggering.
+        properties: the checkpoint's.
+    """
+
+    checkpoint_id: int
+    timestamp: float
+    properties: CheckpointProperties = CheckpointProperties()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatistics:
+    """What a task measured of its part in a checkpoint.
+
+    Attributes:
+        operators_finished: the snapshot was taken after finish(), so that its completion lets the task end.
+        alignment_seconds: from the first barrier to the last.
+        sync_seconds: how long records stood still.
+        async_seconds: the upload.
+        new_bytes: uploaded for this checkpoint.
+        total_bytes: everything that the snapshot refers to.
+    """
+
+    operators_finished: bool = False
+    alignment_seconds: float = 0.0
+    sync_seconds: float = 0.0
+    async_seconds: float = 0.0
+    new_bytes: int = 0
+    total_bytes: int = 0
+
+
+class AcknowledgeAnswer(Enum):
+    """What became of an acknowledgement."""
+
+    SUCCESS = "success"
+    DUPLICATE = "duplicate"
+    """The task had already acknowledged; nothing changes, nothing is thrown away."""
+    UNKNOWN = "unknown"
+    """No checkpoint of that id was ever triggered here; the state is thrown away."""
+    DISCARDED = "discarded"
+    """The checkpoint is already disposed of; the late state is thrown away."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCheckpoint:
+    """A checkpoint whose metadata is written and which the store names; immutable.
+
+    Attributes:
+        location: where the metadata lies, as the storage floor said.
+        triggered_at, completed_at: the coordinator's `now`, seconds.
+        finished: the tasks that had finished when it was triggered.
+        fully_finished: the stages all of whose instances had.
+        roots: the stages in which it started.
+    """
+
+    checkpoint_id: int
+    location: str
+    properties: CheckpointProperties = CheckpointProperties()
+    triggered_at: float = 0.0
+    completed_at: float = 0.0
+    finished: Set[TaskId] = frozenset()
+    fully_finished: frozenset[str] = frozenset()
+    roots: tuple[str, ...] = ()
+    statistics: Mapping[TaskId, TaskStatistics] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def is_savepoint(self) -> bool:
+        return self.properties.is_savepoint
+
+    @property
+    def duration(self) -> float:
+        """Seconds from trigger to completion."""
+        return self.completed_at - self.triggered_at
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSnapshot:
+    """A checkpoint that every task has acknowledged: what its metadata is written from.
+
+    Attributes:
+        states: what each task acknowledged with; tasks that had finished before have none.
+        acknowledged_at: the coordinator's `now` at the last acknowledgement, seconds.
+    """
+
+    checkpoint_id: int
+    properties: CheckpointProperties
+    plan: CheckpointPlan
+    states: Mapping[TaskId, object]
+    statistics: Mapping[TaskId, TaskStatistics]
+    triggered_at: float
+    acknowledged_at: float
+
+
+class PendingCheckpoint:
+    """A triggered checkpoint that collects acknowledgements. Finished tasks count as acknowledged at once."""
+
+    def __init__(
+        self,
+        checkpoint_id: int,
+        properties: CheckpointProperties,
+        plan: CheckpointPlan,
+        triggered_at: float,
+        request_id: str | None = None,
+    ) -> None:
+        self.checkpoint_id = checkpoint_id
+        self.properties = properties
+        self.plan = plan
+        self.triggered_at = triggered_at
+        self.acknowledged_at = triggered_at
+        self.request_id = request_id
+        self.states: dict[TaskId, object] = {}
+        self.statistics: dict[TaskId, TaskStatistics] = {}
+        self.finalizing = False
+        """Its metadata is being written: it can no longer be aborted, only completed or failed by the outcome."""
+
+    @property
+    def barrier(self) -> CheckpointBarrier:
+        return CheckpointBarrier(self.checkpoint_id, self.triggered_at, self.properties)
+
+    @property
+    def fully_acknowledged(self) -> bool:
+        return len(self.states) == len(self.plan.wait)
+
+    @property
+    def after_finish_everywhere(self) -> bool:
+        """Every task that took part did so after its finish(): no task has to wait for another checkpoint."""
+        return self.fully_acknowledged and all(s.operators_finished for s in self.statistics.values())
+
+    def waits_for(self, task: TaskId) -> bool:
+        return task in self.plan.wait and task not in self.states
+
+    def acknowledge(
+        self, task: TaskId, state: object, statistics: TaskStatistics, now: float
+    ) -> AcknowledgeAnswer:
+        if not self.waits_for(task):
+            return AcknowledgeAnswer.DUPLICATE
+        self.states[task] = state
+        self.statistics[task] = statistics
+        self.acknowledged_at = now
+        return AcknowledgeAnswer.SUCCESS
+
+    def snapshot(self) -> CheckpointSnapshot:
+        return CheckpointSnapshot(
+            checkpoint_id=self.checkpoint_id,
+            properties=self.properties,
+            plan=self.plan,
+            states=MappingProxyType(self.states),
+            statistics=MappingProxyType(self.statistics),
+            triggered_at=self.triggered_at,
+            acknowledged_at=self.acknowledged_at,
+        )
+
+    def complete(self, location: str, now: float) -> CompletedCheckpoint:
+        return CompletedCheckpoint(
+            checkpoint_id=self.checkpoint_id,
+            location=location,
+            properties=self.properties,
+            triggered_at=self.triggered_at,
+            completed_at=now,
+            finished=self.plan.finished,
+            fully_finished=self.plan.fully_finished,
+            roots=self.plan.roots,
+            statistics=MappingProxyType(self.statistics),
+        )

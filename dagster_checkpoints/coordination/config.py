@@ -1,0 +1,68 @@
+"""The settings of checkpointing, with Flink's meanings; seconds throughout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """How checkpoints are taken.
+
+    Attributes:
+        interval: seconds between periodic checkpoints; None for none, and then tasks end without a final one.
+        timeout: a checkpoint that has not been acknowledged by then is aborted.
+        min_pause: between the completion of one checkpoint and the next periodic one.
+        max_concurrent: how many may be pending.
+        tolerable_failed_checkpoints: so many may fail in a row; one more fails the job.
+        retained: how many completed checkpoints are kept.
+        mode: "exactly_once" aligns barriers, "at_least_once" only counts them.
+        checkpoints_after_tasks_finish: whether there are checkpoints once a task has finished.
+        initial_delay: from the moment all tasks run to the first periodic checkpoint; None for the interval.
+        max_queued: how many requests may wait.
+        keep_on_finish: keep the retained checkpoints when the job ends FINISHED.
+    """
+
+    interval: float | None
+    timeout: float = 600.0
+    min_pause: float = 0.0
+    max_concurrent: int = 1
+    tolerable_failed_checkpoints: int = 0
+    retained: int = 1
+    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    checkpoints_after_tasks_finish: bool = True
+    initial_delay: float | None = None
+    max_queued: int = 1000
+    keep_on_finish: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges.
+
+        Raises:
+            InvalidCheckpointConfig: a setting is outside its range.
+        """
+        self._check("interval", self.interval is None or self.interval > 0, "a positive number or None")
+        self._check("timeout", self.timeout > 0, "a positive number")
+        self._check("min_pause", self.min_pause >= 0, "0 or more")
+        self._check("max_concurrent", self.max_concurrent >= 1, "1 or more")
+        self._check("tolerable_failed_checkpoints", self.tolerable_failed_checkpoints >= 0, "0 or more")
+        self._check("retained", self.retained >= 1, "1 or more")
+        self._check("mode", self.mode in ("exactly_once", "at_least_once"), "exactly_once or at_least_once")
+        self._check(
+            "initial_delay", self.initial_delay is None or self.initial_delay >= 0, "0 or more, or None"
+        )
+        self._check("max_queued", self.max_queued >= 1, "1 or more")
+
+    def _check(self, name: str, valid: bool, expected: str) -> None:
+        if not valid:
+            raise InvalidCheckpointConfig(
+                f"Checkpoint setting {name} is {getattr(self, name)!r}; expected {expected}."
+            )
+
+    @property
+    def tasks_wait_for_final_checkpoint(self) -> bool:
+        """Whether a task that has reached its end of data waits for a checkpoint: `TaskLifecycle(checkpointing=…)`."""
+        return self.interval is not None and self.checkpoints_after_tasks_finish

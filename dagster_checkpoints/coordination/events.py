@@ -1,0 +1,262 @@
+"""What happens to the coordinator, and what it asks the runtime to do: the two vocabularies of the job's side.
+
+Values only. Must not know: the coordinator's rules, how an action is performed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from dagster_checkpoints.coordination.checkpoints import (
+    AcknowledgeAnswer,
+    CheckpointBarrier,
+    CheckpointProperties,
+    CheckpointSnapshot,
+    CompletedCheckpoint,
+    TaskStatistics,
+)
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.plan import TaskState
+from dagster_checkpoints.coordination.retention import JobStatus
+from dagster_checkpoints.pipeline import TaskId
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStateChanged:
+    """A task has reported a new state."""
+
+    task: TaskId
+    state: TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfDataReached:
+    """A task has finished its operators and sent EndOfData on; sent after OperatorsFinished, never before."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: due at `next_deadline()`, harmless at any other time."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """Somebody asks for a checkpoint or savepoint; answered by RequestCompleted or RequestFailed, exactly once."""
+
+    request_id: str
+    properties: CheckpointProperties = CheckpointProperties()
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A task has taken and uploaded its snapshot. `state` is opaque here and comes back in WriteMetadata."""
+
+    task: TaskId
+    checkpoint_id: int
+    state: object = None
+    statistics: TaskStatistics = TaskStatistics()
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A task could not take its snapshot."""
+
+    task: TaskId
+    checkpoint_id: int
+    reason: FailureReason = FailureReason.CHECKPOINT_DECLINED
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerFailed:
+    """A root could not be triggered, because it has just finished or is gone."""
+
+    task: TaskId
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataWritten:
+    """The metadata is written and the store names it: the checkpoint is complete."""
+
+    checkpoint_id: int
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataWriteFailed:
+    """The checkpoint certainly is not in the store; its states may be deleted."""
+
+    checkpoint_id: int
+    message: str = ""
+    reason: FailureReason = FailureReason.FINALIZE_CHECKPOINT_FAILURE
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataOutcomeUnknown:
+    """Nobody knows whether the checkpoint is in the store: it counts as failed here, and nothing is deleted.
+
+    A restart that follows must ask the store which checkpoint is the newest, not this coordinator.
+    """
+
+    checkpoint_id: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRestarting:
+    """All tasks are stopped and start again from the latest completed checkpoint.
+
+    Attributes:
+        finished: the tasks that the checkpoint restored from records as finished.
+    """
+
+    finished: Set[TaskId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The job has ended. Nothing is triggered any more."""
+
+    status: JobStatus
+
+
+CoordinatorEvent = (
+    TaskStateChanged
+    | EndOfDataReached
+    | Tick
+    | CheckpointRequested
+    | Acknowledged
+    | Declined
+    | TriggerFailed
+    | MetadataWritten
+    | MetadataWriteFailed
+    | MetadataOutcomeUnknown
+    | JobRestarting
+    | Shutdown
+)
+
+# Actions
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerTask:
+    """Start the checkpoint in this root."""
+
+    task: TaskId
+    barrier: CheckpointBarrier
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgeAnswered:
+    """What became of the acknowledgement that was handled; a late state follows as DiscardStates."""
+
+    task: TaskId
+    checkpoint_id: int
+    answer: AcknowledgeAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMetadata:
+    """Write the metadata and make the store name it; answer with one of the three Metadata… events."""
+
+    checkpoint: CheckpointSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyComplete:
+    """Tell these tasks that the checkpoint has completed."""
+
+    tasks: Set[TaskId]
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyAborted:
+    """Tell these tasks that the checkpoint will never complete, and which one is the latest that has (0: none)."""
+
+    tasks: Set[TaskId]
+    checkpoint_id: int
+    reason: FailureReason
+    latest_completed_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardStates:
+    """Throw away the private part of these states; files that a retained or pending checkpoint names stay."""
+
+    checkpoint_id: int
+    states: Mapping[TaskId, object]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardCheckpoint:
+    """Delete a checkpoint that is no longer retained."""
+
+    checkpoint: CompletedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class FailJob:
+    """Too many checkpoints in a row have failed."""
+
+    reason: FailureReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCompleted:
+    """Answer to CheckpointRequested."""
+
+    request_id: str
+    checkpoint: CompletedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """Answer to CheckpointRequested."""
+
+    request_id: str
+    reason: FailureReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """For reporting.
+
+    Attributes:
+        checkpoint_id: None when it failed before it had one.
+    """
+
+    checkpoint_id: int | None
+    reason: FailureReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCompleted:
+    """For reporting."""
+
+    checkpoint: CompletedCheckpoint
+
+
+CoordinatorAction = (
+    TriggerTask
+    | AcknowledgeAnswered
+    | WriteMetadata
+    | NotifyComplete
+    | NotifyAborted
+    | DiscardStates
+    | DiscardCheckpoint
+    | FailJob
+    | RequestCompleted
+    | RequestFailed
+    | CheckpointFailed
+    | CheckpointCompleted
+)

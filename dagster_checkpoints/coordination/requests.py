@@ -1,0 +1,120 @@
+"""Which checkpoint request runs next.
+
+Order: savepoint before checkpoint, forced before not, user before periodic, then time. Only periodic requests obey the
+minimum pause. Must not know: how a checkpoint is triggered. Source: Flink's CheckpointRequestDecider.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
+from dagster_checkpoints.coordination.failures import FailureReason
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequest:
+    """Somebody wants a checkpoint.
+
+    Attributes:
+        properties: of what kind.
+        requested_at: the coordinator's `now`, seconds.
+        request_id: whom to answer; None for the interval and for the end of the data.
+        for_end_of_data: the checkpoint with which every task ends.
+    """
+
+    properties: CheckpointProperties
+    requested_at: float
+    request_id: str | None = None
+    for_end_of_data: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A request that will not run, and why.
+
+    Attributes:
+        retry_at: when a periodic request may be made again, seconds; None if nothing is known.
+    """
+
+    request: CheckpointRequest
+    reason: FailureReason
+    retry_at: float | None = None
+
+
+@dataclass(order=True, slots=True)
+class _Queued:
+    rank: tuple[bool, bool, bool, float, int]
+    request: CheckpointRequest = field(compare=False)
+
+
+class RequestQueue:
+    """The waiting requests, best first."""
+
+    def __init__(self, *, max_concurrent: int, min_pause: float, max_queued: int) -> None:
+        self._max_concurrent = max_concurrent
+        self._min_pause = min_pause
+        self._max_queued = max_queued
+        self._queue: list[_Queued] = []
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def has_periodic(self) -> bool:
+        return any(queued.request.properties.periodic for queued in self._queue)
+
+    @property
+    def has_end_of_data(self) -> bool:
+        return any(queued.request.for_end_of_data for queued in self._queue)
+
+    def add(self, request: CheckpointRequest) -> Dropped | None:
+        """Queue a request; a full queue drops its last entry, which may be another one."""
+        self._sequence += 1
+        p = request.properties
+        rank = (not p.is_savepoint, not p.forced, p.periodic, request.requested_at, self._sequence)
+        insort(self._queue, _Queued(rank, request))
+        if len(self._queue) > self._max_queued:
+            return Dropped(self._queue.pop().request, FailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
+        return None
+
+    def choose(
+        self, *, pending: int, last_completion: float | None, now: float, triggering: bool = False
+    ) -> CheckpointRequest | Dropped | None:
+        """Take the request that may run now out of the queue.
+
+        Args:
+            pending: how many checkpoints are pending.
+            last_completion: when the last one completed, seconds; None if none has.
+            triggering: one request is being triggered: none is chosen.
+
+        Returns:
+            The request to run; or one dropped because the minimum pause has not passed; or None.
+        """
+        if triggering or not self._queue:
+            return None
+        first = self._queue[0].request
+        if pending >= self._max_concurrent and not first.properties.forced:
+            return None
+        del self._queue[0]
+        if first.properties.periodic and not first.properties.forced and last_completion is not None:
+            allowed_at = last_completion + self._min_pause
+            if now < allowed_at:
+                return Dropped(first, FailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, retry_at=allowed_at)
+        return first
+
+    def withdraw_end_of_data(self) -> None:
+        """The checkpoint for the end of the data is no longer needed: another one serves."""
+        self._queue = [queued for queued in self._queue if not queued.request.for_end_of_data]
+
+    def withdraw_periodic(self) -> None:
+        """Periodic checkpoints are no longer wanted."""
+        self._queue = [queued for queued in self._queue if not queued.request.properties.periodic]
+
+    def drain(self) -> list[CheckpointRequest]:
+        """Take everything out of the queue."""
+        requests = [queued.request for queued in self._queue]
+        self._queue = []
+        return requests

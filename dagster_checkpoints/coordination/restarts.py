@@ -1,0 +1,163 @@
+"""How often, and after what delay, a job whose task has failed is restarted.
+
+Each strategy is its settings and its own small state; `fresh()` gives one without a past. Must not know: what failed,
+how a job restarts. Source: Flink, "Task Failure Recovery", Restart Strategies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAfter:
+    """Restart after this many seconds.
+
+    Attributes:
+        attempt: which restart this is, from 1.
+    """
+
+    delay: float
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The job is FAILED.
+
+    Attributes:
+        reason: which limit was reached.
+    """
+
+    reason: str
+
+
+class RestartStrategy(Protocol):
+    """Decides on every failure whether there is another attempt."""
+
+    def on_failure(self, now: float) -> RestartAfter | GiveUp: ...
+
+    def fresh(self) -> RestartStrategy: ...
+
+
+@dataclass(slots=True)
+class NoRestart:
+    """The first failure fails the job."""
+
+    def on_failure(self, now: float) -> RestartAfter | GiveUp:
+        return GiveUp("the restart strategy is none")
+
+    def fresh(self) -> NoRestart:
+        return NoRestart()
+
+
+@dataclass(slots=True)
+class FixedDelayRestart:
+    """At most `attempts` restarts in the life of the job, each after `delay` seconds."""
+
+    attempts: int = 3
+    delay: float = 1.0
+    _restarts: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _not_negative(attempts=self.attempts, delay=self.delay)
+
+    def on_failure(self, now: float) -> RestartAfter | GiveUp:
+        if self._restarts >= self.attempts:
+            return GiveUp(
+                f"the job has been restarted {self._restarts} times (fixed delay, attempts={self.attempts})"
+            )
+        self._restarts += 1
+        return RestartAfter(self.delay, self._restarts)
+
+    def fresh(self) -> FixedDelayRestart:
+        return replace(self)
+
+
+@dataclass(slots=True)
+class ExponentialDelayRestart:
+    """Restarts for ever (or at most `attempts` in a row), the delay growing from failure to failure.
+
+    Attributes:
+        initial: the first delay, seconds.
+        maximum: the delay never exceeds it, seconds.
+        multiplier: by which the delay grows.
+        reset_after: after this many seconds without a failure the delay is the first one again.
+        attempts: None for no limit.
+    """
+
+    initial: float = 1.0
+    maximum: float = 60.0
+    multiplier: float = 1.5
+    reset_after: float = 3600.0
+    attempts: int | None = None
+    _restarts: int = field(default=0, init=False, repr=False, compare=False)
+    _in_a_row: int = field(default=0, init=False, repr=False, compare=False)
+    _running_since: float | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _not_negative(initial=self.initial, maximum=self.maximum, reset_after=self.reset_after)
+        if self.attempts is not None:
+            _not_negative(attempts=self.attempts)
+        if self.multiplier < 1:
+            raise InvalidCheckpointConfig(
+                f"multiplier of the exponential delay is {self.multiplier}; expected a number of at least 1."
+            )
+
+    def on_failure(self, now: float) -> RestartAfter | GiveUp:
+        if self._running_since is not None and now - self._running_since >= self.reset_after:
+            self._in_a_row = 0
+        if self.attempts is not None and self._in_a_row >= self.attempts:
+            return GiveUp(
+                f"the job failed {self._in_a_row + 1} times in a row (exponential delay, attempts={self.attempts})"
+            )
+        try:
+            delay = min(self.maximum, self.initial * self.multiplier**self._in_a_row)
+        except OverflowError:
+            delay = self.maximum
+        self._in_a_row += 1
+        self._restarts += 1
+        self._running_since = now + delay
+        return RestartAfter(delay, self._restarts)
+
+    def fresh(self) -> ExponentialDelayRestart:
+        return replace(self)
+
+
+@dataclass(slots=True)
+class FailureRateRestart:
+    """Gives up when more than `max_failures` failures fall within `interval` seconds; else restarts after `delay`."""
+
+    max_failures: int = 1
+    interval: float = 60.0
+    delay: float = 1.0
+    _restarts: int = field(default=0, init=False, repr=False, compare=False)
+    _failures: deque[float] = field(default_factory=deque, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _not_negative(max_failures=self.max_failures, interval=self.interval, delay=self.delay)
+
+    def on_failure(self, now: float) -> RestartAfter | GiveUp:
+        self._failures.append(now)
+        while self._failures and now - self._failures[0] >= self.interval:
+            self._failures.popleft()
+        if len(self._failures) > self.max_failures:
+            return GiveUp(
+                f"{len(self._failures)} failures within {self.interval} s "
+                f"(failure rate, max_failures={self.max_failures})"
+            )
+        self._restarts += 1
+        return RestartAfter(self.delay, self._restarts)
+
+    def fresh(self) -> FailureRateRestart:
+        return replace(self)
+
+
+def _not_negative(**settings: float) -> None:
+    for name, value in settings.items():
+        if value < 0:
+            raise InvalidCheckpointConfig(f"{name} of the restart strategy is {value}; expected 0 or more.")

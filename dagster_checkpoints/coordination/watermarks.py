@@ -1,0 +1,169 @@
+"""How far event time has come in a task: the minimum over its input channels.
+
+One valve per task (or per streaming input). Watermarks are integers, milliseconds since 1970. Must not know: records,
+Spark, when a channel is silent long enough to be idle.
+
+Source: Flink's StatusWatermarkValve. It differs in one point: a channel that has reached its end says nothing about
+the others, so that an ended backfill beside an idle live feed does not fire the live feed's windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dagster_checkpoints.coordination.errors import UnexpectedEvent, UnknownChannel
+
+MAX_WATERMARK_MS = 10**15
+"""No record follows: the year 33658, later than any timestamp a user can write (the year 9999), so that a window over
+9999-12-31 fires too. Spark's own end, 253402300799000 (9999-12-31T23:59:59), is the runtime's business."""
+MIN_WATERMARK_MS = -(10**15)
+"""Nothing is known yet; earlier than the year 1."""
+MAX_WATERMARK = MAX_WATERMARK_MS
+MIN_WATERMARK = MIN_WATERMARK_MS
+
+Ended = Literal["none", "drain", "suspend"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelWatermark:
+    """What a valve knows of one channel: the part of a snapshot that belongs to the channel."""
+
+    watermark: int = MIN_WATERMARK_MS
+    idle: bool = False
+    ended: Ended = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ValveState:
+    """What a checkpoint holds of a valve."""
+
+    watermark: int = MIN_WATERMARK_MS
+    channels: Mapping[str, ChannelWatermark] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Channel:
+    watermark: int = MIN_WATERMARK_MS
+    idle: bool = False
+    ended: Ended = "none"
+    aligned: bool = True
+    """False for a channel that came back from idleness behind the task's watermark and has not caught up."""
+
+    @property
+    def at_end(self) -> bool:
+        return self.ended == "drain" or self.watermark >= MAX_WATERMARK_MS
+
+
+class WatermarkValve:
+    """The task's watermark: the minimum over its open channels; it never goes back.
+
+    Each method returns the new watermark of the task if it moved, else None.
+    """
+
+    def __init__(self, channels: Iterable[str]) -> None:
+        self._channels = {channel: _Channel() for channel in channels}
+        self._output = MIN_WATERMARK_MS
+
+    @property
+    def watermark(self) -> int:
+        """The task's watermark, MIN_WATERMARK as long as a channel has none."""
+        return self._output
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no open channel speaks: the task is idle for those behind it."""
+        channels = [c for c in self._channels.values() if not c.at_end]
+        return bool(channels) and all(c.idle for c in channels)
+
+    def advance(self, channel: str, ms: int) -> int | None:
+        """A watermark arrived. One that goes back is ignored; one on an idle channel ends its idleness."""
+        state = self._open(channel, "a watermark")
+        self._wake(state)
+        if ms > state.watermark:
+            state.watermark = min(ms, MAX_WATERMARK_MS)
+            state.aligned = state.aligned or state.watermark >= self._output
+        return self._recompute()
+
+    def idle(self, channel: str) -> int | None:
+        """The channel is silent: it is left out of the minimum until it speaks again."""
+        state = self._known(channel)
+        if state.ended != "none" or state.idle:
+            return None
+        state.idle = True
+        state.aligned = False
+        return self._recompute()
+
+    def active(self, channel: str) -> int | None:
+        """The channel speaks again. Behind the task's watermark it is left out until it has caught up."""
+        state = self._known(channel)
+        if state.ended == "none":
+            self._wake(state)
+        return self._recompute()
+
+    def end(self, channel: str, drain: bool) -> int | None:
+        """EndOfData arrived: after a drain the channel counts as MAX_WATERMARK, after a suspend it keeps its last."""
+        state = self._known(channel)
+        if state.ended == "none":
+            self._wake(state)
+            state.ended = "drain" if drain else "suspend"
+        return self._recompute()
+
+    def snapshot(self) -> ValveState:
+        """What a checkpoint has to hold."""
+        return ValveState(
+            self._output,
+            {name: ChannelWatermark(c.watermark, c.idle, c.ended) for name, c in self._channels.items()},
+        )
+
+    def restore(self, state: ValveState) -> int | None:
+        """Go on from a snapshot. Channels it does not know start without a watermark; those gone are forgotten."""
+        before = self._output
+        self._output = max(self._output, state.watermark)
+        for name, saved in state.channels.items():
+            if name in self._channels:
+                aligned = not saved.idle and saved.watermark >= self._output
+                self._channels[name] = _Channel(saved.watermark, saved.idle, saved.ended, aligned)
+        self._recompute()
+        return self._output if self._output > before else None
+
+    def _recompute(self) -> int | None:
+        channels = self._channels.values()
+        waiting = [c for c in channels if not c.at_end]
+        if not channels:
+            return None
+        if not waiting:
+            candidate = MAX_WATERMARK_MS
+        elif all(c.idle for c in waiting):
+            # Nobody holds anybody back any more; the same result whichever of them fell silent last.
+            candidate = max(c.watermark for c in waiting)
+        else:
+            candidate = min((c.watermark for c in waiting if c.aligned), default=MIN_WATERMARK_MS)
+        if candidate <= self._output:
+            return None
+        self._output = candidate
+        return candidate
+
+    def _wake(self, state: _Channel) -> None:
+        if state.idle:
+            state.idle = False
+            state.aligned = state.watermark >= self._output
+
+    def _known(self, channel: str) -> _Channel:
+        state = self._channels.get(channel)
+        if state is None:
+            raise UnknownChannel(
+                f"Channel {channel!r} is not an input of this task, which has "
+                f"{', '.join(self._channels) or 'no inputs'}. Feed a valve only the channels it was made with."
+            )
+        return state
+
+    def _open(self, channel: str, what: str) -> _Channel:
+        state = self._known(channel)
+        if state.ended != "none":
+            raise UnexpectedEvent(
+                f"Channel {channel!r} delivered {what} after its EndOfData ({state.ended}). Nothing may follow it; "
+                "the channel's log or the position it was restored at is wrong."
+            )
+        return state

@@ -1,0 +1,41 @@
+"""The errors of the state floor: a checkpoint's metadata that cannot be read, or that does not fit the pipeline."""
+
+from __future__ import annotations
+
+from dagster_checkpoints.errors import DagsterCheckpointsError
+
+
+class StateError(DagsterCheckpointsError):
+    """Base of the errors of the state floor."""
+
+
+class CorruptMetadata(StateError):
+    """The bytes are not what was written: truncated, changed, or no checkpoint metadata at all."""
+
+
+class UnknownMetadataVersion(StateError):
+    """The metadata is intact and was written by a release that says things this one does not understand."""
+
+
+class PartlyFinishedUnionState(StateError):
+    """A stage with union list state has some, but not all, of its instances finished: no checkpoint of it is valid."""
+
+
+class RestoreError(StateError):
+    """The checkpoint does not fit the pipeline."""
+
+
+class UnfinishedPredecessor(RestoreError):
+    """A finished stage would get new input from one that is not finished."""
+
+
+class NonRestoredState(RestoreError):
+    """The checkpoint holds state of a stage that the pipeline no longer has."""
+
+
+class InstancesChanged(RestoreError):
+    """A stage's instances are not those of the checkpoint."""
+
+
+class ChainLayoutChanged(RestoreError):
+    """Stages that shared a query, and so their state, can no longer share it in the same order."""
