@@ -1,0 +1,31 @@
+"""Sinks whose rows become visible exactly once.
+
+:mod:`base` is the contract, :mod:`parquet` the sink that comes with it.
+"""
+
+from dagster_checkpoints.sinks.base import SinkContext, TwoPhaseCommitSink
+from dagster_checkpoints.sinks.errors import (
+    InvalidSinkPath,
+    ReservedSinkColumn,
+    SinkError,
+    SinkNotOpen,
+    SinkPathInUse,
+    SinkTransactionConflict,
+    SinkTransactionLost,
+    UnreadableSinkTransaction,
+)
+from dagster_checkpoints.sinks.parquet import ParquetSink
+
+__all__ = [
+    "InvalidSinkPath",
+    "ParquetSink",
+    "ReservedSinkColumn",
+    "SinkContext",
+    "SinkError",
+    "SinkNotOpen",
+    "SinkPathInUse",
+    "SinkTransactionConflict",
+    "SinkTransactionLost",
+    "TwoPhaseCommitSink",
+    "UnreadableSinkTransaction",
+]

@@ -1,0 +1,121 @@
+"""What a two-phase-commit sink is: the contract between the runtime and whoever writes a sink.
+
+Must not know Spark beyond the type of a batch, nor how checkpoints are made. In spirit Flink's
+``TwoPhaseCommitSinkFunction`` and Sink V2.
+
+The life of a sink's instance::
+
+    open ── recover(transactions of the checkpoint)  or  start_new ──>
+        (write* ── pre_commit(42) ──> the text goes into checkpoint 42 ── it completes ──> commit(text))*
+    ──> close
+
+A pre-committed transaction must survive the death of the process and of the machine, and must commit from its
+text alone, in another process, any number of times. If checkpoint 42 is aborted its transaction stays
+pre-committed and is committed with the next checkpoint that completes.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class SinkContext:
+    """Which instance a sink serves.
+
+    Args:
+        pipeline: its name.
+        stage: its name.
+        instance: the instance's name.
+        index: the instance's index among ``parallelism``.
+        parallelism: number of instances of the stage.
+        job_id: differs between two new starts of the pipeline, is the same after a restore.
+        attempt: differs between any two executions of the instance, restarts included.
+    """
+
+    pipeline: str
+    stage: str
+    instance: str
+    index: int
+    parallelism: int
+    job_id: int
+    attempt: str
+
+
+class TwoPhaseCommitSink(ABC):
+    """Base of sinks whose rows become visible exactly once, when the checkpoint that holds them completes.
+
+    The object that a stage is given is configuration: picklable, its constructor touches nothing outside.
+    Each instance works with a copy of its own, see :meth:`new_instance`. The methods of one instance are
+    called one after another, though not always by the same thread.
+    """
+
+    supported_output_modes: ClassVar[frozenset[str]] = frozenset({"append"})
+    """Spark output modes whose batches this sink understands."""
+
+    def new_instance(self) -> Self:
+        """A sink of its own for one instance of the stage."""
+        return copy.deepcopy(self)
+
+    @abstractmethod
+    def open(self, context: SinkContext) -> None:
+        """Prepare for writing; the first call."""
+
+    @abstractmethod
+    def write(self, batch: DataFrame, files: Sequence[str], batch_id: int) -> None:
+        """Take a micro-batch into the current transaction.
+
+        Args:
+            batch: the rows; evaluating it reads ``files``, never the query again.
+            files: the same rows as Parquet files already written. They stay as they are but may be deleted
+                after the
+                call: link or copy them.
+            batch_id: Spark's. The same id in the same attempt means the same batch again, replacing what was
+                written.
+        """
+
+    @abstractmethod
+    def pre_commit(self, checkpoint_id: int) -> str | None:
+        """Close the current transaction durably; what is written next belongs to another one.
+
+        Called in the synchronous part of a snapshot: be quick.
+
+        Returns:
+            Text for the checkpoint from which the transaction can be committed or aborted, None if nothing
+            was written.
+        """
+
+    @abstractmethod
+    def commit(self, transaction: str) -> None:
+        """Make a pre-committed transaction visible. Idempotent: it is called again after a crash.
+
+        Raises:
+            SinkTransactionLost: it is neither pre-committed nor committed.
+        """
+
+    @abstractmethod
+    def abort(self, transaction: str) -> None:
+        """Throw a pre-committed transaction away. Idempotent."""
+
+    @abstractmethod
+    def recover(self, committed: Sequence[str]) -> None:
+        """After a restore: commit what the checkpoint holds, then abort what else this instance left behind."""
+
+    @abstractmethod
+    def start_new(self) -> None:
+        """At a new start, not a restore: abort what was left behind, and treat old rows as configured.
+
+        Called again for the same job when it crashes before its first checkpoint; what the job itself has
+        committed stays.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release resources. What is pre-committed stays; what is not yet may be thrown away. Idempotent."""

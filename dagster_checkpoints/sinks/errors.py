@@ -1,0 +1,37 @@
+"""What can go wrong with a sink."""
+
+from __future__ import annotations
+
+from dagster_checkpoints.errors import DagsterCheckpointsError
+
+
+class SinkError(DagsterCheckpointsError):
+    """Base of all errors of sinks."""
+
+
+class InvalidSinkPath(SinkError):
+    """A sink was given a path that it cannot write to."""
+
+
+class SinkPathInUse(SinkError):
+    """The path belongs to a sink of another stage or pipeline."""
+
+
+class SinkNotOpen(SinkError):
+    """A sink was used before ``open`` or after ``close``."""
+
+
+class ReservedSinkColumn(SinkError):
+    """The rows have a column whose name the sink needs for itself."""
+
+
+class UnreadableSinkTransaction(SinkError):
+    """The text of a transaction in a checkpoint was not written by this kind of sink."""
+
+
+class SinkTransactionLost(SinkError):
+    """Of a transaction that a checkpoint holds nothing is left, neither staged nor committed."""
+
+
+class SinkTransactionConflict(SinkError):
+    """Where a transaction is to be committed lie rows of another one."""

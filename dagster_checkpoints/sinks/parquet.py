@@ -1,0 +1,317 @@
+"""Rows as Parquet files in a directory, visible exactly once: one directory rename per instance and
+checkpoint.
+
+Must not import Spark. Batches arrive as Parquet files already written; they are hard-linked, never read.
+
+::
+
+    <path>/.sink.json                                   whose directory this is
+    <path>/.staging/<stage>-<index>/<transaction>/      written or pre-committed
+    <path>/checkpoint=42-job1-0/*.parquet               committed with checkpoint 42 of job 1 by instance 0
+
+Readers of ``<path>`` (Spark, pandas, pyarrow) skip what begins with a dot, and see an extra column
+``checkpoint``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote, urlsplit
+from uuid import uuid4
+
+import msgspec
+
+from dagster_checkpoints.sinks.base import SinkContext, TwoPhaseCommitSink
+from dagster_checkpoints.sinks.errors import (
+    InvalidSinkPath,
+    ReservedSinkColumn,
+    SinkNotOpen,
+    SinkPathInUse,
+    SinkTransactionConflict,
+    SinkTransactionLost,
+    UnreadableSinkTransaction,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_COLUMN = "checkpoint"
+_MARKER = ".sink.json"
+_STAGING = ".staging"
+_TRASH = ".trash-"
+_COMMITTED = re.compile(rf"{_COLUMN}=(\d+)-job(\d+)-(\d+)")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+
+
+class _Marker(msgspec.Struct, frozen=True):
+    pipeline: str
+    stage: str
+    version: int = 1
+
+
+class _Transaction(msgspec.Struct, frozen=True, tag="parquet", tag_field="sink"):
+    """What a checkpoint holds of a transaction; both paths are relative to the sink's."""
+
+    staging: str
+    target: str
+    files: int
+    version: int = 1
+
+
+class ParquetSink(TwoPhaseCommitSink):
+    """Commits a stage's rows as Parquet files below a directory.
+
+    Args:
+        path: directory on a local file system, or on one that every machine of the run mounts at the same
+            place. It may be written to by one stage of one pipeline.
+        mode: what a new start, not a resumption, does to rows that earlier jobs of this sink committed:
+            ``append`` keeps them, ``overwrite`` removes them. Files of others are left alone.
+
+    Raises:
+        InvalidSinkPath: an object store's URL, or empty.
+
+    Examples:
+        >>> sink = ParquetSink("/data/hourly_delays", mode="overwrite")
+    """
+
+    def __init__(self, path: str | os.PathLike[str], mode: Literal["append", "overwrite"] = "append") -> None:
+        if mode not in ("append", "overwrite"):
+            raise ValueError(f"expected ParquetSink(mode='append' or 'overwrite'), found mode={mode!r}")
+        self.path = _local_path(os.fspath(path))
+        self.mode = mode
+        self._context: SinkContext | None = None
+        self._current: Path | None = None
+        self._columns_checked = False
+
+    def __repr__(self) -> str:
+        return f"ParquetSink({str(self.path)!r}, mode={self.mode!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Configuration only: a copy in another instance or process is opened there.
+        return {**self.__dict__, "_context": None, "_current": None, "_columns_checked": False}
+
+    def open(self, context: SinkContext) -> None:
+        """Prepare for writing.
+
+        Raises:
+            SinkPathInUse: the directory belongs to another stage or pipeline.
+        """
+        for what, name in (("stage name", context.stage), ("attempt token", context.attempt)):
+            if not _NAME.fullmatch(name):
+                raise InvalidSinkPath(f"{self}: expected a {what} that can name a directory, found {name!r}")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._claim(_Marker(context.pipeline, context.stage))
+        self._context = context
+        self._current = None
+        self._staging_area().mkdir(parents=True, exist_ok=True)
+
+    def write(self, batch: DataFrame, files: Sequence[str], batch_id: int) -> None:
+        """Link the batch's files into the current transaction.
+
+        Raises:
+            ReservedSinkColumn: the rows have a column called ``checkpoint``.
+        """
+        context = self._opened()
+        self._check_columns(batch)
+        if self._current is None:
+            if not files:
+                return
+            self._current = self._staging_area() / f"{context.attempt}-{uuid4().hex[:12]}"
+            self._current.mkdir(parents=True)
+        prefix = f"part-{batch_id:06d}-"
+        for stale in self._current.glob(f"{prefix}*"):  # the same batch once more
+            stale.unlink()
+        for number, file in enumerate(files):
+            name = f"{prefix}{number:04d}-{context.index}-{context.attempt}.parquet"
+            _place(_local_path(file), self._current / name)
+
+    def pre_commit(self, checkpoint_id: int) -> str | None:
+        context = self._opened()
+        current, self._current = self._current, None
+        if current is None:
+            return None
+        _sync(current)
+        _sync(current.parent)
+        transaction = _Transaction(
+            staging=current.relative_to(self.path).as_posix(),
+            target=f"{_COLUMN}={checkpoint_id}-job{context.job_id}-{context.index}",
+            files=len(os.listdir(current)),
+        )
+        return msgspec.json.encode(transaction).decode()
+
+    def commit(self, transaction: str) -> None:
+        """Rename the transaction's directory to where readers see it.
+
+        Raises:
+            SinkTransactionLost: nothing is left of it.
+            SinkTransactionConflict: another transaction's rows are where these belong.
+            UnreadableSinkTransaction: the text is no transaction of a ParquetSink.
+        """
+        decoded = self._decode(transaction)
+        staging, target = self.path / decoded.staging, self.path / decoded.target
+        if target.exists():
+            if staging.exists():
+                raise SinkTransactionConflict(
+                    f"{self}: expected no directory {target} before transaction {decoded.staging} is "
+                    "committed to it, found one. Was the pipeline restored from a checkpoint older than the "
+                    "newest? Its later rows are committed already: remove the directories of the later "
+                    "checkpoints, or start anew"
+                )
+            return
+        try:
+            os.rename(staging, target)
+        except FileNotFoundError:
+            if target.exists():  # committed by somebody else this very moment
+                return
+            raise SinkTransactionLost(
+                f"{self}: expected the {decoded.files} files of a pre-committed transaction in {staging}, or "
+                f"committed in {target}, found neither: they were deleted by somebody else. The rows of that "
+                "checkpoint are lost to this sink; restore the directory from a backup, or start anew"
+            ) from None
+        _sync(self.path)
+
+    def abort(self, transaction: str) -> None:
+        shutil.rmtree(self.path / self._decode(transaction).staging, ignore_errors=True)
+
+    def recover(self, committed: Sequence[str]) -> None:
+        self._opened()
+        for transaction in committed:
+            self.commit(transaction)
+        self._abort_rest()
+
+    def start_new(self) -> None:
+        context = self._opened()
+        self._abort_rest()
+        if self.mode == "append":
+            return
+        # Instances may do this at the same time, and again after a crash: each directory is moved out of
+        # sight by one of them, and what this very job has committed stays.
+        trash = self.path / f"{_TRASH}{uuid4().hex}"
+        trash.mkdir()
+        for directory in self.path.iterdir():
+            match = _COMMITTED.fullmatch(directory.name)
+            if match and int(match[2]) != context.job_id:
+                with suppress(FileNotFoundError):
+                    os.rename(directory, trash / directory.name)
+        _sync(self.path)
+        for leftover in self.path.glob(f"{_TRASH}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def close(self) -> None:
+        if self._current is not None:
+            shutil.rmtree(self._current, ignore_errors=True)
+        self._context = self._current = None
+
+    def _opened(self) -> SinkContext:
+        if self._context is None:
+            raise SinkNotOpen(f"{self}: expected open(context) before anything else, found it not open")
+        return self._context
+
+    def _staging_area(self) -> Path:
+        context = self._opened()
+        return self.path / _STAGING / f"{context.stage}-{context.index}"
+
+    def _abort_rest(self) -> None:
+        for directory in self._staging_area().iterdir():
+            if directory != self._current:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def _check_columns(self, batch: DataFrame) -> None:
+        if self._columns_checked:
+            return
+        for column in getattr(batch, "columns", ()):
+            if column.lower() == _COLUMN:
+                raise ReservedSinkColumn(
+                    f"stage {self._opened().stage!r}: expected rows without a column {_COLUMN!r}, found "
+                    f"{column!r}. ParquetSink adds that column for readers: rename yours"
+                )
+        self._columns_checked = True
+
+    def _claim(self, marker: _Marker) -> None:
+        """Mark the directory as this stage's, or find that it is."""
+        path = self.path / _MARKER
+        temporary = self.path / f"{_MARKER}-{uuid4().hex}"
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(marker), indent=2) + b"\n")
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        except OSError:  # no hard links here
+            if not path.exists():
+                os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=_Marker)
+        except msgspec.DecodeError as error:
+            raise SinkPathInUse(
+                f"expected {path} to say which stage writes to {self.path}, found a file that cannot be "
+                f"read: {error}. If only this stage writes there, delete that file"
+            ) from error
+        if (found.pipeline, found.stage) != (marker.pipeline, marker.stage):
+            raise SinkPathInUse(
+                f"expected {self.path} to belong to stage {marker.stage!r} of pipeline {marker.pipeline!r}, "
+                f"found that stage {found.stage!r} of pipeline {found.pipeline!r} writes there. Give each "
+                f"sink a path of its own; if the stage was renamed, correct {path}"
+            )
+
+    def _decode(self, transaction: str) -> _Transaction:
+        try:
+            decoded = msgspec.json.decode(transaction, type=_Transaction)
+        except msgspec.DecodeError as error:
+            raise UnreadableSinkTransaction(
+                f"{self}: expected the text of one of its transactions, found {transaction!r}: {error}. Did "
+                "the stage have another kind of sink when the checkpoint was taken? Restore with that one, "
+                "or start anew"
+            ) from error
+        parts = decoded.staging.split("/")
+        if (
+            len(parts) != 3
+            or parts[0] != _STAGING
+            or not all(_NAME.fullmatch(part) for part in parts[1:])
+            or not _COMMITTED.fullmatch(decoded.target)
+        ):
+            raise UnreadableSinkTransaction(
+                f"{self}: expected a transaction below {_STAGING}, found {transaction!r}. The checkpoint's "
+                "metadata was not written by this sink"
+            )
+        return decoded
+
+
+def _local_path(path: str) -> Path:
+    """A path from a path or a ``file:`` URL; touches nothing."""
+    scheme = urlsplit(path).scheme if re.match(r"[A-Za-z][A-Za-z0-9+.\-]*:/", path) else ""
+    if scheme == "file":
+        return Path(unquote(urlsplit(path).path))
+    if scheme or not path.strip():
+        raise InvalidSinkPath(
+            f"expected a path on a local or mounted file system, such as /data/hourly_delays, found "
+            f"{path!r}. ParquetSink commits by renaming a directory, which object stores cannot do: mount "
+            "it, or use another sink"
+        )
+    return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _place(source: Path, target: Path) -> None:
+    """Put a file's bytes at ``target``, durably: a link where possible, else a copy."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(source, target)
+    _sync(target)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
