@@ -1,8 +1,8 @@
 """The live feed: drops December's files, day by day, into the directories that the live sources read.
 
-Each file appears whole, by a rename, with a modification time of its own: Spark's file source lists the directories
-while we write, and reads in the order of modification times. Stopped and started again, the feeder goes on with the
-first file that is missing.
+Each file appears whole, by a rename, with a modification time of its own: Spark's file source lists the
+directories while we write, and reads in the order of modification times. Stopped and started again, the
+feeder goes on with the first file that is missing.
 
 This module must not know Spark or Dagster.
 """
@@ -82,7 +82,9 @@ def _drop(data: FlightsData, airport: str, name: str) -> bool:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(description="Drop December's flights into the live directories, day by day.")
+    parser = argparse.ArgumentParser(
+        description="Drop December's flights into the live directories, day by day."
+    )
     parser.add_argument("--root", type=Path, default=default_root(), help="the data (default: %(default)s)")
     parser.add_argument("--pace", type=float, default=1.0, help="seconds per day (default: %(default)s)")
     parser.add_argument("--reset", action="store_true", help="begin with December 1 again")

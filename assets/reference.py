@@ -1,4 +1,4 @@
-"""What the flights pipeline has to have written: the same tables, computed in one batch and in SQL, and a comparison.
+"""What the flights pipeline must have written: the same tables, computed in one batch in SQL, to compare.
 
 Shares with `flights` only the files and their columns, none of the computation.
 """
@@ -89,15 +89,15 @@ class Comparison:
 
 
 def compare(expected: DataFrame, actual: DataFrame) -> Comparison:
-    """Compares two tables as multisets of rows; nulls are equal to each other, the order of columns is ignored.
+    """Compares two tables as multisets of rows; nulls are equal, the order of columns is ignored.
 
     Args:
         expected: What should be there.
         actual: What is there, for example all the files that a sink has committed.
 
     Returns:
-        Rows expected; missing (expected more often than found); duplicated (expected, and found more often than
-        that); unexpected (found, and not expected at all).
+        Rows expected; missing (expected more often than found); duplicated (expected, and found more often
+        than that); unexpected (found, and not expected at all).
 
     Raises:
         ValueError: The tables have different columns.

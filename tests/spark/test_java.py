@@ -1,4 +1,4 @@
-"""A Java for Spark: which one is taken, what is said where there is none, and that the packaged one really runs Spark."""
+"""A Java for Spark: which one is taken, what is said where there is none, and Spark on the packaged one."""
 
 from __future__ import annotations
 
@@ -173,12 +173,14 @@ spark.stop()
 def test_spark_runs_on_the_packaged_java_of_a_machine_that_has_none(tmp_path: Path) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
-    # What Spark's launcher script itself calls; anything but java.
-    for name in ("bash", "sh", "dirname", "basename", "env", "head", "sed", "grep", "ps", "nice", "mkdir", "tty"):
+    # What Spark's launcher script itself calls, and no java.
+    for name in ["bash", "sh", "dirname", "basename", "env", "head", "sed", "grep", "ps", "nice"]:
         found = next((p for p in (Path("/bin") / name, Path("/usr/bin") / name) if p.exists()), None)
         if found is not None:
             (programs / name).symlink_to(found)
-    environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")
+    }
     environment |= {"PATH": str(programs), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     result = subprocess.run(
