@@ -106,7 +106,7 @@ class TwoPhaseCommitSink(ABC):
 
     @abstractmethod
     def recover(self, committed: Sequence[str]) -> None:
-        """After a restore: commit what the checkpoint holds, then abort what else this instance left behind."""
+        """After a restore: commit what the checkpoint holds, then abort what else was left behind."""
 
     @abstractmethod
     def start_new(self) -> None:
