@@ -73,7 +73,7 @@ def departures(
     return flights.join(airlines, "carrier", "left").join(planes, "tailnum", "left")
 
 
-@stage(sink=ParquetSink(str(DATA.table("hourly_delays"))))
+@stage(sink=ParquetSink(DATA.table("hourly_delays"), mode="overwrite"))
 def hourly_delays(departures: DataFrame) -> DataFrame:
     """How late the departures of an hour were, by airport and carrier."""
     hours = departures.groupBy(F.window("ts", "1 hour"), "origin", "carrier", "carrier_name").agg(
@@ -92,7 +92,8 @@ def hourly_delays(departures: DataFrame) -> DataFrame:
 
 
 @stage(
-    inputs={"weather": StageInput(mode="static")}, sink=ParquetSink(str(DATA.table("delays_with_weather")))
+    inputs={"weather": StageInput(mode="static")},
+    sink=ParquetSink(DATA.table("delays_with_weather"), mode="overwrite"),
 )
 def delays_with_weather(hourly_delays: DataFrame, weather: DataFrame) -> DataFrame:
     """The same, beside the weather at the airport in that hour, where it was recorded."""

@@ -71,6 +71,16 @@ EXPECTED = {
 """By the name of the stage whose sink holds the table."""
 
 
+def committed(spark: SparkSession, data: FlightsData, name: str) -> DataFrame:
+    """All rows that the sink of the stage `name` has committed; none if there are none yet.
+
+    The sink has a directory per checkpoint, which Spark reads as a column that the table itself has not.
+    """
+    if not any(data.table(name).glob("checkpoint=*/*.parquet")):
+        return spark.createDataFrame([], EXPECTED[name](spark, data).schema)
+    return spark.read.parquet(str(data.table(name))).drop("checkpoint")
+
+
 @dataclass(frozen=True)
 class Comparison:
     """How a table differs from the expected one, in rows.
@@ -86,6 +96,11 @@ class Comparison:
     @property
     def is_equal(self) -> bool:
         return not (self.missing or self.duplicated or self.unexpected)
+
+
+def compare_table(spark: SparkSession, data: FlightsData, name: str) -> Comparison:
+    """Compares what the sink of the stage `name` has committed with what the files say should be there."""
+    return compare(EXPECTED[name](spark, data), committed(spark, data, name))
 
 
 def compare(expected: DataFrame, actual: DataFrame) -> Comparison:

@@ -1,1 +1,1 @@
-"""The resources of the flights code location: Spark, storage and the checkpoint coordinator, as Dagster sees them."""
+"""The resources of the flights code location: Spark, storage and the checkpoint coordinator."""

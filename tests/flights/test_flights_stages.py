@@ -12,7 +12,14 @@ import pytest
 
 from assets import flights
 from assets.flights_data import AIRPORTS, FLIGHTS, FlightsData, package_data, prepare
-from assets.reference import compare, expected_delays_with_weather, expected_hourly_delays
+from assets.reference import (
+    EXPECTED,
+    committed,
+    compare,
+    compare_table,
+    expected_delays_with_weather,
+    expected_hourly_delays,
+)
 from dagster_checkpoints import StageContext
 
 if TYPE_CHECKING:
@@ -96,6 +103,30 @@ def test_the_reference_sees_a_flight_that_the_pipeline_lost(
     without_one = departures.exceptAll(lost)
     assert without_one.count() == departures.count() - 1
     assert not compare(expected_hourly_delays(spark, data), flights.hourly_delays(without_one)).is_equal
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_table_is_compared_as_its_sink_has_written_it(
+    spark: SparkSession, data: FlightsData, tmp_path: Path, name: str
+) -> None:
+    own = FlightsData(tmp_path)
+    for entry in data.root.iterdir():
+        (tmp_path / entry.name).symlink_to(entry)
+    wanted = EXPECTED[name](spark, own).cache()
+    nothing = compare_table(spark, own, name)
+    assert (nothing.missing, nothing.duplicated, nothing.unexpected) == (nothing.expected, 0, 0)
+
+    halves = [wanted.where("origin = 'EWR'"), wanted.where("origin <> 'EWR'")]
+    for checkpoint, half in enumerate(halves, start=1):
+        half.write.parquet(str(own.table(name) / f"checkpoint={checkpoint}-job1-0"))
+    assert compare_table(spark, own, name).is_equal
+
+    halves[0].write.parquet(str(own.table(name) / "checkpoint=3-job1-0"))
+    doubled = compare_table(spark, own, name)
+    assert (doubled.missing, doubled.unexpected) == (0, 0)
+    assert doubled.duplicated == halves[0].count() > 0
+    assert committed(spark, own, name).columns == wanted.columns
+    wanted.unpersist()
 
 
 def test_a_window_carries_the_watermark_in_its_event_time(spark: SparkSession, here: None) -> None:
