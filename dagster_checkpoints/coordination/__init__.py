@@ -1,11 +1,11 @@
 """The checkpoint protocol as pure state machines: events in, actions out; no threads, no clock, no storage.
 
-Read `plan` (whom a checkpoint concerns), `checkpoints` (what one is), `coordinator` with its vocabulary in `events`
-(the job's side), then the task's side: `barriers`, `watermarks`, `lifecycle`. `requests`, `schedule`, `failures`,
-`retention` and `restarts` are the coordinator's rules, one each.
+Read `plan` (whom a checkpoint concerns), `checkpoints` (what one is), `coordinator` with its vocabulary in
+`events` (the job's side), then the task's side: `barriers`, `watermarks`, `lifecycle`. `requests`,
+`schedule`, `failures`, `retention` and `restarts` are the coordinator's rules, one each.
 
-The life cycle's own events and actions are named in `coordination.lifecycle`: two of them share a name with the
-coordinator's.
+The life cycle's own events and actions are named in `coordination.lifecycle`: two of them share a name with
+the coordinator's.
 """
 
 from dagster_checkpoints.coordination.barriers import (

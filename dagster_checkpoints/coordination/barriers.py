@@ -1,11 +1,11 @@
 """When a task takes its snapshot: the barriers on its input channels.
 
-One handler per task; the gate in front of the task's channels feeds it events in the order in which they are read and
-performs its actions in the order given. Static inputs are no channels here: they block no barrier.
+One handler per task; the gate in front of the task's channels feeds it events in the order in which they are
+read and performs its actions in the order given. Static inputs are no channels here: they block no barrier.
 Must not know: records, channels' storage, snapshots.
 
-Source: FLIP-147, "Make CheckpointBarrierHandler Support EndOfPartition"; Flink's SingleCheckpointBarrierHandler and
-CheckpointBarrierTracker.
+Source: FLIP-147, "Make CheckpointBarrierHandler Support EndOfPartition"; Flink's
+SingleCheckpointBarrierHandler and CheckpointBarrierTracker.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class CancellationReceived:
 
 @dataclass(frozen=True, slots=True)
 class EndOfPartitionReceived:
-    """Nothing follows on this channel: it counts as the barrier of every pending and every later checkpoint."""
+    """Nothing follows on this channel: it counts as the barrier of every pending and every later
+    checkpoint."""
 
     channel: str
 
@@ -109,7 +110,8 @@ class _Channels:
 
 
 class AlignedBarrierHandler:
-    """Exactly-once: a channel stands still from its barrier on until every open channel has delivered its own.
+    """Exactly-once: a channel stands still from its barrier on until every open channel has delivered its
+    own.
 
     Args:
         channels: the task's streaming input channels.
@@ -208,7 +210,8 @@ class AlignedBarrierHandler:
 
 
 class TrackingBarrierHandler:
-    """At-least-once: nothing is ever blocked; a checkpoint is complete when every open channel has brought its barrier.
+    """At-least-once: nothing is ever blocked; a checkpoint is complete when every open channel has brought
+    its barrier.
 
     Args:
         channels: the task's streaming input channels.

@@ -1,6 +1,7 @@
 """What a checkpoint is: its kind and properties, its barrier, and its two lives, pending and completed.
 
-Pending and completed are two types; a completed one never changes. Must not know: when to trigger, how to store.
+Pending and completed are two types; a completed one never changes. Must not know: when to trigger, how to
+store.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dagster_checkpoints.pipeline import TaskId
 
 
 class CheckpointKind(Enum):
-    """Who owns the result: a checkpoint is the system's, a savepoint is the user's and never deleted by the system."""
+    """Who owns the result: a checkpoint is the system's, a savepoint is the user's and never deleted by the
+    system."""
 
     CHECKPOINT = "checkpoint"
     SAVEPOINT = "savepoint"
@@ -175,7 +177,8 @@ class PendingCheckpoint:
         self.states: dict[TaskId, object] = {}
         self.statistics: dict[TaskId, TaskStatistics] = {}
         self.finalizing = False
-        """Its metadata is being written: it can no longer be aborted, only completed or failed by the outcome."""
+        """Its metadata is being written: it can no longer be aborted, only completed or failed by the
+        outcome."""
 
     @property
     def barrier(self) -> CheckpointBarrier:

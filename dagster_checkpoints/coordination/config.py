@@ -64,5 +64,6 @@ class CheckpointConfig:
 
     @property
     def tasks_wait_for_final_checkpoint(self) -> bool:
-        """Whether a task that has reached its end of data waits for a checkpoint: `TaskLifecycle(checkpointing=…)`."""
+        """Whether a task that has reached its end of data waits for a checkpoint:
+        `TaskLifecycle(checkpointing=…)`."""
         return self.interval is not None and self.checkpoints_after_tasks_finish

@@ -1,8 +1,8 @@
 """The checkpoint coordinator: one per job, events in, actions out.
 
-It decides when a checkpoint is triggered, collects acknowledgements, and says who is told what. It has no clock: every
-event comes with `now`; `next_deadline()` says when a Tick is due. The runtime performs the actions in the order given.
-Must not know: threads, storage, what a state holds.
+It decides when a checkpoint is triggered, collects acknowledgements, and says who is told what. It has no
+clock: every event comes with `now`; `next_deadline()` says when a Tick is due. The runtime performs the
+actions in the order given. Must not know: threads, storage, what a state holds.
 
 Source: FLIP-147; Flink's CheckpointCoordinator.
 """
@@ -344,8 +344,8 @@ class CheckpointCoordinator:
     # Completion
 
     def _finalize_next(self) -> list[CoordinatorAction]:
-        """Have the metadata of the oldest acknowledged checkpoint written; one at a time, so that the store's newest
-        checkpoint never goes back."""
+        """Have the metadata of the oldest acknowledged checkpoint written; one at a time, so that the store's
+        newest checkpoint never goes back."""
         if self.finalizing is not None:
             return []
         for pending in self._pending.values():
@@ -468,9 +468,11 @@ class CheckpointCoordinator:
     def _restart(self, finished: Iterable[TaskId], now: float) -> list[CoordinatorAction]:
         if self.finalizing is not None:
             raise CheckpointStillFinalizing(
-                f"The job was told to restart while the metadata of checkpoint {self.finalizing} is being written. A "
-                "restart from an older checkpoint would abort the transactions that it holds. Wait for the outcome "
-                "(MetadataWritten, MetadataWriteFailed, MetadataOutcomeUnknown) and send JobRestarting then."
+                f"The job was told to restart while the metadata of checkpoint {self.finalizing} is being "
+                "written. A restart from an older checkpoint would abort the transactions that it holds. "
+                "Wait "
+                "for the outcome (MetadataWritten, MetadataWriteFailed, MetadataOutcomeUnknown) and send "
+                "JobRestarting then."
             )
         actions = self._abort_everything(FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, now)
         self._states.reset(finished)

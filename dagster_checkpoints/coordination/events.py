@@ -1,4 +1,5 @@
-"""What happens to the coordinator, and what it asks the runtime to do: the two vocabularies of the job's side.
+"""What happens to the coordinator, and what it asks the runtime to do: the two vocabularies of the job's
+side.
 
 Values only. Must not know: the coordinator's rules, how an action is performed.
 """
@@ -20,6 +21,9 @@ from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.coordination.plan import TaskState
 from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.pipeline import TaskId
+
+_USER_CHECKPOINT = CheckpointProperties()
+_NOTHING_MEASURED = TaskStatistics()
 
 # Events
 
@@ -46,10 +50,11 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """Somebody asks for a checkpoint or savepoint; answered by RequestCompleted or RequestFailed, exactly once."""
+    """Somebody asks for a checkpoint or savepoint; answered by RequestCompleted or RequestFailed, exactly
+    once."""
 
     request_id: str
-    properties: CheckpointProperties = CheckpointProperties()
+    properties: CheckpointProperties = _USER_CHECKPOINT
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class Acknowledged:
     task: TaskId
     checkpoint_id: int
     state: object = None
-    statistics: TaskStatistics = TaskStatistics()
+    statistics: TaskStatistics = _NOTHING_MEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +183,8 @@ class NotifyComplete:
 
 @dataclass(frozen=True, slots=True)
 class NotifyAborted:
-    """Tell these tasks that the checkpoint will never complete, and which one is the latest that has (0: none)."""
+    """Tell these tasks that the checkpoint will never complete, and which one is the latest that has (0:
+    none)."""
 
     tasks: Set[TaskId]
     checkpoint_id: int

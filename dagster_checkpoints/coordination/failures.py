@@ -1,7 +1,7 @@
 """Why checkpoints fail, and how many failures in a row a job bears.
 
-The reasons are Flink's, by name (org.apache.flink.runtime.checkpoint.CheckpointFailureReason); the list is closed.
-Must not know: what happens to the job afterwards.
+The reasons are Flink's, by name (org.apache.flink.runtime.checkpoint.CheckpointFailureReason); the list is
+closed. Must not know: what happens to the job afterwards.
 """
 
 from __future__ import annotations

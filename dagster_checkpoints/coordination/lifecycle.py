@@ -32,8 +32,8 @@ class EndOfDataReceived:
     """No more records on any input, or the source is exhausted or was stopped.
 
     Attributes:
-        drain: False after a suspend: nothing is flushed, because the job is meant to be resumed. It comes only when
-            the savepoint is complete, so the task then ends at once.
+        drain: False after a suspend: nothing is flushed, because the job is meant to be resumed. It comes
+            only when the savepoint is complete, so the task then ends at once.
     """
 
     drain: bool = True
@@ -87,7 +87,8 @@ class FinishOperators:
 
 @dataclass(frozen=True, slots=True)
 class EmitEndOfData:
-    """Send EndOfData to every output; after a drain also tell the coordinator that the data has ended here."""
+    """Send EndOfData to every output; after a drain also tell the coordinator that the data has ended
+    here."""
 
     drain: bool
 
@@ -127,8 +128,8 @@ class TaskLifecycle:
     """The end of a task's life.
 
     Args:
-        checkpointing: False when there are no checkpoints to wait for (no interval, or checkpoints after tasks finish
-            are switched off): the task then commits and ends without waiting.
+        checkpointing: False when there are no checkpoints to wait for (no interval, or checkpoints after
+            tasks finish are switched off): the task then commits and ends without waiting.
     """
 
     def __init__(self, checkpointing: bool = True) -> None:

@@ -1,8 +1,8 @@
 """The checkpoint plan: whom a checkpoint triggers, for whom it waits, and what has finished.
 
-Computed atomically from the latest known task states and then carried unchanged by the pending checkpoint. States
-live in one byte per task, so that a million instances cost a few scans of a few bytearrays and not a million objects.
-Must not know: time, messages, storage.
+Computed atomically from the latest known task states and then carried unchanged by the pending checkpoint.
+States live in one byte per task, so that a million instances cost a few scans of a few bytearrays and not a
+million objects. Must not know: time, messages, storage.
 
 Source: FLIP-147, "Triggering Checkpoints After Tasks Finished" and its Appendix 1.
 """
@@ -43,8 +43,8 @@ _UNFINISHED_MASK = bytes(0 if value == _FINISHED else _MEMBER for value in range
 class TaskSet(Set[TaskId]):
     """A read-only set of tasks: one byte per task of the graph, never an object per task.
 
-    Behaves as any other set (``in``, ``len``, ``==`` with a ``frozenset``); iterates in topological order of the
-    vertices and then by index.
+    Behaves as any other set (``in``, ``len``, ``==`` with a ``frozenset``); iterates in topological order of
+    the vertices and then by index.
     """
 
     __slots__ = ("_graph", "_length", "_masks")
@@ -112,7 +112,8 @@ def _both(left: bytes | bytearray, right: bytes | bytearray) -> bytes:
 
 
 class TaskStates:
-    """The latest known state of every task, one byte each, with the counts that are asked for all the time."""
+    """The latest known state of every task, one byte each, with the counts that are asked for all the
+    time."""
 
     def __init__(self, graph: ExecutionGraph, finished: Iterable[TaskId] = ()) -> None:
         self.graph = graph
@@ -177,7 +178,8 @@ class TaskStates:
 
 
 class NotAllRunning(NamedTuple):
-    """There can be no checkpoint now: Flink's NOT_ALL_REQUIRED_TASKS_RUNNING, with the first task that is the cause."""
+    """There can be no checkpoint now: Flink's NOT_ALL_REQUIRED_TASKS_RUNNING, with the first task that is the
+    cause."""
 
     task: TaskId
     state: TaskState
@@ -217,7 +219,8 @@ class CheckpointPlan:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The stages in which the checkpoint starts: the first stage of every vertex that has a task to trigger."""
+        """The stages in which the checkpoint starts: the first stage of every vertex that has a task to
+        trigger."""
         return tuple(
             vertex.stages[0]
             for position, vertex in enumerate(self.graph.vertices)

@@ -1,7 +1,8 @@
 """Which checkpoint request runs next.
 
-Order: savepoint before checkpoint, forced before not, user before periodic, then time. Only periodic requests obey the
-minimum pause. Must not know: how a checkpoint is triggered. Source: Flink's CheckpointRequestDecider.
+Order: savepoint before checkpoint, forced before not, user before periodic, then time. Only periodic requests
+obey the minimum pause. Must not know: how a checkpoint is triggered. Source: Flink's
+CheckpointRequestDecider.
 """
 
 from __future__ import annotations

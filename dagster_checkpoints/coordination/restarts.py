@@ -1,7 +1,7 @@
 """How often, and after what delay, a job whose task has failed is restarted.
 
-Each strategy is its settings and its own small state; `fresh()` gives one without a past. Must not know: what failed,
-how a job restarts. Source: Flink, "Task Failure Recovery", Restart Strategies.
+Each strategy is its settings and its own small state; `fresh()` gives one without a past. Must not know: what
+failed, how a job restarts. Source: Flink, "Task Failure Recovery", Restart Strategies.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class ExponentialDelayRestart:
             self._in_a_row = 0
         if self.attempts is not None and self._in_a_row >= self.attempts:
             return GiveUp(
-                f"the job failed {self._in_a_row + 1} times in a row (exponential delay, attempts={self.attempts})"
+                f"the job failed {self._in_a_row + 1} times in a row (exponential delay, "
+                f"attempts={self.attempts})"
             )
         try:
             delay = min(self.maximum, self.initial * self.multiplier**self._in_a_row)
@@ -130,7 +131,8 @@ class ExponentialDelayRestart:
 
 @dataclass(slots=True)
 class FailureRateRestart:
-    """Gives up when more than `max_failures` failures fall within `interval` seconds; else restarts after `delay`."""
+    """Gives up when more than `max_failures` failures fall within `interval` seconds; else restarts after
+    `delay`."""
 
     max_failures: int = 1
     interval: float = 60.0

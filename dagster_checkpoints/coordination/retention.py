@@ -1,6 +1,7 @@
 """Which completed checkpoints are kept, and which are let go.
 
-Must not know: how a checkpoint is deleted. Source: Flink's CompletedCheckpointStore and CheckpointSubsumeHelper.
+Must not know: how a checkpoint is deleted. Source: Flink's CompletedCheckpointStore and
+CheckpointSubsumeHelper.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class JobStatus(Enum):
 class CompletedCheckpoints:
     """The retained checkpoints, oldest first.
 
-    The `retained` newest are kept, and the newest *checkpoint* always. A savepoint is never given up by the system,
-    subsumes nothing and is in the list only if it stopped the job.
+    The `retained` newest are kept, and the newest *checkpoint* always. A savepoint is never given up by the
+    system, subsumes nothing and is in the list only if it stopped the job.
     """
 
     def __init__(self, retained: int, completed: Iterable[CompletedCheckpoint] = ()) -> None:
@@ -62,12 +63,16 @@ class CompletedCheckpoints:
         return given_up
 
     def _subsume(self) -> list[CompletedCheckpoint]:
-        newest = max((c.checkpoint_id for c in self._checkpoints if not c.is_savepoint), default=None)
+        # The newest of all is what a restart begins from, also where a savepoint stopped the job.
+        newest = {
+            self.latest_id,
+            max((c.checkpoint_id for c in self._checkpoints if not c.is_savepoint), default=0),
+        }
         surplus = len(self._checkpoints) - self._retained
         kept: list[CompletedCheckpoint] = []
         given_up: list[CompletedCheckpoint] = []
         for checkpoint in self._checkpoints:
-            if surplus > 0 and checkpoint.checkpoint_id != newest:
+            if surplus > 0 and checkpoint.checkpoint_id not in newest:
                 surplus -= 1
                 # A savepoint leaves the list, and stays where it is: it is the user's.
                 if not checkpoint.is_savepoint:

@@ -22,8 +22,8 @@ class _Final(Enum):
 class CheckpointSchedule:
     """Due times of one attempt of the job.
 
-    The periodic due time starts when all tasks run. When every task has reached its end of data the periodic ones end
-    and exactly one final checkpoint is wanted, at once; if it fails, another after a short back-off.
+    The periodic due time starts when all tasks run. When every task has reached its end of data the periodic
+    ones end and exactly one final checkpoint is wanted, at once; if it fails, another after a short back-off.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
@@ -106,7 +106,8 @@ class CheckpointSchedule:
             self._final_id = checkpoint_id
 
     def final_failed(self, checkpoint_id: int | None, now: float) -> None:
-        """A checkpoint failed (None: it could not be triggered); if it was the final one, another is wanted."""
+        """A checkpoint failed (None: it could not be triggered); if it was the final one, another is
+        wanted."""
         is_final = self._final is _Final.TRIGGERED and checkpoint_id == self._final_id
         if is_final or (self._final is _Final.WANTED and checkpoint_id is None):
             self._final = _Final.WANTED

@@ -1,10 +1,10 @@
 """How far event time has come in a task: the minimum over its input channels.
 
-One valve per task (or per streaming input). Watermarks are integers, milliseconds since 1970. Must not know: records,
-Spark, when a channel is silent long enough to be idle.
+One valve per task (or per streaming input). Watermarks are integers, milliseconds since 1970. Must not know:
+records, Spark, when a channel is silent long enough to be idle.
 
-Source: Flink's StatusWatermarkValve. It differs in one point: a channel that has reached its end says nothing about
-the others, so that an ended backfill beside an idle live feed does not fire the live feed's windows.
+Source: Flink's StatusWatermarkValve. It differs in one point: a channel that has reached its end says nothing
+about the others, so that an ended backfill beside an idle live feed does not fire the live feed's windows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Literal
 from dagster_checkpoints.coordination.errors import UnexpectedEvent, UnknownChannel
 
 MAX_WATERMARK_MS = 10**15
-"""No record follows: the year 33658, later than any timestamp a user can write (the year 9999), so that a window over
-9999-12-31 fires too. Spark's own end, 253402300799000 (9999-12-31T23:59:59), is the runtime's business."""
+"""No record follows: the year 33658, later than any timestamp a user can write (the year 9999), so that a
+window over 9999-12-31 fires too. Spark's own end, 253402300799000 (9999-12-31T23:59:59), is the runtime's
+business."""
 MIN_WATERMARK_MS = -(10**15)
 """Nothing is known yet; earlier than the year 1."""
 MAX_WATERMARK = MAX_WATERMARK_MS
@@ -103,7 +104,8 @@ class WatermarkValve:
         return self._recompute()
 
     def end(self, channel: str, drain: bool) -> int | None:
-        """EndOfData arrived: after a drain the channel counts as MAX_WATERMARK, after a suspend it keeps its last."""
+        """EndOfData arrived: after a drain the channel counts as MAX_WATERMARK, after a suspend it keeps its
+        last."""
         state = self._known(channel)
         if state.ended == "none":
             self._wake(state)
@@ -118,7 +120,8 @@ class WatermarkValve:
         )
 
     def restore(self, state: ValveState) -> int | None:
-        """Go on from a snapshot. Channels it does not know start without a watermark; those gone are forgotten."""
+        """Go on from a snapshot. Channels it does not know start without a watermark; those gone are
+        forgotten."""
         before = self._output
         self._output = max(self._output, state.watermark)
         for name, saved in state.channels.items():
@@ -155,7 +158,8 @@ class WatermarkValve:
         if state is None:
             raise UnknownChannel(
                 f"Channel {channel!r} is not an input of this task, which has "
-                f"{', '.join(self._channels) or 'no inputs'}. Feed a valve only the channels it was made with."
+                f"{', '.join(self._channels) or 'no inputs'}. Feed a valve only the channels it was made "
+                "with."
             )
         return state
 
@@ -163,7 +167,7 @@ class WatermarkValve:
         state = self._known(channel)
         if state.ended != "none":
             raise UnexpectedEvent(
-                f"Channel {channel!r} delivered {what} after its EndOfData ({state.ended}). Nothing may follow it; "
-                "the channel's log or the position it was restored at is wrong."
+                f"Channel {channel!r} delivered {what} after its EndOfData ({state.ended}). Nothing may "
+                "follow it; the channel's log or the position it was restored at is wrong."
             )
         return state

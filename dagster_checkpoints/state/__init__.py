@@ -1,4 +1,5 @@
-"""What a checkpoint holds. Read `metadata` (the versioned format), then `restore` (whether it fits a pipeline)."""
+"""What a checkpoint holds. Read `metadata` (the versioned format), then `restore` (whether it fits a
+pipeline)."""
 
 from dagster_checkpoints.state.errors import (
     ChainLayoutChanged,

@@ -1,4 +1,5 @@
-"""The errors of the state floor: a checkpoint's metadata that cannot be read, or that does not fit the pipeline."""
+"""The errors of the state floor: a checkpoint's metadata that cannot be read, or that does not fit the
+pipeline."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class UnknownMetadataVersion(StateError):
 
 
 class PartlyFinishedUnionState(StateError):
-    """A stage with union list state has some, but not all, of its instances finished: no checkpoint of it is valid."""
+    """A stage with union list state has some, but not all, of its instances finished: no checkpoint of it is
+    valid."""
 
 
 class RestoreError(StateError):

@@ -5,10 +5,10 @@ Two lines of JSON. The first names format, version, length and checksum; the sec
     {"format":"dagster-checkpoints","version":1,"length":1234,"sha256":"…"}
     {"pipeline":"flights","checkpoint_id":7,…}
 
-The checksum covers version, length and body, so that any flipped byte is a `CorruptMetadata` and never a misread one;
-an intact file of another version is an `UnknownMetadataVersion`. The first line is the same in every version, for
-ever. A new version adds its structs beside these; every version ever written stays readable (tests/state/examples).
-Must not know: storage, Spark, the pipeline.
+The checksum covers version, length and body, so that any flipped byte is a `CorruptMetadata` and never a
+misread one; an intact file of another version is an `UnknownMetadataVersion`. The first line is the same in
+every version, for ever. A new version adds its structs beside these; every version ever written stays
+readable (tests/state/examples). Must not know: storage, Spark, the pipeline.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class TaskSnapshot(_Struct, frozen=True):
         query: its Spark query; None if there is none (yet).
         channels: its input channels.
         static: its static inputs that are ready.
-        end_of_data: "drain" for a task that had finished its operators; it is restored into waiting for the final
-            checkpoint. Such a task is not finished: its sinks' transactions are in here.
+        end_of_data: "drain" for a task that had finished its operators; it is restored into waiting for the
+            final checkpoint. Such a task is not finished: its sinks' transactions are in here.
         watermark: its output watermark, milliseconds; None before the first.
         output_positions: by output channel, how many elements had been written.
         valve_watermark: its input watermark, milliseconds; None before the first.
@@ -173,6 +173,8 @@ class StageMetadata(_Struct, frozen=True):
         instances: their names, in order.
         finished: the indices of those that have finished.
         fully_finished: all have; the stage holds nothing and is not run again.
+        output_schema: of its rows as channels carry them, in Spark's JSON form, so that its consumers can be restored
+            without it; empty for a stage inside a chain.
     """
 
     name: str
@@ -180,6 +182,7 @@ class StageMetadata(_Struct, frozen=True):
     instances: tuple[str, ...]
     finished: tuple[int, ...] = ()
     fully_finished: bool = False
+    output_schema: str = ""
 
 
 class ChainMetadata(_Struct, frozen=True):
@@ -220,7 +223,8 @@ class CheckpointMetadata(_Struct, frozen=True):
     version: int = VERSION
 
     def files(self) -> frozenset[str]:
-        """The sha256 of every file that the checkpoint refers to: what must not be deleted while it is retained."""
+        """The sha256 of every file that the checkpoint refers to: what must not be deleted while it is
+        retained."""
         return frozenset(
             file.sha256 for chain in self.chains for t in chain.tasks.values() for file in task_files(t)
         )
@@ -258,13 +262,16 @@ def decode(data: bytes, where: str) -> CheckpointMetadata:
     if not newline or not rest.endswith(b"\n") or _header(version, rest[:-1]) != header:
         raise _corrupt(
             where,
-            f"its first line promises {header[:200].decode('utf-8', 'replace')}, and the {max(len(rest) - 1, 0)} "
+            f"its first line promises {header[:200].decode('utf-8', 'replace')}, and the "
+            f"{max(len(rest) - 1, 0)} "
             "bytes behind it do not match that length and checksum",
         )
     if version != VERSION:
         raise UnknownMetadataVersion(
-            f"The checkpoint metadata at {where} is intact and of format version {version}; this release reads "
-            f"version {VERSION}. Use a release of dagster-checkpoints that knows version {version}, or restore "
+            f"The checkpoint metadata at {where} is intact and of format version {version}; this release "
+            "reads "
+            f"version {VERSION}. Use a release of dagster-checkpoints that knows version {version}, or "
+            "restore "
             "from another checkpoint."
         )
     try:
@@ -272,7 +279,8 @@ def decode(data: bytes, where: str) -> CheckpointMetadata:
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise UnknownMetadataVersion(
             f"The checkpoint metadata at {where} is intact, but says something that this release does not "
-            f"understand: {error}. It was written by another release of dagster-checkpoints; use that one, or "
+            f"understand: {error}. It was written by another release of dagster-checkpoints; use that one, "
+            "or "
             "restore from another checkpoint."
         ) from error
     return metadata
@@ -303,6 +311,7 @@ def _read_version(header: bytes, where: str) -> int:
 
 def _corrupt(where: str, found: str) -> CorruptMetadata:
     return CorruptMetadata(
-        f"The checkpoint metadata at {where} is damaged: {found}. Expected a file written by dagster-checkpoints, "
+        f"The checkpoint metadata at {where} is damaged: {found}. Expected a file written by "
+        "dagster-checkpoints, "
         "unchanged. Restore from another retained checkpoint or savepoint."
     )

@@ -59,8 +59,10 @@ class RestorePlan:
 
     Attributes:
         checkpoint_id: restored from; the next one is `next_checkpoint_id`.
-        chains: the recorded layout, in order, without chains that have fully finished or are gone: build these again.
-        new_stages: stages that the checkpoint does not know; they start empty, in chains of the caller's making.
+        chains: the recorded layout, in order, without chains that have fully finished or are gone: build
+            these again.
+        new_stages: stages that the checkpoint does not know; they start empty, in chains of the caller's
+            making.
         fully_finished: stages that are not run again; consumers see their channels as ended.
         finished: tasks (of recorded chains) that are not run again, those of fully finished chains included.
         after_finish: tasks that had finished their operators and wait for the final checkpoint.
@@ -158,9 +160,12 @@ def _finished_message(
     else:
         found = "is still running"
     return (
-        f"Stage {stage.name!r} is {state} in {where}, so its predecessor {source!r} over {pattern.name} must be "
-        f"{expected}; but {source!r} {found}. Its records would reach nobody. Take {source!r} out of the inputs of "
-        f"{stage.name!r}, give {stage.name!r} another name so that it starts anew, or start the pipeline without this "
+        f"Stage {stage.name!r} is {state} in {where}, so its predecessor {source!r} over {pattern.name} "
+        "must be "
+        f"{expected}; but {source!r} {found}. Its records would reach nobody. Take {source!r} out of the "
+        "inputs of "
+        f"{stage.name!r}, give {stage.name!r} another name so that it starts anew, or start the pipeline "
+        "without this "
         "checkpoint."
     )
 
@@ -174,7 +179,8 @@ def _unclaimed(
     if with_state and not allowed:
         raise NonRestoredState(
             f"{where[0].upper()}{where[1:]} holds state of {_names(with_state)}, which the pipeline "
-            f"{pipeline.name!r} does not have (it has {_names(present)}). Put the stage back under that name, or set "
+            f"{pipeline.name!r} does not have (it has {_names(present)}). Put the stage back under that "
+            "name, or set "
             "allow_non_restored_state to leave its state behind."
         )
     return gone
@@ -187,7 +193,8 @@ def _check_instances(pipeline: PipelineView, recorded: Mapping[str, StageMetadat
             continue
         raise InstancesChanged(
             f"Stage {stage.name!r} has the instances {_names(stage.instances)}; in {where} it has "
-            f"{_names(known.instances)}. State cannot be redistributed yet: give the stage the same instances in "
+            f"{_names(known.instances)}. State cannot be redistributed yet: give the stage the same "
+            "instances in "
             "the same order, or start the pipeline without this checkpoint."
         )
 
@@ -212,8 +219,10 @@ def _check_layout(
     for upstream, name in zip(chain.stages, chain.stages[1:], strict=False):
         if inputs.get(name) != [upstream]:
             raise ChainLayoutChanged(
-                f"In {where} the stages {layout} run as one Spark query, in which {name!r} reads {upstream!r} and "
-                f"nothing else; now {name!r} reads {_names(inputs.get(name, [])) or 'nothing'}. Spark's state belongs "
+                f"In {where} the stages {layout} run as one Spark query, in which {name!r} reads "
+                f"{upstream!r} and "
+                f"nothing else; now {name!r} reads {_names(inputs.get(name, [])) or 'nothing'}. Spark's "
+                "state belongs "
                 "to the plan of that query. Restore the stages' order, or start without this checkpoint."
             )
 
@@ -221,8 +230,8 @@ def _check_layout(
 def check_union_states(metadata: CheckpointMetadata) -> None:
     """Refuse a checkpoint in which a stage with union list state is finished in part.
 
-    A union state means something only as a whole, and what finished instances held is gone. To be called before the
-    metadata is written; the checkpoint is then declined.
+    A union state means something only as a whole, and what finished instances held is gone. To be called
+    before the metadata is written; the checkpoint is then declined.
 
     Raises:
         PartlyFinishedUnionState: names the stage, the state and the finished instances.
@@ -235,9 +244,11 @@ def check_union_states(metadata: CheckpointMetadata) -> None:
                 if union and name in partly:
                     raise PartlyFinishedUnionState(
                         f"Stage {name!r} has the union list state {union[0]!r}, and its instances "
-                        f"{_list(partly[name])} have finished while others run. What they held is part of the "
+                        f"{_list(partly[name])} have finished while others run. What they held is part of "
+                        "the "
                         f"union, so checkpoint {metadata.checkpoint_id} is declined; the next one after all "
-                        "instances have finished can complete. Use list or broadcast state if a part suffices."
+                        "instances have finished can complete. Use list or broadcast state if a part "
+                        "suffices."
                     )
 
 

@@ -1,0 +1,68 @@
+"""Restart strategies, as rows: the times of failures, and what each is answered with."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_checkpoints.coordination import (
+    ExponentialDelayRestart,
+    FailureRateRestart,
+    FixedDelayRestart,
+    GiveUp,
+    InvalidCheckpointConfig,
+    NoRestart,
+    RestartAfter,
+    RestartStrategy,
+)
+
+EXPONENTIAL = ExponentialDelayRestart(initial=1, maximum=5, multiplier=2, reset_after=100)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "failures", "delays"),
+    [
+        (NoRestart(), [0], [None]),
+        (FixedDelayRestart(attempts=2, delay=3), [0, 1000, 2000], [3, 3, None]),
+        (FixedDelayRestart(attempts=0), [0], [None]),
+        (EXPONENTIAL, [0, 2, 5, 10, 16], [1, 2, 4, 5, 5]),
+        # 100 seconds of health, counted from the restart and not from the failure.
+        (EXPONENTIAL, [0, 2, 103, 104], [1, 2, 4, 5]),
+        (EXPONENTIAL, [0, 2, 104, 105.5], [1, 2, 1, 2]),
+        (ExponentialDelayRestart(initial=1, maximum=9, multiplier=2, attempts=2), [0, 2, 9], [1, 2, None]),
+        (FailureRateRestart(max_failures=2, interval=10, delay=1), [0, 5, 9], [1, 1, None]),
+        (FailureRateRestart(max_failures=2, interval=10, delay=1), [0, 5, 10, 15, 20], [1, 1, 1, 1, 1]),
+    ],
+)
+def test_strategies(strategy: RestartStrategy, failures: list[float], delays: list[float | None]) -> None:
+    fresh = strategy.fresh()
+    answers = [fresh.on_failure(now) for now in failures]
+    assert [a.delay if isinstance(a, RestartAfter) else None for a in answers] == delays
+    attempts = [a.attempt for a in answers if isinstance(a, RestartAfter)]
+    assert attempts == list(range(1, len(attempts) + 1))
+    assert all(a.reason for a in answers if isinstance(a, GiveUp))
+
+
+def test_a_fresh_strategy_has_no_past() -> None:
+    used = FixedDelayRestart(attempts=1)
+    used.on_failure(0)
+    assert isinstance(used.on_failure(0), GiveUp)
+    assert isinstance(used.fresh().on_failure(0), RestartAfter)
+    rate = FailureRateRestart(max_failures=1, interval=10)
+    rate.on_failure(0)
+    assert isinstance(rate.fresh().on_failure(1), RestartAfter)
+
+
+def test_the_delay_stays_at_its_maximum_for_ever() -> None:
+    strategy = ExponentialDelayRestart(initial=1, maximum=5, multiplier=10, reset_after=1e9)
+    answers = [strategy.on_failure(n) for n in range(1000)]
+    assert isinstance(answers[-1], RestartAfter)
+    assert answers[-1].delay == 5
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(InvalidCheckpointConfig, match="attempts"):
+        FixedDelayRestart(attempts=-1)
+    with pytest.raises(InvalidCheckpointConfig, match="multiplier"):
+        ExponentialDelayRestart(multiplier=0.5)
+    with pytest.raises(InvalidCheckpointConfig, match="interval"):
+        FailureRateRestart(interval=-1)

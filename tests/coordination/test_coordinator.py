@@ -1,0 +1,815 @@
+"""The coordinator's rules, one by one: a job is driven by hand, its clock is a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import pytest
+
+from dagster_checkpoints.coordination import (
+    AcknowledgeAnswer,
+    AcknowledgeAnswered,
+    Acknowledged,
+    CheckpointCompleted,
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CheckpointFailed,
+    CheckpointPlan,
+    CheckpointProperties,
+    CheckpointRequested,
+    CheckpointStillFinalizing,
+    CompletedCheckpoint,
+    CoordinatorAction,
+    CoordinatorEvent,
+    Declined,
+    DiscardCheckpoint,
+    DiscardStates,
+    EndOfDataReached,
+    FailJob,
+    FailureReason,
+    InvalidCheckpointConfig,
+    JobRestarting,
+    JobStatus,
+    MetadataOutcomeUnknown,
+    MetadataWriteFailed,
+    MetadataWritten,
+    NotifyAborted,
+    NotifyComplete,
+    RequestCompleted,
+    RequestFailed,
+    Shutdown,
+    TaskState,
+    TaskStateChanged,
+    TaskStatistics,
+    Tick,
+    TriggerFailed,
+    TriggerTask,
+    UnknownTask,
+    WriteMetadata,
+)
+from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
+
+Graphs = Callable[[str], ExecutionGraph]
+T = TypeVar("T")
+A, B, C = TaskId("V0", 0), TaskId("V1", 0), TaskId("V2", 0)
+CHAIN = "V0 p1 -ALL-> V1 p1 -ALL-> V2 p1"
+SAVEPOINT = CheckpointProperties.for_savepoint()
+AFTER_FINISH = TaskStatistics(operators_finished=True)
+
+
+class Job:
+    """A coordinator, its clock, and everything it ever asked for."""
+
+    def __init__(
+        self,
+        graph: ExecutionGraph,
+        *,
+        running: bool = True,
+        finished: Iterable[TaskId] = (),
+        completed: Iterable[CompletedCheckpoint] = (),
+        next_checkpoint_id: int = 1,
+        interval: float | None = 10.0,
+        **settings: object,
+    ) -> None:
+        config = CheckpointConfig(interval=interval, **settings)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.finished = frozenset(finished)
+        self.coordinator = CheckpointCoordinator(
+            graph,
+            config,
+            next_checkpoint_id=next_checkpoint_id,
+            finished=self.finished,
+            completed=tuple(completed),
+        )
+        self.tasks = [TaskId(v.name, i) for v in graph.vertices for i in range(v.parallelism)]
+        self.actions: list[CoordinatorAction] = []
+        if running:
+            self.start()
+
+    def start(self) -> None:
+        for task in self.tasks:
+            if task not in self.finished:
+                self.state(task, TaskState.RUNNING)
+
+    def do(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
+        actions = self.coordinator.handle(event, self.now)
+        self.actions += actions
+        return actions
+
+    def state(self, task: TaskId, state: TaskState) -> list[CoordinatorAction]:
+        return self.do(TaskStateChanged(task, state))
+
+    def at(self, now: float) -> list[CoordinatorAction]:
+        """Turn the clock, with a Tick at every deadline on the way."""
+        actions: list[CoordinatorAction] = []
+        while (due := self.coordinator.next_deadline()) is not None and due <= now:
+            self.now = max(self.now, due)
+            actions += self.do(Tick())
+        self.now = now
+        return actions
+
+    def ack(
+        self, checkpoint_id: int, *tasks: TaskId, statistics: TaskStatistics | None = None
+    ) -> list[CoordinatorAction]:
+        actions: list[CoordinatorAction] = []
+        for task in tasks or self.tasks:
+            if self.coordinator.state_of(task) is not TaskState.FINISHED:
+                state = f"{task}@{checkpoint_id}"
+                actions += self.do(Acknowledged(task, checkpoint_id, state, statistics or TaskStatistics()))
+        return actions
+
+    def complete(
+        self, checkpoint_id: int, statistics: TaskStatistics | None = None
+    ) -> list[CoordinatorAction]:
+        self.ack(checkpoint_id, statistics=statistics)
+        return self.do(MetadataWritten(checkpoint_id, f"chk-{checkpoint_id}"))
+
+    def checkpoint(self) -> int:
+        """Ask for a checkpoint by hand and return its id."""
+        actions = self.do(CheckpointRequested("by hand"))
+        return next(a.barrier.checkpoint_id for a in actions if isinstance(a, TriggerTask))
+
+    @property
+    def completed_ids(self) -> list[int]:
+        return [a.checkpoint.checkpoint_id for a in pick(self.actions, CheckpointCompleted)]
+
+
+def pick(actions: Iterable[CoordinatorAction], kind: type[T]) -> list[T]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def triggered(actions: Iterable[CoordinatorAction]) -> list[tuple[int, TaskId]]:
+    return [(a.barrier.checkpoint_id, a.task) for a in pick(actions, TriggerTask)]
+
+
+def failed(actions: Iterable[CoordinatorAction]) -> list[tuple[int | None, FailureReason]]:
+    return [(a.checkpoint_id, a.reason) for a in pick(actions, CheckpointFailed)]
+
+
+# The life of a checkpoint
+
+
+def test_from_trigger_to_completion(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    assert triggered(job.at(10)) == [(1, A)]
+    assert job.coordinator.pending_ids == (1,)
+    job.now = 11
+    assert pick(job.ack(1, A, C), WriteMetadata) == []
+    (write,) = pick(job.ack(1, B), WriteMetadata)
+    assert dict(write.checkpoint.states) == {A: "V0[0]@1", B: "V1[0]@1", C: "V2[0]@1"}
+    assert (write.checkpoint.triggered_at, write.checkpoint.acknowledged_at) == (10, 11)
+    job.now = 12
+    actions = job.do(MetadataWritten(1, "s3://b/chk-1"))
+    (completed,) = pick(actions, CheckpointCompleted)
+    assert completed.checkpoint.location == "s3://b/chk-1"
+    assert completed.checkpoint.duration == 2
+    assert [set(a.tasks) for a in pick(actions, NotifyComplete)] == [{A, B, C}]
+    assert job.coordinator.latest_completed == completed.checkpoint
+    assert job.coordinator.pending_ids == ()
+
+
+def test_finished_tasks_count_as_acknowledged_at_once(graph_of: Graphs) -> None:
+    job = Job(graph_of("V0 p2 -ALL-> V1 p1"), finished=[TaskId("V0", 0)])
+    assert triggered(job.at(10)) == [(1, TaskId("V0", 1))]
+    assert len(pick(job.ack(1, TaskId("V0", 1), B), WriteMetadata)) == 1
+    actions = job.do(MetadataWritten(1, "x"))
+    (completed,) = pick(actions, CheckpointCompleted)
+    assert completed.checkpoint.finished == {TaskId("V0", 0)}
+    assert pick(actions, NotifyComplete)[0].tasks == {TaskId("V0", 1), B}
+
+
+def test_ids_start_at_1_and_go_on_after_the_restored_one(graph_of: Graphs) -> None:
+    assert Job(graph_of(CHAIN)).checkpoint() == 1
+    job = Job(graph_of(CHAIN), next_checkpoint_id=43)
+    assert job.checkpoint() == 43
+    job.do(JobRestarting())
+    job.start()
+    assert job.checkpoint() == 44
+
+
+def test_a_failed_attempt_to_trigger_uses_no_id(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), running=False)
+    actions = job.do(CheckpointRequested("r"))
+    assert pick(actions, RequestFailed) == [
+        RequestFailed("r", FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, "task V0[0] is CREATED, not RUNNING")
+    ]
+    job.start()
+    assert job.checkpoint() == 1
+
+
+# Answers to acknowledgements
+
+
+def answers(actions: Iterable[CoordinatorAction]) -> list[AcknowledgeAnswer]:
+    return [a.answer for a in pick(actions, AcknowledgeAnswered)]
+
+
+def test_success_and_duplicate(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    assert answers(job.ack(1, A)) == [AcknowledgeAnswer.SUCCESS]
+    again = job.do(Acknowledged(A, 1, "another"))
+    assert answers(again) == [AcknowledgeAnswer.DUPLICATE]
+    assert pick(again, DiscardStates) == []
+    (write,) = pick(job.ack(1, B, C), WriteMetadata)
+    assert write.checkpoint.states[A] == "V0[0]@1"
+
+
+def test_a_duplicate_after_completion_throws_nothing_away(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.complete(1)
+    late = job.ack(1, A)
+    assert answers(late) == [AcknowledgeAnswer.DUPLICATE]
+    assert pick(late, DiscardStates) == []
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_id", "answer"), [(1, AcknowledgeAnswer.DISCARDED), (9, AcknowledgeAnswer.UNKNOWN)]
+)
+def test_a_late_or_unknown_state_is_thrown_away(
+    graph_of: Graphs, checkpoint_id: int, answer: AcknowledgeAnswer
+) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.do(Declined(B, 1))
+    late = job.do(Acknowledged(A, checkpoint_id, "late"))
+    assert answers(late) == [answer]
+    assert [dict(a.states) for a in pick(late, DiscardStates)] == [{A: "late"}]
+
+
+def test_an_unknown_task_is_an_error(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    with pytest.raises(UnknownTask, match=r"V7\[0\]"):
+        job.do(Acknowledged(TaskId("V7", 0), 1))
+
+
+# Early aborts
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (TaskState.FINISHED, FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING),
+        (TaskState.FAILED, FailureReason.TASK_FAILURE),
+        (TaskState.CANCELED, FailureReason.TASK_FAILURE),
+    ],
+)
+def test_a_task_that_ends_before_it_acknowledged_aborts_at_once(
+    graph_of: Graphs, state: TaskState, reason: FailureReason
+) -> None:
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=0)
+    job.checkpoint()
+    job.ack(1, A)
+    actions = job.state(B, state)
+    assert failed(actions) == [(1, reason)]
+    assert [set(a.tasks) for a in pick(actions, NotifyAborted)] == [{A, C}]
+    assert [dict(a.states) for a in pick(actions, DiscardStates)] == [{A: "V0[0]@1"}]
+    assert pick(actions, FailJob) == []
+
+
+def test_a_task_that_ends_after_it_acknowledged_aborts_nothing(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.ack(1, A)
+    assert failed(job.state(A, TaskState.FINISHED)) == []
+    assert len(pick(job.ack(1, B, C), WriteMetadata)) == 1
+
+
+def test_a_root_that_cannot_be_triggered_aborts_at_once(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=0)
+    job.checkpoint()
+    actions = job.do(TriggerFailed(A, 1))
+    assert failed(actions) == [(1, FailureReason.TRIGGER_CHECKPOINT_FAILURE)]
+    assert pick(actions, FailJob) == []
+
+
+def test_the_end_of_data_aborts_nothing(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    assert failed(job.do(EndOfDataReached(A))) == []
+    assert job.coordinator.pending_ids == (1,)
+
+
+def test_the_notice_of_an_abort_names_the_latest_completed(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=5)
+    job.checkpoint()
+    assert pick(job.do(Declined(A, 1)), NotifyAborted)[0].latest_completed_id == 0
+    job.checkpoint()
+    job.complete(2)
+    job.checkpoint()
+    assert pick(job.do(Declined(A, 3)), NotifyAborted)[0].latest_completed_id == 2
+
+
+def test_a_decline_after_the_last_acknowledgement_is_late(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.ack(1)
+    assert job.do(Declined(A, 1)) == []
+    assert job.do(TaskStateChanged(A, TaskState.FAILED)) == []
+    assert pick(job.do(MetadataWritten(1, "x")), CheckpointCompleted) != []
+
+
+# Time
+
+
+def test_expiry_names_who_is_missing(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), interval=1000.0, timeout=60.0)
+    job.checkpoint()
+    job.ack(1, A)
+    assert job.coordinator.next_deadline() == 60
+    assert failed(job.at(59)) == []
+    actions = job.at(60)
+    assert failed(actions) == [(1, FailureReason.CHECKPOINT_EXPIRED)]
+    assert "V1[0], V2[0]" in pick(actions, CheckpointFailed)[0].message
+
+
+def test_no_expiry_while_metadata_is_written(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), interval=1000.0, timeout=60.0)
+    job.checkpoint()
+    job.ack(1)
+    assert failed(job.at(500)) == []
+    assert job.do(MetadataWritten(1, "x")) != []
+    assert job.completed_ids == [1]
+
+
+def test_the_interval_counts_from_when_all_tasks_run(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), running=False)
+    job.now = 5
+    job.state(A, TaskState.RUNNING)
+    job.state(B, TaskState.RUNNING)
+    assert job.coordinator.next_deadline() is None
+    job.now = 7
+    job.state(C, TaskState.RUNNING)
+    assert job.coordinator.next_deadline() == 17
+    assert triggered(job.at(17)) == [(1, A)]
+
+
+def test_initial_delay(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), initial_delay=2.0)
+    assert triggered(job.at(2)) == [(1, A)]
+    job.complete(1)
+    assert triggered(job.at(11)) == []
+    assert triggered(job.at(12)) == [(2, A)]
+
+
+def test_a_periodic_checkpoint_that_finds_a_task_not_running_tries_again(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.state(B, TaskState.INITIALIZING)
+    assert failed(job.at(10)) == [(None, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING)]
+    job.state(B, TaskState.RUNNING)
+    assert triggered(job.at(20)) == [(1, A)]
+
+
+def test_no_interval_no_periodic_checkpoints(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), interval=None)
+    assert not job.coordinator.checkpointing_enabled
+    assert job.coordinator.next_deadline() is None
+    for task in job.tasks:
+        assert job.do(EndOfDataReached(task)) == []
+    assert job.checkpoint() == 1
+
+
+def test_min_pause_counts_from_the_last_completion_and_only_for_periodic(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), min_pause=8.0)
+    job.at(10)
+    job.at(15)
+    job.complete(1)
+    assert triggered(job.at(20)) == []
+    assert job.coordinator.next_deadline() == 23
+    assert job.checkpoint() == 2
+    job.now = 21
+    job.complete(2)
+    assert triggered(job.at(28.9)) == []
+    assert triggered(job.at(29)) == [(3, A)]
+
+
+def test_a_periodic_checkpoint_waits_for_a_slot_and_only_one_waits(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    assert triggered(job.at(45)) == [(1, A)]
+    assert triggered(job.complete(1)) == [(2, A)]
+    assert triggered(job.complete(2)) == []
+
+
+def test_max_concurrent_and_forced_savepoints(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_concurrent=2)
+    assert [triggered(job.do(CheckpointRequested(f"c{i}"))) for i in range(3)] == [[(1, A)], [(2, A)], []]
+    assert triggered(job.do(CheckpointRequested("s", SAVEPOINT))) == [(3, A)]
+    unforced = CheckpointProperties.for_savepoint(unaligned_checkpoints=True)
+    assert triggered(job.do(CheckpointRequested("u", unforced))) == []
+    job.complete(1)
+    assert job.coordinator.pending_ids == (2, 3)
+
+
+def test_a_full_queue_drops_its_last(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_queued=1)
+    job.do(CheckpointRequested("runs"))
+    job.do(CheckpointRequested("waits"))
+    assert pick(job.do(CheckpointRequested("too many")), RequestFailed) == [
+        RequestFailed(
+            "too many",
+            FailureReason.TOO_MANY_CHECKPOINT_REQUESTS,
+            FailureReason.TOO_MANY_CHECKPOINT_REQUESTS.value,
+        )
+    ]
+    unforced = CheckpointProperties.for_savepoint(unaligned_checkpoints=True)
+    (dropped,) = pick(job.do(CheckpointRequested("better", unforced)), RequestFailed)
+    assert dropped.request_id == "waits"
+
+
+def test_requests_are_answered_exactly_once(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.do(CheckpointRequested("a"))
+    job.do(CheckpointRequested("b"))
+    job.complete(1)
+    job.do(Declined(A, 2))
+    assert [(a.request_id, a.checkpoint.location) for a in pick(job.actions, RequestCompleted)] == [
+        ("a", "chk-1")
+    ]
+    assert [a.request_id for a in pick(job.actions, RequestFailed)] == ["b"]
+
+
+# Subsumption, retention
+
+
+def test_a_completed_checkpoint_subsumes_older_pending_ones_except_savepoints(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_concurrent=3)
+    job.do(CheckpointRequested("1"))
+    job.do(CheckpointRequested("2", SAVEPOINT))
+    job.do(CheckpointRequested("3"))
+    job.do(CheckpointRequested("4", SAVEPOINT))
+    job.ack(1, A)
+    actions = job.complete(3)
+    assert failed(actions) == [(1, FailureReason.CHECKPOINT_SUBSUMED)]
+    assert [dict(a.states) for a in pick(actions, DiscardStates)] == [{A: "V0[0]@1"}]
+    assert [a.request_id for a in pick(actions, RequestFailed)] == ["1"]
+    assert job.coordinator.pending_ids == (2, 4)
+    assert failed(job.complete(4)) == []
+    assert pick(job.complete(2), RequestCompleted)[0].request_id == "2"
+
+
+def test_metadata_is_written_one_at_a_time(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_concurrent=3)
+    for request in "123":
+        job.do(CheckpointRequested(request))
+    assert [w.checkpoint.checkpoint_id for w in pick(job.ack(2), WriteMetadata)] == [2]
+    assert pick(job.ack(3), WriteMetadata) == []
+    assert pick(job.ack(1), WriteMetadata) == []
+    actions = job.do(MetadataWritten(2, "x"))
+    # 1 is subsumed although it was complete but for its metadata.
+    assert failed(actions) == [(1, FailureReason.CHECKPOINT_SUBSUMED)]
+    assert [w.checkpoint.checkpoint_id for w in pick(actions, WriteMetadata)] == [3]
+
+
+def test_the_newest_are_retained(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), retained=2)
+    discarded = []
+    for _ in range(4):
+        checkpoint_id = job.checkpoint()
+        actions = job.complete(checkpoint_id)
+        discarded.append([a.checkpoint.checkpoint_id for a in pick(actions, DiscardCheckpoint)])
+    assert discarded == [[], [], [1], [2]]
+    assert [c.checkpoint_id for c in job.coordinator.completed] == [3, 4]
+
+
+def test_discarding_comes_after_everybody_was_told(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.complete(1)
+    job.checkpoint()
+    kinds = [type(action) for action in job.complete(2)]
+    assert kinds.index(CheckpointCompleted) < kinds.index(NotifyComplete) < kinds.index(DiscardCheckpoint)
+
+
+def test_restored_checkpoints_are_given_up_like_any_other(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), completed=[CompletedCheckpoint(7, "old")], next_checkpoint_id=8)
+    assert pick(job.complete(job.checkpoint()), DiscardCheckpoint)[0].checkpoint.location == "old"
+
+
+# Failures
+
+
+def test_more_than_tolerable_failures_in_a_row_fail_the_job(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=2)
+    for _ in range(2):
+        assert pick(job.do(Declined(A, job.checkpoint())), FailJob) == []
+    (fail,) = pick(job.do(Declined(A, job.checkpoint(), message="disk full")), FailJob)
+    assert fail.reason is FailureReason.CHECKPOINT_DECLINED
+    assert "disk full" in fail.message and "tolerable_failed_checkpoints" in fail.message
+
+
+def test_a_completed_checkpoint_resets_the_count(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=1)
+    job.do(Declined(A, job.checkpoint()))
+    job.complete(job.checkpoint())
+    assert pick(job.do(Declined(A, job.checkpoint())), FailJob) == []
+
+
+def test_a_savepoints_failure_does_not_count(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=0)
+    job.do(CheckpointRequested("s", SAVEPOINT))
+    actions = job.do(Declined(A, 1))
+    assert pick(actions, RequestFailed)[0].request_id == "s"
+    assert pick(actions, FailJob) == []
+
+
+def test_a_write_that_failed_discards_and_one_of_unknown_outcome_does_not(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=5)
+    job.checkpoint()
+    job.ack(1)
+    actions = job.do(MetadataWriteFailed(1, "no space"))
+    assert failed(actions) == [(1, FailureReason.FINALIZE_CHECKPOINT_FAILURE)]
+    assert len(pick(actions, DiscardStates)) == 1
+    job.checkpoint()
+    job.ack(2)
+    actions = job.do(MetadataOutcomeUnknown(2, "time-out"))
+    assert failed(actions) == [(2, FailureReason.FINALIZE_CHECKPOINT_FAILURE)]
+    assert pick(actions, DiscardStates) == []
+    assert job.coordinator.consecutive_failures == 2
+
+
+def test_outcomes_of_what_is_not_being_written_are_ignored(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    assert job.do(MetadataWritten(1, "x")) == []
+    assert job.do(MetadataWriteFailed(1)) == []
+    assert job.do(MetadataWritten(5, "x")) == []
+    assert job.coordinator.pending_ids == (1,)
+
+
+# The end of the data
+
+
+def test_when_every_task_is_at_its_end_one_checkpoint_is_triggered_at_once(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), min_pause=100.0)
+    job.now = 1
+    assert job.do(EndOfDataReached(A)) == []
+    assert job.do(EndOfDataReached(B)) == []
+    assert not job.coordinator.all_at_end_of_data
+    assert triggered(job.do(EndOfDataReached(C))) == [(1, A)]
+    assert job.coordinator.all_at_end_of_data
+    # Not one per tick, and no periodic one beside or after it.
+    assert triggered(job.at(35)) == []
+    assert triggered(job.complete(1, AFTER_FINISH)) == []
+    for task in job.tasks:
+        assert triggered(job.state(task, TaskState.FINISHED)) == []
+    assert triggered(job.at(100)) == []
+    assert job.completed_ids == [1]
+
+
+def test_finished_tasks_need_not_reach_it_again(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), finished=[A])
+    job.do(EndOfDataReached(B))
+    assert triggered(job.do(EndOfDataReached(C))) == [(1, B)]
+
+
+def test_the_last_running_task_may_make_it_true_by_finishing(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.do(EndOfDataReached(B))
+    job.do(EndOfDataReached(C))
+    assert triggered(job.state(A, TaskState.FINISHED)) == [(1, B)]
+
+
+def test_a_task_that_is_not_running_yet_delays_it(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.state(C, TaskState.INITIALIZING)
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    assert triggered(job.actions) == []
+    assert triggered(job.state(C, TaskState.RUNNING)) == [(1, A)]
+
+
+def test_it_follows_a_pending_one_that_began_before(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.ack(1, A)
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    assert job.coordinator.pending_ids == (1,)
+    assert triggered(job.complete(1)) == [(2, A)]
+
+
+def test_it_runs_beside_a_pending_one_where_there_is_room(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_concurrent=2)
+    job.checkpoint()
+    for task in job.tasks[:2]:
+        job.do(EndOfDataReached(task))
+    assert triggered(job.do(EndOfDataReached(C))) == [(2, A)]
+
+
+def test_a_pending_one_that_serves_every_task_makes_it_needless(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.do(EndOfDataReached(A))
+    job.checkpoint()
+    job.do(EndOfDataReached(B))
+    job.do(EndOfDataReached(C))
+    # Every task took its snapshot behind EndOfData, that is after its finish().
+    assert triggered(job.complete(1, AFTER_FINISH)) == []
+    assert triggered(job.at(30)) == []
+
+
+def test_a_checkpoint_asked_for_serves_as_well(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_concurrent=1)
+    job.checkpoint()
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    job.do(CheckpointRequested("s", SAVEPOINT))
+    assert job.coordinator.pending_ids == (1, 2)
+    assert triggered(job.complete(1)) == []
+    assert triggered(job.complete(2)) == []
+    assert triggered(job.at(50)) == []
+
+
+def test_a_failed_one_is_repeated_after_a_back_off(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=5)
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    assert triggered(job.do(Declined(B, 1))) == []
+    assert job.coordinator.next_deadline() == 1
+    assert triggered(job.at(1)) == [(2, A)]
+    job.do(Declined(B, 2))
+    assert triggered(job.at(2)) == [(3, A)]
+    job.complete(3, AFTER_FINISH)
+    assert triggered(job.at(50)) == []
+
+
+def test_a_task_that_is_just_finishing_is_let_go_first(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.do(EndOfDataReached(A))
+    job.checkpoint()
+    job.ack(1, A, statistics=AFTER_FINISH)
+    job.ack(1, B, C)
+    job.do(MetadataWritten(1, "x"))
+    job.do(EndOfDataReached(B))
+    # A is committing and will be gone in a moment: a checkpoint now would be aborted by it.
+    assert triggered(job.do(EndOfDataReached(C))) == []
+    assert triggered(job.state(A, TaskState.FINISHED)) == [(2, B)]
+
+
+def test_but_not_for_ever(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.do(EndOfDataReached(A))
+    job.checkpoint()
+    job.ack(1, A, statistics=AFTER_FINISH)
+    job.ack(1, B, C)
+    job.do(MetadataWritten(1, "x"))
+    job.do(EndOfDataReached(B))
+    job.do(EndOfDataReached(C))
+    assert triggered(job.at(1)) == [(2, A)]
+
+
+def test_when_only_some_tasks_are_at_their_end_the_next_periodic_one_serves(graph_of: Graphs) -> None:
+    job = Job(graph_of("V0 p2 -ALL-> V1 p1"))
+    job.do(EndOfDataReached(TaskId("V0", 0)))
+    assert triggered(job.actions) == []
+    assert len(triggered(job.at(10))) == 2
+
+
+@pytest.mark.parametrize("depth", [1, 3, 6])
+def test_a_chain_of_any_depth_ends_with_one_checkpoint(graph_of: Graphs, depth: int) -> None:
+    job = Job(graph_of(" -ALL-> ".join(f"V{i} p2" for i in range(depth))))
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    job.complete(1, AFTER_FINISH)
+    for task in job.tasks:
+        job.state(task, TaskState.FINISHED)
+    job.at(1000)
+    assert job.completed_ids == [1]
+    assert failed(job.actions) == []
+
+
+def test_without_checkpoints_after_tasks_finish_nobody_waits(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), checkpoints_after_tasks_finish=False)
+    assert not job.coordinator.config.tasks_wait_for_final_checkpoint
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    assert triggered(job.actions) == []
+
+
+# Restart, shutdown
+
+
+def test_a_restart_aborts_everything_and_keeps_what_is_complete(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=3)
+    job.do(Declined(A, job.checkpoint()))
+    job.complete(job.checkpoint())
+    job.do(Declined(A, job.checkpoint()))
+    job.do(CheckpointRequested("pending"))
+    job.do(CheckpointRequested("queued"))
+    job.ack(4, A)
+    actions = job.do(JobRestarting(finished=frozenset({A})))
+    reason = FailureReason.CHECKPOINT_COORDINATOR_SUSPEND
+    assert failed(actions) == [(4, reason)]
+    assert {(a.request_id, a.reason) for a in pick(actions, RequestFailed)} == {
+        ("pending", reason),
+        ("queued", reason),
+    }
+    assert [dict(a.states) for a in pick(actions, DiscardStates)] == [{A: "V0[0]@4"}]
+    assert job.coordinator.state_of(A) is TaskState.FINISHED
+    assert job.coordinator.state_of(B) is TaskState.CREATED
+    assert [c.checkpoint_id for c in job.coordinator.completed] == [2]
+    assert job.coordinator.consecutive_failures == 1
+    assert job.coordinator.next_deadline() is None
+    job.now = 100
+    job.finished = frozenset({A})
+    job.start()
+    assert triggered(job.at(110)) == [(5, B)]
+
+
+def test_a_restart_forgets_the_end_of_data(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    job.do(JobRestarting())
+    job.start()
+    assert not job.coordinator.all_at_end_of_data
+    for task in job.tasks[:-1]:
+        assert triggered(job.do(EndOfDataReached(task))) == []
+    assert triggered(job.do(EndOfDataReached(C))) == [(2, A)]
+
+
+def test_no_restart_before_the_outcome_of_a_write_is_known(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.ack(1)
+    assert job.coordinator.finalizing == 1
+    with pytest.raises(CheckpointStillFinalizing, match="checkpoint 1"):
+        job.do(JobRestarting())
+    job.do(MetadataOutcomeUnknown(1))
+    assert job.coordinator.finalizing is None
+    job.do(JobRestarting())
+
+
+@pytest.mark.parametrize(
+    ("status", "keep", "discarded"),
+    [
+        (JobStatus.FINISHED, False, ["chk-1"]),
+        (JobStatus.FINISHED, True, []),
+        (JobStatus.FAILED, False, []),
+        (JobStatus.CANCELED, False, []),
+        (JobStatus.SUSPENDED, False, []),
+    ],
+)
+def test_only_a_finished_job_gives_its_checkpoints_up(
+    graph_of: Graphs, status: JobStatus, keep: bool, discarded: list[str]
+) -> None:
+    job = Job(graph_of(CHAIN), keep_on_finish=keep)
+    job.checkpoint()
+    job.complete(1)
+    actions = job.do(Shutdown(status))
+    assert [a.checkpoint.location for a in pick(actions, DiscardCheckpoint)] == discarded
+
+
+def test_after_shutdown_nothing_is_triggered_and_everybody_is_answered(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.ack(1, A)
+    actions = job.do(Shutdown(JobStatus.CANCELED))
+    reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
+    assert failed(actions) == [(1, reason)]
+    assert [(a.request_id, a.reason) for a in pick(actions, RequestFailed)] == [("by hand", reason)]
+    assert job.coordinator.next_deadline() is None
+    assert pick(job.do(CheckpointRequested("late")), RequestFailed)[0].reason is reason
+    late = job.ack(1, B)
+    assert answers(late) == [AcknowledgeAnswer.DISCARDED]
+    assert len(pick(late, DiscardStates)) == 1
+    assert job.do(Tick()) == []
+
+
+def test_shutdown_keeps_the_states_of_what_is_being_written(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.ack(1)
+    assert pick(job.do(Shutdown(JobStatus.CANCELED)), DiscardStates) == []
+
+
+# Settings and questions
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"interval": 0},
+        {"interval": 1, "timeout": 0},
+        {"interval": 1, "min_pause": -1},
+        {"interval": 1, "max_concurrent": 0},
+        {"interval": 1, "tolerable_failed_checkpoints": -1},
+        {"interval": 1, "retained": 0},
+        {"interval": 1, "mode": "at_most_once"},
+        {"interval": 1, "initial_delay": -1},
+        {"interval": 1, "max_queued": 0},
+    ],
+)
+def test_settings_outside_their_range_are_refused_by_name(settings: dict[str, object]) -> None:
+    with pytest.raises(InvalidCheckpointConfig, match=list(settings)[-1]):
+        CheckpointConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_the_plan_and_its_roots_can_be_asked_for(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), finished=[A])
+    assert isinstance(job.coordinator.plan(), CheckpointPlan)
+    assert job.coordinator.roots == ("v1",)
+    job.state(C, TaskState.FAILED)
+    assert job.coordinator.roots == ()
