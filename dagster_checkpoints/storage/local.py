@@ -43,7 +43,8 @@ _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 class LocalStore:
     """An :class:`~dagster_checkpoints.storage.base.ObjectStore` in a directory.
 
-    Conditional writes are atomic among themselves; an unconditional overwrite takes no lock.
+    Conditional writes are atomic among themselves; an unconditional overwrite takes no lock. Other than in S3
+    a key cannot be an object and the beginning of another's path (``a`` and ``a/b``).
 
     Args:
         root: the directory; created when first written to.
@@ -242,9 +243,14 @@ def _info(key: str, stat: os.stat_result) -> ObjectInfo:
 
 def _open_new(path: Path) -> BinaryIO:
     """Open a new file for writing; its directory may be deleted as empty by another thread meanwhile."""
-    for _ in range(10):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    for _ in range(100):
         with suppress(FileNotFoundError):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except FileExistsError:  # it was there, and is gone again; or it is a file
+                if path.parent.is_file():
+                    raise
+                continue
             return path.open("xb")
     raise OSError(errno.EIO, "its directory is deleted again and again by somebody else", str(path))
 

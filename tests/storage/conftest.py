@@ -1,0 +1,167 @@
+"""Both kinds of storage, a clock that tests turn, and a store whose answers get lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from dagster_checkpoints.storage import (
+    CheckpointStorage,
+    LocalStore,
+    ObjectInfo,
+    ObjectStore,
+    OutcomeUnknown,
+    Owner,
+    PutMode,
+    StorageUnavailable,
+)
+from dagster_checkpoints.storage.s3 import S3Store
+from resources.embedded_s3 import EmbeddedS3
+
+
+@dataclass
+class ManualClock:
+    """A monotonic clock that moves when somebody sleeps or the test says so."""
+
+    now: float = 1000.0
+    on_sleep: list[Callable[[], object]] = field(default_factory=list)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for callback in self.on_sleep:
+            callback()
+
+
+class FaultyStore:
+    """A store between which and its caller answers and requests get lost, as told."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.inner = store
+        self.faults: list[str] = []
+        """For the next writes: ``lost answer``, ``lost request``, ``unavailable``, ``fine``."""
+        self.away = False
+        self.puts = 0
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def check(self) -> None:
+        self._reach()
+        self.inner.check()
+
+    def get(self, key: str) -> bytes:
+        self._reach()
+        return self.inner.get(key)
+
+    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        self._reach()
+        return self.inner.get_with_etag(key)
+
+    def stream(self, key: str, chunk_size: int = 1024 * 1024) -> Iterator[bytes]:
+        self._reach()
+        return self.inner.stream(key, chunk_size)
+
+    def get_file(self, key: str, path: Path) -> None:
+        self._reach()
+        self.inner.get_file(key, path)
+
+    def put(self, key: str, data: bytes, mode: PutMode = "overwrite") -> str:
+        self._reach()
+        self.puts += 1
+        fault = self.faults.pop(0) if self.faults else "fine"
+        if fault == "unavailable":
+            raise StorageUnavailable("told so")
+        if fault == "lost request":
+            raise OutcomeUnknown("told so")
+        etag = self.inner.put(key, data, mode)
+        if fault == "lost answer":
+            raise OutcomeUnknown("told so")
+        return etag
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._reach()
+        self.inner.put_file(key, path)
+
+    def head(self, key: str) -> ObjectInfo | None:
+        self._reach()
+        return self.inner.head(key)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        self._reach()
+        return self.inner.list(prefix)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self._reach()
+        self.inner.delete(keys)
+
+    def _reach(self) -> None:
+        if self.away:
+            raise StorageUnavailable("told so")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[EmbeddedS3]:
+    with EmbeddedS3() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: EmbeddedS3) -> Iterator[EmbeddedS3]:
+    yield s3_server
+    s3_server.heal()
+
+
+@pytest.fixture
+def s3_store(s3: EmbeddedS3) -> S3Store:
+    # One attempt: what the client does by itself is tested where it matters.
+    client = s3.client(retries={"mode": "standard", "total_max_attempts": 1})
+    return S3Store(s3.bucket, f"root-{uuid4().hex}", client=client, sleep=lambda _: None)
+
+
+@pytest.fixture(params=["local", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    if request.param == "local":
+        return LocalStore(tmp_path / "root")
+    found: ObjectStore = request.getfixturevalue("s3_store")
+    return found
+
+
+@pytest.fixture
+def faulty(store: ObjectStore) -> FaultyStore:
+    return FaultyStore(store)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def storage(faulty: FaultyStore, clock: ManualClock) -> Iterator[CheckpointStorage]:
+    with CheckpointStorage(faulty, "flights", monotonic=clock.monotonic, sleep=clock.sleep) as opened:
+        yield opened
+
+
+@pytest.fixture
+def second(store: ObjectStore, clock: ManualClock) -> Iterator[CheckpointStorage]:
+    """The same pipeline as seen by another process, whose connection is good."""
+    with CheckpointStorage(store, "flights", monotonic=clock.monotonic, sleep=clock.sleep) as opened:
+        yield opened
+
+
+@pytest.fixture
+def alice() -> Owner:
+    return Owner(run_id="run-a", host="alpha", pid=1)
+
+
+@pytest.fixture
+def bob() -> Owner:
+    return Owner(run_id="run-b", host="beta", pid=2)

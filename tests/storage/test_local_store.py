@@ -1,0 +1,120 @@
+"""What is particular to a directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from dagster_checkpoints.storage import (
+    AlreadyExists,
+    InvalidKey,
+    LocalStore,
+    Precondition,
+    StorageUnavailable,
+    UpdateVersion,
+)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "root")
+
+
+def test_a_root_that_cannot_be_is_unavailable_and_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    store = LocalStore(tmp_path / "file" / "root")
+    for action in (store.check, lambda: store.put("a", b"")):
+        with pytest.raises(StorageUnavailable, match=f"{tmp_path.as_uri()}/file/root.*Not a directory"):
+            action()
+
+
+def test_a_disk_that_is_full_is_unavailable_and_leaves_nothing(
+    local: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.put("key", b"old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageUnavailable, match="No space left"):
+        local.put("key", b"new")
+    monkeypatch.undo()
+    assert local.get("key") == b"old"
+    assert [path.name for path in local.root.iterdir()] == ["key"]
+
+
+def test_create_is_exclusive_without_hard_links(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", unsupported)
+    local.put("key", b"first", "create")
+    with pytest.raises(AlreadyExists):
+        local.put("key", b"second", "create")
+    assert local.get("key") == b"first"
+
+
+def test_what_a_crash_leaves_half_written_is_no_object(local: LocalStore) -> None:
+    local.put("folder/key", b"x")
+    (local.root / "folder" / ".~tmp-left").write_bytes(b"half")
+    assert [info.key for info in local.list()] == ["folder/key"]
+
+
+def test_a_link_cannot_lead_out_of_the_root(local: LocalStore, tmp_path: Path) -> None:
+    local.put("key", b"x")
+    (local.root / "out").symlink_to(tmp_path)
+    with pytest.raises(InvalidKey, match="leads out"):
+        local.put("out/escaped", b"")
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_a_root_that_is_itself_a_link_works(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    LocalStore(tmp_path / "link").put("a/b", b"x")
+    assert LocalStore(tmp_path / "real").get("a/b") == b"x"
+
+
+def test_directories_vanish_with_their_last_object(local: LocalStore) -> None:
+    local.put("a/b/c", b"")
+    local.put("a/d", b"")
+    local.delete(["a/b/c"])
+    assert not (local.root / "a" / "b").exists()
+    local.delete(["a/d"])
+    assert list(local.root.iterdir()) == []
+
+
+def test_writing_into_a_directory_that_is_being_emptied(local: LocalStore) -> None:
+    stop = threading.Event()
+
+    def empty_it() -> None:
+        while not stop.is_set():
+            local.put("shared/other", b"")
+            local.delete(["shared/other"])
+
+    thread = threading.Thread(target=empty_it)
+    thread.start()
+    try:
+        for number in range(200):
+            local.put(f"shared/{number}", b"kept", "create")
+            assert local.get(f"shared/{number}") == b"kept"
+            local.delete([f"shared/{number}"])
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_lock_held_too_long_is_reported(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, lock_timeout=0.0)
+    etag = store.put("key", b"1")
+    with store._lock(), pytest.raises(StorageUnavailable, match="found it held"):
+        store.put("key", b"2", UpdateVersion(etag))
+    assert store.get("key") == b"1"
+    store.put("key", b"2", UpdateVersion(etag))
+    with pytest.raises(Precondition):
+        store.put("key", b"3", UpdateVersion(etag))
