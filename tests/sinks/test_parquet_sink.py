@@ -1,0 +1,428 @@
+"""Rows become visible exactly once, whatever crashes in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_checkpoints.sinks import (
+    InvalidSinkPath,
+    ParquetSink,
+    ReservedSinkColumn,
+    SinkContext,
+    SinkNotOpen,
+    SinkPathInUse,
+    SinkTransactionConflict,
+    SinkTransactionLost,
+    UnreadableSinkTransaction,
+)
+
+BATCH: Any = SimpleNamespace(columns=["n"])
+
+
+def _context(**changes: Any) -> SinkContext:
+    values: dict[str, Any] = {
+        "pipeline": "flights",
+        "stage": "delays",
+        "instance": "0",
+        "index": 0,
+        "parallelism": 1,
+        "job_id": 1,
+        "attempt": "a1",
+    }
+    return SinkContext(**{**values, **changes})
+
+
+def _opened(path: Path, mode: Any = "append", **changes: Any) -> ParquetSink:
+    sink = ParquetSink(path, mode)
+    sink.open(_context(**changes))
+    return sink
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "table"
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> Any:
+    """Writes rows as a Parquet file of a micro-batch, as the runtime does."""
+    count = iter(range(10**6))
+
+    def write(*rows: int) -> str:
+        (tmp_path / "work").mkdir(exist_ok=True)
+        file = tmp_path / "work" / f"segment-{next(count)}.snappy.parquet"
+        pq.write_table(pa.table({"n": pa.array(rows, pa.int64())}), file)
+        return str(file)
+
+    return write
+
+
+def _rows(path: Path) -> list[int]:
+    """What a reader of the table sees."""
+    table = ds.dataset(path, format="parquet", partitioning="hive").to_table()
+    return sorted(table["n"].to_pylist()) if "n" in table.column_names else []
+
+
+def _staged(path: Path) -> list[str]:
+    return sorted(str(p.relative_to(path / ".staging")) for p in (path / ".staging").glob("*/*"))
+
+
+def _checkpoint(sink: ParquetSink, checkpoint_id: int) -> str:
+    transaction = sink.pre_commit(checkpoint_id)
+    assert transaction is not None
+    return transaction
+
+
+def test_the_constructor_touches_nothing(path: Path) -> None:
+    sink = ParquetSink(path)
+    assert not path.exists()
+    copy = pickle.loads(pickle.dumps(sink))
+    assert (copy.path, copy.mode) == (sink.path, sink.mode)
+    assert not path.exists()
+
+
+def test_rows_are_seen_after_the_commit_and_not_before(path: Path, segment: Any) -> None:
+    sink = _opened(path)
+    sink.write(BATCH, [segment(1, 2), segment(3)], 0)
+    sink.write(BATCH, ["file://" + segment(4)], 1)
+    transaction = _checkpoint(sink, 42)
+    sink.write(BATCH, [segment(5)], 2)
+    assert _rows(path) == []
+    sink.commit(transaction)
+    assert _rows(path) == [1, 2, 3, 4]
+    table = ds.dataset(path, format="parquet", partitioning="hive").to_table()
+    assert set(table["checkpoint"].to_pylist()) == {"42-job1-0"}
+    sink.commit(_checkpoint(sink, 43))
+    assert _rows(path) == [1, 2, 3, 4, 5]
+
+
+def test_nothing_written_is_nothing_to_commit(path: Path, segment: Any) -> None:
+    sink = _opened(path)
+    assert sink.pre_commit(1) is None
+    sink.write(BATCH, [], 0)
+    assert sink.pre_commit(2) is None
+    sink.write(BATCH, [segment(1)], 1)
+    sink.commit(_checkpoint(sink, 3))
+    assert sink.pre_commit(4) is None
+
+
+def test_the_work_directory_may_go_once_a_batch_is_written(path: Path, segment: Any) -> None:
+    sink = _opened(path)
+    file = segment(1)
+    sink.write(BATCH, [file], 0)
+    os.unlink(file)
+    sink.commit(_checkpoint(sink, 1))
+    assert _rows(path) == [1]
+
+
+def test_a_copy_serves_where_links_do_not(path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = _opened(path)
+
+    def other_device(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", other_device)
+    sink.write(BATCH, [segment(1)], 0)
+    sink.commit(_checkpoint(sink, 1))
+    assert _rows(path) == [1]
+
+
+def test_a_batch_written_again_replaces_itself(path: Path, segment: Any) -> None:
+    sink = _opened(path)
+    sink.write(BATCH, [segment(1), segment(2)], 7)
+    sink.write(BATCH, [segment(9)], 8)
+    sink.write(BATCH, [segment(1, 2)], 7)
+    sink.commit(_checkpoint(sink, 1))
+    assert _rows(path) == [1, 2, 9]
+
+
+def test_commit_is_idempotent_in_any_process(path: Path, segment: Any) -> None:
+    sink = _opened(path)
+    sink.write(BATCH, [segment(1)], 0)
+    transaction = _checkpoint(sink, 1)
+    code = (
+        "import sys; from dagster_checkpoints.sinks import ParquetSink\n"
+        "ParquetSink(sys.argv[1]).commit(sys.argv[2])"
+    )
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code, str(path), transaction], check=True, timeout=60)
+    sink.commit(transaction)
+    assert _rows(path) == [1]
+
+
+def test_the_sink_does_not_load_spark() -> None:
+    code = "import sys, dagster_checkpoints.sinks; sys.exit('pyspark' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_transactions_of_aborted_checkpoints_commit_with_the_next(path: Path, segment: Any) -> None:
+    sink = _opened(path)
+    pending = []
+    for checkpoint_id in (1, 2, 3):
+        sink.write(BATCH, [segment(checkpoint_id)], checkpoint_id)
+        pending.append(_checkpoint(sink, checkpoint_id))
+    for transaction in pending:
+        sink.commit(transaction)
+    assert _rows(path) == [1, 2, 3]
+
+
+def test_recovery_commits_what_the_checkpoint_holds_and_aborts_the_rest(path: Path, segment: Any) -> None:
+    crashed = _opened(path)
+    transactions = []
+    for number in (1, 2, 3):
+        crashed.write(BATCH, [segment(number)], number)
+        transactions.append(_checkpoint(crashed, number))
+    crashed.write(BATCH, [segment(4)], 4)  # written, not pre-committed
+    crashed.commit(transactions[0])
+
+    recovered = _opened(path, attempt="a2")
+    recovered.recover(transactions[:2])
+    assert _rows(path) == [1, 2]
+    assert _staged(path) == []
+    recovered.recover(transactions[:2])
+    recovered.write(BATCH, [segment(3, 4)], 3)
+    recovered.commit(_checkpoint(recovered, 3))
+    assert _rows(path) == [1, 2, 3, 4]
+    with pytest.raises(FileNotFoundError):  # the one that crashed wakes up late
+        crashed.write(BATCH, [segment(5)], 5)
+
+
+@pytest.mark.parametrize("crash", ["before the rename", "after the rename"])
+def test_a_crash_around_the_commit_is_made_good(
+    path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    sink = _opened(path)
+    sink.write(BATCH, [segment(1)], 0)
+    transaction = _checkpoint(sink, 1)
+    rename = os.rename
+
+    def crashing(source: Path, target: Path) -> None:
+        if crash == "after the rename":
+            rename(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", crashing)
+    with pytest.raises(KeyboardInterrupt):
+        sink.commit(transaction)
+    monkeypatch.undo()
+    _opened(path, attempt="a2").recover([transaction])
+    assert _rows(path) == [1]
+    assert _staged(path) == []
+
+
+def test_a_crash_between_link_and_pre_commit_loses_only_what_is_read_again(
+    path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, link, calls = _opened(path), os.link, []
+
+    def crashing(source: Path, target: Path) -> None:
+        link(source, target)
+        calls.append(target)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", crashing)
+    with pytest.raises(KeyboardInterrupt):
+        sink.write(BATCH, [segment(1), segment(2), segment(3)], 0)
+    monkeypatch.undo()
+    again = _opened(path, attempt="a2")
+    again.recover([])
+    assert _staged(path) == []
+    again.write(BATCH, [segment(1), segment(2), segment(3)], 0)
+    again.commit(_checkpoint(again, 1))
+    assert _rows(path) == [1, 2, 3]
+
+
+def test_an_aborted_transaction_is_gone(path: Path, segment: Any) -> None:
+    sink = _opened(path)
+    sink.write(BATCH, [segment(1)], 0)
+    transaction = _checkpoint(sink, 1)
+    sink.abort(transaction)
+    sink.abort(transaction)
+    assert _staged(path) == []
+    with pytest.raises(SinkTransactionLost, match=r"expected the 1 files.*found neither"):
+        sink.commit(transaction)
+
+
+def test_closing_keeps_what_is_pre_committed(path: Path, segment: Any) -> None:
+    sink = _opened(path)
+    sink.write(BATCH, [segment(1)], 0)
+    transaction = _checkpoint(sink, 1)
+    sink.write(BATCH, [segment(2)], 1)
+    sink.close()
+    sink.close()
+    assert len(_staged(path)) == 1
+    sink.commit(transaction)
+    assert _rows(path) == [1]
+    with pytest.raises(SinkNotOpen):
+        sink.write(BATCH, [segment(3)], 2)
+
+
+def test_instances_of_a_stage_share_a_table_and_recover_apart(path: Path, segment: Any) -> None:
+    configured = ParquetSink(path)
+    sinks = [configured.new_instance() for _ in range(3)]
+    transactions = []
+    for index, sink in enumerate(sinks):
+        sink.open(_context(index=index, parallelism=3, instance=["EWR", "JFK", "LGA"][index]))
+        sink.write(BATCH, [segment(index)], 0)
+        transactions.append(_checkpoint(sink, 1))
+    first = _opened(path, index=0, parallelism=3, attempt="a2")
+    first.recover(transactions[:1])
+    assert _rows(path) == [0]
+    assert len(_staged(path)) == 2
+    for transaction in transactions[1:]:
+        sinks[1].commit(transaction)
+    assert _rows(path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("mode", "rows"), [("append", [1, 2, 3]), ("overwrite", [3])])
+def test_what_a_new_start_does_to_earlier_rows(
+    path: Path, segment: Any, mode: str, rows: Sequence[int]
+) -> None:
+    for job_id, row in ((1, 1), (2, 2), (3, 3)):
+        sink = _opened(path, mode, job_id=job_id, attempt=f"a{job_id}")
+        sink.start_new()
+        sink.write(BATCH, [segment(row)], 0)
+        sink.commit(_checkpoint(sink, 1))
+        sink.write(BATCH, [segment(99)], 1)
+        _checkpoint(sink, 2)
+    assert _rows(path) == rows
+
+
+def test_a_new_start_keeps_its_own_rows_and_foreign_files(path: Path, segment: Any) -> None:
+    sink = _opened(path, "overwrite", parallelism=2)
+    sink.start_new()
+    sink.write(BATCH, [segment(1)], 0)
+    sink.commit(_checkpoint(sink, 1))
+    (path / "checkpoint=notes").mkdir()
+    (path / "README").write_text("mine")
+    late = _opened(path, "overwrite", index=1, parallelism=2)
+    late.start_new()  # another instance of the same job, a little later
+    assert _rows(path / "checkpoint=1-job1-0") == [1]
+    assert {entry.name for entry in path.iterdir()} == {
+        "checkpoint=1-job1-0", "checkpoint=notes", "README", ".staging", ".sink.json"
+    }  # fmt: skip
+
+
+def test_a_new_start_that_crashed_half_way_is_completed(
+    path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = _opened(path, "overwrite")
+    for number in range(4):
+        sink.write(BATCH, [segment(number)], number)
+        sink.commit(_checkpoint(sink, number))
+    rename, moved = os.rename, []
+
+    def crashing(source: Path, target: Path) -> None:
+        rename(source, target)
+        moved.append(source)
+        if len(moved) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", crashing)
+    starting = _opened(path, "overwrite", job_id=2, attempt="a2")
+    with pytest.raises(KeyboardInterrupt):
+        starting.start_new()
+    monkeypatch.undo()
+    assert len(_rows(path)) == 2
+    _opened(path, "overwrite", job_id=2, attempt="a3").start_new()
+    assert {entry.name for entry in path.iterdir()} == {".staging", ".sink.json"}
+
+
+def test_resuming_after_a_new_start_removes_nothing(path: Path, segment: Any) -> None:
+    sink = _opened(path, "overwrite")
+    sink.start_new()
+    sink.write(BATCH, [segment(1)], 0)
+    transaction = _checkpoint(sink, 1)
+    sink.commit(transaction)
+    _opened(path, "overwrite", attempt="a2").recover([transaction])
+    assert _rows(path) == [1]
+
+
+@pytest.mark.parametrize("other", [{"stage": "other"}, {"pipeline": "other"}])
+def test_a_path_of_another_stage_or_pipeline_is_refused(path: Path, other: dict[str, str]) -> None:
+    _opened(path)
+    _opened(path, index=1)
+    with pytest.raises(SinkPathInUse, match=r"'delays' of pipeline 'flights' writes there") as caught:
+        _opened(path, **other)
+    assert str(path) in str(caught.value)
+    assert sorted(entry.name for entry in path.iterdir()) == [".sink.json", ".staging"]
+
+
+def test_a_marker_that_cannot_be_read_is_refused(path: Path) -> None:
+    path.mkdir()
+    (path / ".sink.json").write_text("{")
+    with pytest.raises(SinkPathInUse, match="cannot be read"):
+        _opened(path)
+
+
+@pytest.mark.parametrize("bad", ["s3://bucket/table", "hdfs://host/x", "s3a://b", "dbfs:/x", "", "  "])
+def test_paths_that_cannot_be_renamed_in_are_refused(bad: str) -> None:
+    with pytest.raises(InvalidSinkPath, match="local or mounted file system"):
+        ParquetSink(bad)
+
+
+def test_paths_may_be_urls_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ParquetSink(f"file://{tmp_path}/a%20b").path == tmp_path / "a b"
+    monkeypatch.chdir(tmp_path)
+    relative = ParquetSink("table")
+    monkeypatch.chdir("/")
+    assert relative.path == tmp_path / "table"
+
+
+def test_a_mode_that_does_not_exist_is_refused(path: Path) -> None:
+    wrong: Any = "upsert"
+    with pytest.raises(ValueError, match="upsert"):
+        ParquetSink(path, wrong)
+
+
+def test_rows_with_the_sinks_own_column_are_refused(path: Path, segment: Any) -> None:
+    sink = _opened(path)
+    batch: Any = SimpleNamespace(columns=["n", "Checkpoint"])
+    with pytest.raises(ReservedSinkColumn, match=r"'delays'.*'Checkpoint'.*rename"):
+        sink.write(batch, [segment(1)], 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        '{"sink": "kafka"}',
+        json.dumps({"sink": "parquet", "staging": "../../etc", "target": "checkpoint=1-job1-0", "files": 1}),
+        json.dumps(
+            {"sink": "parquet", "staging": ".staging/a/..", "target": "checkpoint=1-job1-0", "files": 1}
+        ),
+        json.dumps({"sink": "parquet", "staging": ".staging/a/b", "target": "../out", "files": 1}),
+    ],
+)
+def test_text_that_is_no_transaction_is_refused(path: Path, text: str) -> None:
+    sink = _opened(path)
+    for action in (sink.commit, sink.abort):
+        with pytest.raises(UnreadableSinkTransaction):
+            action(text)
+
+
+def test_committing_over_another_transactions_rows_is_refused(path: Path, segment: Any) -> None:
+    """As after a restore from a checkpoint older than the newest."""
+    sink = _opened(path)
+    sink.write(BATCH, [segment(1)], 0)
+    sink.commit(_checkpoint(sink, 1))
+    sink.write(BATCH, [segment(1, 2)], 0)
+    again = _checkpoint(sink, 1)
+    with pytest.raises(SinkTransactionConflict, match="older than the newest"):
+        sink.commit(again)
+    assert _rows(path) == [1]

@@ -1,0 +1,323 @@
+"""State files and metadata: incremental, verified, deleted only when nobody names them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.storage import (
+    AlreadyExists,
+    CheckpointStorage,
+    CorruptStateFile,
+    InvalidKey,
+    MissingCheckpoint,
+    MissingStateFile,
+    Owner,
+    OwnershipLost,
+    StateFileChanged,
+    StorageUnavailable,
+    StoredFile,
+)
+from dagster_checkpoints.storage import state_files as state_files_module
+
+LEASE = 30.0
+
+
+@dataclass(frozen=True)
+class File:
+    path: str
+    sha256: str
+    size: int
+
+
+@pytest.fixture
+def owned(storage: CheckpointStorage, alice: Owner) -> CheckpointStorage:
+    storage.acquire(alice, LEASE)
+    return storage
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
+
+
+def _write(directory: Path, **contents: bytes) -> dict[str, Path]:
+    for name, content in contents.items():
+        (directory / name).write_bytes(content)
+    return {name: directory / name for name in contents}
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _shared(storage: CheckpointStorage) -> set[str]:
+    return {info.key.rpartition("/")[2] for info in storage.store.list("flights/shared/")}
+
+
+def _files(stored: dict[str, StoredFile]) -> list[File]:
+    return [File(f"restored/{name}", one.sha256, one.size) for name, one in stored.items()]
+
+
+def test_files_go_there_and_back(owned: CheckpointStorage, source: Path, tmp_path: Path) -> None:
+    paths = _write(source, a=b"aaa", empty=b"", same=b"aaa", big=os.urandom(9 * 1024 * 1024))
+    stored = owned.upload_files(1, paths)
+    assert list(stored) == list(paths)
+    assert stored["a"] == StoredFile(_sha256(b"aaa"), 3, stored["a"].uploaded)
+    assert _shared(owned) == {_sha256(path.read_bytes()) for path in paths.values()}
+    owned.fetch_state(_files(stored), tmp_path / "there")
+    for name, path in paths.items():
+        assert (tmp_path / "there" / "restored" / name).read_bytes() == path.read_bytes()
+    assert len(list((tmp_path / "there" / "restored").iterdir())) == 4
+
+
+def test_only_what_is_new_is_uploaded(owned: CheckpointStorage, source: Path, faulty: Any) -> None:
+    owned.upload_files(1, _write(source, a=b"a", b=b"b"))
+    before = faulty.puts
+    stored = owned.upload_files(2, _write(source, a=b"a", b=b"b", c=b"c"))
+    assert faulty.puts == before + 1
+    assert {name: one.uploaded for name, one in stored.items()} == {"a": False, "b": False, "c": True}
+
+
+def test_what_retained_metadata_names_is_not_uploaded_again(
+    owned: CheckpointStorage, second: CheckpointStorage, source: Path, clock: Any, bob: Owner
+) -> None:
+    stored = owned.upload_files(1, _write(source, a=b"a"))
+    second.acquire(bob, LEASE)
+    second.register("checkpoints/chk-1-1", [one.sha256 for one in stored.values()])
+    again = second.upload_files(2, _write(source, a=b"a", b=b"b"))
+    assert {name: one.uploaded for name, one in again.items()} == {"a": False, "b": True}
+
+
+def test_files_that_were_hashed_are_not_read_again(
+    owned: CheckpointStorage, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owned.upload_files(1, _write(source, a=b"a"))
+    (source / "link").hardlink_to(source / "a")
+    read: list[Path] = []
+    original = state_files_module._hash
+    monkeypatch.setattr(
+        state_files_module, "_hash", lambda path, stat: (read.append(path), original(path, stat))[1]
+    )
+    stored = owned.upload_files(2, {"link": source / "link", "b": _write(source, b=b"b")["b"]})
+    assert read == [source / "b"]
+    assert stored["link"].sha256 == _sha256(b"a")
+
+
+def test_a_failed_upload_can_be_tried_again(owned: CheckpointStorage, source: Path, faulty: Any) -> None:
+    paths = _write(source, **{f"f{n}": b"%d" % n for n in range(20)})
+    faulty.faults = ["fine"] * 5 + ["unavailable"]
+    with pytest.raises(StorageUnavailable):
+        owned.upload_files(1, paths)
+    owned.upload_files(1, paths)
+    assert _shared(owned) == {_sha256(b"%d" % n) for n in range(20)}
+
+
+def test_a_file_that_changes_while_it_is_uploaded_is_refused(
+    owned: CheckpointStorage, source: Path, faulty: Any
+) -> None:
+    big = _write(source, big=os.urandom(9 * 1024 * 1024))
+    put_file = faulty.inner.put_file
+
+    def meddle(key: str, path: Path) -> None:
+        with path.open("ab") as file:
+            file.write(b"more")
+        put_file(key, path)
+
+    faulty.inner.put_file = meddle
+    with pytest.raises(StateFileChanged, match=str(big["big"])):
+        owned.upload_files(1, big)
+    assert _shared(owned) == set()
+
+
+def test_a_local_file_that_vanished_is_named(owned: CheckpointStorage, source: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="gone"):
+        owned.upload_files(1, {"gone": source / "gone"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda data: data[:-1], "found 2999 bytes"),
+        (lambda data: b"X" + data[1:], "found 3000 bytes with sha256"),
+    ],
+)
+def test_a_corrupt_file_is_refused_and_named(
+    owned: CheckpointStorage, source: Path, tmp_path: Path, damage: Any, found: str
+) -> None:
+    stored = owned.upload_files(1, _write(source, fine=b"fine", bad=os.urandom(3000)))
+    bad = stored["bad"].sha256
+    owned.store.put(f"flights/shared/{bad}", damage(owned.store.get(f"flights/shared/{bad}")))
+    with pytest.raises(CorruptStateFile) as caught:
+        owned.fetch_state(_files(stored), tmp_path / "there", checkpoint="checkpoints/chk-1-1")
+    for part in (
+        "chk-1-1",
+        "restored/bad",
+        f"{owned.store.url}/flights/shared/{bad}",
+        "3000 bytes",
+        found,
+        "older",
+    ):
+        assert part in str(caught.value)
+    assert [p.name for p in (tmp_path / "there" / "restored").iterdir()] in ([], ["fine"])
+
+
+def test_a_missing_file_is_refused_and_named(owned: CheckpointStorage, source: Path, tmp_path: Path) -> None:
+    stored = owned.upload_files(1, _write(source, lost=b"lost"))
+    owned.store.delete([f"flights/shared/{stored['lost'].sha256}"])
+    with pytest.raises(MissingStateFile, match=r"chk-1-1.*restored/lost.*4 bytes.*no object"):
+        owned.fetch_state(_files(stored), tmp_path / "there", checkpoint="checkpoints/chk-1-1")
+
+
+@pytest.mark.parametrize("path", ["../escaped", "/etc/escaped", "a/../../escaped", ""])
+def test_a_file_cannot_be_restored_outside_its_directory(
+    owned: CheckpointStorage, source: Path, tmp_path: Path, path: str
+) -> None:
+    stored = owned.upload_files(1, _write(source, a=b"a"))["a"]
+    with pytest.raises(InvalidKey):
+        owned.fetch_state([File(path, stored.sha256, stored.size)], tmp_path / "there")
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_metadata_is_created_once(owned: CheckpointStorage) -> None:
+    location = owned.write_metadata(42, 1, b"metadata")
+    assert location == "checkpoints/chk-42-1"
+    assert owned.write_metadata(42, 1, b"metadata") == location  # a second try after a lost answer
+    with pytest.raises(AlreadyExists, match="never changes"):
+        owned.write_metadata(42, 1, b"different")
+    assert owned.store.get("flights/checkpoints/chk-42-1/_metadata") == b"metadata"
+
+
+def test_metadata_is_read_by_location_or_url(owned: CheckpointStorage) -> None:
+    location = owned.write_metadata(42, 1, b"metadata")
+    url = owned.url_of(location)
+    for name in (location, f"{location}/", url, f"{url}/", f"{url}/_metadata"):
+        assert owned.read_metadata(name) == b"metadata"
+    with pytest.raises(MissingCheckpoint, match=r"chk-41-1/_metadata.*checkpoints/chk-42-1"):
+        owned.read_metadata("checkpoints/chk-41-1")
+    with pytest.raises(InvalidKey, match="expected a checkpoint below"):
+        owned.read_metadata("s3://elsewhere/flights/checkpoints/chk-1-1")
+    with pytest.raises(InvalidKey):
+        owned.read_metadata("../other/checkpoints/chk-1-1")
+
+
+def test_written_is_not_completed(owned: CheckpointStorage) -> None:
+    owner = owned.ownership
+    assert owner is not None
+    for number in (9, 10):
+        owned.write_metadata(number, 1, b"")
+    owner.complete(9, "checkpoints/chk-9-1")
+    assert [found.checkpoint_id for found in owned.list_checkpoints()] == [9]
+    assert [found.checkpoint_id for found in owned.stored_metadata()] == [10, 9]
+
+
+def test_deleting_a_checkpoint_keeps_what_another_names(
+    owned: CheckpointStorage, second: CheckpointStorage, source: Path
+) -> None:
+    owner = owned.ownership
+    assert owner is not None
+    for number, contents in ((1, {"a": b"a", "b": b"b"}), (2, {"b": b"b", "c": b"c"})):
+        owned.upload_files(number, _write(source, **contents))
+        owner.complete(number, owned.write_metadata(number, 1, b""))
+    assert owned.delete_checkpoint("checkpoints/chk-1-1") == 1
+    assert _shared(owned) == {_sha256(b"b"), _sha256(b"c")}
+    assert [found.checkpoint_id for found in owned.stored_metadata()] == [2]
+    assert [found.checkpoint_id for found in owned.list_checkpoints()] == [2]
+    owner.renew()
+    assert [found.checkpoint_id for found in second.list_checkpoints()] == [2]
+
+
+def test_an_aborted_checkpoint_leaves_nothing_of_its_own(owned: CheckpointStorage, source: Path) -> None:
+    owned.upload_files(1, _write(source, a=b"a"))
+    owned.upload_files(2, _write(source, a=b"a", b=b"b"))
+    assert owned.discard_states(2) == 1
+    assert owned.discard_states(2) == 0
+    assert _shared(owned) == {_sha256(b"a")}
+    assert owned.upload_files(3, _write(source, b=b"b"))["b"].uploaded
+    assert _shared(owned) == {_sha256(b"a"), _sha256(b"b")}
+
+
+def test_what_a_dead_owner_left_is_swept(
+    owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner
+) -> None:
+    kept = owned.upload_files(1, _write(source, kept=b"kept"))["kept"]
+    owned.upload_files(2, _write(source, orphan=b"orphan"))
+    second.acquire(bob, LEASE)
+    second.upload_files(3, _write(source, pending=b"pending"))
+    assert second.delete_unreferenced({kept.sha256}) == 1
+    assert _shared(second) == {_sha256(b"kept"), _sha256(b"pending")}
+
+
+def test_who_lost_the_pipeline_deletes_nothing(owned: CheckpointStorage, source: Path, clock: Any) -> None:
+    owned.upload_files(1, _write(source, a=b"a"))
+    owned.write_metadata(1, 1, b"")
+    clock.now += LEASE
+    actions = (
+        lambda: owned.discard_states(1),
+        lambda: owned.delete_checkpoint("checkpoints/chk-1-1"),
+        lambda: owned.delete_unreferenced(),
+    )
+    for action in actions:
+        with pytest.raises(OwnershipLost):
+            action()
+    owned.store.put("flights/shared/" + "0" * 64, b"orphan")
+    with pytest.raises(OwnershipLost):
+        owned.delete_unreferenced()
+    assert len(_shared(owned)) == 2 and len(owned.stored_metadata()) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_uploads_and_deletions_at_the_same_time_lose_nothing_that_is_named(
+    owned: CheckpointStorage, source: Path, seed: int
+) -> None:
+    """Tasks upload overlapping files for several checkpoints while older ones are discarded."""
+    print(f"seed {seed}")
+    paths = list(_write(source, **{f"f{n}": b"%d" % n for n in range(6)}).values())
+    errors: list[BaseException] = []
+
+    def task(number: int) -> None:
+        chance = random.Random(f"{seed}-{number}")
+        try:
+            for turn in range(12):
+                checkpoint_id = number * 100 + turn
+                stored = owned.upload_files(checkpoint_id, chance.sample(paths, 3))
+                missing = {one.sha256 for one in stored.values()} - _shared(owned)
+                assert not missing
+                if chance.random() < 0.9:
+                    owned.discard_states(checkpoint_id)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=task, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert _shared(owned) == owned.shared_state.referenced()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b", "ü"])
+def test_a_pipeline_name_that_cannot_be_a_directory_is_refused(store: Any, name: str) -> None:
+    with pytest.raises(InvalidKey, match="pipeline name"):
+        CheckpointStorage(store, name)
+
+
+def test_pipelines_share_a_root_without_meeting(store: Any, alice: Owner, source: Path) -> None:
+    for name in ("flights", "flights2"):
+        opened = CheckpointStorage(store, name)
+        owner = opened.acquire(alice, LEASE)
+        opened.upload_files(1, _write(source, a=b"a"))
+        owner.complete(1, opened.write_metadata(1, owner.epoch, name.encode()))
+    first = CheckpointStorage(store, "flights")
+    first.delete_unreferenced()
+    assert first.read_metadata("checkpoints/chk-1-1") == b"flights"
+    assert len(list(store.list("flights2/shared/"))) == 1 and not list(store.list("flights/shared/"))

@@ -1,0 +1,89 @@
+"""Who names which file, and who waits for whom while files are deleted."""
+
+from __future__ import annotations
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_checkpoints.storage import SharedStateRegistry
+
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["register", "reserve", "stored", "unregister", "discard", "sweep"]),
+        st.integers(1, 3),
+        st.sets(st.sampled_from("abcd"), min_size=1),
+    ),
+    max_size=25,
+)
+
+
+@given(steps=_STEPS)
+def test_a_file_is_given_up_exactly_when_nobody_names_it(steps: list[tuple[str, int, set[str]]]) -> None:
+    registry = SharedStateRegistry()
+    names: dict[int, set[str]] = {}
+    stored: set[str] = set()
+    for action, checkpoint, hashes in steps:
+        if action == "register":
+            registry.register(checkpoint, hashes)
+            names.setdefault(checkpoint, set()).update(hashes)
+        elif action == "reserve":
+            for hash_ in hashes:
+                assert registry.reserve(checkpoint, hash_) == (hash_ not in stored)
+                names.setdefault(checkpoint, set()).add(hash_)
+        elif action == "stored":
+            for hash_ in hashes & set().union(*names.values()):
+                registry.stored(hash_)
+                stored.add(hash_)
+        elif action == "sweep":
+            unnamed = hashes - set().union(*names.values())
+            with registry.sweeping(hashes) as orphans:
+                assert orphans == unnamed
+            stored -= unnamed
+        else:
+            gone = names.pop(checkpoint, set()) - set().union(*names.values())
+            if action == "unregister":
+                assert registry.unregister(checkpoint) == gone
+            else:
+                with registry.discarding(checkpoint) as orphans:
+                    assert orphans == gone
+            stored -= gone
+        assert registry.referenced() == set().union(*names.values())
+        assert registry.checkpoints() == names.keys()
+
+
+def test_who_wants_a_file_that_is_being_deleted_waits_and_uploads_it_again() -> None:
+    registry = SharedStateRegistry()
+    registry.reserve(1, "a")
+    registry.stored("a")
+    order: list[str] = []
+    waiting = threading.Event()
+
+    def want() -> None:
+        waiting.set()
+        needed = registry.reserve(2, "a")
+        order.append(f"upload {needed}")
+
+    thread = threading.Thread(target=want)
+    with registry.discarding(1) as orphans:
+        assert orphans == {"a"}
+        thread.start()
+        assert waiting.wait(10)
+        thread.join(0.05)  # however long it is given, it cannot be through
+        assert thread.is_alive()
+        order.append("deleted")
+    thread.join(10)
+    assert order == ["deleted", "upload True"]
+
+
+def test_a_deletion_that_fails_leaves_the_file_to_be_uploaded_again() -> None:
+    registry = SharedStateRegistry()
+    registry.reserve(1, "a")
+    registry.stored("a")
+    try:
+        with registry.discarding(1):
+            raise OSError
+    except OSError:
+        pass
+    assert registry.reserve(2, "a") is True
