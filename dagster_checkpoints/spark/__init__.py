@@ -1,0 +1,8 @@
+"""The data plane: stages as Spark queries, joined by channels, under the coordinator's checkpoints.
+
+Read `job` (one execution: the loop around the coordinator), then `deployment` and `wiring` (from stages to tasks and
+channels), then `task` with `source_task` and `channel_task` (the life of one task). Below them: `plans` and `inputs` (the
+user's functions and what they receive), `query`, `query_log` and `snapshots` (one Spark query and its checkpoint
+directory), `channels`, `segments` and `sources` (records between tasks), `uploads`, `checkpointing` and `restoring` (a
+checkpoint on its way to storage and back), `session` and `java`.
+"""

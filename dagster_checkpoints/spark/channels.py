@@ -1,0 +1,213 @@
+"""Channels between tasks: an ordered log of elements per channel, and the gate through which a task lets records pass.
+
+A channel leads from one instance of a stage to one instance of a stage downstream. Its elements are segments (Parquet
+files that hold records), watermarks, barriers and the marks of its end; `position` counts them from the first one of the
+job, so a restored channel goes on counting where the checkpoint stopped. Every element is a line of the log file, which
+the streaming source in Spark's workers follows; the task itself reads the elements from memory.
+It must not know Spark queries, nor the protocol's decisions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dagster_checkpoints.coordination import CheckpointBarrier
+
+
+class SegmentFiles:
+    """Parquet files of one segment, shared by all channels that carry it; deleted when the last of them released it."""
+
+    def __init__(self, files: tuple[Path, ...], rows: int, size: int) -> None:
+        self.files = files
+        self.rows = rows
+        self.size = size
+        self._holders = 0
+        self._lock = threading.Lock()
+
+    def hold(self) -> None:
+        with self._lock:
+            self._holders += 1
+
+    def release(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            last = self._holders == 0
+        if last:
+            for file in self.files:
+                file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Records:
+    """A segment of records."""
+
+    segment: SegmentFiles
+
+
+@dataclass(frozen=True)
+class WatermarkAt:
+    """No row before `ms` (epoch) follows, except late ones. `MAX_WATERMARK_MS`: none at all."""
+
+    ms: int
+
+
+@dataclass(frozen=True)
+class WatermarkStatus:
+    """The channel is idle: leave it out of the minimum until it speaks again."""
+
+    idle: bool
+
+
+@dataclass(frozen=True)
+class BarrierMark:
+    barrier: CheckpointBarrier
+
+
+@dataclass(frozen=True)
+class CancelMark:
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class EndOfData:
+    """The sender has said everything it had to say; barriers may still follow."""
+
+    drain: bool
+
+
+@dataclass(frozen=True)
+class EndOfPartition:
+    """Nothing follows, ever."""
+
+
+Element = Records | WatermarkAt | WatermarkStatus | BarrierMark | CancelMark | EndOfData | EndOfPartition
+
+
+@dataclass(frozen=True)
+class ChannelId:
+    """From instance `producer_index` of stage `producer` to instance `consumer_index` of stage `consumer`."""
+
+    producer: str
+    producer_index: int
+    consumer: str
+    consumer_index: int
+
+    def __str__(self) -> str:
+        return f"{self.producer}[{self.producer_index}]->{self.consumer}[{self.consumer_index}]"
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.producer}.{self.producer_index}--{self.consumer}.{self.consumer_index}.jsonl"
+
+
+@dataclass
+class Channel:
+    """The log of one channel. Appended to by the producer's thread, read by the consumer's."""
+
+    id: ChannelId
+    path: Path
+    base: int = 0
+    on_append: Callable[[], None] | None = None
+    _elements: deque[Element] = field(default_factory=deque)
+    _first: int = field(init=False)
+    _queued: int = 0
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._first = self.base
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._log = open(self.path, "ab", buffering=0)  # noqa: SIM115 - held for the channel's life, see close()
+
+    def append(self, element: Element) -> None:
+        """Append one element; it is in the log file before the consumer hears of it."""
+        if isinstance(element, Records):
+            element.segment.hold()
+        with self._changed:
+            self._log.write(json.dumps(_line(element)).encode() + b"\n")
+            self._elements.append(element)
+            if isinstance(element, Records):
+                self._queued += element.segment.size
+        if self.on_append is not None:
+            self.on_append()
+
+    def elements_from(self, position: int) -> list[Element]:
+        """The elements at `position` and behind it."""
+        with self._changed:
+            start = position - self._first
+            return [self._elements[i] for i in range(start, len(self._elements))]
+
+    def release_before(self, position: int) -> None:
+        """The consumer has taken in everything before `position`: forget it and let its files go."""
+        released: list[SegmentFiles] = []
+        with self._changed:
+            while self._first < position and self._elements:
+                element = self._elements.popleft()
+                self._first += 1
+                if isinstance(element, Records):
+                    self._queued -= element.segment.size
+                    released.append(element.segment)
+            self._changed.notify_all()
+        for segment in released:
+            segment.release()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the segments that the consumer has not taken in yet."""
+        return self._queued
+
+    def wait_below(self, limit: int, timeout: float) -> bool:
+        """Back-pressure: wait until less than `limit` bytes are queued, at most `timeout` seconds. True if so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed or self._queued < limit, timeout)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._log.close()
+
+
+class Gate:
+    """How far a stage input's channels are open, and the watermark that Spark is told; one file, replaced atomically."""
+
+    def __init__(self, path: Path, positions: Mapping[str, int]) -> None:
+        self.path = path
+        self.positions = dict(positions)
+        self.watermark: int | None = None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.publish()
+
+    def publish(self) -> None:
+        scratch = self.path.with_suffix(".next")
+        scratch.write_text(json.dumps({"positions": self.positions, "watermark": self.watermark}), encoding="utf-8")
+        os.replace(scratch, self.path)
+
+
+def _line(element: Element) -> dict[str, object]:
+    match element:
+        case Records(segment):
+            return {"files": [str(file) for file in segment.files], "rows": segment.rows}
+        case WatermarkAt(ms):
+            return {"watermark": ms}
+        case WatermarkStatus(idle):
+            return {"idle": idle}
+        case BarrierMark(barrier):
+            return {"barrier": barrier.checkpoint_id}
+        case CancelMark(checkpoint_id):
+            return {"cancel": checkpoint_id}
+        case EndOfData(drain):
+            return {"end_of_data": {"drain": drain}}
+        case EndOfPartition():
+            return {"end_of_partition": True}
+
+
+def segment_of(files: Iterable[Path], rows: int) -> SegmentFiles:
+    paths = tuple(files)
+    return SegmentFiles(paths, rows, sum(file.stat().st_size for file in paths))

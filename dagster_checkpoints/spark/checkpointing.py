@@ -1,0 +1,151 @@
+"""Writing a fully acknowledged checkpoint, and reading it again for a restart within the run.
+
+The commit point is one conditional replacement of the pipeline's `state.json`; see `storage.ownership`. It must not know
+when checkpoints are taken.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dagster_checkpoints.coordination import (
+    CheckpointSnapshot,
+    CompletedCheckpoint,
+    FailureReason,
+    MetadataOutcomeUnknown,
+    MetadataWriteFailed,
+    MetadataWritten,
+)
+from dagster_checkpoints.pipeline import Pipeline, TaskId
+from dagster_checkpoints.spark.deployment import Deployment, Restored
+from dagster_checkpoints.state import (
+    ChainMetadata,
+    CheckpointMetadata,
+    PartlyFinishedUnionState,
+    StageMetadata,
+    TaskSnapshot,
+    check_union_states,
+    decode,
+    encode,
+    validate_restore,
+)
+from dagster_checkpoints.storage import CheckpointStorage, OutcomeUnknown
+
+Outcome = MetadataWritten | MetadataWriteFailed | MetadataOutcomeUnknown
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one job.
+
+    Args:
+        wall: Wall-clock seconds since 1970, for the times that people read.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        storage: CheckpointStorage,
+        job_id: int,
+        run_id: str,
+        spark_version: str,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pipeline = pipeline
+        self._storage = storage
+        self._job_id = job_id
+        self._run_id = run_id
+        self._spark_version = spark_version
+        self._wall = wall
+        self._monotonic = monotonic
+        self._deployment: Deployment | None = None
+
+    def deployed(self, deployment: Deployment) -> None:
+        """The layout of chains that the next checkpoints are of."""
+        self._deployment = deployment
+
+    def write(self, snapshot: CheckpointSnapshot, finished: frozenset[TaskId]) -> Outcome:
+        """Write the metadata, then make `state.json` name it. Never raises: the outcome says what is known."""
+        checkpoint_id = snapshot.checkpoint_id
+        ownership = self._storage.ownership
+        assert ownership is not None
+        try:
+            metadata = self.metadata(snapshot, finished)
+            check_union_states(metadata)
+            location = self._storage.write_metadata(checkpoint_id, ownership.epoch, encode(metadata))
+            ownership.complete(checkpoint_id, location, kind=metadata.kind)
+        except OutcomeUnknown as error:
+            return MetadataOutcomeUnknown(checkpoint_id, str(error))
+        except PartlyFinishedUnionState as error:
+            return MetadataWriteFailed(checkpoint_id, str(error), FailureReason.CHECKPOINT_DECLINED)
+        except Exception as error:
+            return MetadataWriteFailed(checkpoint_id, f"{type(error).__name__}: {error}")
+        return MetadataWritten(checkpoint_id, location)
+
+    def metadata(self, snapshot: CheckpointSnapshot, finished: frozenset[TaskId]) -> CheckpointMetadata:
+        """What the checkpoint holds, from what the tasks acknowledged with."""
+        deployment = self._deployment
+        assert deployment is not None
+        states: dict[TaskId, Any] = dict(snapshot.states)
+        chains, indices = [], {}
+        for chain in deployment.chains:
+            ids = [TaskId(chain.name, index) for index in range(len(chain.instances))]
+            tasks: dict[int, TaskSnapshot] = {task.index: states[task] for task in ids if task in states}
+            chains.append(ChainMetadata(name=chain.name, stages=chain.stages, tasks=tasks))
+            indices.update(dict.fromkeys(chain.stages, tuple(t.index for t in ids if t in finished)))
+        schemas = {name: json.dumps(schema.jsonValue()) for name, schema in deployment.schemas.items()}
+        stages = tuple(
+            StageMetadata(
+                name=stage.name,
+                parallelism=stage.parallelism,
+                instances=tuple(stage.instances),
+                finished=indices[stage.name],
+                fully_finished=len(indices[stage.name]) == stage.parallelism,
+                output_schema=schemas.get(stage.name, ""),
+            )
+            for stage in self._pipeline.stages
+        )
+        statistics = snapshot.statistics.values()
+        now = self._wall()
+        assert self._storage.ownership is not None
+        return CheckpointMetadata(
+            pipeline=self._pipeline.name,
+            checkpoint_id=snapshot.checkpoint_id,
+            stages=stages,
+            chains=tuple(chains),
+            kind=snapshot.properties.kind.value,
+            job_id=str(self._job_id),
+            run_id=self._run_id,
+            epoch=self._storage.ownership.epoch,
+            triggered_at=now - (self._monotonic() - snapshot.triggered_at),
+            completed_at=now,
+            spark_version=self._spark_version,
+            statistics={
+                "new_bytes": float(sum(s.new_bytes for s in statistics)),
+                "total_bytes": float(sum(s.total_bytes for s in statistics)),
+                "sync_seconds": max((s.sync_seconds for s in statistics), default=0.0),
+            },
+        )
+
+    def latest(self, pipeline: Pipeline, allow_non_restored_state: bool) -> Restored | None:
+        """The newest completed checkpoint of this job, as storage has it; None before the first."""
+        assert self._storage.ownership is not None
+        newest = self._storage.ownership.newest
+        if newest is None:
+            return None
+        metadata = decode(self._storage.read_metadata(newest.location), self._storage.url_of(newest.location))
+        plan = validate_restore(pipeline, metadata, allow_non_restored_state)
+        return Restored(metadata, plan, newest.location)
+
+    def delete(self, checkpoint: CompletedCheckpoint) -> None:
+        """Delete a checkpoint that is no longer retained, and the files that only it names."""
+        self._storage.delete_checkpoint(checkpoint.location)
+
+    def discard_states(self, checkpoint_id: int) -> None:
+        """Delete what only an aborted checkpoint names."""
+        self._storage.discard_states(checkpoint_id)
+
+

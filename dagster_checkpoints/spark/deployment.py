@@ -1,0 +1,397 @@
+"""One attempt to run a pipeline: from stages and a checkpoint to tasks that are ready to start.
+
+Decides which stages share a query, asks Spark what it accepts, connects the channels, puts restored files in place. It
+must not know the coordinator's rules, nor start anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import StructType
+
+from dagster_checkpoints.coordination import AlignedBarrierHandler
+from dagster_checkpoints.pipeline import (
+    Chain,
+    ExecutionGraph,
+    Pipeline,
+    StageContext,
+    StageKind,
+    TaskId,
+    build_chains,
+    execution_graph,
+)
+from dagster_checkpoints.sinks import SinkContext
+from dagster_checkpoints.spark import plans
+from dagster_checkpoints.spark.channel_task import ChannelTask, InputChannel, TaskInput
+from dagster_checkpoints.spark.channels import Gate, SegmentFiles
+from dagster_checkpoints.spark.errors import PlanRefusedError, RestoredSchemaError
+from dagster_checkpoints.spark.inputs import EventTime, StreamInput, static_dataframe, stream_dataframe
+from dagster_checkpoints.spark.operator_state import OperatorStateStore
+from dagster_checkpoints.spark.outputs import TaskOutput
+from dagster_checkpoints.spark.sinking import TaskSink
+from dagster_checkpoints.spark.source_task import BatchTask, SourceTask
+from dagster_checkpoints.spark.task import Report, StageInstance, Task, TaskParts
+from dagster_checkpoints.spark.uploads import SnapshotUploader
+from dagster_checkpoints.spark.wiring import Wiring, restored_segment
+from dagster_checkpoints.state import CheckpointMetadata, RestorePlan, TaskSnapshot
+from dagster_checkpoints.storage import CheckpointStorage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The checkpoint that an attempt starts from."""
+
+    metadata: CheckpointMetadata
+    plan: RestorePlan
+    location: str
+
+
+@dataclass(frozen=True)
+class AttemptSettings:
+    """What distinguishes one attempt, and the settings that tasks need.
+
+    Attributes:
+        folder: Its fresh work directory.
+        number: 1, 2, … within the run; the watermark sources speak again when it changes.
+        token: Differs between any two attempts, over all runs.
+        max_queued_bytes: Of segments per channel before its producer waits.
+    """
+
+    folder: Path
+    number: int
+    token: str
+    job_id: int
+    checkpointing: bool
+    max_queued_bytes: int
+
+
+@dataclass
+class Deployment:
+    """The tasks of one attempt, not yet started.
+
+    Attributes:
+        finished: Tasks that the checkpoint says are finished; there is no task object for them.
+        schemas: Output schema of each chain's last stage.
+    """
+
+    graph: ExecutionGraph
+    chains: tuple[Chain, ...]
+    tasks: dict[TaskId, Task] = field(default_factory=dict)
+    finished: frozenset[TaskId] = frozenset()
+    schemas: dict[str, StructType] = field(default_factory=dict)
+
+
+class Deployer:
+    """Builds deployments of one pipeline.
+
+    Args:
+        log: Where stages' `context.log` goes.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, spark: SparkSession, storage: CheckpointStorage, log: logging.Logger
+    ) -> None:
+        self._pipeline = pipeline
+        self._spark = spark
+        self._storage = storage
+        self._log = log
+        self._breaks: frozenset[str] = frozenset()
+
+    def deploy(
+        self, settings: AttemptSettings, restored: Restored | None, uploader: SnapshotUploader, report: Report
+    ) -> Deployment:
+        """Build the tasks.
+
+        Raises:
+            StageError: A stage cannot be built; nothing was started.
+            StorageError: State cannot be fetched, or is corrupt.
+        """
+        while True:
+            chains = self._chains(restored)
+            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, settings, restored, chains)
+            try:
+                return attempt.build(uploader, report)
+            except plans.RefusedAtStage as refused:
+                if restored is not None:
+                    raise PlanRefusedError(
+                        refused.stage,
+                        self._pipeline.stage(refused.stage).instances[0],
+                        f"Spark refuses the plan that the checkpoint was taken with: {refused.reason}",
+                    ) from refused
+                self._breaks |= {refused.stage}
+                attempt.discard()
+
+    def _chains(self, restored: Restored | None) -> tuple[Chain, ...]:
+        if restored is None:
+            return build_chains(self._pipeline, self._breaks)
+        instances = {stage.name: stage.instances for stage in self._pipeline.stages}
+        recorded = [c for c in restored.metadata.chains if all(name in instances for name in c.stages)]
+        chains = [Chain(c.name, c.stages, instances[c.name]) for c in recorded]
+        chains += [Chain(name, (name,), instances[name]) for name in restored.plan.new_stages]
+        return tuple(chains)
+
+
+class _Attempt:
+    """The building of one deployment."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        storage: CheckpointStorage,
+        log: logging.Logger,
+        settings: AttemptSettings,
+        restored: Restored | None,
+        chains: tuple[Chain, ...],
+    ) -> None:
+        self.pipeline = pipeline
+        self.spark = spark
+        self.storage = storage
+        self.log = log
+        self.settings = settings
+        self.restored = restored
+        graph = execution_graph(pipeline, chains)
+        order = {vertex.name: position for position, vertex in enumerate(graph.vertices)}
+        self.chains = tuple(sorted(chains, key=lambda chain: order[chain.name]))
+        finished = restored.plan.finished if restored else frozenset()
+        self.deployment = Deployment(graph, self.chains, finished=frozenset(finished))
+        snapshots = restored.plan.tasks if restored else {}
+        self.wiring = Wiring(pipeline, self.chains, settings.folder, snapshots, self.deployment.finished)
+        self._opened: list[StageInstance] = []
+
+    def build(self, uploader: SnapshotUploader, report: Report) -> Deployment:
+        try:
+            for chain in self.chains:
+                for index in range(len(chain.instances)):
+                    task = TaskId(chain.name, index)
+                    if task not in self.deployment.finished:
+                        self.deployment.tasks[task] = self._task(chain, index, uploader, report)
+                self._recorded_schema(chain)
+        except BaseException:
+            self.discard()
+            raise
+        return self.deployment
+
+    def discard(self) -> None:
+        """Give a half-built deployment up."""
+        for instance in self._opened:
+            instance.stage.close()
+        self._opened.clear()
+        self.wiring.close()
+
+    def _task(self, chain: Chain, index: int, uploader: SnapshotUploader, report: Report) -> Task:
+        task = TaskId(chain.name, index)
+        snapshot = self.restored.plan.tasks.get(task) if self.restored else None
+        folder = self.settings.folder / "tasks" / f"{chain.name}.{index}"
+        after_finish = snapshot is not None and snapshot.end_of_data == "drain"
+        if snapshot is not None and snapshot.query is not None and not after_finish:
+            self.storage.fetch_state(snapshot.query.files, folder / "checkpoint", checkpoint=self._where)
+        tables = self._restored_tables(snapshot, folder)
+        inputs = self._inputs(chain, index, folder)
+        self.wiring.restore_in_flight(task, snapshot, folder, self._fetch_segments)
+        instances = self._instances(chain, index, snapshot)
+        has_static = any(i.static for i in inputs)
+        plan = None
+        if not after_finish:
+            plan = self._analyse(chain, index, inputs) if has_static else self._plan(instances, inputs, {})
+            self._know_schema(chain, index, plan.schema)
+        self._recorded_schema(chain)
+        tail = chain.stages[-1]
+        sink = self._sink(chain, index)
+        output = TaskOutput(
+            folder / "segments",
+            self.wiring.outputs(tail, index),
+            sink.write if sink else None,
+            self.settings.max_queued_bytes,
+        )
+        parts = TaskParts(
+            id=task,
+            chain=chain,
+            pipeline=self.pipeline,
+            instances=instances,
+            folder=folder,
+            spark=self.spark,
+            output=output,
+            sink=sink,
+            plan=plan,
+            restored=snapshot if snapshot is not None else (_NOTHING if self.restored else None),
+            uploader=uploader,
+            report=report,
+            checkpointing=self.settings.checkpointing,
+        )
+        if not inputs:
+            return self._source_task(parts)
+        built = ChannelTask(
+            parts,
+            inputs,
+            AlignedBarrierHandler([c.name for i in inputs for c in i.channels]),
+            lambda files: self._plan(instances, inputs, files),
+            tables,
+        )
+        for i in inputs:
+            for c in i.channels:
+                c.channel.on_append = built.look_again
+        return built
+
+    def _source_task(self, parts: TaskParts) -> Task:
+        stage = parts.instances[0].stage
+        if parts.plan is not None and not parts.plan.streaming:
+            if len(parts.instances) > 1:
+                # A batch result would have to be a stream for the stages behind it.
+                raise plans.RefusedAtStage(parts.instances[1].stage.name, "the source returned a batch DataFrame")
+            if stage.kind is StageKind.UNBOUNDED_SOURCE:
+                raise plans.not_streaming(parts.instances[0].call)
+            return BatchTask(parts)
+        return SourceTask(parts, bounded=stage.kind is StageKind.BOUNDED_SOURCE)
+
+    # Stages
+
+    def _instances(self, chain: Chain, index: int, snapshot: TaskSnapshot | None) -> tuple[StageInstance, ...]:
+        made = []
+        for name in chain.stages:
+            kept = snapshot.stages.get(name) if snapshot else None
+            instance = self._instance(name, index, OperatorStateStore(kept.operator_states if kept else ()))
+            plans.open_stage(instance.call)
+            self._opened.append(instance)
+            made.append(instance)
+        return tuple(made)
+
+    def _instance(self, name: str, index: int, state: OperatorStateStore) -> StageInstance:
+        stage = self.pipeline.stage(name)
+        context = StageContext(
+            spark=self.spark,
+            stage=name,
+            instance=stage.instances[index],
+            index=index,
+            parallelism=stage.parallelism,
+            state=state,
+            log=self.log,
+        )
+        own = stage.for_instance()
+        return StageInstance(own, plans.StageCall(own, context), state)
+
+    def _sink(self, chain: Chain, index: int) -> TaskSink | None:
+        stage = self.pipeline.stage(chain.stages[-1])
+        if stage.sink is None:
+            return None
+        context = SinkContext(
+            pipeline=self.pipeline.name,
+            stage=stage.name,
+            instance=stage.instances[index],
+            index=index,
+            parallelism=stage.parallelism,
+            job_id=self.settings.job_id,
+            attempt=self.settings.token,
+        )
+        return TaskSink(stage.sink.new_instance(), context, self.spark, self.deployment.schemas[stage.name])
+
+    # Plans
+
+    def _plan(
+        self, instances: Sequence[StageInstance], inputs: Sequence[TaskInput], tables: Mapping[str, Sequence[Path]]
+    ) -> plans.QueryPlan:
+        frames = {i.name: self._frame(i, tables) for i in inputs}
+        return plans.build_plan(self.pipeline, [i.call for i in instances], frames)
+
+    def _analyse(self, chain: Chain, index: int, inputs: Sequence[TaskInput]) -> plans.QueryPlan:
+        """The plan with empty static inputs: for its errors and its schema, before anything runs."""
+        trial = [self._instance(name, index, OperatorStateStore()) for name in chain.stages]
+        for instance in trial:
+            plans.open_stage(instance.call)
+        try:
+            return self._plan(trial, inputs, {})
+        finally:
+            for instance in trial:
+                instance.stage.close()
+
+    def _frame(self, task_input: TaskInput, tables: Mapping[str, Sequence[Path]]) -> DataFrame:
+        schema = self.deployment.schemas[task_input.name]
+        if task_input.static:
+            return static_dataframe(self.spark, schema, tables.get(task_input.name, ()))
+        assert task_input.gate is not None
+        column = self.pipeline.event_time(task_input.name)
+        lateness = self.pipeline.event_time_lateness_ms(task_input.name)
+        carries = self.pipeline.carries_watermark(task_input.name) and column is not None and lateness is not None
+        return stream_dataframe(
+            self.spark,
+            StreamInput(
+                name=task_input.name,
+                schema=schema,
+                gate=task_input.gate.path,
+                logs={c.name: c.channel.path for c in task_input.channels},
+                base={c.name: c.channel.base for c in task_input.channels},
+                event_time=EventTime(column, lateness) if carries and column and lateness is not None else None,
+                attempt=self.settings.number,
+            ),
+        )
+
+    def _inputs(self, chain: Chain, index: int, folder: Path) -> tuple[TaskInput, ...]:
+        head = self.pipeline.stage(chain.stages[0])
+        inputs = []
+        for name, how in head.inputs.items():
+            channels = tuple(
+                InputChannel(c, how.mode == "static", c.base, c.base, c.base)
+                for c in self.wiring.into(head.name, index, name)
+            )
+            gate = None
+            if how.mode == "stream":
+                gate = Gate(folder / "gates" / f"{name}.json", {c.name: c.channel.base for c in channels})
+            carries = self.pipeline.carries_watermark(name)
+            inputs.append(TaskInput(name, how.mode == "static", channels, gate, carries))
+        return tuple(inputs)
+
+    # Schemas
+
+    def _know_schema(self, chain: Chain, index: int, schema: StructType) -> None:
+        known = self.deployment.schemas.setdefault(chain.stages[-1], schema)
+        if known != schema:
+            raise plans.differing_schema(chain, index, known, schema)
+
+    def _recorded_schema(self, chain: Chain) -> None:
+        tail = chain.stages[-1]
+        if tail in self.deployment.schemas or self.restored is None:
+            return
+        recorded = next((s.output_schema for s in self.restored.metadata.stages if s.name == tail), "")
+        if recorded:
+            self.deployment.schemas[tail] = StructType.fromJson(_json(recorded))
+        elif self.pipeline.downstream(tail):
+            raise RestoredSchemaError(
+                f"Stage {tail!r} is not run again, and checkpoint {self.restored.location} does not hold the schema of its "
+                "output, which its consumers need. Restore from another checkpoint, or start anew (restore_from: none)."
+            )
+
+    # Restored files
+
+    @property
+    def _where(self) -> str:
+        return self.restored.location if self.restored else ""
+
+    def _fetch_segments(self, snapshot_files: Sequence[object], folder: Path) -> Path:
+        target = folder / "restored"
+        self.storage.fetch_state(snapshot_files, target, checkpoint=self._where)  # type: ignore[arg-type]
+        return target
+
+    def _restored_tables(self, snapshot: TaskSnapshot | None, folder: Path) -> dict[str, list[SegmentFiles]]:
+        tables: dict[str, list[SegmentFiles]] = {}
+        for table in snapshot.static if snapshot else ():
+            root = self._fetch_segments([f for segment in table.segments for f in segment.files], folder)
+            tables[table.input] = [restored_segment(segment, root) for segment in table.segments]
+        return tables
+
+
+_NOTHING = TaskSnapshot()
+
+
+def _json(text: str) -> dict[str, object]:
+    import json
+
+    value: dict[str, object] = json.loads(text)
+    return value

@@ -1,0 +1,69 @@
+"""The errors that a running pipeline shows its user."""
+
+from __future__ import annotations
+
+import traceback
+from types import TracebackType
+
+from dagster_checkpoints.errors import DagsterCheckpointsError
+
+
+class StageError(DagsterCheckpointsError):
+    """A stage cannot be built or run; the text names the stage, the instance and the user's own line."""
+
+    def __init__(self, stage: str, instance: str, text: str) -> None:
+        super().__init__(f"Stage {stage!r} (instance {instance!r}): {text}")
+        self.stage = stage
+        self.instance = instance
+
+
+class StageResultError(StageError):
+    """A stage's function returned something that is no DataFrame, or a batch where a stream was expected."""
+
+
+class StageWatermarkError(StageError):
+    """A stage declares a watermark of its own on an input that carries one: Spark forbids a second one, at run time."""
+
+
+class EventTimeError(StageError):
+    """The event time of a stage's output is no top-level TIMESTAMP column."""
+
+
+class PlanRefusedError(StageError):
+    """Spark refuses the stage's plan as a streaming query."""
+
+
+class StageFailedError(StageError):
+    """A stage raised while it ran."""
+
+
+class SnapshotError(DagsterCheckpointsError):
+    """A task's state could not be collected whole: the checkpoint is declined, the task runs on."""
+
+
+class JobFailedError(DagsterCheckpointsError):
+    """The job failed, and its restart strategy does not allow another attempt."""
+
+
+class NothingToRestoreError(DagsterCheckpointsError):
+    """The run asks for a checkpoint that storage does not have."""
+
+
+class SelectionError(DagsterCheckpointsError):
+    """A stage that was left out of the run has not finished, so the selected ones cannot run."""
+
+
+class RestoredSchemaError(DagsterCheckpointsError):
+    """A finished stage's output schema is not in the checkpoint, so its consumers cannot be restored."""
+
+
+def own_line(error: BaseException, *, inside: str | None) -> str:
+    """Where in the user's code an error was raised: `file:line, in function`, the innermost frame within `inside` if there is one."""
+    frames = traceback.extract_tb(_traceback(error))
+    within = [frame for frame in frames if inside is not None and frame.filename == inside]
+    frame = (within or frames or [None])[-1]
+    return "unknown" if frame is None else f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
+
+
+def _traceback(error: BaseException) -> TracebackType | None:
+    return error.__traceback__

@@ -1,0 +1,599 @@
+"""One execution of a pipeline in this process: the loop around the coordinator.
+
+A single thread owns the pure coordinator; tasks, uploads and requests reach it through one queue, and it performs the
+actions that come back. It acquires the pipeline, decides where to start, deploys, restarts after failures, and releases
+the pipeline with how the job ended. It must not know Dagster.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import shutil
+import socket
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_checkpoints.coordination import (
+    CheckpointCompleted,
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CheckpointFailed,
+    CheckpointProperties,
+    CheckpointRequested,
+    CompletedCheckpoint,
+    CoordinatorAction,
+    CoordinatorEvent,
+    DiscardCheckpoint,
+    DiscardStates,
+    FailJob,
+    GiveUp,
+    NotifyAborted,
+    NotifyComplete,
+    RestartStrategy,
+    Shutdown,
+    TaskState,
+    TaskStateChanged,
+    Tick,
+    TriggerFailed,
+    TriggerTask,
+    WriteMetadata,
+)
+from dagster_checkpoints.coordination import JobRestarting as CoordinatorRestarting
+from dagster_checkpoints.coordination import JobStatus as CoordinatorStatus
+from dagster_checkpoints.pipeline import Pipeline, TaskId
+from dagster_checkpoints.spark import events
+from dagster_checkpoints.spark.checkpointing import CheckpointWriter
+from dagster_checkpoints.spark.deployment import AttemptSettings, Deployer, Deployment, Restored
+from dagster_checkpoints.spark.errors import JobFailedError, SelectionError
+from dagster_checkpoints.spark.events import JobEvent, JobResult, JobStatus
+from dagster_checkpoints.spark.restoring import StartPoint, choose_start
+from dagster_checkpoints.spark.task import (
+    CheckpointIsAborted,
+    CheckpointIsComplete,
+    EndInput,
+    TaskFailed,
+    TriggerCheckpoint,
+)
+from dagster_checkpoints.spark.uploads import SnapshotUploader
+from dagster_checkpoints.storage import CheckpointStorage, LeaseRenewer, Owner, StorageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CANCEL_SECONDS = 30.0
+_IDLE_TICK = 0.5
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """The settings of one execution.
+
+    Attributes:
+        checkpoints: Interval, timeout and the like.
+        restart: What to do when a task fails.
+        work_directory: For segments, gates and Spark's own checkpoints; executors must see it under the same path.
+        restore_from: "latest" (after the job's own end, a new start), "none" for a new start, or a checkpoint's location.
+        allow_non_restored_state: Leave state behind that no stage claims.
+        allow_older_checkpoint: If the chosen checkpoint is corrupt or incomplete, try older retained ones.
+        lease_seconds: How long this process may be silent before another may take the pipeline over.
+        max_queued_bytes: Per channel; a producer waits when its consumer is so far behind.
+        upload_threads: Snapshots stored at the same time.
+    """
+
+    checkpoints: CheckpointConfig
+    restart: RestartStrategy
+    work_directory: Path
+    restore_from: str = "latest"
+    allow_non_restored_state: bool = False
+    allow_older_checkpoint: bool = False
+    lease_seconds: float = 15.0
+    max_queued_bytes: int = 256 * 1024 * 1024
+    upload_threads: int = 4
+
+
+@dataclass(frozen=True)
+class _Cancel:
+    pass
+
+
+@dataclass(frozen=True)
+class _EndSources:
+    stage: str | None
+    instance: str | None
+
+
+@dataclass(frozen=True)
+class _AskCheckpoint:
+    request_id: str
+
+
+@dataclass(frozen=True)
+class _OwnershipLost:
+    error: StorageError
+
+
+@dataclass(frozen=True)
+class _FromAttempt:
+    """A report of a task or an upload; those of earlier attempts are of no interest any more."""
+
+    attempt: int
+    event: CoordinatorEvent | TaskFailed
+
+
+_Item = _Cancel | _EndSources | _AskCheckpoint | _OwnershipLost | _FromAttempt | CoordinatorEvent
+
+
+class _Canceled(Exception):
+    """Unwinds the loop when the job is cancelled."""
+
+
+@dataclass
+class _Run:
+    """What exists once a job has its Spark session."""
+
+    coordinator: CheckpointCoordinator
+    writer: CheckpointWriter
+    deployer: Deployer
+    spark: SparkSession
+    uploads: ThreadPoolExecutor
+    io: ThreadPoolExecutor
+    attempt: int = 0
+    deployment: Deployment | None = None
+    finished: set[TaskId] = field(default_factory=set)
+    rows: dict[TaskId, int] = field(default_factory=dict)
+    announced: set[str] = field(default_factory=set)
+
+
+class JobExecution:
+    """One execution of a pipeline; `run` once, on a worker thread.
+
+    Args:
+        pipeline: What to run.
+        storage: Where its checkpoints live.
+        options: The settings.
+        session: Creates or joins the Spark session; called on the thread of `run`, after storage was found usable.
+        on_event: Told of everything that happens, on the thread of `run`.
+        run_id: Dagster's, or whatever a person would look for.
+        selection: The stages to run; None for all. A stage left out must have finished.
+        log: Where stages' `context.log` goes.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        storage: CheckpointStorage,
+        options: JobOptions,
+        session: Callable[[], SparkSession],
+        on_event: Callable[[JobEvent], None],
+        run_id: str,
+        selection: frozenset[str] | None = None,
+        log: logging.Logger | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.storage = storage
+        self.options = options
+        self.run_id = run_id
+        self._session = session
+        self._on_event = on_event
+        self._selection = selection
+        self._log = log or logging.getLogger("dagster_checkpoints")
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._run: _Run | None = None
+        self._job_id = 0
+        self._start: StartPoint | None = None
+        self._work = options.work_directory / pipeline.name
+
+    # From any thread
+
+    def cancel(self) -> None:
+        """End the job CANCELED as soon as possible; its checkpoints are kept."""
+        self._queue.put(_Cancel())
+
+    def drain(self) -> None:
+        """End every source as if its input were exhausted: windows fire, everything is committed, the job is FINISHED."""
+        self._queue.put(_EndSources(None, None))
+
+    def end_source(self, stage: str, instance: str | None = None) -> None:
+        """End one source, or one instance of it.
+
+        Raises:
+            KeyError: The pipeline has no such source, or the source no such instance.
+        """
+        found = self.pipeline.stage(stage)
+        if not found.kind.is_source or (instance is not None and instance not in found.instances):
+            raise KeyError(f"{stage!r} (instance {instance!r}) is no source of pipeline {self.pipeline.name!r}")
+        self._queue.put(_EndSources(stage, instance))
+
+    def trigger_checkpoint(self, request_id: str) -> None:
+        """Ask for a checkpoint now."""
+        self._queue.put(_AskCheckpoint(request_id))
+
+    # The job
+
+    def run(self) -> JobResult:
+        """Run the pipeline to its end. Returns how it ended; failures are in the result, not raised.
+
+        Raises:
+            StorageError: Storage cannot be used, or another run owns the pipeline; nothing was started.
+            DagsterCheckpointsError: The checkpoint does not fit, or the selection cannot run; nothing was started.
+        """
+        self.storage.check()
+        owner = Owner(run_id=self.run_id, host=socket.gethostname(), pid=os.getpid())
+        ownership = self.storage.acquire(owner, self.options.lease_seconds)
+        status: JobStatus = "FAILED"
+        renewer = LeaseRenewer(ownership, lambda error: self._queue.put(_OwnershipLost(error)))
+        renewer.start()
+        try:
+            start = choose_start(self.pipeline, self.storage, self.options)
+            self._check_selection(start.restored)
+            self._start = start
+            self._job_id = ownership.begin_job(resume=start.resume)
+            error = self._execute(start)
+            status = "FINISHED" if error is None else "CANCELED" if isinstance(error, _Canceled) else "FAILED"
+            return self._result(status, None if isinstance(error, _Canceled) else error)
+        finally:
+            renewer.stop(5.0)
+            self._release(status)
+            shutil.rmtree(self._work, ignore_errors=True)
+
+    def _execute(self, start: StartPoint) -> BaseException | None:
+        shutil.rmtree(self._work, ignore_errors=True)  # of a process that died; the pipeline is ours now
+        uploads = ThreadPoolExecutor(self.options.upload_threads, thread_name_prefix="snapshot")
+        io = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-io")
+        status: JobStatus = "FAILED"
+        try:
+            spark = self._session()
+            writer = CheckpointWriter(self.pipeline, self.storage, self._job_id, self.run_id, spark.version)
+            coordinator = None
+            restored = start.restored
+            while True:
+                settings = self._attempt_settings()
+                deployer = self._run.deployer if self._run else Deployer(self.pipeline, spark, self.storage, self._log)
+                attempt = settings.number
+                uploader = SnapshotUploader(self.storage, uploads, lambda e, a=attempt: self._report(a, e))  # type: ignore[misc]
+                deployment = deployer.deploy(settings, restored, uploader, lambda e, a=attempt: self._report(a, e))  # type: ignore[misc]
+                if coordinator is None:
+                    coordinator = self._coordinator(deployment, start)
+                    self._run = _Run(coordinator, writer, deployer, spark, uploads, io)
+                run = self._run
+                assert run is not None
+                error = self._one_attempt(run, deployment, restored, attempt)
+                if error is None:
+                    status = "FINISHED"
+                    return None
+                again = self._restart(run, error)
+                if again is not None:
+                    status = "CANCELED" if isinstance(again, _Canceled) else "FAILED"
+                    return again
+                restored = run.writer.latest(self.pipeline, self.options.allow_non_restored_state)
+        except _Canceled as canceled:
+            status = "CANCELED"
+            return canceled
+        except Exception as error:
+            return error
+        finally:
+            self._shut_down(status)
+            uploads.shutdown(wait=True, cancel_futures=True)
+            io.shutdown(wait=True)
+
+    def _one_attempt(
+        self, run: _Run, deployment: Deployment, restored: Restored | None, attempt: int
+    ) -> BaseException | None:
+        """Run one deployment. Returns None when every task has finished, else what ended it; its tasks are stopped."""
+        run.attempt, run.deployment = attempt, deployment
+        run.finished = set(deployment.finished)
+        run.writer.deployed(deployment)
+        self._announce_start(run, restored, attempt)
+        try:
+            for task in deployment.tasks.values():
+                task.start()
+            while len(run.finished) < deployment.graph.instance_count:
+                self._take(run, self._next(run))
+            return None
+        except (_Canceled, TaskFailure, JobFailedError, StorageError) as error:
+            return error
+        finally:
+            self._stop_tasks(run, deployment)
+
+    def _next(self, run: _Run) -> _Item:
+        deadline = run.coordinator.next_deadline()
+        wait = _IDLE_TICK if deadline is None else min(max(deadline - time.monotonic(), 0.0), _IDLE_TICK)
+        try:
+            return self._queue.get(timeout=wait) if wait > 0 else self._queue.get_nowait()
+        except queue.Empty:
+            return Tick()
+
+    def _take(self, run: _Run, item: _Item) -> None:
+        match item:
+            case _Cancel():
+                raise _Canceled
+            case _OwnershipLost(error):
+                raise error
+            case _EndSources(stage, instance):
+                self._end_sources(run, stage, instance)
+            case _AskCheckpoint(request_id):
+                self._handle(run, CheckpointRequested(request_id, CheckpointProperties()))
+            case _FromAttempt(attempt, event):
+                if attempt == run.attempt:
+                    self._take_report(run, event)
+            case event:
+                self._handle(run, event)
+
+    def _take_report(self, run: _Run, event: CoordinatorEvent | TaskFailed) -> None:
+        if isinstance(event, TaskFailed):
+            raise TaskFailure(event.task, event.error)
+        self._handle(run, event)
+        if isinstance(event, TaskStateChanged) and event.state is TaskState.FINISHED:
+            self._task_finished(run, event.task)
+
+    def _handle(self, run: _Run, event: CoordinatorEvent) -> None:
+        for action in run.coordinator.handle(event, time.monotonic()):
+            self._perform(run, action)
+
+    def _perform(self, run: _Run, action: CoordinatorAction) -> None:
+        tasks = run.deployment.tasks if run.deployment else {}
+        match action:
+            case TriggerTask(task, barrier):
+                if task in tasks and task not in run.finished:
+                    tasks[task].send(TriggerCheckpoint(barrier))
+                else:
+                    self._queue.put(TriggerFailed(task, barrier.checkpoint_id))
+            case WriteMetadata(checkpoint):
+                writer, finished = run.writer, frozenset(checkpoint.plan.finished)
+                run.io.submit(lambda: self._queue.put(writer.write(checkpoint, finished)))
+            case NotifyComplete(notified, checkpoint_id):
+                for task in notified:
+                    if task in tasks:
+                        tasks[task].send(CheckpointIsComplete(checkpoint_id))
+            case NotifyAborted(notified, checkpoint_id):
+                for task in notified:
+                    if task in tasks:
+                        tasks[task].send(CheckpointIsAborted(checkpoint_id))
+            case DiscardStates(checkpoint_id):
+                run.io.submit(self._quietly, lambda: run.writer.discard_states(checkpoint_id))
+            case DiscardCheckpoint(completed):
+                run.io.submit(self._quietly, lambda: run.writer.delete(completed))
+            case CheckpointCompleted(completed):
+                self._on_event(self._checkpoint_done(run, completed))
+            case CheckpointFailed(checkpoint_id, reason, message):
+                self._on_event(events.CheckpointNotDone(checkpoint_id, reason.name, message))
+            case FailJob(reason, message):
+                raise JobFailedError(
+                    f"Pipeline {self.pipeline.name!r} fails: {message} ({reason.name}). More consecutive checkpoints failed "
+                    f"than tolerable_failed_checkpoints={self.options.checkpoints.tolerable_failed_checkpoints} allows."
+                )
+            case _:
+                pass
+
+    # Tasks
+
+    def _end_sources(self, run: _Run, stage: str | None, instance: str | None) -> None:
+        assert run.deployment is not None
+        for chain in run.deployment.chains:
+            source = self.pipeline.stage(chain.stages[0])
+            if not source.kind.is_source or stage not in (None, source.name):
+                continue
+            for index, name in enumerate(source.instances):
+                task = run.deployment.tasks.get(TaskId(chain.name, index))
+                if task is not None and instance in (None, name):
+                    task.send(EndInput())
+
+    def _task_finished(self, run: _Run, task: TaskId) -> None:
+        assert run.deployment is not None
+        run.finished.add(task)
+        chain = next(c for c in run.deployment.chains if c.name == task.vertex)
+        rows = run.deployment.tasks[task].rows_out
+        run.rows[task] = rows
+        tail = chain.stages[-1]
+        for stage in chain.stages:
+            kept = rows if stage == tail else 0
+            self._on_event(events.InstanceFinished(stage, chain.instances[task.index], kept))
+        if all(TaskId(chain.name, index) in run.finished for index in range(len(chain.instances))):
+            latest = run.coordinator.latest_completed
+            for stage in chain.stages:
+                run.announced.add(stage)
+                total = self._stage_rows(run, stage)
+                self._on_event(events.StageFinished(stage, total, latest.checkpoint_id if latest else None))
+
+    def _stop_tasks(self, run: _Run, deployment: Deployment) -> None:
+        unfinished = [task for task_id, task in deployment.tasks.items() if task_id not in run.finished]
+        for task in unfinished:
+            task.cancel()
+        if unfinished:
+            run.spark.sparkContext.cancelAllJobs()
+        deadline = time.monotonic() + CANCEL_SECONDS
+        for task in deployment.tasks.values():
+            if not task.join(max(0.1, deadline - time.monotonic())):
+                self._log.warning("Task %s did not stop within %.0f s; it can no longer commit.", task.id, CANCEL_SECONDS)
+        for task_id, task in deployment.tasks.items():
+            run.rows[task_id] = task.rows_out
+            for channel in task.output.channels:
+                channel.close()
+
+    def _restart(self, run: _Run, error: BaseException) -> BaseException | None:
+        """After a failed attempt: wait as the strategy says. Returns the error if there is no other attempt."""
+        if isinstance(error, _Canceled | StorageError | JobFailedError):
+            return error
+        cause = error.cause if isinstance(error, TaskFailure) else error
+        decision = self.options.restart.on_failure(time.monotonic())
+        if isinstance(decision, GiveUp):
+            failed = JobFailedError(f"Pipeline {self.pipeline.name!r} failed, and {decision.reason}. {cause}")
+            failed.__cause__ = cause
+            return failed
+        self._on_event(events.JobRestarting(decision.attempt + 1, decision.delay, str(cause)))
+        until = time.monotonic() + decision.delay
+        try:
+            # A checkpoint whose metadata is being written must be known before the start is chosen.
+            while run.coordinator.finalizing is not None or time.monotonic() < until:
+                item = self._next(run)
+                if not isinstance(item, _FromAttempt | _EndSources):
+                    self._take(run, item)
+        except (_Canceled, StorageError, JobFailedError) as ended:
+            return ended
+        latest = run.writer.latest(self.pipeline, self.options.allow_non_restored_state)
+        finished = latest.plan.finished if latest else frozenset()
+        self._handle(run, CoordinatorRestarting(frozenset(finished)))
+        return None
+
+    # Beginning and end
+
+    def _attempt_settings(self) -> AttemptSettings:
+        number = (self._run.attempt if self._run else 0) + 1
+        ownership = self.storage.ownership
+        assert ownership is not None
+        folder = self._work / f"epoch-{ownership.epoch}-attempt-{number}"
+        for old in self._work.glob("epoch-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return AttemptSettings(
+            folder=folder,
+            number=ownership.epoch * 10_000 + number,
+            token=f"e{ownership.epoch}a{number}",
+            job_id=self._job_id,
+            checkpointing=self.options.checkpoints.tasks_wait_for_final_checkpoint,
+            max_queued_bytes=self.options.max_queued_bytes,
+        )
+
+    def _coordinator(self, deployment: Deployment, start: StartPoint) -> CheckpointCoordinator:
+        return CheckpointCoordinator(
+            deployment.graph,
+            self.options.checkpoints,
+            next_checkpoint_id=start.next_checkpoint_id,
+            finished=deployment.finished,
+            completed=start.retained,
+        )
+
+    def _shut_down(self, status: JobStatus) -> None:
+        if self._run is not None:
+            for action in self._run.coordinator.handle(Shutdown(CoordinatorStatus[status]), time.monotonic()):
+                if isinstance(action, DiscardCheckpoint | DiscardStates):
+                    self._perform(self._run, action)
+
+    def _release(self, status: JobStatus) -> None:
+        ownership = self.storage.ownership
+        if ownership is not None:
+            self._quietly(lambda: ownership.release(status))
+        self.storage.close()
+
+    def _quietly(self, act: Callable[[], object]) -> None:
+        """Cleaning up: what fails here is swept up by a later run."""
+        try:
+            act()
+        except StorageError as error:
+            self._log.warning("%s: %s", type(error).__name__, error)
+
+    def _check_selection(self, restored: Restored | None) -> None:
+        if self._selection is None:
+            return
+        finished = restored.plan.fully_finished if restored else frozenset()
+        missing = [s.name for s in self.pipeline.stages if s.name not in self._selection and s.name not in finished]
+        if missing:
+            where = f"checkpoint {restored.plan.checkpoint_id}" if restored else "a new start"
+            raise SelectionError(
+                f"Pipeline {self.pipeline.name!r}: stage(s) {', '.join(map(repr, missing))} were not selected, but have not "
+                f"finished in {where}. All stages of a pipeline run at the same time, because checkpoints span them: select "
+                "every unfinished stage."
+            )
+
+    # Reporting
+
+    def _report(self, attempt: int, event: CoordinatorEvent | TaskFailed) -> None:
+        ownership = self.storage.ownership
+        assert ownership is not None
+        self._queue.put(_FromAttempt(attempt, event))
+
+    def _announce_start(self, run: _Run, restored: Restored | None, attempt: int) -> None:
+        assert run.deployment is not None
+        fully = tuple(s.name for s in self.pipeline.stages if restored and s.name in restored.plan.fully_finished)
+        self._on_event(
+            events.JobStarted(
+                attempt=attempt % 10_000,
+                job_id=self._job_id,
+                restored_checkpoint=restored.plan.checkpoint_id if restored else None,
+                restored_location=restored.location if restored else None,
+                finished_stages=fully,
+                chains=tuple(chain.stages for chain in run.deployment.chains),
+            )
+        )
+        for stage in fully:
+            if stage not in run.announced:
+                run.announced.add(stage)
+                self._on_event(events.StageFinished(stage, 0, restored.plan.checkpoint_id if restored else None, True))
+
+    def _stage_rows(self, run: _Run, stage: str) -> int:
+        assert run.deployment is not None
+        chain = next((c for c in run.deployment.chains if c.stages[-1] == stage), None)
+        if chain is None:
+            return 0
+        total = 0
+        for index in range(len(chain.instances)):
+            task_id = TaskId(chain.name, index)
+            task = run.deployment.tasks.get(task_id)
+            total += task.rows_out if task is not None else run.rows.get(task_id, 0)
+        return total
+
+    def _checkpoint_done(self, run: _Run, completed: CompletedCheckpoint) -> events.CheckpointDone:
+        assert run.deployment is not None
+        statistics = completed.statistics.values()
+        return events.CheckpointDone(
+            checkpoint_id=completed.checkpoint_id,
+            location=completed.location,
+            roots=completed.roots,
+            finished_stages=tuple(sorted(completed.fully_finished)),
+            duration=completed.duration,
+            sync_seconds=max((s.sync_seconds for s in statistics), default=0.0),
+            async_seconds=max((s.async_seconds for s in statistics), default=0.0),
+            alignment_seconds=max((s.alignment_seconds for s in statistics), default=0.0),
+            new_bytes=sum(s.new_bytes for s in statistics),
+            total_bytes=sum(s.total_bytes for s in statistics),
+            stages=self._progress(run, completed),
+        )
+
+    def _progress(self, run: _Run, completed: CompletedCheckpoint) -> Mapping[str, events.StageProgress]:
+        assert run.deployment is not None
+        progress = {}
+        for chain in run.deployment.chains:
+            ids = [TaskId(chain.name, index) for index in range(len(chain.instances))]
+            alive = [run.deployment.tasks[i] for i in ids if i in run.deployment.tasks]
+            watermarks = [task.output_watermark for task in alive]
+            known = [w for w in watermarks if w is not None]
+            for stage in chain.stages:
+                progress[stage] = events.StageProgress(
+                    rows=self._stage_rows(run, stage),
+                    finished_instances=sum(1 for i in ids if i in completed.finished),
+                    instances=len(ids),
+                    state_bytes=sum(completed.statistics[i].total_bytes for i in ids if i in completed.statistics),
+                    watermark_ms=min(known) if known and len(known) == len(watermarks) else None,
+                )
+        return progress
+
+    def _result(self, status: JobStatus, error: BaseException | None) -> JobResult:
+        run = self._run
+        latest = run.coordinator.latest_completed if run else None
+        finished = tuple(s.name for s in self.pipeline.stages if run and s.name in run.announced)
+        rows = {s.name: self._stage_rows(run, s.name) for s in self.pipeline.stages} if run and run.deployment else {}
+        return JobResult(
+            status=status,
+            error=error,
+            job_id=self._job_id,
+            last_checkpoint_id=latest.checkpoint_id if latest else None,
+            last_checkpoint_location=latest.location if latest else None,
+            finished_stages=finished,
+            rows=rows,
+        )
+
+
+class TaskFailure(Exception):
+    """A task has failed."""
+
+    def __init__(self, task: TaskId, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.task = task
+        self.cause = cause

@@ -1,0 +1,298 @@
+"""From stages to the plan of one query: calls the user's functions, checks what they return, asks Spark what it accepts.
+
+It must not know tasks, channels' contents or checkpoints. Everything here is analysis; nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
+
+from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, StageContext
+from dagster_checkpoints.spark.errors import (
+    EventTimeError,
+    PlanRefusedError,
+    StageFailedError,
+    StageResultError,
+    StageWatermarkError,
+    own_line,
+)
+from dagster_checkpoints.spark.inputs import nullable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STATE_WRITER = "StateStoreWriter"
+
+
+@dataclass(frozen=True)
+class QueryPlan:
+    """What one task's query computes.
+
+    Attributes:
+        frame: The chain's output.
+        schema: Its schema as channels carry it, every column nullable.
+        streaming: False when the chain begins with a source that returned a batch DataFrame.
+        own_watermark: The plan has a watermark that is not the channels': a source's, or the user's own. At the end of
+            data it is moved through the offset log.
+    """
+
+    frame: DataFrame
+    schema: StructType
+    streaming: bool
+    own_watermark: bool
+
+
+@dataclass(frozen=True)
+class StageCall:
+    """A stage with the context of the instance that is being built."""
+
+    stage: Stage
+    context: StageContext
+
+
+
+class RefusedAtStage(Exception):
+    """Spark refuses the combined plan; it accepts it up to the stage before `stage`."""
+
+    def __init__(self, stage: str, reason: str) -> None:
+        super().__init__(reason)
+        self.stage = stage
+        self.reason = reason
+
+
+def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[str, DataFrame]) -> QueryPlan:
+    """Build the plan of a chain.
+
+    Args:
+        pipeline: The whole pipeline: says which stages carry event time, and who reads them.
+        calls: The chain's stages in order.
+        inputs: The first stage's inputs by name; empty for a source.
+
+    Raises:
+        StageError: With the stage's name: no DataFrame, a watermark of its own, no event time, or what it raised.
+        RefusedAtStage: Spark refuses the plan from that stage on.
+    """
+    arguments = dict(inputs)
+    own_watermark = False
+    frame: DataFrame | None = None
+    for position, call in enumerate(calls):
+        carried = _watermarks(arguments.values())
+        frame = _call(call, arguments)
+        streaming = frame.isStreaming
+        if arguments:
+            _check_uses_inputs(call, frame, arguments)
+        own = streaming and bool(_watermarks([frame]) - carried)
+        if own and (pipeline.carries_watermark(call.stage.name) and _input_carries(pipeline, call.stage)):
+            raise StageWatermarkError(
+                call.stage.name,
+                call.context.instance,
+                "calls withWatermark on an input that already carries one, declared at its source; Spark forbids a second. "
+                f"Remove the call ({call.stage.location}); declare lateness at the source.",
+            )
+        if call.stage.watermark is not None and streaming:
+            if own:
+                raise StageWatermarkError(
+                    call.stage.name,
+                    call.context.instance,
+                    "declares watermark= and also calls withWatermark. Keep the declaration, remove the call.",
+                )
+            _check_event_time(call, frame, call.stage.watermark.column)
+            frame = frame.withWatermark(call.stage.watermark.column, f"{call.stage.watermark.lateness_ms} milliseconds")
+            own = True
+        own_watermark = own_watermark or own
+        _check_output_event_time(pipeline, call, frame)
+        if streaming:
+            _check_supported(call, frame, position)
+        arguments = {call.stage.name: frame}
+    assert frame is not None
+    return QueryPlan(frame, nullable(frame.schema), frame.isStreaming, own_watermark)
+
+
+def open_stage(call: StageCall) -> None:
+    """Call a stage's `open`. Raises StageFailedError with the user's line."""
+    try:
+        call.stage.open(call.context)
+    except Exception as error:
+        raise _failed(call, error, "open() raised ") from error
+
+
+def not_streaming(call: StageCall) -> StageResultError:
+    """An unbounded source returned a batch DataFrame."""
+    return StageResultError(
+        call.stage.name,
+        call.context.instance,
+        "is declared @unbounded_source, but returned a batch DataFrame, which ends. Use spark.readStream, or declare it "
+        "@bounded_source.",
+    )
+
+
+def differing_schema(chain: Chain, index: int, known: StructType, found: StructType) -> StageResultError:
+    """Two instances of a stage return different columns."""
+    return StageResultError(
+        chain.stages[-1],
+        chain.instances[index],
+        f"expected the schema of the other instances, {known.simpleString()}, found {found.simpleString()}. Every instance "
+        "must return the same columns.",
+    )
+
+
+def output_watermark(plan: Any, batch_watermark_ms: int) -> int | None:
+    """The watermark of what a batch sent on: that of the last stateful operators, or the batch's own where there is none.
+
+    After an interval join, for instance, it is earlier than the watermark the batch ran under. None while an operator
+    says nothing of its output (`produceOutputWatermark` is None).
+
+    Args:
+        plan: The executed plan, a JVM object.
+        batch_watermark_ms: The watermark under which the batch ran, epoch ms.
+    """
+    if _is_stateful(plan):
+        input_watermark = plan.eventTimeWatermarkForEviction()
+        given = int(input_watermark.get()) if input_watermark.isDefined() else batch_watermark_ms
+        produced = plan.produceOutputWatermark(given)
+        return int(produced.get()) if produced.isDefined() else None
+    children = list(_children(plan))
+    outputs = [output_watermark(child, batch_watermark_ms) for child in children]
+    if not outputs:
+        return batch_watermark_ms
+    known = [output for output in outputs if output is not None]
+    return min(known) if len(known) == len(outputs) else None
+
+
+def is_stateful(plan: Any) -> bool:
+    """Whether an executed plan holds a stateful operator."""
+    return _is_stateful(plan) or any(is_stateful(child) for child in _children(plan))
+
+
+def _call(call: StageCall, arguments: Mapping[str, DataFrame]) -> DataFrame:
+    stage = call.stage
+    try:
+        result = stage.transform(call.context, **arguments)
+    except Exception as error:
+        raise _failed(call, error, "") from error
+    if not isinstance(result, DataFrame):
+        raise StageResultError(
+            stage.name,
+            call.context.instance,
+            f"expected its function ({stage.location}) to return a DataFrame, found {type(result).__name__}. Return the "
+            "DataFrame; do not start or write it.",
+        )
+    return result
+
+
+def _failed(call: StageCall, error: Exception, what: str) -> StageFailedError:
+    line = own_line(error, inside=call.stage.location.file)
+    return StageFailedError(
+        call.stage.name, call.context.instance, f"{what}{type(error).__name__}: {error}\n  at {line}"
+    )
+
+
+def _check_uses_inputs(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> None:
+    """Every streaming input must be read by the result, or its records would wait for ever."""
+    used = _sources(frame)
+    for name, given in arguments.items():
+        if given.isStreaming and not _sources(given) <= used:
+            raise StageResultError(
+                call.stage.name,
+                call.context.instance,
+                f"its result ({call.stage.location}) does not read its input {name!r}. Use the input, or remove the parameter.",
+            )
+
+
+def _sources(frame: DataFrame) -> set[str]:
+    """The streaming sources in a plan, each by its options: they name the input's own gate."""
+    plan = frame._jdf.queryExecution().analyzed()
+    return {str(node.toString()).split("\n")[0] for node in _nodes(plan) if node.nodeName() == "StreamingRelationV2"}
+
+
+def _input_carries(pipeline: Pipeline, stage: Stage) -> bool:
+    return any(pipeline.carries_watermark(name) for name, how in stage.inputs.items() if how.mode == "stream")
+
+
+def _check_output_event_time(pipeline: Pipeline, call: StageCall, frame: DataFrame) -> None:
+    column = pipeline.event_time(call.stage.name)
+    read_as_stream = any(
+        pipeline.stage(consumer).inputs[call.stage.name].mode == "stream" for consumer in pipeline.downstream(call.stage.name)
+    )
+    if column is not None and read_as_stream:
+        _check_event_time(call, frame, column)
+
+
+def _check_event_time(call: StageCall, frame: DataFrame, column: str) -> None:
+    kinds = {field.name: field.dataType for field in frame.schema.fields}
+    kind = kinds.get(column)
+    if isinstance(kind, TimestampType):
+        return
+    if kind is None:
+        nested = [name for name, k in kinds.items() if isinstance(k, StructType)]
+        found = f"no column {column!r} among {', '.join(kinds)}"
+        advice = (
+            f"select F.window_time({nested[0]!r}).alias({column!r})" if nested else "keep the column, or name another with event_time="
+        )
+    else:
+        found = f"{column!r} of type {kind.simpleString()}"
+        advice = (
+            f"cast it: F.col({column!r}).cast('timestamp')"
+            if not isinstance(kind, StructType)
+            else f"select F.window_time({column!r}) as a column of its own and name it with event_time="
+        )
+        if isinstance(kind, TimestampNTZType):
+            advice += " (TIMESTAMP_NTZ has no time zone, so it is no point in time)"
+    raise EventTimeError(
+        call.stage.name,
+        call.context.instance,
+        f"expected its output's event time to be a top-level TIMESTAMP column, found {found}. To mend it, {advice}.",
+    )
+
+
+def _check_supported(call: StageCall, frame: DataFrame, position: int) -> None:
+    """Spark's own check, made before anything starts (it would come only when the query starts)."""
+    from pyspark.errors import AnalysisException
+
+    jvm = frame.sparkSession._jvm
+    assert jvm is not None
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[call.stage.output_mode]()
+    try:
+        checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), mode)
+    except AnalysisException as error:
+        if position:
+            raise RefusedAtStage(call.stage.name, str(error)) from error
+        raise PlanRefusedError(
+            call.stage.name,
+            call.context.instance,
+            f"Spark refuses its plan as a streaming query in output mode {call.stage.output_mode!r}: {error}",
+        ) from error
+
+
+def _watermarks(frames: Any) -> set[str]:
+    """The ids of the watermark nodes; a set, since a stage may use an input twice (a self-join)."""
+    plans = [frame._jdf.queryExecution().analyzed() for frame in frames if frame.isStreaming]
+    return {node.nodeId().toString() for plan in plans for node in _nodes(plan) if node.nodeName() == "EventTimeWatermark"}
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    yield plan
+    for child in _children(plan):
+        yield from _nodes(child)
+
+
+def _is_stateful(node: Any) -> bool:
+    kind = node.getClass()
+    while kind is not None:
+        if any(interface.getSimpleName() == STATE_WRITER for interface in kind.getInterfaces()):
+            return True
+        kind = kind.getSuperclass()
+    return False
+
+
+def _children(plan: Any) -> Iterator[Any]:
+    children = plan.children()
+    for index in range(children.size()):
+        yield children.apply(index)

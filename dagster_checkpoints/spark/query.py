@@ -1,0 +1,168 @@
+"""One Spark streaming query of a task: started, watched, held still between two batches, and stopped.
+
+`foreachBatch` and everything that must happen between two micro-batches take the same lock. It must not know channels,
+checkpoints or the life cycle of a task.
+
+Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#foreachbatch
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dagster_checkpoints.spark.query_log import QueryLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import StreamingQuery
+
+COMMIT_TIMEOUT_SECONDS = 120.0
+_POLL_SECONDS = 0.002
+
+
+class QueryClosing(Exception):
+    """Raised in `foreachBatch` when the query is being stopped: returning would commit the batch."""
+
+
+class TaskQuery:
+    """The query of one task.
+
+    Args:
+        checkpoint: Spark's checkpoint location.
+        pool: FAIR scheduler pool in which its jobs run.
+        on_batch: Called with every micro-batch, under the lock; evaluates it exactly once.
+        before_batch: Called before the lock is taken: back-pressure waits here. Given a test whether to give up waiting.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        pool: str,
+        on_batch: Callable[[DataFrame, int], None],
+        before_batch: Callable[[Callable[[], bool]], None],
+    ) -> None:
+        self.log = QueryLog(checkpoint)
+        self.checkpoint = checkpoint
+        self.error: BaseException | None = None
+        self.runs: int = 0
+        self._pool = pool
+        self._on_batch = on_batch
+        self._before_batch = before_batch
+        self._lock = threading.Lock()
+        self._closing = False
+        self._last_batch: int | None = None
+        self._query: StreamingQuery | None = None
+
+    def start(self, frame: DataFrame, output_mode: str, trigger: Mapping[str, Any]) -> None:
+        """Start the query; a checkpoint directory that holds a committed batch is continued."""
+        self._closing = False
+        self.error = None
+        frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
+        writer = frame.writeStream.outputMode(output_mode).option("checkpointLocation", str(self.checkpoint))
+        if trigger:
+            writer = writer.trigger(**trigger)
+        self.runs += 1
+        self._query = writer.foreachBatch(self._run_batch).start()
+
+    def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
+        try:
+            self._before_batch(lambda: self._closing)
+            with self._lock:
+                if self._closing:
+                    raise QueryClosing
+                self._on_batch(frame, batch_id)
+                self._last_batch = batch_id
+        except QueryClosing:
+            raise
+        except BaseException as error:
+            self.error = error
+            raise
+
+    @contextmanager
+    def between_batches(self) -> Iterator[int]:
+        """Hold the query between two batches. Yields the newest batch, which is committed; -1 if there is none.
+
+        Raises:
+            TimeoutError: Spark did not commit a batch that had been processed.
+        """
+        with self._lock:
+            if self._last_batch is not None and self._query is not None:
+                self._await_commit(self._last_batch)
+            yield self.log.last_committed()
+
+    @contextmanager
+    def lock_if_free(self) -> Iterator[bool]:
+        """Take the lock if no batch is being processed. Yields whether it was taken."""
+        taken = self._lock.acquire(blocking=False)
+        try:
+            yield taken
+        finally:
+            if taken:
+                self._lock.release()
+
+    def _await_commit(self, batch_id: int) -> None:
+        deadline = time.monotonic() + COMMIT_TIMEOUT_SECONDS
+        while not self.log.is_committed(batch_id):
+            if not self.active and not self.log.is_committed(batch_id):
+                raise TimeoutError(f"The query ended without committing batch {batch_id} of {self.checkpoint}.")
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"Batch {batch_id} of {self.checkpoint} was processed, but its commit did not appear within "
+                    f"{COMMIT_TIMEOUT_SECONDS:.0f} s. Is the work directory's file system full or slow?"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    @property
+    def active(self) -> bool:
+        return self._query is not None and bool(self._query.isActive)
+
+    @property
+    def started(self) -> bool:
+        return self._query is not None
+
+    @property
+    def waits_for_data(self) -> bool:
+        """Whether Spark has looked for something to do since the last batch, and found nothing."""
+        if self._query is None or not self._query.isActive:
+            return True
+        status = self._query.status
+        return not status["isTriggerActive"] and not status["isDataAvailable"] and "Waiting" in status["message"]
+
+    def failure(self) -> BaseException | None:
+        """Why the query ended, if it failed: the user's own exception where there is one."""
+        if self._query is None or self._closing or self._query.isActive:
+            return None
+        raised = self._query.exception()
+        if raised is None:
+            return None
+        return self.error or raised
+
+    def executed_plan(self) -> Any:
+        """The executed plan of the newest batch (a JVM object), or None."""
+        if self._query is None:
+            return None
+        stream = self._query._jsq  # type: ignore[attr-defined]  # no public way leads to the operators' watermarks
+        if "StreamingQueryWrapper" in stream.getClass().getSimpleName():
+            stream = stream.streamingQuery()
+        execution = stream.lastExecution()
+        return None if execution is None else execution.executedPlan()
+
+    def stop(self) -> None:
+        """Stop between two batches: a batch that runs is finished and committed first."""
+        with self._lock:
+            if self._last_batch is not None and self.active:
+                self._await_commit(self._last_batch)
+            self._closing = True
+        if self._query is not None:
+            self._query.stop()  # outside the lock: Spark waits for foreachBatch, which waits for the lock
+
+    def kill(self) -> None:
+        """Stop at once: a batch that runs is cancelled and never committed."""
+        self._closing = True
+        if self._query is not None:
+            self._query.stop()

@@ -1,0 +1,101 @@
+"""The Spark session of a run, with the settings on which the checkpoint protocol relies.
+
+A session must be created on a worker thread, never on the main thread of a Dagster run: Dagster interrupts the main thread
+in the middle of whatever it does, and an interrupted py4j call hangs or swaps answers between calls.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dagster_checkpoints.spark import sources
+from dagster_checkpoints.spark.java import configure_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+# What the protocol needs; a user's own value for one of these would break it.
+REQUIRED: Mapping[str, str] = {
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.multipleWatermarkPolicy": "min",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "true",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 cannot say the year 9999 to its readers
+    "spark.sql.streaming.stopTimeout": "60s",
+    "spark.scheduler.mode": "FAIR",  # or a backfill's long batch starves the live stages and their barriers
+}
+# What is good here and may be chosen otherwise.
+DEFAULTS: Mapping[str, str] = {
+    "spark.master": "local[*]",
+    "spark.app.name": "dagster-checkpoints",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.memory": "2g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+    "spark.sql.streaming.pollingDelay": "50ms",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.streaming.numRecentProgressUpdates": "2",
+    "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+    "spark.sql.streaming.stateStore.maintenanceInterval": "30s",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+
+
+def session_config(config: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The whole configuration of a session: the defaults, then the user's own, then what the protocol requires.
+
+    Raises:
+        ValueError: The user's configuration contradicts what the protocol requires.
+    """
+    chosen = {key: _text(value) for key, value in (config or {}).items()}
+    for key, required in REQUIRED.items():
+        if chosen.get(key, required).lower() != required.lower():
+            raise ValueError(
+                f"Spark configuration {key}={chosen[key]}: checkpoints need {key}={required}. Remove the setting from the "
+                "resource's spark_config."
+            )
+    return {**DEFAULTS, **chosen, **REQUIRED}
+
+
+def build_session(config: Mapping[str, Any] | None = None) -> SparkSession:
+    """Start (or join) the Spark session of this process and register the channel sources in it.
+
+    Args:
+        config: Spark settings, flat (`{"spark.master": "local[2]"}`); see :func:`session_config`.
+
+    Raises:
+        JavaNotFound: No Java that this Spark can run on.
+        ValueError: See :func:`session_config`.
+    """
+    settings = session_config(config)
+    configure_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1" if settings["spark.master"].startswith("local") else "")
+    if not os.environ["SPARK_LOCAL_IP"]:
+        del os.environ["SPARK_LOCAL_IP"]
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return prepare_session(builder.getOrCreate())
+
+
+def prepare_session(spark: SparkSession) -> SparkSession:
+    """Register the channel and watermark sources in a session, so that its workers get them by value."""
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sources)
+    spark.dataSource.register(sources.Channels)
+    spark.dataSource.register(sources.Watermark)
+    return spark
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

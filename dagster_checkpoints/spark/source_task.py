@@ -1,0 +1,121 @@
+"""Tasks that begin with a source: a streaming query of the user's own, or a batch DataFrame that is evaluated once."""
+
+from __future__ import annotations
+
+import time
+
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS, CheckpointBarrier, LifecycleState
+from dagster_checkpoints.spark.channels import WatermarkStatus
+from dagster_checkpoints.spark.task import Task, TaskParts
+from dagster_checkpoints.spark.uploads import PinnedSnapshot
+from dagster_checkpoints.state import TaskSnapshot
+
+
+class SourceTask(Task):
+    """A chain that begins with a streaming source.
+
+    A bounded source runs with `availableNow` and ends when Spark says it has read everything; an unbounded one runs until
+    it is asked to end.
+    """
+
+    def __init__(self, parts: TaskParts, bounded: bool) -> None:
+        super().__init__(parts)
+        self._bounded = bounded
+        watermark = parts.instances[0].stage.watermark
+        self._idle_after = watermark.idle_after if watermark else None
+        self._last_rows_at = time.monotonic()
+        self._idle = False
+
+    def begin(self) -> None:
+        self._catch_up_watermark()
+        self.start_query({"availableNow": True} if self._bounded else None)
+
+    def _catch_up_watermark(self) -> None:
+        # The committed batch may promise a later watermark than it ran under. Without new input nothing would act on it,
+        # so the due windows are planned as a batch of their own, which the query runs first.
+        log = self.query.log
+        batch_id = log.last_committed()
+        if batch_id >= 0 and log.next_watermark(batch_id) > log.planned(batch_id).watermark_ms:
+            log.plan_batch(batch_id + 1, log.next_watermark(batch_id))
+
+    def step(self) -> None:
+        if self.lifecycle.state is not LifecycleState.RUNNING:
+            return
+        with self.query.lock_if_free() as free:
+            if free:
+                self.forward_watermark()
+                self._watch_idleness()
+        if self._bounded and not self.query.active:
+            self._check_query()
+            self.end_of_data(drain=True)
+
+    def triggered(self, barrier: CheckpointBarrier) -> None:
+        self.snapshot(barrier)
+
+    def end_input_asked(self) -> None:
+        if self.lifecycle.state is LifecycleState.RUNNING:
+            self.query.stop()
+            self.query.log.forget_planned_after(self.query.log.last_committed())
+            self.end_of_data(drain=True)
+
+    def pin_inputs(self) -> PinnedSnapshot:
+        return PinnedSnapshot(TaskSnapshot())
+
+    def reach_max_watermark(self) -> None:
+        if self.query.log.last_committed() >= 0 and self._holds_state():
+            self.run_planned_batch(MAX_WATERMARK_MS)
+
+    def _holds_state(self) -> bool:
+        state = self.query.checkpoint / "state"
+        return state.exists() and any(state.iterdir())
+
+    def committed_watermark(self, batch_id: int) -> int | None:
+        if self.plan is None or not self.plan.own_watermark:
+            return None
+        if self._stateful:
+            return super().committed_watermark(batch_id)
+        watermark = self.query.log.next_watermark(batch_id)
+        return watermark if watermark > 0 else None
+
+    def before_emit(self, batch_id: int) -> None:
+        self.forward_watermark()
+
+    def after_emit(self, rows: int) -> None:
+        if rows:
+            self._last_rows_at = time.monotonic()
+            self._set_idle(False)
+
+    def _watch_idleness(self) -> None:
+        if self._idle_after is not None and time.monotonic() - self._last_rows_at > self._idle_after:
+            self._set_idle(True)
+
+    def _set_idle(self, idle: bool) -> None:
+        if idle != self._idle:
+            self._idle = idle
+            self.output.append(WatermarkStatus(idle))
+
+
+class BatchTask(Task):
+    """A source that returned a batch DataFrame: evaluated once, as one micro-batch, and then at its end of data.
+
+    A barrier comes before it or behind it; a restore from before evaluates it again, one from behind never does.
+    """
+
+    def begin(self) -> None:
+        pass
+
+    def step(self) -> None:
+        if self.lifecycle.state is LifecycleState.RUNNING:
+            assert self.plan is not None
+            self.parts.spark.sparkContext.setLocalProperty("spark.scheduler.pool", str(self.id))
+            self.output.write(self.plan.frame, 0, self._process(self.plan.frame, 0))
+            self.end_of_data(drain=True)
+
+    def triggered(self, barrier: CheckpointBarrier) -> None:
+        self.snapshot(barrier)
+
+    def pin_inputs(self) -> PinnedSnapshot:
+        return PinnedSnapshot(TaskSnapshot())
+
+    def reach_max_watermark(self) -> None:
+        pass

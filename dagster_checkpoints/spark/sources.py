@@ -1,0 +1,170 @@
+"""The two Python streaming sources behind every stage input: its records and its watermark.
+
+*Channels* reads the Parquet segments of all channels of one input, up to the positions to which the task's gate has
+opened, so the task decides exactly where a micro-batch ends. *Watermark* carries one row at W + lateness whenever the
+task's watermark W moves; a filter drops the row again, but `withWatermark` below it has seen the time.
+
+This module is sent to Spark's workers by value, and they may not have the package: it must import nothing of it.
+
+Source: https://spark.apache.org/docs/latest/api/python/tutorial/sql/python_data_source.html
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+CHANNELS_FORMAT = "dagster_checkpoints_channels"
+WATERMARK_FORMAT = "dagster_checkpoints_watermark"
+ROWS_PER_ARROW_BATCH = 65_536
+
+
+def read_gate(path: str) -> dict[str, Any]:
+    """The gate file: `{"positions": {channel: int}, "watermark": ms | None}`; replaced atomically by the task."""
+    for _ in range(3):
+        try:
+            with open(path, encoding="utf-8") as file:
+                gate: dict[str, Any] = json.load(file)
+                return gate
+        except (FileNotFoundError, json.JSONDecodeError):
+            time.sleep(0.02)  # a shared file system may show the replacement late
+    with open(path, encoding="utf-8") as file:
+        last: dict[str, Any] = json.load(file)
+        return last
+
+
+class Channels(DataSource):
+    """All channels of one stage input. Options: `gate`, `logs` (JSON, channel to log file), `base` (JSON, first positions)."""
+
+    @classmethod
+    def name(cls) -> str:
+        return CHANNELS_FORMAT
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return ChannelsReader(self.options, schema)
+
+
+class ChannelsReader(DataSourceStreamReader):
+    """Offset: `{channel: position}`, the number of log elements consumed of each channel."""
+
+    def __init__(self, options: Any, schema: StructType) -> None:
+        self.gate = options["gate"]
+        self.logs: dict[str, str] = json.loads(options["logs"])
+        self.base: dict[str, int] = json.loads(options["base"])
+        self.schema = schema
+        self.read_to: dict[str, tuple[int, int]] = {}  # channel: (next position, byte offset in its log)
+        self.known: dict[str, dict[int, list[str]]] = {channel: {} for channel in self.logs}
+
+    def initialOffset(self) -> dict[str, int]:
+        return dict(sorted(self.base.items()))
+
+    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:
+        positions = read_gate(self.gate)["positions"]
+        return {c: max(start.get(c, self.base[c]), positions.get(c, self.base[c])) for c in sorted(self.logs)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        files: list[InputPartition] = []
+        for channel in sorted(self.logs):
+            first, last = start.get(channel, self.base[channel]), end[channel]
+            if last > first:
+                self._follow(channel, last)
+            known = self.known[channel]
+            files += [InputPartition(file) for position in range(first, last) for file in known.get(position, ())]
+            for position in [p for p in known if p < first]:
+                del known[position]
+        return files or [InputPartition(None)]
+
+    def _follow(self, channel: str, until: int) -> None:
+        position, offset = self.read_to.get(channel, (self.base[channel], 0))
+        deadline = time.monotonic() + 30
+        while position < until:
+            with open(self.logs[channel], "rb") as log:
+                log.seek(offset)
+                for line in log:
+                    if not line.endswith(b"\n"):
+                        break
+                    element = json.loads(line)
+                    if "files" in element:
+                        self.known[channel][position] = element["files"]
+                    position, offset = position + 1, offset + len(line)
+            if position < until:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"Channel log {self.logs[channel]}: expected {until} elements (the gate is open to there), found "
+                        f"{position}. Is the work directory on a file system that every process sees alike?"
+                    )
+                time.sleep(0.05)
+        self.read_to[channel] = (position, offset)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if partition.value is None:
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        wanted = to_arrow_schema(self.schema, timezone="UTC")
+        with pq.ParquetFile(partition.value, coerce_int96_timestamp_unit="us") as file:
+            columns = [field.name for field in wanted]
+            for batch in file.iter_batches(ROWS_PER_ARROW_BATCH, columns=columns):
+                if batch.schema.names != columns:
+                    batch = batch.select(columns)
+                if batch.schema.equals(wanted):
+                    yield batch
+                    continue
+                arrays = [
+                    column if column.type == field.type else column.cast(field.type)
+                    for column, field in zip(batch.columns, wanted, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+class Watermark(DataSource):
+    """The watermark of one stage input. Options: `gate`, `attempt`, `column`, `lateness_ms`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return WATERMARK_FORMAT
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return WatermarkReader(self.options, schema)
+
+
+class WatermarkReader(DataSourceStreamReader):
+    """Offset: `{"watermark": ms, "attempt": n}`. A new attempt says its watermark again, since Spark forgets it per input."""
+
+    def __init__(self, options: Any, schema: StructType) -> None:
+        self.gate = options["gate"]
+        self.attempt = int(options["attempt"])
+        self.column = options["column"]
+        self.lateness_ms = int(options["lateness_ms"])
+        self.schema = schema
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"attempt": 0, "watermark": None}
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+        watermark = read_gate(self.gate)["watermark"]
+        return {"attempt": self.attempt, "watermark": watermark} if watermark is not None else start
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return [InputPartition(end["watermark"] if end != start else None)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if partition.value is None:
+            return
+        import pyarrow as pa
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        wanted = to_arrow_schema(self.schema, timezone="UTC")
+        moment_us = (partition.value + self.lateness_ms) * 1000  # may lie behind the year 9999, which datetime cannot say
+        arrays = [
+            pa.array([moment_us], pa.int64()).cast(field.type) if field.name == self.column else pa.nulls(1, field.type)
+            for field in wanted
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=wanted)

@@ -1,0 +1,533 @@
+"""A task: one instance of a chain, on a thread of its own, with a mailbox.
+
+It performs what the pure state machines decide: the barrier handler (a subclass's), the watermark valve (likewise) and the
+life cycle. It owns one Spark query at most. What differs between a source and a stage behind channels is in the subclasses.
+
+    mailbox ──> the task's thread ──> query lock ──> snapshots, and marks on the output channels
+    Spark   ──> foreachBatch ───────> query lock ──> segments on the output channels
+
+It must not know other tasks, the coordinator's rules, or storage beyond handing over pinned files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import shutil
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_checkpoints.coordination import (
+    MAX_WATERMARK_MS,
+    CheckpointBarrier,
+    CoordinatorEvent,
+    Declined,
+    EndOfDataReached,
+    FailureReason,
+    LifecycleState,
+    TaskLifecycle,
+    TaskState,
+    TaskStateChanged,
+    TaskStatistics,
+)
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, TaskId
+from dagster_checkpoints.spark import plans
+from dagster_checkpoints.spark.channels import BarrierMark, EndOfData, EndOfPartition, SegmentFiles, WatermarkAt
+from dagster_checkpoints.spark.errors import StageError, StageFailedError, own_line
+from dagster_checkpoints.spark.operator_state import OperatorStateStore
+from dagster_checkpoints.spark.outputs import TaskOutput
+from dagster_checkpoints.spark.query import TaskQuery
+from dagster_checkpoints.spark.sinking import TaskSink
+from dagster_checkpoints.spark.snapshots import pin
+from dagster_checkpoints.spark.uploads import PinnedSnapshot, SnapshotUploader
+from dagster_checkpoints.state import StageInstanceSnapshot, TaskSnapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+POLL_SECONDS = 0.03
+
+
+# Mail
+
+
+@dataclass(frozen=True)
+class TriggerCheckpoint:
+    """From the coordinator to a root."""
+
+    barrier: CheckpointBarrier
+
+
+@dataclass(frozen=True)
+class CheckpointIsComplete:
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class CheckpointIsAborted:
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class EndInput:
+    """A source shall end as if its input were exhausted."""
+
+
+@dataclass(frozen=True)
+class LookAgain:
+    """Something has arrived on a channel."""
+
+
+Mail = TriggerCheckpoint | CheckpointIsComplete | CheckpointIsAborted | EndInput | LookAgain
+
+
+@dataclass(frozen=True)
+class TaskFailed:
+    """A task has failed; the job restarts or fails."""
+
+    task: TaskId
+    error: BaseException
+
+
+Report = Callable[[CoordinatorEvent | TaskFailed], None]
+
+
+class Canceled(BaseException):
+    """Unwinds a task's thread when the job cancels it."""
+
+
+@dataclass(frozen=True)
+class StageInstance:
+    """One stage of the chain in this task: the user's object (a copy of its own), opened, and its state."""
+
+    stage: Stage
+    call: plans.StageCall
+    state: OperatorStateStore
+
+
+@dataclass(frozen=True)
+class TaskParts:
+    """What a task is made of; put together by the deployment.
+
+    Attributes:
+        folder: Its own, empty directory below the work directory.
+        plan: Of its query; None while it waits for static inputs, and for a task restored after its finish.
+        restored: Its snapshot, if the job was restored.
+        checkpointing: Whether it waits for a final checkpoint.
+    """
+
+    id: TaskId
+    chain: Chain
+    pipeline: Pipeline
+    instances: tuple[StageInstance, ...]
+    folder: Path
+    spark: SparkSession
+    output: TaskOutput
+    sink: TaskSink | None
+    plan: plans.QueryPlan | None
+    restored: TaskSnapshot | None
+    uploader: SnapshotUploader
+    report: Report
+    checkpointing: bool
+
+
+class Task(ABC):
+    """The common life of all tasks; see the module's text."""
+
+    def __init__(self, parts: TaskParts) -> None:
+        self.parts = parts
+        self.id = parts.id
+        self.output = parts.output
+        self.plan = parts.plan
+        self.lifecycle = TaskLifecycle(parts.checkpointing)
+        self.query = TaskQuery(
+            parts.folder / "checkpoint", str(parts.id), self._on_batch, self.output.wait_for_consumers
+        )
+        self.output_watermark: int | None = parts.restored.watermark if parts.restored else None
+        self.rows_before = self._restored_rows()
+        self.error: BaseException | None = None
+        self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
+        self._canceled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"task {parts.id}", daemon=True)
+        self._done = False
+        self._closed = False
+        self._stateful = False
+        self._watermark_delay: int | None = None
+        self._forwarded_batch = -1
+
+    # For the job
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, mail: Mail) -> None:
+        """Put mail into the mailbox; any thread."""
+        self._mailbox.put(mail)
+
+    def look_again(self) -> None:
+        """Something has arrived on an input channel; any thread."""
+        self._mailbox.put(LookAgain())
+
+    def cancel(self) -> None:
+        """Stop at once, whatever runs; any thread. `join` waits for the end."""
+        self._canceled.set()
+        self.look_again()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end of the thread. True if it has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def rows_out(self) -> int:
+        """Rows emitted since the job began."""
+        return self.rows_before + self.output.rows
+
+    @property
+    def tail(self) -> StageInstance:
+        """The chain's last stage: the one whose output leaves the task."""
+        return self.parts.instances[-1]
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            self._open_sink()
+            after_finish = self.parts.restored is not None and self.parts.restored.end_of_data == "drain"
+            if after_finish:
+                self.parts.report(TaskStateChanged(self.id, TaskState.RUNNING))
+                self._perform(self.lifecycle.handle(life.RestoredAfterFinish()))
+            else:
+                self.begin()
+                self.parts.report(TaskStateChanged(self.id, TaskState.RUNNING))
+            while not self._done:
+                self._check_canceled()
+                self._read_mail()
+                if not self._done:
+                    self._check_query()
+                    self.step()
+        except Canceled:
+            self.query.kill()
+        except BaseException as error:
+            self.error = self._explain(error)
+            with contextlib.suppress(Exception):
+                self.query.kill()
+            self.parts.report(TaskFailed(self.id, self.error))
+        finally:
+            self._close()
+
+    def _read_mail(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            mail = self._mailbox.get(timeout=POLL_SECONDS)
+            while True:
+                self._take(mail)
+                if self._done:
+                    return
+                mail = self._mailbox.get_nowait()
+
+    def _take(self, mail: Mail) -> None:
+        match mail:
+            case TriggerCheckpoint(barrier):
+                self.triggered(barrier)
+            case CheckpointIsComplete(checkpoint_id):
+                self._perform(self.lifecycle.handle(life.CheckpointCompleted(checkpoint_id)))
+            case CheckpointIsAborted(checkpoint_id):
+                self.aborted(checkpoint_id)
+                for instance in self.parts.instances:
+                    with self._in_stage(instance):
+                        instance.stage.notify_checkpoint_aborted(checkpoint_id)
+                self._perform(self.lifecycle.handle(life.CheckpointAborted(checkpoint_id)))
+            case EndInput():
+                self.end_input_asked()
+            case LookAgain():
+                pass
+
+    # What subclasses say
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start working: usually, start the query."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Look around once: progress of the query, elements on channels."""
+
+    @abstractmethod
+    def triggered(self, barrier: CheckpointBarrier) -> None:
+        """The coordinator starts a checkpoint in this task."""
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """The coordinator has given a checkpoint up."""
+
+    def end_input_asked(self) -> None:
+        """Somebody asks a source to end."""
+
+    @abstractmethod
+    def pin_inputs(self) -> PinnedSnapshot:
+        """The inputs' part of a snapshot: channels and static tables. Called under the query lock."""
+
+    @abstractmethod
+    def reach_max_watermark(self) -> None:
+        """Make event time end in this task's query: every window and timer fires."""
+
+    def committed_watermark(self, batch_id: int) -> int | None:
+        """The watermark of what has been sent on once `batch_id` is committed; None if it is not known."""
+        planned = self.query.log.planned(batch_id)
+        if self._stateful:
+            if self._watermark_delay is None or planned.watermark_ms <= 0:
+                return None
+            return planned.watermark_ms - self._watermark_delay
+        return None
+
+    # Micro-batches
+
+    def start_query(self, trigger: dict[str, object] | None = None) -> None:
+        assert self.plan is not None
+        self.query.start(self.plan.frame, self.tail.stage.output_mode, trigger or {})
+
+    def _on_batch(self, batch: DataFrame, batch_id: int) -> None:
+        """Called by Spark, under the query lock."""
+        self.before_emit(batch_id)
+        rows = self.output.write(batch, batch_id, self._process(batch, batch_id))
+        self.after_emit(rows)
+        self._observe_operators(batch_id)
+
+    def before_emit(self, batch_id: int) -> None:
+        """Before a batch's records are emitted; under the query lock."""
+
+    def after_emit(self, rows: int) -> None:
+        """After a batch's records were emitted; under the query lock."""
+
+    def _process(self, batch: DataFrame, batch_id: int) -> Callable[[SegmentFiles], DataFrame | None] | None:
+        tail = self.tail
+        if not tail.stage.overrides_process_batch:
+            return None
+
+        def process(segment: SegmentFiles) -> DataFrame | None:
+            spark = batch.sparkSession
+            files = [str(file) for file in segment.files]
+            given = spark.read.schema(batch.schema).parquet(*files) if files else spark.createDataFrame([], batch.schema)
+            with self._in_stage(tail):
+                return tail.stage.process_batch(given, batch_id)
+
+        return process
+
+    def _observe_operators(self, batch_id: int) -> None:
+        """Learn from the executed plan how far the output's watermark lies behind the batch's: it never changes."""
+        if self._watermark_delay is not None:
+            return
+        executed = self.query.executed_plan()
+        if executed is None:
+            return
+        self._stateful = plans.is_stateful(executed)
+        watermark = self.query.log.planned(batch_id).watermark_ms
+        if self._stateful and watermark > 0:
+            output = plans.output_watermark(executed, watermark)
+            if output is not None:
+                self._watermark_delay = watermark - output
+
+    def forward_watermark(self) -> None:
+        """Send on the watermark of everything emitted so far, if it moved."""
+        batch_id = self.query.log.last_committed()
+        if batch_id == self._forwarded_batch or batch_id < 0:
+            return
+        self._forwarded_batch = batch_id
+        watermark = self.committed_watermark(batch_id)
+        if watermark is not None:
+            self.emit_watermark(watermark)
+
+    def emit_watermark(self, watermark: int) -> None:
+        if self.output_watermark is None or watermark > self.output_watermark:
+            self.output_watermark = watermark
+            self.output.append(WatermarkAt(watermark))
+
+    def _check_query(self) -> None:
+        failure = self.query.failure()
+        if failure is not None:
+            raise failure
+
+    # Snapshots
+
+    def snapshot(self, barrier: CheckpointBarrier, alignment_seconds: float = 0.0) -> None:
+        """Pin everything under the lock, send the barrier on, and have the rest stored in the background."""
+        started = time.monotonic()
+        checkpoint_id = barrier.checkpoint_id
+        target = self.parts.folder / "snapshots" / f"chk-{checkpoint_id}"
+        try:
+            with self.query.between_batches() as batch_id:
+                stages = self._snapshot_stages(checkpoint_id)
+                pinned = self._pin(batch_id, target, stages)
+                pinned.hold()
+                self.output.append(BarrierMark(barrier))
+        except StageError:
+            raise
+        except Exception as error:
+            shutil.rmtree(target, ignore_errors=True)
+            reason = FailureReason.CHECKPOINT_DECLINED
+            self.parts.report(Declined(self.id, checkpoint_id, reason, f"{type(error).__name__}: {error}"))
+            return
+        self._perform(self.lifecycle.handle(life.SnapshotTaken(checkpoint_id)))
+        statistics = TaskStatistics(
+            operators_finished=self.lifecycle.operators_finished,
+            alignment_seconds=alignment_seconds,
+            sync_seconds=time.monotonic() - started,
+        )
+        self.parts.uploader.submit(self.id, checkpoint_id, pinned, statistics)
+
+    def _pin(self, batch_id: int, target: Path, stages: dict[str, StageInstanceSnapshot]) -> PinnedSnapshot:
+        inputs = self.pin_inputs()
+        finished = self.lifecycle.operators_finished
+        query = None
+        if batch_id >= 0 and not finished:
+            pin(self.query.checkpoint, batch_id, target)
+            query = (target, batch_id, bool(self.plan and self.plan.own_watermark))
+        task = TaskSnapshot(
+            stages=stages,
+            end_of_data="drain" if finished else "none",
+            watermark=self.output_watermark,
+            valve_watermark=inputs.task.valve_watermark,
+        )
+        return PinnedSnapshot(task, query, inputs.channels, inputs.static)
+
+    def _snapshot_stages(self, checkpoint_id: int) -> dict[str, StageInstanceSnapshot]:
+        stages = {}
+        for instance in self.parts.instances:
+            with self._in_stage(instance):
+                instance.stage.snapshot_state(checkpoint_id)
+            is_tail = instance is self.tail
+            stages[instance.stage.name] = StageInstanceSnapshot(
+                operator_states=instance.state.snapshot(),
+                transactions=self.parts.sink.pre_commit(checkpoint_id) if is_tail and self.parts.sink else (),
+                rows_out=self.rows_out if is_tail else 0,
+            )
+        return stages
+
+    # The end
+
+    def end_of_data(self, drain: bool) -> None:
+        """There are no more records: finish, wait for the final checkpoint."""
+        if self.lifecycle.state is LifecycleState.RUNNING:
+            self._perform(self.lifecycle.handle(life.EndOfDataReceived(drain)))
+
+    def _perform(self, actions: Sequence[life.LifecycleAction]) -> None:
+        for action in actions:
+            match action:
+                case life.FinishOperators():
+                    self._finish_operators()
+                    self._perform(self.lifecycle.handle(life.OperatorsFinished()))
+                case life.EmitEndOfData(drain):
+                    self.output.append(EndOfData(drain))
+                    self.parts.report(EndOfDataReached(self.id))
+                case life.CommitUpTo(checkpoint_id):
+                    self._commit(checkpoint_id)
+                case life.CloseOperators():
+                    self._close()
+                case life.EmitEndOfPartition():
+                    self.output.append(EndOfPartition())
+                case life.TaskFinished():
+                    self._done = True
+                    self.parts.report(TaskStateChanged(self.id, TaskState.FINISHED))
+
+    def _finish_operators(self) -> None:
+        self.reach_max_watermark()
+        for instance in self.parts.instances:
+            for name in instance.stage.inputs:
+                with self._in_stage(instance):
+                    instance.stage.end_input(name)
+            with self._in_stage(instance):
+                held_back = instance.stage.finish()
+                if held_back is not None:
+                    self.output.write(held_back, self.query.log.last_committed() + 1)
+        # Behind the last records: what `finish` returned must not be late for anybody.
+        self.emit_watermark(MAX_WATERMARK_MS)
+
+    def _commit(self, checkpoint_id: int | None) -> None:
+        if self.parts.sink is not None:
+            if checkpoint_id is None:
+                self.parts.sink.pre_commit(0)
+            with self._in_stage(self.tail):
+                self.parts.sink.commit_up_to(checkpoint_id)
+        if checkpoint_id is not None:
+            for instance in self.parts.instances:
+                with self._in_stage(instance):
+                    instance.stage.notify_checkpoint_complete(checkpoint_id)
+
+    def run_planned_batch(self, watermark: int) -> None:
+        """Run one batch without input under the given watermark, through the offset log; the query is stopped."""
+        batch_id = self.query.log.last_committed()
+        self.query.log.plan_batch(batch_id + 1, watermark)
+        self.query.log.forget_planned_after(batch_id + 1)
+        self.start_query({"once": True})
+        self.wait_until(lambda: not self.query.active)
+        self._check_query()
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the query, and look whether it failed or the task was cancelled."""
+        while not condition():
+            self._check_canceled()
+            self._check_query()
+            time.sleep(POLL_SECONDS)
+
+    # Opening, closing, errors
+
+    def _open_sink(self) -> None:
+        if self.parts.sink is not None:
+            restored = self.parts.restored
+            kept = restored.stages.get(self.tail.stage.name) if restored else None
+            with self._in_stage(self.tail):
+                self.parts.sink.open(None if restored is None else kept.transactions if kept else ())
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for instance in reversed(self.parts.instances):
+            try:
+                instance.stage.close()
+            except Exception as error:
+                instance.call.context.log.warning("close() of stage %s raised %r", instance.stage.name, error)
+        if self.parts.sink is not None:
+            try:
+                self.parts.sink.close()
+            except Exception as error:
+                logging.getLogger(__name__).warning("closing the sink of %s raised %r", self.id, error)
+
+    def _restored_rows(self) -> int:
+        restored = self.parts.restored
+        tail = restored.stages.get(self.parts.instances[-1].stage.name) if restored else None
+        return tail.rows_out if tail else 0
+
+    def _check_canceled(self) -> None:
+        if self._canceled.is_set():
+            raise Canceled
+
+    @contextlib.contextmanager
+    def _in_stage(self, instance: StageInstance) -> Iterator[None]:
+        """Errors raised within are the stage's own."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, StageError):
+                raise
+            raise self._stage_failed(instance, error) from error
+
+    def _explain(self, error: BaseException) -> BaseException:
+        return error if isinstance(error, StageError) else self._stage_failed(self.tail, error)
+
+    def _stage_failed(self, instance: StageInstance, error: BaseException) -> StageFailedError:
+        stage = instance.stage
+        names = " -> ".join(i.stage.name for i in self.parts.instances)
+        within = f" (the query of {names})" if len(self.parts.instances) > 1 and instance is self.tail else ""
+        return StageFailedError(
+            stage.name,
+            instance.call.context.instance,
+            f"failed{within}: {type(error).__name__}: {error}\n  at {own_line(error, inside=stage.location.file)}",
+        )

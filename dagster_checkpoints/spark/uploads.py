@@ -1,0 +1,194 @@
+"""The asynchronous part of a snapshot: what was pinned under the task's lock is stored, then acknowledged.
+
+Runs on a thread pool beside the tasks. It must not touch a task or its query.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dagster_checkpoints.coordination import Acknowledged, Declined, FailureReason, TaskStatistics
+from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.spark.channels import (
+    Element,
+    EndOfData,
+    EndOfPartition,
+    Records,
+    SegmentFiles,
+    WatermarkAt,
+    WatermarkStatus,
+)
+from dagster_checkpoints.spark.snapshots import prune
+from dagster_checkpoints.state import (
+    ChannelElement,
+    ChannelSnapshot,
+    EndOfDataElement,
+    EndOfPartitionElement,
+    IdleElement,
+    QuerySnapshot,
+    Segment,
+    StateFile,
+    StaticTableSnapshot,
+    TaskSnapshot,
+    WatermarkElement,
+)
+from dagster_checkpoints.storage import CheckpointStorage, StorageError
+
+
+@dataclass(frozen=True)
+class PinnedChannel:
+    """A channel's part of a snapshot, and the elements that were not yet taken in."""
+
+    snapshot: ChannelSnapshot
+    in_flight: tuple[Element, ...] = ()
+
+
+@dataclass(frozen=True)
+class PinnedSnapshot:
+    """What a task pinned: nothing in it changes any more, and its files stay until :meth:`release`.
+
+    Attributes:
+        task: Everything that needs no upload.
+        query: The linked checkpoint directory and the batch it is of; None without a query.
+        static: The segments of each static input that is ready.
+    """
+
+    task: TaskSnapshot
+    query: tuple[Path, int, bool] | None = None
+    channels: tuple[PinnedChannel, ...] = ()
+    static: Mapping[str, tuple[SegmentFiles, ...]] = field(default_factory=dict)
+
+    def segments(self) -> Iterable[SegmentFiles]:
+        for channel in self.channels:
+            yield from (element.segment for element in channel.in_flight if isinstance(element, Records))
+        for segments in self.static.values():
+            yield from segments
+
+    def hold(self) -> None:
+        for segment in self.segments():
+            segment.hold()
+
+    def release(self) -> None:
+        for segment in self.segments():
+            segment.release()
+        if self.query is not None:
+            shutil.rmtree(self.query[0], ignore_errors=True)
+
+
+class SnapshotUploader:
+    """Stores pinned snapshots and reports the outcome.
+
+    Args:
+        storage: Where to.
+        pool: Threads on which it runs, so that tasks go on meanwhile.
+        report: Receives `Acknowledged` or `Declined`.
+    """
+
+    def __init__(
+        self, storage: CheckpointStorage, pool: Executor, report: Callable[[Acknowledged | Declined], None]
+    ) -> None:
+        self._storage = storage
+        self._pool = pool
+        self._report = report
+
+    def submit(self, task: TaskId, checkpoint_id: int, pinned: PinnedSnapshot, statistics: TaskStatistics) -> None:
+        """Store a snapshot in the background; takes over a pinned snapshot that is held."""
+        self._pool.submit(self._upload, task, checkpoint_id, pinned, statistics)
+
+    def _upload(self, task: TaskId, checkpoint_id: int, pinned: PinnedSnapshot, statistics: TaskStatistics) -> None:
+        started = time.monotonic()
+        try:
+            snapshot, new_bytes, total_bytes = self._store(checkpoint_id, pinned)
+        except StorageError as error:
+            self._report(Declined(task, checkpoint_id, FailureReason.IO_EXCEPTION, str(error)))
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            self._report(Declined(task, checkpoint_id, FailureReason.CHECKPOINT_ASYNC_EXCEPTION, message))
+        else:
+            measured = replace(
+                statistics, async_seconds=time.monotonic() - started, new_bytes=new_bytes, total_bytes=total_bytes
+            )
+            self._report(Acknowledged(task, checkpoint_id, snapshot, measured))
+        finally:
+            pinned.release()
+
+    def _store(self, checkpoint_id: int, pinned: PinnedSnapshot) -> tuple[TaskSnapshot, int, int]:
+        wanted: dict[str, Path] = {}
+        query_files: list[Path] = []
+        if pinned.query is not None:
+            folder, batch_id, _ = pinned.query
+            query_files = prune(folder, batch_id)
+            wanted.update({f"query/{file}": folder / file for file in query_files})
+        for segment in pinned.segments():
+            wanted.update({str(file): file for file in segment.files})
+        stored = self._storage.upload_files(checkpoint_id, wanted)
+
+        def state_file(name: str, path: str) -> StateFile:
+            return StateFile(path=path, sha256=stored[name].sha256, size=stored[name].size)
+
+        def segment_of(segment: SegmentFiles) -> Segment:
+            # The name says what the bytes are: the same segment restored twice is the same file.
+            files = tuple(
+                state_file(str(file), f"segments/{stored[str(file)].sha256}.parquet") for file in segment.files
+            )
+            return Segment(files=files, rows=segment.rows)
+
+        query = None
+        if pinned.query is not None:
+            files = tuple(state_file(f"query/{file}", file.as_posix()) for file in query_files)
+            query = QuerySnapshot(batch_id=pinned.query[1], files=files, own_watermark=pinned.query[2])
+        channels = tuple(
+            _with_in_flight(channel.snapshot, _elements(channel.in_flight, segment_of)) for channel in pinned.channels
+        )
+        static = tuple(
+            StaticTableSnapshot(input=name, segments=tuple(segment_of(segment) for segment in segments))
+            for name, segments in pinned.static.items()
+        )
+        done = pinned.task
+        snapshot = TaskSnapshot(
+            stages=done.stages,
+            query=query,
+            channels=channels,
+            static=static,
+            end_of_data=done.end_of_data,
+            watermark=done.watermark,
+            valve_watermark=done.valve_watermark,
+        )
+        distinct = {file.sha256: file.size for file in stored.values()}
+        new = {file.sha256: file.size for file in stored.values() if file.uploaded}
+        return snapshot, sum(new.values()), sum(distinct.values())
+
+
+def _with_in_flight(channel: ChannelSnapshot, elements: Sequence[ChannelElement]) -> ChannelSnapshot:
+    return ChannelSnapshot(
+        channel=channel.channel,
+        position=channel.position,
+        watermark=channel.watermark,
+        idle=channel.idle,
+        ended=channel.ended,
+        in_flight=tuple(elements),
+    )
+
+
+def _elements(elements: Iterable[Element], segment_of: Callable[[SegmentFiles], Segment]) -> list[ChannelElement]:
+    kept: list[ChannelElement] = []
+    for element in elements:
+        match element:
+            case Records(segment):
+                kept.append(segment_of(segment))
+            case WatermarkAt(ms):
+                kept.append(WatermarkElement(ms=ms))
+            case WatermarkStatus(idle):
+                kept.append(IdleElement(idle=idle))
+            case EndOfData(drain):
+                kept.append(EndOfDataElement(drain=drain))
+            case EndOfPartition():
+                kept.append(EndOfPartitionElement())
+            case _:
+                pass  # barriers in front of the snapshot's own have served
+    return kept
