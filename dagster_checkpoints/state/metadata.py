@@ -173,8 +173,8 @@ class StageMetadata(_Struct, frozen=True):
         instances: their names, in order.
         finished: the indices of those that have finished.
         fully_finished: all have; the stage holds nothing and is not run again.
-        output_schema: of its rows as channels carry them, in Spark's JSON form, so that its consumers can be restored
-            without it; empty for a stage inside a chain.
+        output_schema: of its rows as channels carry them, in Spark's JSON form, so that its consumers can be
+            restored without it; empty for a stage inside a chain.
     """
 
     name: str
@@ -241,7 +241,8 @@ def task_files(task: TaskSnapshot) -> list[StateFile]:
 
 
 def encode(metadata: CheckpointMetadata) -> bytes:
-    """The bytes of the `_metadata` file; dictionaries keep their order, which for a chain's stages means something."""
+    """The bytes of the `_metadata` file; dictionaries keep their order, which for a chain's stages means
+    something."""
     body = msgspec.json.encode(metadata)
     return _header(metadata.version, body) + b"\n" + body + b"\n"
 

@@ -61,6 +61,8 @@ class RestorePlan:
         checkpoint_id: restored from; the next one is `next_checkpoint_id`.
         chains: the recorded layout, in order, without chains that have fully finished or are gone: build
             these again.
+        finished_chains: the recorded layout of chains that have fully finished; they stay in the execution
+            graph, so that the next checkpoint records them again.
         new_stages: stages that the checkpoint does not know; they start empty, in chains of the caller's
             making.
         fully_finished: stages that are not run again; consumers see their channels as ended.
@@ -72,6 +74,7 @@ class RestorePlan:
 
     checkpoint_id: int
     chains: tuple[tuple[str, ...], ...]
+    finished_chains: tuple[tuple[str, ...], ...]
     new_stages: tuple[str, ...]
     fully_finished: frozenset[str]
     finished: frozenset[TaskId]
@@ -113,6 +116,9 @@ def validate_restore(
     return RestorePlan(
         checkpoint_id=metadata.checkpoint_id,
         chains=tuple(c.stages for c in chains if not recorded[c.stages[0]].fully_finished),
+        finished_chains=tuple(
+            c.stages for c in chains if recorded[c.stages[0]].fully_finished and set(c.stages) <= present
+        ),
         new_stages=tuple(stage.name for stage in pipeline.stages if stage.name not in recorded),
         fully_finished=frozenset(s.name for s in metadata.stages if s.fully_finished and s.name in present),
         finished=frozenset(

@@ -1,0 +1,230 @@
+"""The format of `_metadata`: it reads back, stays readable, and is never misread."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_checkpoints.state import (
+    ChainMetadata,
+    ChannelSnapshot,
+    CheckpointMetadata,
+    CorruptMetadata,
+    EndOfDataElement,
+    EndOfPartitionElement,
+    IdleElement,
+    OperatorState,
+    QuerySnapshot,
+    Segment,
+    StageInstanceSnapshot,
+    StageMetadata,
+    StateFile,
+    StaticTableSnapshot,
+    TaskSnapshot,
+    UnknownMetadataVersion,
+    WatermarkElement,
+    decode,
+    encode,
+    task_files,
+)
+
+EXAMPLES = Path(__file__).parent / "examples"
+
+
+def file(name: str) -> StateFile:
+    return StateFile(name, hashlib.sha256(name.encode()).hexdigest(), len(name))
+
+
+EVERYTHING = CheckpointMetadata(
+    pipeline="flights",
+    checkpoint_id=7,
+    kind="savepoint",
+    job_id="job-1",
+    run_id="2f0c",
+    epoch=3,
+    triggered_at=1_700_000_000.25,
+    completed_at=1_700_000_001.5,
+    spark_version="4.3.0",
+    statistics={"new_bytes": 12.0},
+    stages=(
+        StageMetadata("history", 1, ("0",), finished=(0,), fully_finished=True),
+        StageMetadata("live", 3, ("EWR", "JFK", "LGA"), finished=(1,)),
+        StageMetadata("Verspätungen", 1, ("0",)),
+    ),
+    chains=(
+        ChainMetadata("history", ("history",)),
+        ChainMetadata(
+            "live",
+            ("live",),
+            {
+                0: TaskSnapshot(
+                    stages={"live": StageInstanceSnapshot(rows_out=5)},
+                    query=QuerySnapshot(4, (file("offsets/4"), file("commits/4")), own_watermark=True),
+                    watermark=1_385_856_000_000,
+                    output_positions={"live[0]->d[0]": 9},
+                ),
+                2: TaskSnapshot(end_of_data="drain"),
+            },
+        ),
+        ChainMetadata(
+            "Verspätungen",
+            ("Verspätungen",),
+            {
+                0: TaskSnapshot(
+                    stages={
+                        "Verspätungen": StageInstanceSnapshot(
+                            operator_states=(OperatorState("seen", "list", (b"\x00\xff", b"")),),
+                            transactions=('{"dir":"a"}',),
+                        )
+                    },
+                    channels=(
+                        ChannelSnapshot(
+                            "live[0]->d[0]",
+                            9,
+                            watermark=5,
+                            in_flight=(
+                                Segment((file("s-9.parquet"),), 10),
+                                WatermarkElement(6),
+                                IdleElement(True),
+                                EndOfDataElement(True),
+                                EndOfPartitionElement(),
+                            ),
+                        ),
+                        ChannelSnapshot("live[1]->d[0]", 3, idle=True, ended="partition"),
+                    ),
+                    static=(StaticTableSnapshot("airlines", (Segment((file("a.parquet"),), 16),)),),
+                    valve_watermark=5,
+                )
+            },
+        ),
+    ),
+)
+
+
+def test_what_was_written_reads_back() -> None:
+    assert decode(encode(EVERYTHING), "x") == EVERYTHING
+    minimal = CheckpointMetadata("p", 1)
+    assert decode(encode(minimal), "x") == minimal
+
+
+def test_the_same_metadata_gives_the_same_bytes() -> None:
+    assert encode(EVERYTHING) == encode(decode(encode(EVERYTHING), "x"))
+
+
+def test_it_can_be_read_by_eye() -> None:
+    header, body, rest = encode(EVERYTHING).split(b"\n")
+    assert header.startswith(b'{"format":"dagster-checkpoints","version":1,')
+    assert json.loads(body)["stages"][1]["instances"] == ["EWR", "JFK", "LGA"]
+    assert rest == b""
+
+
+def test_the_files_of_a_checkpoint_are_those_that_must_stay() -> None:
+    names = ["offsets/4", "commits/4", "s-9.parquet", "a.parquet"]
+    assert EVERYTHING.files() == {file(name).sha256 for name in names}
+    assert [f.path for f in task_files(EVERYTHING.chains[2].tasks[0])] == ["s-9.parquet", "a.parquet"]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.metadata")), ids=lambda path: path.name)
+def test_every_version_ever_written_stays_readable(path: Path) -> None:
+    assert decode(path.read_bytes(), path.name) == EVERYTHING
+
+
+def test_there_is_an_example_of_the_present_version() -> None:
+    headers = [path.read_bytes().partition(b"\n")[0] for path in EXAMPLES.glob("*.metadata")]
+    assert CheckpointMetadata("p", 1).version in [json.loads(header)["version"] for header in headers]
+
+
+DATA = encode(EVERYTHING)
+
+
+@given(st.integers(0, len(DATA) - 1), st.integers(1, 255))
+def test_any_changed_byte_is_noticed(position: int, flip: int) -> None:
+    damaged = bytearray(DATA)
+    damaged[position] ^= flip
+    with pytest.raises(CorruptMetadata, match="s3://b/_metadata"):
+        decode(bytes(damaged), "s3://b/_metadata")
+
+
+def test_every_flipped_bit_of_the_header_is_noticed() -> None:
+    for position in range(DATA.index(b"\n") + 1):
+        for bit in range(8):
+            damaged = bytearray(DATA)
+            damaged[position] ^= 1 << bit
+            with pytest.raises(CorruptMetadata):
+                decode(bytes(damaged), "x")
+
+
+@given(st.integers(0, len(DATA) - 1))
+def test_any_truncation_is_noticed(length: int) -> None:
+    with pytest.raises(CorruptMetadata, match="damaged"):
+        decode(DATA[:length], "x")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\n",
+        b"{}\n{}\n",
+        b"[]\n[]\n",
+        b"7\n",
+        b"\xff\xfe\n",
+        b'{"format":"other","version":1}\n{}\n',
+        b'{"format":"dagster-checkpoints","version":"1"}\n{}\n',
+        b"PAR1" * 20,
+        DATA + b"\n",
+        DATA + b"x",
+        b" " + DATA,
+        b"[" * 100_000,
+    ],
+    ids=lambda data: repr(data[:20]),
+)
+def test_what_is_no_metadata_is_said_to_be_none(data: bytes) -> None:
+    with pytest.raises(CorruptMetadata):
+        decode(data, "x")
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_never_misread(data: bytes) -> None:
+    with pytest.raises(CorruptMetadata):
+        decode(data, "x")
+
+
+def sealed(version: int, body: bytes) -> bytes:
+    """A file as a release would write it that has other fields or another version."""
+    covered = b"dagster-checkpoints %d %d\n%s" % (version, len(body), body)
+    digest = hashlib.sha256(covered).hexdigest()
+    header =
+    f'{{"format":"dagster-checkpoints","version":{version},"length":{len(body)},"sha256":"{digest}"}}' return
+    header.encode() + b"\n" + body + b"\n"
+
+
+def test_the_seal_is_the_one_of_the_format() -> None:
+    assert sealed(1, DATA.split(b"\n")[1]) == DATA
+
+
+def test_an_intact_file_of_another_version_is_refused_by_version() -> None:
+    with pytest.raises(UnknownMetadataVersion, match="version 2"):
+        decode(sealed(2, b'{"anything":1}'), "x")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"claimed": True}, "claimed"),
+        ({"kind": "snapshot"}, "snapshot"),
+        ({"checkpoint_id": "7"}, "checkpoint_id"),
+    ],
+)
+def test_a_flag_of_a_newer_release_is_refused_and_not_skipped(
+    change: dict[str, object], named: str
+) -> None:
+    body = json.loads(DATA.split(b"\n")[1])
+    body.update(change)
+    with pytest.raises(UnknownMetadataVersion, match=named):
+        decode(sealed(1, json.dumps(body).encode()), "x")

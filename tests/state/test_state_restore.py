@@ -1,0 +1,272 @@
+"""Which checkpoints fit which pipelines: rows of stages and edges, and what a restore then starts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from dagster_checkpoints.pipeline import EdgePattern, Pipeline, TaskId, bounded_source, stage,
+unbounded_source from dagster_checkpoints.state import (
+    ChainLayoutChanged,
+    ChainMetadata,
+    CheckpointMetadata,
+    InstancesChanged,
+    NonRestoredState,
+    OperatorState,
+    PartlyFinishedUnionState,
+    RestorePlan,
+    StageInstanceSnapshot,
+    StageMetadata,
+    TaskSnapshot,
+    UnfinishedPredecessor,
+    check_union_states,
+    validate_restore,
+)
+
+
+@dataclass(frozen=True)
+class StageOf:
+    name: str
+    instances: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EdgeOf:
+    source: str
+    target: str
+    pattern: EdgePattern
+
+
+@dataclass(frozen=True)
+class PipelineOf:
+    name: str
+    stages: tuple[StageOf, ...]
+    edges: tuple[EdgeOf, ...]
+
+
+EDGE = {"ALL": EdgePattern.ALL_TO_ALL, "PW": EdgePattern.POINTWISE}
+
+
+def described(row: str) -> tuple[PipelineOf, CheckpointMetadata]:
+    """Reads ``V0 p3 fin{0,1} -ALL-> V1 p4 new; V2 p1 gone``: a pipeline and a checkpoint of it.
+
+    `new` stages are not in the checkpoint, `gone` ones not in the pipeline. Every stage is a chain of its
+    own.
+    """
+    stages: dict[str, StageOf] = {}
+    recorded: dict[str, StageMetadata] = {}
+    edges = []
+    for statement in row.split(";"):
+        parts = re.split(r"-(ALL|PW)->", statement)
+        names = []
+        for part in parts[::2]:
+            match = re.match(r"^(\w+)(?: p(\d+))?(?: fin\{([\d,]+)\})?(?: (new|gone))?$", part.strip())
+            assert match, part
+            name, parallelism, finished, fate = match.groups()
+            names.append(name)
+            if parallelism is None:
+                continue
+            instances = tuple(str(i) for i in range(int(parallelism)))
+            indices = tuple(int(i) for i in finished.split(",")) if finished else ()
+            if fate != "gone":
+                stages[name] = StageOf(name, instances)
+            if fate != "new":
+                fully = len(indices) == len(instances)
+                recorded[name] = StageMetadata(name, len(instances), instances, indices, fully)
+        edges += [EdgeOf(s, t, EDGE[p]) for s, t, p in zip(names, names[1:], parts[1::2], strict=False)]
+    chains = tuple(
+        ChainMetadata(
+            s.name, (s.name,), {i: TaskSnapshot() for i in range(s.parallelism) if i not in s.finished}
+        )
+        for s in recorded.values()
+    )
+    pipeline = PipelineOf("p", tuple(stages.values()), tuple(edges))
+    return pipeline, CheckpointMetadata("p", 7, stages=tuple(recorded.values()), chains=chains)
+
+
+def restore(row: str, **options: bool) -> RestorePlan:
+    return validate_restore(*described(row), **options)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "V0 p2 -ALL-> V1 p2",
+        "V0 p2 fin{0,1} -ALL-> V1 p2",
+        "V0 p2 fin{0,1} -ALL-> V1 p2 fin{0,1}",
+        "V0 p2 fin{0,1} -ALL-> V1 p2 fin{1}",
+        "V0 p2 fin{1} -PW-> V1 p2 fin{1}",
+        "V0 p2 fin{0,1} -PW-> V1 p2 fin{0,1}",
+        "V0 p2 fin{1} -ALL-> V1 p2",
+        "V0 p2 new -ALL-> V1 p2",
+        "V0 p2 fin{0,1} -ALL-> V1 p2 new",
+        "V0 p2 fin{0,1} -ALL-> V2 p1 fin{0}; V1 p1 fin{0} -ALL-> V2",
+    ],
+)
+def test_fits(row: str) -> None:
+    assert restore(row).next_checkpoint_id == 8
+
+
+@pytest.mark.parametrize(
+    ("row", "stage_name", "predecessor", "words"),
+    [
+        ("V0 p2 -ALL-> V1 p2 fin{0,1}", "V1", "V0", "must be fully finished; but 'V0' is still running"),
+        ("V0 p2 fin{1} -PW-> V1 p2 fin{0,1}", "V1", "V0", "only partly finished (instances 1)"),
+        ("V0 p2 fin{1} -ALL-> V1 p2 fin{1}", "V1", "V0", "partly finished (instances 1)"),
+        ("V0 p2 -PW-> V1 p2 fin{1}", "V1", "V0", "at least partly finished"),
+        # ALL wins where both join a pair, whichever is named first.
+        ("V0 p2 fin{1} -PW-> V1 p2 fin{1}; V0 -ALL-> V1", "V1", "V0", "over ALL_TO_ALL"),
+        ("V0 p2 fin{1} -ALL-> V1 p2 fin{1}; V0 -PW-> V1", "V1", "V0", "over ALL_TO_ALL"),
+        # A stage that the checkpoint does not know counts as running.
+        ("V0 p1 new -ALL-> V1 p1 fin{0}", "V1", "V0", "not in the checkpoint"),
+        ("V0 p1 new -PW-> V1 p2 fin{0}", "V1", "V0", "not in the checkpoint"),
+        # One bad predecessor among good ones.
+        ("V0 p1 fin{0} -ALL-> V2 p1 fin{0}; V1 p1 -ALL-> V2", "V2", "V1", "still running"),
+    ],
+)
+def test_a_finished_stage_behind_one_that_is_not(
+    row: str, stage_name: str, predecessor: str, words: str
+) -> None:
+    with pytest.raises(UnfinishedPredecessor) as error:
+        restore(row)
+    text = str(error.value)
+    assert text.startswith(f"Stage '{stage_name}' is ")
+    assert f"predecessor '{predecessor}'" in text
+    assert words in text
+    assert f"Take '{predecessor}' out of the inputs" in text
+
+
+def test_state_that_no_stage_claims() -> None:
+    row = "V0 p1 -PW-> V1 p1; V2 p1 gone"
+    with pytest.raises(NonRestoredState, match=r"'V2'.*allow_non_restored_state"):
+        restore(row)
+    plan = restore(row, allow_non_restored_state=True)
+    assert plan.dropped == ("V2",)
+    assert plan.chains == (("V0",), ("V1",))
+    assert TaskId("V2", 0) not in plan.tasks
+
+
+def test_a_fully_finished_stage_that_is_gone_leaves_nothing_behind() -> None:
+    plan = restore("V0 p1; V2 p2 fin{0,1} gone")
+    assert plan.dropped == ("V2",)
+    assert plan.finished == frozenset() == plan.fully_finished
+
+
+def test_instances_must_be_those_of_the_checkpoint() -> None:
+    pipeline, metadata = described("V0 p2 fin{1} -PW-> V1 p2")
+    changed = PipelineOf("p", (pipeline.stages[0], StageOf("V1", ("0", "1", "2"))), pipeline.edges)
+    with pytest.raises(InstancesChanged, match="Stage 'V1' has the instances '0', '1', '2'"):
+        validate_restore(changed, metadata)
+
+
+def test_a_fully_finished_stage_may_have_other_instances() -> None:
+    pipeline, metadata = described("V0 p2 fin{0,1} -ALL-> V1 p1")
+    changed = PipelineOf("p", (StageOf("V0", ("x",)), pipeline.stages[1]), pipeline.edges)
+    assert validate_restore(changed, metadata).fully_finished == {"V0"}
+
+
+def test_what_starts_from_what() -> None:
+    pipeline, metadata = described("V0 p2 fin{0,1} -ALL-> V1 p3 fin{2}; V1 -ALL-> V2 p1; V3 p1 new")
+    waiting = TaskSnapshot(end_of_data="drain")
+    chains = (*metadata.chains[:2], ChainMetadata("V2", ("V2",), {0: waiting}))
+    plan = validate_restore(pipeline, CheckpointMetadata("p", 7, stages=metadata.stages, chains=chains))
+    assert plan.fully_finished == {"V0"}
+    assert plan.finished == {TaskId("V0", 0), TaskId("V0", 1), TaskId("V1", 2)}
+    assert plan.chains == (("V1",), ("V2",))
+    assert plan.finished_chains == (("V0",),)
+    assert plan.new_stages == ("V3",)
+    assert set(plan.tasks) == {TaskId("V1", 0), TaskId("V1", 1), TaskId("V2", 0)}
+    # It had finished its operators: not finished, but waiting for the final checkpoint.
+    assert plan.after_finish == {TaskId("V2", 0)}
+
+
+# The layout of chains
+
+
+def chained(*edges: tuple[str, str]) -> tuple[PipelineOf, CheckpointMetadata]:
+    """A checkpoint of the chain a -> b -> c, and a pipeline of these stages with the edges given."""
+    names = ("a", "b", "c")
+    pipeline = PipelineOf(
+        "p",
+        tuple(StageOf(name, ("0",)) for name in names),
+        tuple(EdgeOf(s, t, EdgePattern.POINTWISE) for s, t in edges),
+    )
+    recorded = tuple(StageMetadata(name, 1, ("0",)) for name in names)
+    return pipeline, CheckpointMetadata(
+        "p", 3, stages=recorded, chains=(ChainMetadata("a", names, {0: TaskSnapshot()}),)
+    )
+
+
+def test_the_recorded_layout_is_used_again() -> None:
+    assert validate_restore(*chained(("a", "b"), ("b", "c"))).chains == (("a", "b", "c"),)
+
+
+@pytest.mark.parametrize(
+    ("edges", "words"),
+    [
+        ((("a", "c"), ("c", "b")), "'b' reads 'a' and nothing else; now 'b' reads 'c'"),
+        ((("a", "b"), ("b", "c"), ("a", "c")), "now 'c' reads 'b', 'a'"),
+        ((("a", "b"),), "now 'c' reads nothing"),
+    ],
+)
+def test_a_chain_that_cannot_be_built_again(edges: tuple[tuple[str, str], ...], words: str) -> None:
+    with pytest.raises(ChainLayoutChanged, match="a -> b -> c") as error:
+        validate_restore(*chained(*edges))
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("allow", [False, True])
+def test_a_stage_taken_out_of_a_chain(allow: bool) -> None:
+    pipeline, metadata = chained(("a", "b"))
+    shorter = PipelineOf("p", pipeline.stages[:2], pipeline.edges)
+    with pytest.raises(ChainLayoutChanged if allow else NonRestoredState, match="'c'"):
+        validate_restore(shorter, metadata, allow_non_restored_state=allow)
+
+
+def test_a_real_pipeline_is_a_view() -> None:
+    @bounded_source
+    def history(context: object) -> None: ...
+
+    @unbounded_source(instances=["x", "y"])
+    def live(context: object) -> None: ...
+
+    @stage(sink=object())
+    def both(history: object, live: object) -> None: ...
+
+    pipeline = Pipeline("p", [history, live, both])
+    recorded = tuple(
+        StageMetadata(s.name, len(s.instances), tuple(s.instances), (0,) if s.name == "history" else (),
+                      s.name == "history")
+        for s in pipeline.stages
+    )
+    chains = tuple(ChainMetadata(s.name, (s.name,)) for s in recorded)
+    plan = validate_restore(pipeline, CheckpointMetadata("p", 1, stages=recorded, chains=chains))
+    assert plan.finished == {TaskId("history", 0)}
+    assert set(plan.chains) == {("live",), ("both",)}
+
+
+# Union list state
+
+
+@pytest.mark.parametrize(
+    ("kind", "finished", "refused"),
+    [("union", (1,), True), ("union", (), False), ("list", (1,), False), ("broadcast", (1,), False)],
+)
+def test_union_state_of_a_partly_finished_stage(
+    kind: str, finished: tuple[int, ...], refused: bool
+) -> None:
+    state = OperatorState("offsets", kind)  # type: ignore[arg-type]
+    task = TaskSnapshot(stages={"V0": StageInstanceSnapshot(operator_states=(state,))})
+    metadata = CheckpointMetadata(
+        "p",
+        4,
+        stages=(StageMetadata("V0", 2, ("0", "1"), finished),),
+        chains=(ChainMetadata("V0", ("V0",), {0: task}),),
+    )
+    if refused:
+        with pytest.raises(PartlyFinishedUnionState, match="'V0'.*'offsets'.*instances 1"):
+            check_union_states(metadata)
+    else:
+        check_union_states(metadata)
