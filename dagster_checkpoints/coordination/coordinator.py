@@ -428,15 +428,10 @@ class CheckpointCoordinator:
         checkpoint_id = pending.checkpoint_id
         del self._pending[checkpoint_id]
         self._schedule.final_failed(checkpoint_id, now)
-        actions: list[CoordinatorAction] = [
-            CheckpointFailed(checkpoint_id, reason, message),
-            NotifyAborted(
-                self._states.running_among(pending.plan.wait),
-                checkpoint_id,
-                reason,
-                self._completed.latest_id,
-            ),
-        ]
+        actions: list[CoordinatorAction] = [CheckpointFailed(checkpoint_id, reason, message)]
+        tasks = self._states.running_among(pending.plan.wait)
+        if tasks:
+            actions.append(NotifyAborted(tasks, checkpoint_id, reason, self._completed.latest_id))
         if discard and pending.states:
             actions.append(DiscardStates(checkpoint_id, MappingProxyType(pending.states)))
         if pending.request_id is not None:
@@ -474,8 +469,9 @@ class CheckpointCoordinator:
                 "for the outcome (MetadataWritten, MetadataWriteFailed, MetadataOutcomeUnknown) and send "
                 "JobRestarting then."
             )
-        actions = self._abort_everything(FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, now)
+        # The tasks are stopped: none of them is told of an abort.
         self._states.reset(finished)
+        actions = self._abort_everything(FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, now)
         self._at_end.clear()
         self._served.clear()
         self._schedule = CheckpointSchedule(self.config)

@@ -199,9 +199,9 @@ def sealed(version: int, body: bytes) -> bytes:
     """A file as a release would write it that has other fields or another version."""
     covered = b"dagster-checkpoints %d %d\n%s" % (version, len(body), body)
     digest = hashlib.sha256(covered).hexdigest()
-    header =
-    f'{{"format":"dagster-checkpoints","version":{version},"length":{len(body)},"sha256":"{digest}"}}' return
-    header.encode() + b"\n" + body + b"\n"
+    name = '"format":"dagster-checkpoints"'
+    header = f'{{{name},"version":{version},"length":{len(body)},"sha256":"{digest}"}}'
+    return header.encode() + b"\n" + body + b"\n"
 
 
 def test_the_seal_is_the_one_of_the_format() -> None:
@@ -221,9 +221,7 @@ def test_an_intact_file_of_another_version_is_refused_by_version() -> None:
         ({"checkpoint_id": "7"}, "checkpoint_id"),
     ],
 )
-def test_a_flag_of_a_newer_release_is_refused_and_not_skipped(
-    change: dict[str, object], named: str
-) -> None:
+def test_a_flag_of_a_newer_release_is_refused_and_not_skipped(change: dict[str, object], named: str) -> None:
     body = json.loads(DATA.split(b"\n")[1])
     body.update(change)
     with pytest.raises(UnknownMetadataVersion, match=named):

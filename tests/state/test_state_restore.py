@@ -7,8 +7,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from dagster_checkpoints.pipeline import EdgePattern, Pipeline, TaskId, bounded_source, stage,
-unbounded_source from dagster_checkpoints.state import (
+from dagster_checkpoints.pipeline import (
+    EdgePattern,
+    Pipeline,
+    TaskId,
+    bounded_source,
+    stage,
+    unbounded_source,
+)
+from dagster_checkpoints.state import (
     ChainLayoutChanged,
     ChainMetadata,
     CheckpointMetadata,
@@ -237,8 +244,13 @@ def test_a_real_pipeline_is_a_view() -> None:
 
     pipeline = Pipeline("p", [history, live, both])
     recorded = tuple(
-        StageMetadata(s.name, len(s.instances), tuple(s.instances), (0,) if s.name == "history" else (),
-                      s.name == "history")
+        StageMetadata(
+            s.name,
+            len(s.instances),
+            tuple(s.instances),
+            (0,) if s.name == "history" else (),
+            s.name == "history",
+        )
         for s in pipeline.stages
     )
     chains = tuple(ChainMetadata(s.name, (s.name,)) for s in recorded)
@@ -254,9 +266,7 @@ def test_a_real_pipeline_is_a_view() -> None:
     ("kind", "finished", "refused"),
     [("union", (1,), True), ("union", (), False), ("list", (1,), False), ("broadcast", (1,), False)],
 )
-def test_union_state_of_a_partly_finished_stage(
-    kind: str, finished: tuple[int, ...], refused: bool
-) -> None:
+def test_union_state_of_a_partly_finished_stage(kind: str, finished: tuple[int, ...], refused: bool) -> None:
     state = OperatorState("offsets", kind)  # type: ignore[arg-type]
     task = TaskSnapshot(stages={"V0": StageInstanceSnapshot(operator_states=(state,))})
     metadata = CheckpointMetadata(
@@ -266,7 +276,7 @@ def test_union_state_of_a_partly_finished_stage(
         chains=(ChainMetadata("V0", ("V0",), {0: task}),),
     )
     if refused:
-        with pytest.raises(PartlyFinishedUnionState, match="'V0'.*'offsets'.*instances 1"):
+        with pytest.raises(PartlyFinishedUnionState, match=r"'V0'.*'offsets'.*instances 1"):
             check_union_states(metadata)
     else:
         check_union_states(metadata)
