@@ -105,8 +105,14 @@ class TwoPhaseCommitSink(ABC):
         """Throw a pre-committed transaction away. Idempotent."""
 
     @abstractmethod
-    def recover(self, committed: Sequence[str]) -> None:
-        """After a restore: commit what the checkpoint holds, then abort what else was left behind."""
+    def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
+        """After a restore: commit what the checkpoint holds, then abort what else was left behind.
+
+        Args:
+            committed: the transactions that the checkpoint holds.
+            restored: the checkpoint's id, if it is not the newest that the job completed: a sink that can
+                takes back what later checkpoints committed, since those rows will come again.
+        """
 
     @abstractmethod
     def start_new(self) -> None:

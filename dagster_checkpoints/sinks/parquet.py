@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -179,24 +179,36 @@ class ParquetSink(TwoPhaseCommitSink):
     def abort(self, transaction: str) -> None:
         shutil.rmtree(self.path / self._decode(transaction).staging, ignore_errors=True)
 
-    def recover(self, committed: Sequence[str]) -> None:
-        self._opened()
+    def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
+        context = self._opened()
         for transaction in committed:
             self.commit(transaction)
         self._abort_rest()
+        if restored is not None:
+            self._remove(
+                lambda checkpoint_id, job_id, index: (
+                    checkpoint_id > restored and job_id == context.job_id and index == context.index
+                )
+            )
 
     def start_new(self) -> None:
         context = self._opened()
         self._abort_rest()
         if self.mode == "append":
             return
-        # Instances may do this at the same time, and again after a crash: each directory is moved out of
-        # sight by one of them, and what this very job has committed stays.
+        self._remove(lambda checkpoint_id, job_id, index: job_id != context.job_id)
+
+    def _remove(self, concerns: Callable[[int, int, int], bool]) -> None:
+        """Remove committed directories, chosen by checkpoint, job and index.
+
+        Instances may do this at the same time, and again after a crash: each directory is moved out of sight
+        by one of them.
+        """
         trash = self.path / f"{_TRASH}{uuid4().hex}"
         trash.mkdir()
         for directory in self.path.iterdir():
             match = _COMMITTED.fullmatch(directory.name)
-            if match and int(match[2]) != context.job_id:
+            if match and concerns(int(match[1]), int(match[2]), int(match[3])):
                 with suppress(FileNotFoundError):
                     os.rename(directory, trash / directory.name)
         _sync(self.path)

@@ -11,6 +11,7 @@ from dagster_checkpoints.storage.checkpoints import CheckpointStorage, StoredMet
 from dagster_checkpoints.storage.errors import (
     AlreadyExists,
     BucketMissing,
+    CheckpointDiscarded,
     ConditionalWritesUnsupported,
     CorruptPipelineState,
     CorruptStateFile,
@@ -41,6 +42,7 @@ from dagster_checkpoints.storage.state_files import StateFileLike, StoredFile
 __all__ = [
     "AlreadyExists",
     "BucketMissing",
+    "CheckpointDiscarded",
     "CheckpointPointer",
     "CheckpointStorage",
     "ConditionalWritesUnsupported",

@@ -21,6 +21,7 @@ from dagster_checkpoints.storage.errors import (
     InvalidKey,
     MissingCheckpoint,
     NotFound,
+    OutcomeUnknown,
 )
 from dagster_checkpoints.storage.layout import METADATA, CheckpointKey, Layout
 from dagster_checkpoints.storage.ownership import Ownership
@@ -34,6 +35,8 @@ from dagster_checkpoints.storage.state_files import (
     run_all,
     store_file,
 )
+
+_CREATE_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -126,9 +129,7 @@ class CheckpointStorage:
         self.shared_state.register(self._checkpoint_key(location), hashes)
         self.shared_state.known(hashes)
 
-    def upload_files(
-        self, checkpoint_id: int, paths: Mapping[str, Path] | Iterable[Path]
-    ) -> dict[str, StoredFile]:
+    def upload_files(self, checkpoint_id: int, paths: Mapping[str, Path] | Iterable[Path]) -> dict[str, StoredFile]:
         """Store local files under their sha256, in parallel; what storage has is skipped.
 
         Args:
@@ -142,6 +143,7 @@ class CheckpointStorage:
             StorageUnavailable: and others of the store; files uploaded until then stay registered for the
                 checkpoint.
             StateFileChanged: a file changed meanwhile.
+            CheckpointDiscarded: the checkpoint was discarded meanwhile.
             FileNotFoundError: a local file vanished.
         """
         named = paths if isinstance(paths, Mapping) else {str(path): path for path in paths}
@@ -191,7 +193,7 @@ class CheckpointStorage:
         location = self.layout.checkpoint(checkpoint_id, epoch)
         key = self.layout.at(location, METADATA)
         try:
-            self.store.put(key, data, "create")
+            self._create(key, data)
         except AlreadyExists:
             if self.store.get(key) != data:
                 raise AlreadyExists(
@@ -200,6 +202,16 @@ class CheckpointStorage:
                     "changes"
                 ) from None
         return location
+
+    def _create(self, key: str, data: bytes) -> None:
+        for attempt in range(_CREATE_ATTEMPTS):
+            try:
+                self.store.put(key, data, "create")
+                return
+            except OutcomeUnknown:
+                # Once more: it lands now, or is found to be there and compared.
+                if attempt == _CREATE_ATTEMPTS - 1:
+                    raise
 
     def read_metadata(self, location: str) -> bytes:
         """The bytes of a checkpoint's ``_metadata``.
@@ -325,9 +337,7 @@ class CheckpointStorage:
     def _checkpoint_key(self, location: str) -> CheckpointKey:
         key = self.layout.parse_checkpoint(location)
         if key is None:
-            raise InvalidKey(
-                f"expected a location such as {self.layout.checkpoint(42, 1)}, found {location!r}"
-            )
+            raise InvalidKey(f"expected a location such as {self.layout.checkpoint(42, 1)}, found {location!r}")
         return key
 
     def _executor(self) -> ThreadPoolExecutor:

@@ -70,6 +70,10 @@ class CorruptStateFile(StorageError):
     """A state file's bytes are not the ones the checkpoint was taken with."""
 
 
+class CheckpointDiscarded(StorageError):
+    """Files are still being uploaded for a checkpoint that was given up."""
+
+
 class StateFileChanged(StorageError):
     """A local file changed while it was uploaded; files of a snapshot must never change."""
 

@@ -228,8 +228,7 @@ class LocalStore:
             raise NotFound(f"expected an object at {where}, found none") from error
         except OSError as error:
             raise StorageUnavailable(
-                f"cannot {verb} {where}: {error}. Check that the directory exists, is mounted, writable and "
-                "not full"
+                f"cannot {verb} {where}: {error}. Check that the directory exists, is mounted, writable and not full"
             ) from error
 
 

@@ -78,6 +78,5 @@ def _open_s3(
 
 def _invalid(url: str, why: str) -> InvalidStorageUrl:
     return InvalidStorageUrl(
-        f"expected a storage URL such as s3://bucket/prefix, file:///path or a plain path, found {url!r}: "
-        f"{why}"
+        f"expected a storage URL such as s3://bucket/prefix, file:///path or a plain path, found {url!r}: {why}"
     )

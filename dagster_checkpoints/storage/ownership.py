@@ -128,13 +128,15 @@ class Ownership:
             )
             raise OwnershipLost(self._lost)
 
-    def begin_job(self, *, resume: bool) -> int:
+    def begin_job(self, *, resume: bool, restored: str | None = None) -> int:
         """Say that a job runs now.
 
         Args:
             resume: go on with the previous job from its newest checkpoint. Otherwise a new job starts:
                 ``newest`` becomes None, so that a crash before its first checkpoint does not resume the
                 previous one. Call it before sinks are told of the new start.
+            restored: location of the retained checkpoint that a resumed job goes on from, where it is not the
+                newest: it becomes the newest, so that a restart does not fall back to the one passed over.
 
         Returns:
             The job's id: the previous one's, or a new one.
@@ -143,7 +145,8 @@ class Ownership:
         def change(state: PipelineState) -> PipelineState:
             if resume:
                 job = msgspec.structs.replace(state.job, status="RUNNING", ended_at=None)
-                return msgspec.structs.replace(state, job=job)
+                chosen = [pointer for pointer in state.retained if pointer.location == restored]
+                return msgspec.structs.replace(state, job=job, newest=chosen[0] if chosen else state.newest)
             job = Job(job_id=state.job.job_id + 1, status="RUNNING", started_at=self._wall())
             return msgspec.structs.replace(state, job=job, newest=None)
 
@@ -213,15 +216,43 @@ class Ownership:
             return pointer
 
     def forget(self, location: str) -> None:
-        """A retained checkpoint is being deleted: from the next replacement on it is not listed."""
+        """A retained checkpoint is about to be deleted: ``state.json`` stops listing it.
+
+        At once if it is the newest, so that no restart looks for what is gone; otherwise with the next
+        replacement.
+        """
         with self._lock:
             self._forgotten.add(location)
+            if self._state.newest is not None and self._state.newest.location == location:
+                self._replace(lambda state: msgspec.structs.replace(state, newest=None))
 
-    def release(self, status: JobStatus) -> None:
-        """Say how the job ended and free the lease; does nothing when already released.
+    def end_job(self, status: JobStatus, *, keep_checkpoints: bool = True) -> tuple[CheckpointPointer, ...]:
+        """Say how the job ended while the lease is still held, so that checkpoints can be deleted after it.
+
+        Deleting them first would leave a moment in which a crash looks like a job that never had any.
 
         Args:
             status: the job's end state.
+            keep_checkpoints: otherwise none is listed any more.
+
+        Returns:
+            The checkpoints no longer listed, for ``CheckpointStorage.delete_checkpoint``.
+
+        Raises:
+            OwnershipLost, StorageUnavailable, WriteConflict, OutcomeUnknown: as :meth:`complete`.
+        """
+        with self._lock:
+            self.ensure()
+            dropped = () if keep_checkpoints else self.retained
+            self._forgotten.update(pointer.location for pointer in dropped)
+            self._replace(lambda state: self._ended(state, status, keep_checkpoints))
+            return dropped
+
+    def release(self, status: JobStatus | None = None) -> None:
+        """Free the lease and say how the job ended; does nothing when already released.
+
+        Args:
+            status: the job's end state; None if :meth:`end_job` has said it, or no job was begun.
 
         Raises:
             OwnershipLost: another run owns the pipeline.
@@ -232,21 +263,20 @@ class Ownership:
                 return
             if self._lost is not None:
                 raise OwnershipLost(self._lost)
-            ended = self._wall()
-            self._replace(
-                lambda state: msgspec.structs.replace(
-                    state, lease=None, job=msgspec.structs.replace(state.job, status=status, ended_at=ended)
-                )
-            )
+            self._replace(lambda state: msgspec.structs.replace(self._ended(state, status), lease=None))
             self._released = True
+
+    def _ended(self, state: PipelineState, status: JobStatus | None, keep: bool = True) -> PipelineState:
+        if status is None or (state.job.status == status and keep):
+            return state
+        job = msgspec.structs.replace(state.job, status=status, ended_at=self._wall())
+        return msgspec.structs.replace(state, job=job, newest=state.newest if keep else None)
 
     def _replace(self, change: Change) -> None:
         """Replace ``state.json`` by a changed version of what this owner last wrote, if nobody else has."""
         base, unresolved = None, 0
         for _ in range(_ROUNDS):
-            if (
-                base is not self._state
-            ):  # the first round, or a write of ours that had been in doubt has landed
+            if base is not self._state:  # the first round, or a write of ours that had been in doubt has landed
                 base = self._state
                 proposed = self._next(base, change)
                 data = encode_state(proposed)
@@ -271,8 +301,7 @@ class Ownership:
                 self._renewed(sent_at)
                 return
         raise OutcomeUnknown(
-            f"{self._store.url}/{self._layout.state} was refused {_ROUNDS} times although it carries this "
-            "run's epoch"
+            f"{self._store.url}/{self._layout.state} was refused {_ROUNDS} times although it carries this run's epoch"
         )
 
     def _next(self, state: PipelineState, change: Change) -> PipelineState:

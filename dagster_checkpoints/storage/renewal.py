@@ -14,7 +14,7 @@ from dagster_checkpoints.storage.ownership import Ownership
 
 
 class LeaseRenewer:
-    """Renews every third of the lease from ``start()`` to ``stop()``; also a context manager.
+    """Renews every third of the lease, more often while storage fails; also a context manager.
 
     Args:
         ownership: to renew.
@@ -47,9 +47,11 @@ class LeaseRenewer:
         self.stop()
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._ownership.lease_seconds / 3):
+        pause = self._ownership.lease_seconds / 3
+        while not self._stopping.wait(pause):
             try:
-                self._ownership.renew()
+                renewed = self._ownership.renew()
+                pause = self._ownership.lease_seconds / (3 if renewed else 10)
             except StorageError as error:
                 if not self._stopping.is_set():
                     self._on_lost(error)

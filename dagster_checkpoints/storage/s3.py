@@ -52,12 +52,12 @@ def create_client(
     endpoint_url: str | None = None,
     region_name: str | None = None,
     profile_name: str | None = None,
-    connect_timeout: float = 5.0,
-    read_timeout: float = 20.0,
+    connect_timeout: float = 3.0,
+    read_timeout: float = 8.0,
     max_attempts: int = 3,
     max_connections: int = 32,
 ) -> Any:
-    """A boto3 client whose time-outs fit a lease: boto3's own defaults wait a minute, several times.
+    """A boto3 client whose time-outs fit a lease of 30 s: boto3's own wait a minute, several times.
 
     Args:
         endpoint_url: of a server other than AWS; else boto3's own configuration.
@@ -250,9 +250,7 @@ class S3Store:
         for start in range(0, len(full), _DELETE_BATCH):
             objects = [{"Key": key} for key in full[start : start + _DELETE_BATCH]]
             with self._errors("delete", f"{len(objects)} objects"):
-                answer = self._client.delete_objects(
-                    Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True}
-                )
+                answer = self._client.delete_objects(Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True})
             if failed := answer.get("Errors"):
                 first = failed[0]
                 raise StorageUnavailable(

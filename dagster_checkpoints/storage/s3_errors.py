@@ -41,9 +41,7 @@ _NO_CREDENTIALS = (
     aws.TokenRetrievalError,
     aws.ProfileNotFound,
 )
-_DENIED = frozenset(
-    {"AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"}
-)
+_DENIED = frozenset({"AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"})
 _AMBIGUOUS_STATUS = frozenset({500, 502, 504})
 
 
@@ -91,9 +89,7 @@ def may_have_landed(error: BaseException) -> bool:
     return not isinstance(error, NEVER_SENT)
 
 
-def translate(
-    error: Exception, *, verb: str, where: str, bucket: str, endpoint: str, unknown: bool
-) -> StorageError:
+def translate(error: Exception, *, verb: str, where: str, bucket: str, endpoint: str, unknown: bool) -> StorageError:
     """The error of ours for one of boto3's.
 
     Args:
@@ -133,9 +129,7 @@ def translate(
     if status == 501 or code == "NotImplemented":
         return ConditionalWritesUnsupported(f"cannot {verb} {at}: the server does not implement it: {error}")
     if status in (301, 307, 400) and code in ("PermanentRedirect", "AuthorizationHeaderMalformed", "301"):
-        return StorageUnavailable(
-            f"cannot {verb} {at}: {error}. The bucket is in another region: set the region"
-        )
+        return StorageUnavailable(f"cannot {verb} {at}: {error}. The bucket is in another region: set the region")
     return StorageUnavailable(
         f"cannot {verb} {at}: {type(error).__name__}: {error}. Check that the endpoint is right and reachable"
     )

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 
+from dagster_checkpoints.storage.errors import CheckpointDiscarded
+
 
 class SharedStateRegistry:
     """References of checkpoints, retained or pending, to shared files (Flink's SharedStateRegistry)."""
@@ -20,6 +22,7 @@ class SharedStateRegistry:
         self._count: dict[str, int] = {}
         self._stored: set[str] = set()
         self._deleting: set[str] = set()
+        self._discarded: set[Hashable] = set()
         self._changed = threading.Condition()
 
     def known(self, hashes: Iterable[str]) -> None:
@@ -28,7 +31,11 @@ class SharedStateRegistry:
             self._stored.update(hash_ for hash_ in hashes if hash_ not in self._deleting)
 
     def register(self, checkpoint: Hashable, hashes: Iterable[str]) -> None:
-        """``checkpoint`` names these files, in addition to those it names already."""
+        """``checkpoint`` names these files, in addition to those it names already.
+
+        Raises:
+            CheckpointDiscarded: it has been given up.
+        """
         with self._changed:
             for hash_ in hashes:
                 self._name(checkpoint, hash_)
@@ -38,19 +45,26 @@ class SharedStateRegistry:
 
         Returns:
             True if it must be uploaded, False if storage has it. Blocks while it is being deleted.
+
+        Raises:
+            CheckpointDiscarded: ``checkpoint`` has been given up meanwhile.
         """
         with self._changed:
             self._changed.wait_for(lambda: hash_ not in self._deleting)
             self._name(checkpoint, hash_)
             return hash_ not in self._stored
 
-    def stored(self, hash_: str) -> None:
-        """The file's upload has succeeded."""
+    def stored(self, checkpoint: Hashable, hash_: str) -> None:
+        """The file's upload for ``checkpoint`` has succeeded.
+
+        Says nothing if the checkpoint was given up meanwhile: the file may have been deleted in between.
+        """
         with self._changed:
-            self._stored.add(hash_)
+            if hash_ in self._names.get(checkpoint, ()):
+                self._stored.add(hash_)
 
     def unregister(self, checkpoint: Hashable) -> frozenset[str]:
-        """``checkpoint`` is gone. Returns the files that it named and nobody names any more."""
+        """``checkpoint`` is gone for good. Returns the files that it named and nobody names any more."""
         with self._changed:
             return self._unregister(checkpoint)
 
@@ -88,12 +102,17 @@ class SharedStateRegistry:
             return frozenset(self._names)
 
     def _name(self, checkpoint: Hashable, hash_: str) -> None:
+        if checkpoint in self._discarded:
+            raise CheckpointDiscarded(
+                f"{checkpoint} was aborted or deleted while its files were still being uploaded; the rest is not"
+            )
         names = self._names.setdefault(checkpoint, set())
         if hash_ not in names:
             names.add(hash_)
             self._count[hash_] = self._count.get(hash_, 0) + 1
 
     def _unregister(self, checkpoint: Hashable) -> frozenset[str]:
+        self._discarded.add(checkpoint)
         orphans = set()
         for hash_ in self._names.pop(checkpoint, ()):
             self._count[hash_] -= 1

@@ -119,13 +119,11 @@ def store_file(
         if _identity(path.stat()) != _identity(stat):
             store.delete([key])
             raise _changed(path)
-    registry.stored(sha256)
+    registry.stored(checkpoint, sha256)
     return StoredFile(sha256, stat.st_size, uploaded=True)
 
 
-def fetch_file(
-    store: ObjectStore, layout: Layout, file: StateFileLike, destination: Path, checkpoint: str
-) -> None:
+def fetch_file(store: ObjectStore, layout: Layout, file: StateFileLike, destination: Path, checkpoint: str) -> None:
     """Fetch one state file; it appears verified and whole, or not at all."""
     key = layout.shared_file(file.sha256)
     where = f"{store.url}/{key}"

@@ -153,10 +153,7 @@ def test_commit_is_idempotent_in_any_process(path: Path, segment: Any) -> None:
     sink = _opened(path)
     sink.write(BATCH, [segment(1)], 0)
     transaction = _checkpoint(sink, 1)
-    code = (
-        "import sys; from dagster_checkpoints.sinks import ParquetSink\n"
-        "ParquetSink(sys.argv[1]).commit(sys.argv[2])"
-    )
+    code = "import sys; from dagster_checkpoints.sinks import ParquetSink\nParquetSink(sys.argv[1]).commit(sys.argv[2])"
     for _ in range(2):
         subprocess.run([sys.executable, "-c", code, str(path), transaction], check=True, timeout=60)
     sink.commit(transaction)
@@ -289,9 +286,7 @@ def test_instances_of_a_stage_share_a_table_and_recover_apart(path: Path, segmen
 
 
 @pytest.mark.parametrize(("mode", "rows"), [("append", [1, 2, 3]), ("overwrite", [3])])
-def test_what_a_new_start_does_to_earlier_rows(
-    path: Path, segment: Any, mode: str, rows: Sequence[int]
-) -> None:
+def test_what_a_new_start_does_to_earlier_rows(path: Path, segment: Any, mode: str, rows: Sequence[int]) -> None:
     for job_id, row in ((1, 1), (2, 2), (3, 3)):
         sink = _opened(path, mode, job_id=job_id, attempt=f"a{job_id}")
         sink.start_new()
@@ -352,6 +347,24 @@ def test_resuming_after_a_new_start_removes_nothing(path: Path, segment: Any) ->
     assert _rows(path) == [1]
 
 
+def test_going_back_to_an_older_checkpoint_takes_back_what_came_after_it(path: Path, segment: Any) -> None:
+    earlier = _opened(path, job_id=1)
+    earlier.write(BATCH, [segment(100)], 0)
+    earlier.commit(_checkpoint(earlier, 9))
+    sinks = [_opened(path, job_id=2, index=index, parallelism=2) for index in (0, 1)]
+    transactions = {}
+    for number in (1, 2, 3):
+        for index, sink in enumerate(sinks):
+            sink.write(BATCH, [segment(10 * index + number)], number)
+            transactions[number, index] = _checkpoint(sink, number)
+            sink.commit(transactions[number, index])
+    back = _opened(path, job_id=2, index=0, parallelism=2, attempt="a2")
+    back.recover([transactions[1, 0]], restored=1)
+    assert _rows(path) == [1, 11, 12, 13, 100]
+    back.recover([transactions[1, 0]], restored=1)
+    assert _rows(path) == [1, 11, 12, 13, 100]
+
+
 @pytest.mark.parametrize("other", [{"stage": "other"}, {"pipeline": "other"}])
 def test_a_path_of_another_stage_or_pipeline_is_refused(path: Path, other: dict[str, str]) -> None:
     _opened(path)
@@ -403,9 +416,7 @@ def test_rows_with_the_sinks_own_column_are_refused(path: Path, segment: Any) ->
         "{}",
         '{"sink": "kafka"}',
         json.dumps({"sink": "parquet", "staging": "../../etc", "target": "checkpoint=1-job1-0", "files": 1}),
-        json.dumps(
-            {"sink": "parquet", "staging": ".staging/a/..", "target": "checkpoint=1-job1-0", "files": 1}
-        ),
+        json.dumps({"sink": "parquet", "staging": ".staging/a/..", "target": "checkpoint=1-job1-0", "files": 1}),
         json.dumps({"sink": "parquet", "staging": ".staging/a/b", "target": "../out", "files": 1}),
     ],
 )

@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from dagster_checkpoints.storage import (
     AlreadyExists,
+    CheckpointDiscarded,
     CheckpointStorage,
     CorruptStateFile,
     InvalidKey,
@@ -104,9 +106,12 @@ def test_files_that_were_hashed_are_not_read_again(
     (source / "link").hardlink_to(source / "a")
     read: list[Path] = []
     original = state_files_module._hash
-    monkeypatch.setattr(
-        state_files_module, "_hash", lambda path, stat: (read.append(path), original(path, stat))[1]
-    )
+
+    def counting(path: Path, stat: os.stat_result) -> Any:
+        read.append(path)
+        return original(path, stat)
+
+    monkeypatch.setattr(state_files_module, "_hash", counting)
     stored = owned.upload_files(2, {"link": source / "link", "b": _write(source, b=b"b")["b"]})
     assert read == [source / "b"]
     assert stored["link"].sha256 == _sha256(b"a")
@@ -260,7 +265,7 @@ def test_who_lost_the_pipeline_deletes_nothing(owned: CheckpointStorage, source:
     owned.upload_files(1, _write(source, a=b"a"))
     owned.write_metadata(1, 1, b"")
     clock.now += LEASE
-    actions = (
+    actions: tuple[Callable[[], object], ...] = (
         lambda: owned.discard_states(1),
         lambda: owned.delete_checkpoint("checkpoints/chk-1-1"),
         lambda: owned.delete_unreferenced(),
@@ -303,6 +308,71 @@ def test_uploads_and_deletions_at_the_same_time_lose_nothing_that_is_named(
         thread.join()
     assert errors == []
     assert _shared(owned) == owned.shared_state.referenced()
+
+
+def test_a_checkpoint_aborted_during_its_upload_leaves_no_false_memory(
+    owned: CheckpointStorage, source: Path, faulty: Any
+) -> None:
+    """The file landed and was deleted before its uploader heard of it: the next checkpoint uploads it anew."""
+    put = faulty.inner.put
+
+    def aborted_meanwhile(*arguments: Any) -> str:
+        etag = str(put(*arguments))
+        faulty.inner.put = put
+        assert owned.discard_states(1) == 1
+        return etag
+
+    faulty.inner.put = aborted_meanwhile
+    paths = _write(source, a=b"a")
+    owned.upload_files(1, paths)
+    with pytest.raises(CheckpointDiscarded, match="checkpoint_id=1"):
+        owned.upload_files(1, paths)
+    assert owned.upload_files(2, paths)["a"].uploaded
+    assert _shared(owned) == {_sha256(b"a")}
+
+
+@pytest.mark.parametrize("faults", [["lost answer"], ["lost request", "lost answer"]])
+def test_metadata_whose_answer_is_lost_is_recognised(owned: CheckpointStorage, faulty: Any, faults: list[str]) -> None:
+    faulty.faults = list(faults)
+    assert owned.write_metadata(1, 1, b"metadata") == "checkpoints/chk-1-1"
+    assert owned.read_metadata("checkpoints/chk-1-1") == b"metadata"
+
+
+def test_a_finished_job_leaves_no_checkpoint_and_no_pointer_to_one(
+    owned: CheckpointStorage, second: CheckpointStorage, source: Path
+) -> None:
+    owner = owned.ownership
+    assert owner is not None
+    owner.begin_job(resume=False)
+    for number in (1, 2):
+        owned.upload_files(number, _write(source, a=b"%d" % number))
+        owner.complete(number, owned.write_metadata(number, 1, b""))
+    dropped = owner.end_job("FINISHED", keep_checkpoints=False)
+    assert [pointer.checkpoint_id for pointer in dropped] == [2, 1]
+    state = second.read_state()  # as a crash at this moment would leave it
+    assert state is not None and state.lease is not None
+    assert (state.newest, state.retained, state.job.status) == (None, (), "FINISHED")
+    for pointer in dropped:
+        owned.delete_checkpoint(pointer.location)
+    owner.release()
+    state = second.read_state()
+    assert state is not None and state.lease is None and state.job.status == "FINISHED"
+    assert [info.key for info in owned.store.list()] == ["flights/state.json"]
+
+
+def test_the_newest_checkpoint_is_unlisted_before_it_is_deleted(
+    owned: CheckpointStorage, second: CheckpointStorage, faulty: Any
+) -> None:
+    owner = owned.ownership
+    assert owner is not None
+    owner.complete(1, owned.write_metadata(1, 1, b""))
+    faulty.faults = ["unavailable"]
+    with pytest.raises(StorageUnavailable):
+        owned.delete_checkpoint("checkpoints/chk-1-1")
+    assert owned.read_metadata("checkpoints/chk-1-1") == b""
+    owned.delete_checkpoint("checkpoints/chk-1-1")
+    state = second.read_state()
+    assert state is not None and state.newest is None and state.highest_checkpoint_id == 1
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b", "ü"])

@@ -190,12 +190,10 @@ def test_updates_under_contention_lose_nothing(store: ObjectStore) -> None:
 
 
 _KEYS = st.sampled_from(["a", "b", "d/a", "d/e/a"])
-_STEPS = st.tuples(
-    st.sampled_from(["create", "overwrite", "update", "stale", "delete"]), _KEYS, st.binary(max_size=3)
-)
+_STEPS = st.tuples(st.sampled_from(["create", "overwrite", "update", "stale", "delete"]), _KEYS, st.binary(max_size=3))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(_STEPS, max_size=15))
 def test_a_store_behaves_as_a_dictionary(store: ObjectStore, steps: list[tuple[str, str, bytes]]) -> None:
     store.delete(["a", "b", "d/a", "d/e/a"])
@@ -234,9 +232,7 @@ def test_urls(tmp_path: Path) -> None:
     assert open_store("s3://bucket", client_factory=lambda: bucket._client).url == "s3://bucket"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    "url", ["", "  ", "s3://", "s3:///x", "gs://bucket", "s3://b/../c", "file://host/path"]
-)
+@pytest.mark.parametrize("url", ["", "  ", "s3://", "s3:///x", "gs://bucket", "s3://b/../c", "file://host/path"])
 def test_urls_that_mean_nothing_are_refused(url: str) -> None:
     with pytest.raises(InvalidStorageUrl, match="expected a storage URL"):
         open_store(url)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.storage import SharedStateRegistry
+from dagster_checkpoints.storage import CheckpointDiscarded, SharedStateRegistry
 
 _STEPS = st.lists(
     st.tuples(
         st.sampled_from(["register", "reserve", "stored", "unregister", "discard", "sweep"]),
-        st.integers(1, 3),
+        st.integers(1, 5),
         st.sets(st.sampled_from("abcd"), min_size=1),
     ),
     max_size=25,
@@ -24,8 +25,13 @@ def test_a_file_is_given_up_exactly_when_nobody_names_it(steps: list[tuple[str, 
     registry = SharedStateRegistry()
     names: dict[int, set[str]] = {}
     stored: set[str] = set()
+    discarded: set[int] = set()
     for action, checkpoint, hashes in steps:
-        if action == "register":
+        named = set().union(*names.values())
+        if action in ("register", "reserve") and checkpoint in discarded:
+            with pytest.raises(CheckpointDiscarded):
+                registry.register(checkpoint, hashes) if action == "register" else registry.reserve(checkpoint, "a")
+        elif action == "register":
             registry.register(checkpoint, hashes)
             names.setdefault(checkpoint, set()).update(hashes)
         elif action == "reserve":
@@ -33,15 +39,15 @@ def test_a_file_is_given_up_exactly_when_nobody_names_it(steps: list[tuple[str, 
                 assert registry.reserve(checkpoint, hash_) == (hash_ not in stored)
                 names.setdefault(checkpoint, set()).add(hash_)
         elif action == "stored":
-            for hash_ in hashes & set().union(*names.values()):
-                registry.stored(hash_)
-                stored.add(hash_)
+            for hash_ in hashes:
+                registry.stored(checkpoint, hash_)
+            stored |= hashes & names.get(checkpoint, set())
         elif action == "sweep":
-            unnamed = hashes - set().union(*names.values())
             with registry.sweeping(hashes) as orphans:
-                assert orphans == unnamed
-            stored -= unnamed
+                assert orphans == hashes - named
+            stored &= named
         else:
+            discarded.add(checkpoint)
             gone = names.pop(checkpoint, set()) - set().union(*names.values())
             if action == "unregister":
                 assert registry.unregister(checkpoint) == gone
@@ -56,7 +62,7 @@ def test_a_file_is_given_up_exactly_when_nobody_names_it(steps: list[tuple[str, 
 def test_who_wants_a_file_that_is_being_deleted_waits_and_uploads_it_again() -> None:
     registry = SharedStateRegistry()
     registry.reserve(1, "a")
-    registry.stored("a")
+    registry.stored(1, "a")
     order: list[str] = []
     waiting = threading.Event()
 
@@ -80,7 +86,7 @@ def test_who_wants_a_file_that_is_being_deleted_waits_and_uploads_it_again() -> 
 def test_a_deletion_that_fails_leaves_the_file_to_be_uploaded_again() -> None:
     registry = SharedStateRegistry()
     registry.reserve(1, "a")
-    registry.stored("a")
+    registry.stored(1, "a")
     try:
         with registry.discarding(1):
             raise OSError
