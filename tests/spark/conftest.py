@@ -1,0 +1,279 @@
+"""A laboratory for pipelines on Spark: input files, a job on a thread, its events, and what its sinks committed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.spark.events import CheckpointDone, JobEvent, JobResult, JobStarted
+from dagster_checkpoints.spark.job import JobExecution, JobOptions
+from dagster_checkpoints.storage import CheckpointStorage, open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DEADLINE = 150.0  # seconds; only a broken pipeline needs them all
+_POLL = 0.05
+_E = TypeVar("_E", bound=JobEvent)
+Row = tuple[Any, ...]
+
+
+@dataclass
+class RunningJob:
+    """A pipeline that runs on a thread of its own; every wait has a deadline."""
+
+    execution: JobExecution
+    events: list[JobEvent] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+    times: list[float] = field(default_factory=list)
+    raised: BaseException | None = None
+    _result: JobResult | None = None
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="job", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self.execution.run()
+        except BaseException as error:
+            self.raised = error
+        with self._changed:
+            self._changed.notify_all()
+
+    def take(self, event: JobEvent) -> None:
+        with self._changed:
+            self.times.append(time.monotonic() - self.began)
+            self.events.append(event)
+            self._changed.notify_all()
+
+    @property
+    def over(self) -> bool:
+        return self._result is not None or self.raised is not None
+
+    def of(self, kind: type[_E]) -> list[_E]:
+        """All events of a kind so far."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def wait_for(self, kind: type[_E], where: Callable[[_E], bool] = lambda _: True, deadline: float = DEADLINE) -> _E:
+        """The first event of a kind (past ones count) for which `where` holds."""
+        until = time.monotonic() + deadline
+        seen = 0
+        with self._changed:
+            while True:
+                for event in self.events[seen:]:
+                    seen += 1
+                    if isinstance(event, kind) and where(event):
+                        return event
+                if self.over or time.monotonic() > until:
+                    raise AssertionError(f"no such {kind.__name__}; {self.story()}")
+                self._changed.wait(until - time.monotonic())
+
+    def wait_until(self, condition: Callable[[], bool], deadline: float = DEADLINE) -> None:
+        """Wait for something that no event tells, such as rows in a sink."""
+        until = time.monotonic() + deadline
+        while not condition():
+            assert not self.over, f"the job ended before the condition held; {self.story()}"
+            assert time.monotonic() < until, f"the condition does not hold; {self.story()}"
+            time.sleep(_POLL)
+
+    def drain(self) -> None:
+        self.execution.drain()
+
+    def cancel(self) -> None:
+        self.execution.cancel()
+
+    def result(self, deadline: float = DEADLINE) -> JobResult:
+        """Wait for the end, whatever it is; what `run` raised is raised."""
+        assert self._thread is not None
+        self._thread.join(deadline)
+        if self.raised is not None:
+            raise self.raised
+        assert self._result is not None, f"the job does not end; {self.story()}"
+        return self._result
+
+    def finished(self, deadline: float = DEADLINE) -> JobResult:
+        """Wait for the end, which has to be FINISHED."""
+        result = self.result(deadline)
+        if result.error is not None:
+            raise AssertionError(f"the job is {result.status}: {result.error}; {self.story()}") from result.error
+        assert result.status == "FINISHED", self.story()
+        return result
+
+    @property
+    def chains(self) -> tuple[tuple[str, ...], ...]:
+        return self.wait_for(JobStarted).chains
+
+    def checkpoints(self) -> list[CheckpointDone]:
+        return self.of(CheckpointDone)
+
+    def story(self) -> str:
+        lines = "\n".join(f"  {at:6.2f} s {event}" for at, event in zip(self.times, self.events, strict=False))
+        return f"events:\n{lines}\nended: {self._result or self.raised}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Rows of a sink against rows of a batch computation; equal rows count."""
+
+    missing: tuple[Row, ...]
+    unexpected: tuple[Row, ...]
+    duplicated: tuple[Row, ...]
+
+    @property
+    def none(self) -> bool:
+        return not (self.missing or self.unexpected or self.duplicated)
+
+
+class Lab:
+    """What a test of the runtime works with, below one directory."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.jobs: list[RunningJob] = []
+        self._number = itertools.count()
+
+    # Input
+
+    @staticmethod
+    def at(seconds: float) -> dt.datetime:
+        """So many seconds after 2026 began, UTC."""
+        return dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds)
+
+    def put(self, name: str, schema: str, rows: Iterable[Sequence[Any]]) -> Path:
+        """Add one Parquet file to the input folder `name`; readers see it whole or not at all.
+
+        Files are read in the order in which they were put.
+        """
+        from pyspark.sql.pandas.types import to_arrow_schema
+        from pyspark.sql.types import StructType
+
+        arrow = to_arrow_schema(StructType.fromDDL(schema), timezone="UTC")
+        columns = list(zip(*rows, strict=True)) or [[] for _ in arrow]
+        table = pa.table([pa.array(c, f.type) for c, f in zip(columns, arrow, strict=True)], schema=arrow)
+        folder = self.input(name)
+        number = next(self._number)
+        scratch = folder / f".{number}.next"
+        pq.write_table(table, scratch)
+        return scratch.rename(folder / f"{number:06d}.parquet")
+
+    def input(self, name: str) -> Path:
+        """The input folder `name`; made if it is not there."""
+        folder = self.folder / "input" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def stream(self, name: str, schema: str, files_per_trigger: int = 1) -> DataFrame:
+        """A streaming DataFrame over an input folder."""
+        reader = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", files_per_trigger)
+        return reader.parquet(str(self.input(name)))
+
+    def table(self, name: str, schema: str) -> DataFrame:
+        """A batch DataFrame over an input folder."""
+        return self.spark.read.schema(schema).parquet(str(self.input(name)))
+
+    # Output
+
+    def sink(self, name: str = "out", **options: Any) -> ParquetSink:
+        return ParquetSink(self.folder / name, **options)
+
+    def committed(self, name: str = "out") -> list[Row]:
+        """The rows that a sink shows to readers, sorted; without the column that says which checkpoint."""
+        folder = self.folder / name
+        if not any(folder.glob("checkpoint=*/*.parquet")):
+            return []
+        return self.rows(self.spark.read.parquet(str(folder)).drop("checkpoint"))
+
+    @staticmethod
+    def rows(frame: DataFrame) -> list[Row]:
+        """All rows of a batch DataFrame, sorted."""
+        return sorted((tuple(row.values()) for row in frame.toArrow().to_pylist()), key=repr)
+
+    def difference(self, expected: DataFrame | Iterable[Row], name: str = "out") -> Difference:
+        """What a sink committed, against what a batch computation says."""
+        wanted = Counter(expected if not hasattr(expected, "toArrow") else self.rows(expected))  # type: ignore[arg-type]
+        found = Counter(self.committed(name))
+        return Difference(
+            missing=tuple((wanted - found).elements()),
+            unexpected=tuple(row for row in found if row not in wanted),
+            duplicated=tuple(row for row in found if row in wanted and found[row] > wanted[row]),
+        )
+
+    def check(self, expected: DataFrame | Iterable[Row], name: str = "out") -> None:
+        """The sink holds exactly the expected rows."""
+        difference = self.difference(expected, name)
+        assert difference.none, f"{name}: {difference}"
+
+    # Jobs
+
+    def storage(self, pipeline: str) -> CheckpointStorage:
+        return CheckpointStorage(open_store(str(self.folder / "store")), pipeline)
+
+    def start(
+        self,
+        pipeline: Pipeline,
+        *,
+        interval: float | None = 1.0,
+        checkpoints: Mapping[str, Any] | None = None,
+        storage: CheckpointStorage | None = None,
+        **options: Any,
+    ) -> RunningJob:
+        """Start a job; `options` are those of JobOptions, `checkpoints` those of CheckpointConfig."""
+        config = CheckpointConfig(
+            **{"interval": interval, "retained": 2, "tolerable_failed_checkpoints": 5, **(checkpoints or {})}
+        )
+        chosen = JobOptions(
+            **{
+                "checkpoints": config,
+                "restart": NoRestart(),
+                "work_directory": self.folder / "work",
+                "lease_seconds": 20.0,
+                **options,
+            }
+        )
+        job = RunningJob(
+            JobExecution(
+                pipeline,
+                storage=storage or self.storage(pipeline.name),
+                options=chosen,
+                session=lambda: self.spark,
+                on_event=lambda event: job.take(event),
+                run_id=f"run-{len(self.jobs)}",
+            )
+        )
+        self.jobs.append(job)
+        job.begin()
+        return job
+
+    def close(self) -> None:
+        for job in self.jobs:
+            if not job.over:
+                job.cancel()
+        for job in self.jobs:
+            if job._thread is not None:
+                job._thread.join(60)
+
+
+@pytest.fixture
+def lab(spark: SparkSession, tmp_path: Path) -> Iterator[Lab]:
+    """A laboratory of the test's own; jobs that still run at its end are cancelled."""
+    made = Lab(spark, tmp_path)
+    yield made
+    made.close()
