@@ -82,9 +82,7 @@ def _drop(data: FlightsData, airport: str, name: str) -> bool:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Drop December's flights into the live directories, day by day."
-    )
+    parser = argparse.ArgumentParser(description="Drop December's flights into the live directories, day by day.")
     parser.add_argument("--root", type=Path, default=default_root(), help="the data (default: %(default)s)")
     parser.add_argument("--pace", type=float, default=1.0, help="seconds per day (default: %(default)s)")
     parser.add_argument("--reset", action="store_true", help="begin with December 1 again")

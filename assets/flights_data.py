@@ -35,9 +35,7 @@ FLIGHTS = (
 
 AIRLINES = "carrier STRING, carrier_name STRING"
 PLANES = "tailnum STRING, manufacturer STRING, model STRING, seats INT"
-WEATHER = (
-    "origin STRING, hour TIMESTAMP, temp DOUBLE, humid DOUBLE, wind_speed DOUBLE, precip DOUBLE, visib DOUBLE"
-)
+WEATHER = "origin STRING, hour TIMESTAMP, temp DOUBLE, humid DOUBLE, wind_speed DOUBLE, precip DOUBLE, visib DOUBLE"
 
 _FLIGHTS_SCHEMA = pa.schema(
     [

@@ -148,9 +148,7 @@ class EmbeddedS3:
         )
 
     def start(self) -> EmbeddedS3:
-        self._server = make_server(
-            "127.0.0.1", self._port, self._serve, threaded=True, request_handler=_QuietHandler
-        )
+        self._server = make_server("127.0.0.1", self._port, self._serve, threaded=True, request_handler=_QuietHandler)
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="embedded-s3", daemon=True
         )

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Deadlines are durations, and those belong to bench/. A failing example prints the blob that reproduces it.
-settings.register_profile(
-    "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

@@ -182,7 +182,8 @@ class CheckpointCoordinator:
         actions = self._dispatch(event, now)
         if not self._shut_down:
             actions += self._go_on(now)
-        return actions
+        # Last, because a runtime stops performing actions when it fails the job.
+        return sorted(actions, key=lambda action: isinstance(action, FailJob))
 
     def _dispatch(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
         match event:
@@ -210,8 +211,8 @@ class CheckpointCoordinator:
             case MetadataOutcomeUnknown(checkpoint_id, message):
                 reason = FailureReason.FINALIZE_CHECKPOINT_FAILURE
                 return self._finalize_failed(checkpoint_id, reason, message, now, discard=False)
-            case JobRestarting(finished):
-                return self._restart(finished, now)
+            case JobRestarting(finished, restored):
+                return self._restart(finished, restored, now)
             case Shutdown():
                 return self._shutdown(event, now)
         assert_never(event)
@@ -460,7 +461,9 @@ class CheckpointCoordinator:
                 actions.append(RequestFailed(request.request_id, reason, reason.value))
         return actions
 
-    def _restart(self, finished: Iterable[TaskId], now: float) -> list[CoordinatorAction]:
+    def _restart(
+        self, finished: Iterable[TaskId], restored: CompletedCheckpoint | None, now: float
+    ) -> list[CoordinatorAction]:
         if self.finalizing is not None:
             raise CheckpointStillFinalizing(
                 f"The job was told to restart while the metadata of checkpoint {self.finalizing} is being "
@@ -475,6 +478,9 @@ class CheckpointCoordinator:
         self._at_end.clear()
         self._served.clear()
         self._schedule = CheckpointSchedule(self.config)
+        if restored is not None and restored.checkpoint_id not in self._completed_ids:
+            self._completed_ids.add(restored.checkpoint_id)
+            actions += [DiscardCheckpoint(checkpoint) for checkpoint in self._completed.add(restored)]
         return actions
 
     def _shutdown(self, event: Shutdown, now: float) -> list[CoordinatorAction]:

@@ -119,9 +119,12 @@ class JobRestarting:
 
     Attributes:
         finished: the tasks that the checkpoint restored from records as finished.
+        restored: that checkpoint, needed only where the coordinator may not know it: after a
+            MetadataOutcomeUnknown the store may name one that was never reported as written.
     """
 
     finished: Set[TaskId] = frozenset()
+    restored: CompletedCheckpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,9 +102,7 @@ class ExecutionGraph:
         index: dict[str, int] = {}
         for number, vertex in enumerate(self.vertices):
             if vertex.name in index:
-                raise InvalidExecutionGraphError(
-                    f"Two vertices of the execution graph are called {vertex.name!r}."
-                )
+                raise InvalidExecutionGraphError(f"Two vertices of the execution graph are called {vertex.name!r}.")
             if vertex.parallelism < 1:
                 raise InvalidExecutionGraphError(
                     f"Vertex {vertex.name!r} has parallelism {vertex.parallelism}; expected at least 1."
@@ -181,9 +179,7 @@ def build_chains(pipeline: Pipeline, breaks: frozenset[str] = frozenset()) -> tu
         chains.setdefault(head[stage.name], []).append(stage.name)
     # Only a chain's first stage reads other chains, so the order of first stages is a topological order of
     # chains.
-    return tuple(
-        Chain(name, tuple(stages), pipeline.stage(name).instances) for name, stages in chains.items()
-    )
+    return tuple(Chain(name, tuple(stages), pipeline.stage(name).instances) for name, stages in chains.items())
 
 
 def may_join_upstream(pipeline: Pipeline, name: str) -> bool:
@@ -236,14 +232,10 @@ def _checked_layout(pipeline: Pipeline, chains: Sequence[Chain]) -> dict[str, st
     chain_of: dict[str, str] = {}
     for chain in chains:
         if not chain.stages or chain.name != chain.stages[0]:
-            raise ChainLayoutError(
-                f"Chain {chain.name!r} is not called after its first stage: {chain.stages}."
-            )
+            raise ChainLayoutError(f"Chain {chain.name!r} is not called after its first stage: {chain.stages}.")
         for number, name in enumerate(chain.stages):
             if name in chain_of:
-                raise ChainLayoutError(
-                    f"Stage {name!r} is in two chains: {chain_of[name]!r} and {chain.name!r}."
-                )
+                raise ChainLayoutError(f"Stage {name!r} is in two chains: {chain_of[name]!r} and {chain.name!r}.")
             chain_of[name] = chain.name
             stage = pipeline.stage(name)
             if stage.instances != chain.instances:
@@ -252,8 +244,7 @@ def _checked_layout(pipeline: Pipeline, chains: Sequence[Chain]) -> dict[str, st
                     f"{list(stage.instances)}; a restore with other instances needs a layout of its own."
                 )
             if number and (
-                pipeline.upstream(name) != (chain.stages[number - 1],)
-                or not may_join_upstream(pipeline, name)
+                pipeline.upstream(name) != (chain.stages[number - 1],) or not may_join_upstream(pipeline, name)
             ):
                 raise ChainLayoutError(
                     f"{stage.where} cannot follow {chain.stages[number - 1]!r} in chain {chain.name!r}: it "

@@ -46,9 +46,7 @@ class FunctionStage(Stage):
 
     def transform(self, context: StageContext, *args: Any, **inputs: Any) -> DataFrame:
         """Call the function, with `context` if it asks for it."""
-        frame: DataFrame = (
-            self.function(context=context, **inputs) if self._wants_context else self.function(**inputs)
-        )
+        frame: DataFrame = self.function(context=context, **inputs) if self._wants_context else self.function(**inputs)
         return frame
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -172,9 +170,7 @@ def bounded_source(
         ... def flights_history(context):
         ...     return context.spark.readStream.schema(FLIGHTS).parquet(HISTORY)
     """
-    return _source(
-        StageKind.BOUNDED_SOURCE, function, watermark, idle_after, instances, sink, event_time, name
-    )
+    return _source(StageKind.BOUNDED_SOURCE, function, watermark, idle_after, instances, sink, event_time, name)
 
 
 @overload
@@ -201,9 +197,7 @@ def unbounded_source(
     name: str | None = None,
 ) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
     """Make a source of a function that reads until it is stopped; arguments as of :func:`bounded_source`."""
-    return _source(
-        StageKind.UNBOUNDED_SOURCE, function, watermark, idle_after, instances, sink, event_time, name
-    )
+    return _source(StageKind.UNBOUNDED_SOURCE, function, watermark, idle_after, instances, sink, event_time, name)
 
 
 def _source(

@@ -180,9 +180,7 @@ class Pipeline:
 
 def _by_name(pipeline: str, stages: Sequence[object]) -> dict[str, Stage]:
     if not stages:
-        raise EmptyPipelineError(
-            f"Pipeline {pipeline!r} has no stages; it needs at least one source with a sink."
-        )
+        raise EmptyPipelineError(f"Pipeline {pipeline!r} has no stages; it needs at least one source with a sink.")
     by_name: dict[str, Stage] = {}
     for number, each in enumerate(stages):
         if not isinstance(each, Stage):

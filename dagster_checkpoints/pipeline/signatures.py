@@ -97,13 +97,9 @@ def _named(parameters: list[inspect.Parameter], where: str) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.name != "context"]
 
 
-def _with_options(
-    names: list[str], options: Mapping[str, StageInput], where: str
-) -> Mapping[str, StageInput]:
+def _with_options(names: list[str], options: Mapping[str, StageInput], where: str) -> Mapping[str, StageInput]:
     if not isinstance(options, Mapping):
-        raise InvalidStageInputError(
-            f'{where}: inputs={options!r}; expected {{"upstream_stage": StageInput(...)}}.'
-        )
+        raise InvalidStageInputError(f'{where}: inputs={options!r}; expected {{"upstream_stage": StageInput(...)}}.')
     for name, option in options.items():
         if name not in names:
             raise StageSignatureError(
@@ -112,7 +108,6 @@ def _with_options(
             )
         if not isinstance(option, StageInput):
             raise InvalidStageInputError(
-                f"{where}: inputs[{name!r}] is {option!r}; expected a StageInput, such as "
-                f'StageInput(mode="static").'
+                f'{where}: inputs[{name!r}] is {option!r}; expected a StageInput, such as StageInput(mode="static").'
             )
     return {name: options.get(name, StageInput()) for name in names}

@@ -412,9 +412,7 @@ class ChannelTask(Task):
             else:
                 ended = channel.ended
                 if not active:
-                    in_flight = tuple(
-                        channel.channel.elements_from(channel.taken_in)[: channel.scanned - channel.taken_in]
-                    )
+                    in_flight = tuple(channel.channel.elements_from(channel.taken_in)[: channel.scanned - channel.taken_in])
             channels.append(
                 PinnedChannel(
                     ChannelSnapshot(

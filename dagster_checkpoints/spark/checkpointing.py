@@ -147,5 +147,3 @@ class CheckpointWriter:
     def discard_states(self, checkpoint_id: int) -> None:
         """Delete what only an aborted checkpoint names."""
         self._storage.discard_states(checkpoint_id)
-
-

@@ -96,9 +96,7 @@ class Deployer:
         log: Where stages' `context.log` goes.
     """
 
-    def __init__(
-        self, pipeline: Pipeline, spark: SparkSession, storage: CheckpointStorage, log: logging.Logger
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, spark: SparkSession, storage: CheckpointStorage, log: logging.Logger) -> None:
         self._pipeline = pipeline
         self._spark = spark
         self._storage = storage
@@ -338,8 +336,7 @@ class _Attempt:
         inputs = []
         for name, how in head.inputs.items():
             channels = tuple(
-                InputChannel(c, how.mode == "static", c.base, c.base, c.base)
-                for c in self.wiring.into(head.name, index, name)
+                InputChannel(c, how.mode == "static", c.base, c.base, c.base) for c in self.wiring.into(head.name, index, name)
             )
             gate = None
             if how.mode == "stream":

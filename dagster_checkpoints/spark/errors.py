@@ -58,11 +58,14 @@ class RestoredSchemaError(DagsterCheckpointsError):
 
 
 def own_line(error: BaseException, *, inside: str | None) -> str:
-    """Where in the user's code an error was raised: `file:line, in function`, the innermost frame within `inside` if there is one."""
+    """Where in the user's code an error was raised: `file:line, in function: code`, the innermost frame within `inside`."""
     frames = traceback.extract_tb(_traceback(error))
     within = [frame for frame in frames if inside is not None and frame.filename == inside]
-    frame = (within or frames or [None])[-1]
-    return "unknown" if frame is None else f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
+    chosen = within or list(frames)
+    if not chosen:
+        return "unknown"
+    frame = chosen[-1]
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
 
 
 def _traceback(error: BaseException) -> TracebackType | None:

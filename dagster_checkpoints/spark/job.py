@@ -215,6 +215,13 @@ class JobExecution:
         """Ask for a checkpoint now."""
         self._queue.put(_AskCheckpoint(request_id))
 
+    def rows(self) -> Mapping[str, int]:
+        """Rows that each stage has emitted since the job began (0 for a stage inside a chain); empty before the start."""
+        run = self._run
+        if run is None or run.deployment is None:
+            return {}
+        return {stage.name: self._stage_rows(run, stage.name) for stage in self.pipeline.stages}
+
     # The job
 
     def run(self) -> JobResult:
@@ -283,9 +290,7 @@ class JobExecution:
             uploads.shutdown(wait=True, cancel_futures=True)
             io.shutdown(wait=True)
 
-    def _one_attempt(
-        self, run: _Run, deployment: Deployment, restored: Restored | None, attempt: int
-    ) -> BaseException | None:
+    def _one_attempt(self, run: _Run, deployment: Deployment, restored: Restored | None, attempt: int) -> BaseException | None:
         """Run one deployment. Returns None when every task has finished, else what ended it; its tasks are stopped."""
         run.attempt, run.deployment = attempt, deployment
         run.finished = set(deployment.finished)
@@ -357,7 +362,8 @@ class JobExecution:
                     if task in tasks:
                         tasks[task].send(CheckpointIsAborted(checkpoint_id))
             case DiscardStates(checkpoint_id):
-                run.io.submit(self._quietly, lambda: run.writer.discard_states(checkpoint_id))
+                discarded = checkpoint_id
+                run.io.submit(self._quietly, lambda: run.writer.discard_states(discarded))
             case DiscardCheckpoint(completed):
                 run.io.submit(self._quietly, lambda: run.writer.delete(completed))
             case CheckpointCompleted(completed):
@@ -578,7 +584,6 @@ class JobExecution:
         run = self._run
         latest = run.coordinator.latest_completed if run else None
         finished = tuple(s.name for s in self.pipeline.stages if run and s.name in run.announced)
-        rows = {s.name: self._stage_rows(run, s.name) for s in self.pipeline.stages} if run and run.deployment else {}
         return JobResult(
             status=status,
             error=error,
@@ -586,7 +591,7 @@ class JobExecution:
             last_checkpoint_id=latest.checkpoint_id if latest else None,
             last_checkpoint_location=latest.location if latest else None,
             finished_stages=finished,
-            rows=rows,
+            rows=self.rows(),
         )
 
 

@@ -8,11 +8,13 @@ Source: Flink's `OperatorStateStore`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from dagster_checkpoints.state import OperatorState
+
+ListKind = Literal["list", "union"]
 
 
 class ListValues:
@@ -57,7 +59,7 @@ class OperatorStateStore:
     """All operator state of one instance of one stage, by kind and name."""
 
     def __init__(self, restored: Iterable[OperatorState] = ()) -> None:
-        self._lists: dict[tuple[str, str], ListValues] = {}
+        self._lists: dict[tuple[ListKind, str], ListValues] = {}
         self._broadcasts: dict[str, BroadcastValues] = {}
         for state in restored:
             items = [msgspec.json.decode(item) for item in state.items]
@@ -93,5 +95,5 @@ class OperatorStateStore:
         ]
         return (*lists, *broadcasts)
 
-    def _list(self, kind: str, name: str) -> ListValues:
+    def _list(self, kind: ListKind, name: str) -> ListValues:
         return self._lists.setdefault((kind, name), ListValues())

@@ -59,9 +59,7 @@ class TaskOutput:
     def channels(self) -> tuple[Channel, ...]:
         return tuple(channel for edge in self._edges for channel in edge.channels)
 
-    def write(
-        self, batch: DataFrame, batch_id: int, process: Callable[[SegmentFiles], DataFrame | None] | None = None
-    ) -> int:
+    def write(self, batch: DataFrame, batch_id: int, process: Callable[[SegmentFiles], DataFrame | None] | None = None) -> int:
         """Evaluate a micro-batch and emit it. Returns the number of rows emitted.
 
         Args:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
@@ -22,9 +22,6 @@ from dagster_checkpoints.spark.errors import (
     own_line,
 )
 from dagster_checkpoints.spark.inputs import nullable
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 STATE_WRITER = "StateStoreWriter"
 
@@ -53,7 +50,6 @@ class StageCall:
 
     stage: Stage
     context: StageContext
-
 
 
 class RefusedAtStage(Exception):
@@ -187,9 +183,7 @@ def _call(call: StageCall, arguments: Mapping[str, DataFrame]) -> DataFrame:
 
 def _failed(call: StageCall, error: Exception, what: str) -> StageFailedError:
     line = own_line(error, inside=call.stage.location.file)
-    return StageFailedError(
-        call.stage.name, call.context.instance, f"{what}{type(error).__name__}: {error}\n  at {line}"
-    )
+    return StageFailedError(call.stage.name, call.context.instance, f"{what}{type(error).__name__}: {error}\n  at {line}")
 
 
 def _check_uses_inputs(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> None:
@@ -232,7 +226,9 @@ def _check_event_time(call: StageCall, frame: DataFrame, column: str) -> None:
         nested = [name for name, k in kinds.items() if isinstance(k, StructType)]
         found = f"no column {column!r} among {', '.join(kinds)}"
         advice = (
-            f"select F.window_time({nested[0]!r}).alias({column!r})" if nested else "keep the column, or name another with event_time="
+            f"select F.window_time({nested[0]!r}).alias({column!r})"
+            if nested
+            else "keep the column, or name another with event_time="
         )
     else:
         found = f"{column!r} of type {kind.simpleString()}"

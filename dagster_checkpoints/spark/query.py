@@ -19,7 +19,7 @@ from dagster_checkpoints.spark.query_log import QueryLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 COMMIT_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.002
@@ -146,7 +146,7 @@ class TaskQuery:
         """The executed plan of the newest batch (a JVM object), or None."""
         if self._query is None:
             return None
-        stream = self._query._jsq  # type: ignore[attr-defined]  # no public way leads to the operators' watermarks
+        stream = self._query._jsq  # no public way leads to the operators' watermarks
         if "StreamingQueryWrapper" in stream.getClass().getSimpleName():
             stream = stream.streamingQuery()
         execution = stream.lastExecution()

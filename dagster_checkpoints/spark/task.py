@@ -147,9 +147,7 @@ class Task(ABC):
         self.output = parts.output
         self.plan = parts.plan
         self.lifecycle = TaskLifecycle(parts.checkpointing)
-        self.query = TaskQuery(
-            parts.folder / "checkpoint", str(parts.id), self._on_batch, self.output.wait_for_consumers
-        )
+        self.query = TaskQuery(parts.folder / "checkpoint", str(parts.id), self._on_batch, self.output.wait_for_consumers)
         self.output_watermark: int | None = parts.restored.watermark if parts.restored else None
         self.rows_before = self._restored_rows()
         self.error: BaseException | None = None
@@ -264,10 +262,10 @@ class Task(ABC):
     def triggered(self, barrier: CheckpointBarrier) -> None:
         """The coordinator starts a checkpoint in this task."""
 
-    def aborted(self, checkpoint_id: int) -> None:
+    def aborted(self, checkpoint_id: int) -> None:  # noqa: B027 - not every task has something to do
         """The coordinator has given a checkpoint up."""
 
-    def end_input_asked(self) -> None:
+    def end_input_asked(self) -> None:  # noqa: B027
         """Somebody asks a source to end."""
 
     @abstractmethod
@@ -300,10 +298,10 @@ class Task(ABC):
         self.after_emit(rows)
         self._observe_operators(batch_id)
 
-    def before_emit(self, batch_id: int) -> None:
+    def before_emit(self, batch_id: int) -> None:  # noqa: B027
         """Before a batch's records are emitted; under the query lock."""
 
-    def after_emit(self, rows: int) -> None:
+    def after_emit(self, rows: int) -> None:  # noqa: B027
         """After a batch's records were emitted; under the query lock."""
 
     def _process(self, batch: DataFrame, batch_id: int) -> Callable[[SegmentFiles], DataFrame | None] | None:

@@ -89,9 +89,7 @@ class SnapshotUploader:
         report: Receives `Acknowledged` or `Declined`.
     """
 
-    def __init__(
-        self, storage: CheckpointStorage, pool: Executor, report: Callable[[Acknowledged | Declined], None]
-    ) -> None:
+    def __init__(self, storage: CheckpointStorage, pool: Executor, report: Callable[[Acknowledged | Declined], None]) -> None:
         self._storage = storage
         self._pool = pool
         self._report = report
@@ -110,9 +108,7 @@ class SnapshotUploader:
             message = f"{type(error).__name__}: {error}"
             self._report(Declined(task, checkpoint_id, FailureReason.CHECKPOINT_ASYNC_EXCEPTION, message))
         else:
-            measured = replace(
-                statistics, async_seconds=time.monotonic() - started, new_bytes=new_bytes, total_bytes=total_bytes
-            )
+            measured = replace(statistics, async_seconds=time.monotonic() - started, new_bytes=new_bytes, total_bytes=total_bytes)
             self._report(Acknowledged(task, checkpoint_id, snapshot, measured))
         finally:
             pinned.release()
@@ -133,9 +129,7 @@ class SnapshotUploader:
 
         def segment_of(segment: SegmentFiles) -> Segment:
             # The name says what the bytes are: the same segment restored twice is the same file.
-            files = tuple(
-                state_file(str(file), f"segments/{stored[str(file)].sha256}.parquet") for file in segment.files
-            )
+            files = tuple(state_file(str(file), f"segments/{stored[str(file)].sha256}.parquet") for file in segment.files)
             return Segment(files=files, rows=segment.rows)
 
         query = None

@@ -146,9 +146,7 @@ def restored_segment(segment: Segment, root: Path) -> SegmentFiles:
     return restored
 
 
-def _element(
-    element: ChannelElement, root: Path
-) -> Records | WatermarkAt | WatermarkStatus | EndOfData | EndOfPartition:
+def _element(element: ChannelElement, root: Path) -> Records | WatermarkAt | WatermarkStatus | EndOfData | EndOfPartition:
     match element:
         case Segment():
             return Records(restored_segment(element, root))

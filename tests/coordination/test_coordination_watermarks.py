@@ -180,3 +180,14 @@ def test_a_restore_goes_on_where_the_snapshot_was_taken(history: list[str], cut:
     assert restored.watermark == valve.watermark
     for text in history[cut:]:
         assert step(valve, text) == step(restored, text)
+
+
+def test_a_restored_channel_that_lags_behind_is_left_out_until_it_has_caught_up() -> None:
+    lagging = ValveState(10, {"a": ChannelWatermark(12), "b": ChannelWatermark(4)})
+    valve = WatermarkValve("ab")
+    valve.restore(lagging)
+    assert valve.watermark == 12
+    assert valve.advance("a", 14) == 14
+    assert valve.advance("b", 14) is None
+    assert valve.advance("a", 20) is None
+    assert valve.advance("b", 16) == 16

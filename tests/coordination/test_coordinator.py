@@ -393,6 +393,14 @@ def test_a_periodic_checkpoint_waits_for_a_slot_and_only_one_waits(graph_of: Gra
     assert triggered(job.complete(2)) == []
 
 
+def test_intervals_that_were_missed_are_not_made_up_for(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.now = 45
+    assert triggered(job.do(Tick())) == [(1, A)]
+    job.complete(1)
+    assert job.coordinator.next_deadline() == 50
+
+
 def test_max_concurrent_and_forced_savepoints(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), max_concurrent=2)
     assert [triggered(job.do(CheckpointRequested(f"c{i}"))) for i in range(3)] == [[(1, A)], [(2, A)], []]
@@ -450,6 +458,15 @@ def test_a_completed_checkpoint_subsumes_older_pending_ones_except_savepoints(gr
     assert pick(job.complete(2), RequestCompleted)[0].request_id == "2"
 
 
+def test_a_completed_savepoint_subsumes_nothing(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.do(CheckpointRequested("s", SAVEPOINT))
+    assert failed(job.complete(2)) == []
+    assert job.coordinator.pending_ids == (1,)
+    assert job.coordinator.completed == ()
+
+
 def test_metadata_is_written_one_at_a_time(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), max_concurrent=3)
     for request in "123":
@@ -505,6 +522,17 @@ def test_a_completed_checkpoint_resets_the_count(graph_of: Graphs) -> None:
     job.do(Declined(A, job.checkpoint()))
     job.complete(job.checkpoint())
     assert pick(job.do(Declined(A, job.checkpoint())), FailJob) == []
+
+
+def test_failing_the_job_is_the_last_action(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_concurrent=2)
+    job.checkpoint()
+    job.do(CheckpointRequested("s", SAVEPOINT))
+    job.ack(1)
+    job.ack(2)
+    actions = job.do(MetadataWriteFailed(1))
+    assert [type(action) for action in actions[-2:]] == [WriteMetadata, FailJob]
+    assert len(pick(actions, DiscardStates)) == 1
 
 
 def test_a_savepoints_failure_does_not_count(graph_of: Graphs) -> None:
@@ -740,6 +768,20 @@ def test_no_restart_before_the_outcome_of_a_write_is_known(graph_of: Graphs) -> 
     job.do(MetadataOutcomeUnknown(1))
     assert job.coordinator.finalizing is None
     job.do(JobRestarting())
+
+
+def test_a_restart_from_a_checkpoint_of_unknown_outcome_retains_it(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=1)
+    job.checkpoint()
+    job.complete(1)
+    job.checkpoint()
+    job.ack(2)
+    job.do(MetadataOutcomeUnknown(2))
+    found = CompletedCheckpoint(2, "it had landed", finished=frozenset({A}))
+    actions = job.do(JobRestarting(found.finished, restored=found))
+    assert [a.checkpoint.checkpoint_id for a in pick(actions, DiscardCheckpoint)] == [1]
+    assert job.coordinator.latest_completed == found
+    assert pick(job.do(JobRestarting(found.finished, restored=found)), DiscardCheckpoint) == []
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,7 @@ def test_a_feed_that_is_stopped_goes_on_with_the_first_day_that_is_missing(data:
 def test_stopping_does_not_wait_for_the_next_day(data: FlightsData) -> None:
     stop = threading.Event()
     result: list[bool] = []
-    feeder = threading.Thread(
-        target=lambda: result.append(feed(data, seconds_per_day=3600, stop=stop)), daemon=True
-    )
+    feeder = threading.Thread(target=lambda: result.append(feed(data, seconds_per_day=3600, stop=stop)), daemon=True)
     feeder.start()
     stop.set()
     feeder.join(timeout=30)

@@ -21,9 +21,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FlightsData:
 
 
 def inodes(root: Path) -> dict[str, int]:
-    return {
-        str(path): path.stat().st_ino for path in root.rglob("*") if path.is_file() and path.name != ".lock"
-    }
+    return {str(path): path.stat().st_ino for path in root.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 def test_every_flight_is_there_once(data: FlightsData) -> None:
@@ -55,18 +53,12 @@ def test_the_order_of_modification_times_is_the_order_of_event_time(data: Flight
 
 
 def test_the_live_directories_wait_empty(data: FlightsData) -> None:
-    assert {path.name: list(path.iterdir()) for path in data.live.iterdir()} == {
-        name: [] for name in AIRPORTS
-    }
+    assert {path.name: list(path.iterdir()) for path in data.live.iterdir()} == {name: [] for name in AIRPORTS}
 
 
-def test_the_files_have_the_columns_that_the_pipeline_declares(
-    spark: SparkSession, data: FlightsData
-) -> None:
+def test_the_files_have_the_columns_that_the_pipeline_declares(spark: SparkSession, data: FlightsData) -> None:
     def columns(schema: str) -> dict[str, str]:
-        return {
-            field.name: field.dataType.simpleString() for field in spark.createDataFrame([], schema).schema
-        }
+        return {field.name: field.dataType.simpleString() for field in spark.createDataFrame([], schema).schema}
 
     for path, schema in [
         (data.history, FLIGHTS),
@@ -78,9 +70,7 @@ def test_the_files_have_the_columns_that_the_pipeline_declares(
 
 
 def test_event_time_is_the_scheduled_departure_in_utc(spark: SparkSession, data: FlightsData) -> None:
-    first = (
-        spark.read.schema(FLIGHTS).parquet(str(data.history / "2013-01-01.parquet")).where("flight = 1545")
-    )
+    first = spark.read.schema(FLIGHTS).parquet(str(data.history / "2013-01-01.parquet")).where("flight = 1545")
     assert first.selectExpr("cast(ts AS string)", "origin", "dep_delay").collect() == [
         ("2013-01-01 10:15:00", "EWR", 2.0)
     ]

@@ -68,9 +68,7 @@ def departures(spark: SparkSession, data: FlightsData, here: None) -> DataFrame:
     return joined
 
 
-def test_a_departure_is_neither_lost_nor_doubled_by_the_joins(
-    departures: DataFrame, data: FlightsData
-) -> None:
+def test_a_departure_is_neither_lost_nor_doubled_by_the_joins(departures: DataFrame, data: FlightsData) -> None:
     days = {tuple(map(int, day.split("-"))) for day in HISTORY + LIVE}
     raw = pd.read_csv(package_data() / "flights.csv.zip", usecols=["year", "month", "day"])
     assert departures.count() == sum(day in days for day in raw.itertuples(index=False, name=None))
@@ -137,9 +135,7 @@ def test_a_window_carries_the_watermark_in_its_event_time(spark: SparkSession, h
     assert ts.metadata["spark.watermarkDelayMs"] == 3_600_000
 
 
-def test_an_instance_of_the_live_feed_reads_its_own_airport(
-    spark: SparkSession, here: None, tmp_path: Path
-) -> None:
+def test_an_instance_of_the_live_feed_reads_its_own_airport(spark: SparkSession, here: None, tmp_path: Path) -> None:
     stream = flights.flights_live(context(spark, "LGA"))
     query = (
         stream.writeStream.format("memory")

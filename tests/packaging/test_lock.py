@@ -15,9 +15,7 @@ ENTRIES = [entry.replace("\\\n", " ").split() for entry in re.split(r"\n(?=\S)",
 
 
 def locked() -> list[Requirement]:
-    return [
-        Requirement(" ".join(word for word in entry if not word.startswith("--hash="))) for entry in ENTRIES
-    ]
+    return [Requirement(" ".join(word for word in entry if not word.startswith("--hash="))) for entry in ENTRIES]
 
 
 def test_every_entry_has_one_version_and_a_sha256() -> None:
@@ -30,9 +28,7 @@ def test_every_entry_has_one_version_and_a_sha256() -> None:
 
 def test_the_lock_names_no_index_and_no_place() -> None:
     assert "://" not in LOCK
-    assert not re.search(
-        r"^\s*(-i|-f|--(extra-)?index-url|--find-links|--trusted-host)\b", LOCK, re.MULTILINE
-    )
+    assert not re.search(r"^\s*(-i|-f|--(extra-)?index-url|--find-links|--trusted-host)\b", LOCK, re.MULTILINE)
 
 
 def test_everything_pyproject_asks_for_is_locked_in_a_version_it_allows() -> None:

@@ -273,9 +273,7 @@ def rows(draw: st.DrawFn) -> str:
         sorts = draw(st.lists(st.sampled_from(["", "", "", "*", "="]), min_size=2, max_size=2))
         inputs = ",".join(sort + f"s{each}" for sort, each in zip(sorts, sorted(reads), strict=False))
         words.append(
-            f"s{number}{mark}/{count}"
-            + (f"({inputs})" if inputs else "")
-            + draw(st.sampled_from(["", "", "$"]))
+            f"s{number}{mark}/{count}" + (f"({inputs})" if inputs else "") + draw(st.sampled_from(["", "", "$"]))
         )
     return " ".join(words)
 

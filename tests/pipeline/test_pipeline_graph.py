@@ -53,9 +53,7 @@ class Reads(Stage):
         return None
 
 
-def source(
-    name: str, watermark: tuple[str, str] | None = None, bounded: bool = True, **options: Any
-) -> Stage:
+def source(name: str, watermark: tuple[str, str] | None = None, bounded: bool = True, **options: Any) -> Stage:
     kind = StageKind.BOUNDED_SOURCE if bounded else StageKind.UNBOUNDED_SOURCE
     return Reads(name, kind=kind, watermark=watermark, **options)
 
@@ -89,9 +87,7 @@ def test_the_flights_pipeline_of_the_design() -> None:
 
     flights = Pipeline("flights", [flights_history, flights_live, airlines, departures, hourly_delays])
 
-    assert names(flights.stages) == [
-        *("flights_history", "flights_live", "airlines", "departures", "hourly_delays")
-    ]
+    assert names(flights.stages) == [*("flights_history", "flights_live", "airlines", "departures", "hourly_delays")]
     assert flights.stage("departures") is departures
     assert flights.upstream("departures") == ("flights_history", "flights_live", "airlines")
     assert flights.downstream("airlines") == ("departures",)
@@ -175,9 +171,7 @@ def test_the_pattern_of_an_edge(
         ({"table": STATIC}, True),
     ],
 )
-def test_a_derived_stage_is_bounded_when_all_its_inputs_are(
-    inputs: dict[str, StageInput], bounded: bool
-) -> None:
+def test_a_derived_stage_is_bounded_when_all_its_inputs_are(inputs: dict[str, StageInput], bounded: bool) -> None:
     pipeline = Pipeline(
         "p",
         [
@@ -231,9 +225,7 @@ def test_lateness_of_zero_is_a_watermark() -> None:
     assert (pipeline.event_time_lateness_ms("b"), pipeline.carries_watermark("b")) == (0, True)
 
 
-@pytest.mark.parametrize(
-    "ask", ["stage", "upstream", "downstream", "is_bounded", "event_time", "carries_watermark"]
-)
+@pytest.mark.parametrize("ask", ["stage", "upstream", "downstream", "is_bounded", "event_time", "carries_watermark"])
 def test_asking_for_a_stage_that_is_not_there(ask: str) -> None:
     pipeline = Pipeline("p", [source("departures", sink=1)])
     with pytest.raises(UnknownStageError, match=r"no stage 'departure'\. Did you mean 'departures'"):
@@ -272,9 +264,7 @@ WRONG: list[tuple[str, Definition, type[PipelineDefinitionError], list[str]]] = 
     ),
     (
         "cycle",
-        lambda: Pipeline(
-            "p", [source("s"), derived("a", "s", "c"), derived("b", "a"), derived("c", "b", sink=1)]
-        ),
+        lambda: Pipeline("p", [source("s"), derived("a", "s", "c"), derived("b", "a"), derived("c", "b", sink=1)]),
         StageCycleError,
         ["a -> b -> c -> a"],
     ),
@@ -308,9 +298,7 @@ WRONG: list[tuple[str, Definition, type[PipelineDefinitionError], list[str]]] = 
     ),
     (
         "instances",
-        lambda: Pipeline(
-            "p", [source("a", instances=AIRPORTS), derived("b", "a", instances=LETTERS, sink=1)]
-        ),
+        lambda: Pipeline("p", [source("a", instances=AIRPORTS), derived("b", "a", instances=LETTERS, sink=1)]),
         InstancesMismatchError,
         ["'EWR' into 'a'", "StageInput(key=...)"],
     ),
@@ -362,12 +350,8 @@ WRONG: list[tuple[str, Definition, type[PipelineDefinitionError], list[str]]] = 
 ]
 
 
-@pytest.mark.parametrize(
-    ("define", "error", "says"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG]
-)
-def test_a_wrong_pipeline_is_refused(
-    define: Definition, error: type[PipelineDefinitionError], says: list[str]
-) -> None:
+@pytest.mark.parametrize(("define", "error", "says"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
+def test_a_wrong_pipeline_is_refused(define: Definition, error: type[PipelineDefinitionError], says: list[str]) -> None:
     with pytest.raises(error) as caught:
         define()
     assert [part for part in says if part not in str(caught.value)] == [], str(caught.value)
@@ -414,9 +398,7 @@ def test_any_acyclic_graph_in_any_order_is_sorted(stages: list[Stage]) -> None:
     assert all(position[edge.source] < position[edge.target] for edge in pipeline.edges)
     for each in pipeline.stages:
         if each.kind is StageKind.DERIVED:
-            assert pipeline.is_bounded(each.name) == all(
-                map(pipeline.is_bounded, pipeline.upstream(each.name))
-            )
+            assert pipeline.is_bounded(each.name) == all(map(pipeline.is_bounded, pipeline.upstream(each.name)))
 
 
 @given(acyclic(), st.data())

@@ -73,9 +73,7 @@ def test_decorators_take_the_options() -> None:
     @unbounded_source(watermark=("ts", "1 hour"), idle_after=30, instances=["EWR", "JFK"], name="live")
     def anything(context: StageContext) -> None: ...
 
-    @stage(
-        inputs={"airlines": STATIC}, sink=sink, instances=["a"], event_time="window_end", output_mode="update"
-    )
+    @stage(inputs={"airlines": STATIC}, sink=sink, instances=["a"], event_time="window_end", output_mode="update")
     def departures(live: object, airlines: object) -> None: ...
 
     assert (anything.name, anything.instances, anything.parallelism) == ("live", ("EWR", "JFK"), 2)
@@ -374,9 +372,7 @@ REFUSED: list[tuple[str, Callable[[], object], type[PipelineDefinitionError], st
 ]
 
 
-@pytest.mark.parametrize(
-    ("define", "error", "says"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
-)
+@pytest.mark.parametrize(("define", "error", "says"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
 def test_a_wrong_stage_is_refused_where_it_is_written(
     define: Callable[[], object], error: type[PipelineDefinitionError], says: str
 ) -> None:
@@ -476,9 +472,7 @@ UNITS: dict[str, Fraction | int] = {
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.sampled_from(sorted(UNITS)), st.booleans()), min_size=1))
 def test_an_interval_is_the_sum_of_its_terms(terms: list[tuple[int, str, bool]]) -> None:
     text = " ".join(f"{number} {unit}{'s' if plural else ''}" for number, unit, plural in terms)
-    assert interval_ms(text) == sum(
-        (number * UNITS[unit] * 1000 for number, unit, _ in terms), start=Fraction(0)
-    )
+    assert interval_ms(text) == sum((number * UNITS[unit] * 1000 for number, unit, _ in terms), start=Fraction(0))
 
 
 @pytest.mark.parametrize("idle_after", [0, -1, float("inf"), float("nan"), "10", True])

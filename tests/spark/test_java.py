@@ -37,9 +37,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", ["17.0.15", "21", "21.0.8"])
-def test_a_suitable_java_home_is_honoured(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+def test_a_suitable_java_home_is_honoured(machine: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     home = make_java(machine / "jdk", version)
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert find_java_home() == str(home)
@@ -52,9 +50,7 @@ def test_java_home_comes_before_the_path(machine: Path, monkeypatch: pytest.Monk
     assert find_java_home() == str(home)
 
 
-def test_an_unsuitable_java_home_is_passed_over_for_the_path(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unsuitable_java_home_is_passed_over_for_the_path(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(make_java(machine / "old", "1.8.0_401")))
     suitable = make_java(machine / "jdk", "17.0.1")
     (machine / "path" / "java").symlink_to(suitable / "bin" / "java")
@@ -80,9 +76,7 @@ def test_an_unsuitable_java_on_the_path_is_passed_over_for_the_packaged_one(
     assert (home / "release").resolve() == packaged / "release"
 
 
-def test_nothing_found_says_what_was_looked_for_and_what_to_do(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_found_says_what_was_looked_for_and_what_to_do(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = make_java(machine / "old", "1.8.0_401")
     monkeypatch.setenv("JAVA_HOME", str(old))
     (machine / "path" / "java").symlink_to(make_java(machine / "new", "25") / "bin" / "java")
@@ -178,9 +172,7 @@ def test_spark_runs_on_the_packaged_java_of_a_machine_that_has_none(tmp_path: Pa
         found = next((p for p in (Path("/bin") / name, Path("/usr/bin") / name) if p.exists()), None)
         if found is not None:
             (programs / name).symlink_to(found)
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")
-    }
+    environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
     environment |= {"PATH": str(programs), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     result = subprocess.run(
