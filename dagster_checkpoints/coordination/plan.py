@@ -76,6 +76,9 @@ class TaskSet(Set[TaskId]):
             return False
         return 0 <= index < len(mask) and mask[index] == _MEMBER
 
+    def __eq__(self, other: object) -> bool:
+        return Set.__eq__(self, other)
+
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:

@@ -113,7 +113,8 @@ class ExponentialDelayRestart:
             self._in_a_row = 0
         if self.attempts is not None and self._in_a_row >= self.attempts:
             return GiveUp(
-                f"the job failed {self._in_a_row + 1} times in a row (exponential delay, attempts={self.attempts})"
+                f"the job failed {self._in_a_row + 1} times in a row "
+                f"(exponential delay, attempts={self.attempts})"
             )
         try:
             delay = min(self.maximum, self.initial * self.multiplier**self._in_a_row)

@@ -93,8 +93,9 @@ def described(row: str) -> tuple[PipelineOf, CheckpointMetadata]:
     return pipeline, CheckpointMetadata("p", 7, stages=tuple(recorded.values()), chains=chains)
 
 
-def restore(row: str, **options: bool) -> RestorePlan:
-    return validate_restore(*described(row), **options)
+def restore(row: str, allow_non_restored_state: bool = False) -> RestorePlan:
+    pipeline, metadata = described(row)
+    return validate_restore(pipeline, metadata, allow_non_restored_state)
 
 
 @pytest.mark.parametrize(
