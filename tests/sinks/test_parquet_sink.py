@@ -198,9 +198,7 @@ def test_recovery_commits_what_the_checkpoint_holds_and_aborts_the_rest(path: Pa
 
 
 @pytest.mark.parametrize("crash", ["before the rename", "after the rename"])
-def test_a_crash_around_the_commit_is_made_good(
-    path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch, crash: str
-) -> None:
+def test_a_crash_around_the_commit_is_made_good(path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch, crash: str) -> None:
     sink = _opened(path)
     sink.write(BATCH, [segment(1)], 0)
     transaction = _checkpoint(sink, 1)
@@ -218,6 +216,23 @@ def test_a_crash_around_the_commit_is_made_good(
     _opened(path, attempt="a2").recover([transaction])
     assert _rows(path) == [1]
     assert _staged(path) == []
+
+
+def test_two_that_commit_the_same_transaction_at_the_same_moment(
+    path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = _opened(path)
+    sink.write(BATCH, [segment(1)], 0)
+    transaction = _checkpoint(sink, 1)
+    rename = os.rename
+
+    def overtaken(source: Path, target: Path) -> None:
+        rename(source, target)  # somebody else's
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", overtaken)
+    sink.commit(transaction)
+    assert _rows(path) == [1]
 
 
 def test_a_crash_between_link_and_pre_commit_loses_only_what_is_read_again(
@@ -312,9 +327,7 @@ def test_a_new_start_keeps_its_own_rows_and_foreign_files(path: Path, segment: A
     }  # fmt: skip
 
 
-def test_a_new_start_that_crashed_half_way_is_completed(
-    path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_start_that_crashed_half_way_is_completed(path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = _opened(path, "overwrite")
     for number in range(4):
         sink.write(BATCH, [segment(number)], number)
