@@ -158,6 +158,8 @@ class ChannelTask(Task):
         if not plan.streaming:
             return  # only static inputs: one evaluation, see `step`
         self._publish_gates()
+        if plan.own_watermark:
+            self.catch_up_watermark()
         self.start_query()
 
     def step(self) -> None:

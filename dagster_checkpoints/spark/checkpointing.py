@@ -131,8 +131,13 @@ class CheckpointWriter:
         )
 
     def latest(self, pipeline: Pipeline, allow_non_restored_state: bool) -> Restored | None:
-        """The newest completed checkpoint of this job, as storage has it; None before the first."""
+        """The newest completed checkpoint of this job, as storage has it; None before the first.
+
+        Raises:
+            StorageError: Storage cannot be asked, or another run owns the pipeline.
+        """
         assert self._storage.ownership is not None
+        self._storage.ownership.renew()  # after an unknown outcome this learns which write has landed
         newest = self._storage.ownership.newest
         if newest is None:
             return None

@@ -7,7 +7,7 @@ must not know the coordinator's rules, nor start anything.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,9 +94,18 @@ class Deployer:
 
     Args:
         log: Where stages' `context.log` goes.
+        check_canceled: Raises if the job was cancelled; asked between two tasks.
     """
 
-    def __init__(self, pipeline: Pipeline, spark: SparkSession, storage: CheckpointStorage, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        storage: CheckpointStorage,
+        log: logging.Logger,
+        check_canceled: Callable[[], None],
+    ) -> None:
+        self._check_canceled = check_canceled
         self._pipeline = pipeline
         self._spark = spark
         self._storage = storage
@@ -116,7 +125,7 @@ class Deployer:
             chains = self._chains(restored)
             attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, settings, restored, chains)
             try:
-                return attempt.build(uploader, report)
+                return attempt.build(uploader, report, self._check_canceled)
             except plans.RefusedAtStage as refused:
                 if restored is not None:
                     raise PlanRefusedError(
@@ -165,10 +174,11 @@ class _Attempt:
         self.wiring = Wiring(pipeline, self.chains, settings.folder, snapshots, self.deployment.finished)
         self._opened: list[StageInstance] = []
 
-    def build(self, uploader: SnapshotUploader, report: Report) -> Deployment:
+    def build(self, uploader: SnapshotUploader, report: Report, check_canceled: Callable[[], None]) -> Deployment:
         try:
             for chain in self.chains:
                 for index in range(len(chain.instances)):
+                    check_canceled()
                     task = TaskId(chain.name, index)
                     if task not in self.deployment.finished:
                         self.deployment.tasks[task] = self._task(chain, index, uploader, report)

@@ -12,6 +12,7 @@ import os
 import queue
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -183,8 +184,10 @@ class JobExecution:
         self._session = session
         self._on_event = on_event
         self._selection = selection
+        self._strategy = options.restart.fresh()
         self._log = log or logging.getLogger("dagster_checkpoints")
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._cancel_asked = threading.Event()
         self._run: _Run | None = None
         self._job_id = 0
         self._start: StartPoint | None = None
@@ -194,6 +197,7 @@ class JobExecution:
 
     def cancel(self) -> None:
         """End the job CANCELED as soon as possible; its checkpoints are kept."""
+        self._cancel_asked.set()
         self._queue.put(_Cancel())
 
     def drain(self) -> None:
@@ -256,13 +260,15 @@ class JobExecution:
         io = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-io")
         status: JobStatus = "FAILED"
         try:
+            if start.sweep:
+                io.submit(self._quietly, self.storage.delete_unreferenced)
             spark = self._session()
             writer = CheckpointWriter(self.pipeline, self.storage, self._job_id, self.run_id, spark.version)
             coordinator = None
             restored = start.restored
             while True:
                 settings = self._attempt_settings()
-                deployer = self._run.deployer if self._run else Deployer(self.pipeline, spark, self.storage, self._log)
+                deployer = self._run.deployer if self._run else self._deployer(spark)
                 attempt = settings.number
                 uploader = SnapshotUploader(self.storage, uploads, lambda e, a=attempt: self._report(a, e))  # type: ignore[misc]
                 deployment = deployer.deploy(settings, restored, uploader, lambda e, a=attempt: self._report(a, e))  # type: ignore[misc]
@@ -372,7 +378,7 @@ class JobExecution:
                 self._on_event(events.CheckpointNotDone(checkpoint_id, reason.name, message))
             case FailJob(reason, message):
                 raise JobFailedError(
-                    f"Pipeline {self.pipeline.name!r} fails: {message} ({reason.name}). More consecutive checkpoints failed "
+                    f"Pipeline {self.pipeline.name!r}: {message} ({reason.name}). More consecutive checkpoints failed "
                     f"than tolerable_failed_checkpoints={self.options.checkpoints.tolerable_failed_checkpoints} allows."
                 )
             case _:
@@ -425,10 +431,10 @@ class JobExecution:
 
     def _restart(self, run: _Run, error: BaseException) -> BaseException | None:
         """After a failed attempt: wait as the strategy says. Returns the error if there is no other attempt."""
-        if isinstance(error, _Canceled | StorageError | JobFailedError):
+        if isinstance(error, _Canceled | StorageError):
             return error
         cause = error.cause if isinstance(error, TaskFailure) else error
-        decision = self.options.restart.on_failure(time.monotonic())
+        decision = self._strategy.on_failure(time.monotonic())
         if isinstance(decision, GiveUp):
             failed = JobFailedError(f"Pipeline {self.pipeline.name!r} failed, and {decision.reason}. {cause}")
             failed.__cause__ = cause
@@ -436,6 +442,7 @@ class JobExecution:
         self._on_event(events.JobRestarting(decision.attempt + 1, decision.delay, str(cause)))
         until = time.monotonic() + decision.delay
         try:
+            self._tell_tasks_are_gone(run, error)
             # A checkpoint whose metadata is being written must be known before the start is chosen.
             while run.coordinator.finalizing is not None or time.monotonic() < until:
                 item = self._next(run)
@@ -444,14 +451,26 @@ class JobExecution:
         except (_Canceled, StorageError, JobFailedError) as ended:
             return ended
         latest = run.writer.latest(self.pipeline, self.options.allow_non_restored_state)
-        finished = latest.plan.finished if latest else frozenset()
-        self._handle(run, CoordinatorRestarting(frozenset(finished)))
+        if latest is None:
+            self._handle(run, CoordinatorRestarting())
+        else:
+            known = CompletedCheckpoint(latest.plan.checkpoint_id, latest.location)
+            self._handle(run, CoordinatorRestarting(frozenset(latest.plan.finished), known))
         return None
+
+    def _tell_tasks_are_gone(self, run: _Run, error: BaseException) -> None:
+        """No checkpoint is triggered, and none waits for a task, between a failure and the restart."""
+        assert run.deployment is not None
+        failed = error.task if isinstance(error, TaskFailure) else None
+        for task in run.deployment.tasks:
+            if task not in run.finished:
+                state = TaskState.FAILED if task == failed else TaskState.CANCELED
+                self._handle(run, TaskStateChanged(task, state))
 
     # Beginning and end
 
     def _attempt_settings(self) -> AttemptSettings:
-        number = (self._run.attempt if self._run else 0) + 1
+        number = (self._run.attempt % 10_000 if self._run else 0) + 1
         ownership = self.storage.ownership
         assert ownership is not None
         folder = self._work / f"epoch-{ownership.epoch}-attempt-{number}"
@@ -466,6 +485,13 @@ class JobExecution:
             checkpointing=self.options.checkpoints.tasks_wait_for_final_checkpoint,
             max_queued_bytes=self.options.max_queued_bytes,
         )
+
+    def _deployer(self, spark: SparkSession) -> Deployer:
+        def check_canceled() -> None:
+            if self._cancel_asked.is_set():
+                raise _Canceled
+
+        return Deployer(self.pipeline, spark, self.storage, self._log, check_canceled)
 
     def _coordinator(self, deployment: Deployment, start: StartPoint) -> CheckpointCoordinator:
         return CheckpointCoordinator(

@@ -37,12 +37,14 @@ class StartPoint:
         restored: None for a new start.
         resume: The run goes on with the job before, whose id it keeps.
         retained: The checkpoints of that job which are kept.
+        sweep: Every retained checkpoint could be read, so files that none of them names may be deleted.
     """
 
     restored: Restored | None
     resume: bool
     next_checkpoint_id: int
     retained: tuple[CompletedCheckpoint, ...] = ()
+    sweep: bool = False
 
 
 def choose_start(pipeline: Pipeline, storage: CheckpointStorage, options: RestoreOptions) -> StartPoint:
@@ -61,7 +63,7 @@ def choose_start(pipeline: Pipeline, storage: CheckpointStorage, options: Restor
     goes_on = options.restore_from != "none" and (options.restore_from != "latest" or previous.job.status not in OVER)
     candidates = _candidates(storage, options, retained, previous.newest) if goes_on else []
     if not candidates:
-        return StartPoint(None, False, 1)
+        return StartPoint(None, False, 1, sweep=len(metadata) == len(retained))
     failures: list[Exception] = []
     for location in candidates:
         try:
@@ -76,7 +78,8 @@ def choose_start(pipeline: Pipeline, storage: CheckpointStorage, options: Restor
             for pointer in retained
             if pointer.checkpoint_id <= restored.plan.checkpoint_id and pointer.location in metadata
         )
-        return StartPoint(restored, True, max(restored.plan.next_checkpoint_id, previous.highest_checkpoint_id + 1), kept)
+        next_id = max(restored.plan.next_checkpoint_id, previous.highest_checkpoint_id + 1)
+        return StartPoint(restored, True, next_id, kept, sweep=len(metadata) == len(retained))
     raise failures[0]
 
 

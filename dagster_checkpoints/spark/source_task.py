@@ -27,16 +27,8 @@ class SourceTask(Task):
         self._idle = False
 
     def begin(self) -> None:
-        self._catch_up_watermark()
+        self.catch_up_watermark()
         self.start_query({"availableNow": True} if self._bounded else None)
-
-    def _catch_up_watermark(self) -> None:
-        # The committed batch may promise a later watermark than it ran under. Without new input nothing would act on it,
-        # so the due windows are planned as a batch of their own, which the query runs first.
-        log = self.query.log
-        batch_id = log.last_committed()
-        if batch_id >= 0 and log.next_watermark(batch_id) > log.planned(batch_id).watermark_ms:
-            log.plan_batch(batch_id + 1, log.next_watermark(batch_id))
 
     def step(self) -> None:
         if self.lifecycle.state is not LifecycleState.RUNNING:

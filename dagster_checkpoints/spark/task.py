@@ -458,6 +458,17 @@ class Task(ABC):
                 with self._in_stage(instance):
                     instance.stage.notify_checkpoint_complete(checkpoint_id)
 
+    def catch_up_watermark(self) -> None:
+        """Before a restored query starts: plan the batch that its own watermark is due.
+
+        The committed batch may promise a later watermark than it ran under. Without new input nothing would act on it, so
+        the due windows get a batch of their own, which the query runs first.
+        """
+        log = self.query.log
+        batch_id = log.last_committed()
+        if batch_id >= 0 and log.next_watermark(batch_id) > log.planned(batch_id).watermark_ms:
+            log.plan_batch(batch_id + 1, log.next_watermark(batch_id))
+
     def run_planned_batch(self, watermark: int) -> None:
         """Run one batch without input under the given watermark, through the offset log; the query is stopped."""
         batch_id = self.query.log.last_committed()
