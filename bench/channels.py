@@ -1,0 +1,68 @@
+"""Rows per second through a channel's Python source, against Spark's own file source over the same Parquet files."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from bench import computation, throughput
+from bench.measures import Measure
+from bench.setting import Setting
+from dagster_checkpoints.spark.channels import Channel, ChannelId, Gate, Records
+from dagster_checkpoints.spark.inputs import StreamInput, nullable, stream_dataframe
+from dagster_checkpoints.spark.segments import write_segment
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_checkpoints.spark.channels import SegmentFiles
+
+PART = "Channel"
+
+
+def measure(setting: Setting) -> Iterator[Measure]:
+    rows = throughput.input_rows(setting)
+    lines = setting.spark.read.schema(computation.SCHEMA).parquet(str(rows.folder))
+    frame = computation.parsed(lines)
+    segment = write_segment(frame, setting.fresh("segment"))
+    assert segment is not None
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for _ in range(setting.repeats + 1):
+        seconds["file source"].append(_consume(setting, _file_source(setting, frame, segment)))
+        seconds["channel source"].append(_consume(setting, _channel_source(setting, frame, segment)))
+    # The first round only warms up.
+    took = {name: median(values[1:]) for name, values in seconds.items()}
+    for name, value in took.items():
+        yield Measure(PART, name, segment.rows / value, "rows/s")
+    yield Measure(PART, "channel source / file source", took["file source"] / took["channel source"], "")
+
+
+def _file_source(setting: Setting, frame: DataFrame, segment: SegmentFiles) -> DataFrame:
+    return setting.spark.readStream.schema(frame.schema).parquet(str(segment.files[0].parent))
+
+
+def _channel_source(setting: Setting, frame: DataFrame, segment: SegmentFiles) -> DataFrame:
+    folder = setting.fresh("channel")
+    channel = Channel(ChannelId("a", 0, "b", 0), folder / "log.jsonl")
+    channel.append(Records(segment))
+    channel.close()
+    name = str(channel.id)
+    gate = Gate(folder / "gate.json", {name: 1})
+    source = StreamInput("a", nullable(frame.schema), gate.path, {name: channel.path}, {name: 0}, None, 1)
+    return stream_dataframe(setting.spark, source)
+
+
+def _consume(setting: Setting, frame: DataFrame) -> float:
+    """Seconds from the start of a query until it has read everything, as one micro-batch that is thrown away."""
+    checkpoint: Path = setting.fresh("noop")
+    began = time.monotonic()
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+    try:
+        query.processAllAvailable()
+        return time.monotonic() - began
+    finally:
+        query.stop()

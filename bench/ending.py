@@ -1,0 +1,61 @@
+"""From the last record to the final commit: how long it takes, and how many checkpoints, by the depth of the pipeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench import computation
+from bench.computation import Rows
+from bench.measures import Measure, equal
+from bench.setting import Setting
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageInput, StageKind
+from dagster_checkpoints.sinks import ParquetSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PART = "The end"
+DEPTHS = (1, 3, 6)
+ROWS = 20_000
+
+
+class Readings(Stage):
+    """The source; it remembers when its last record passed."""
+
+    kind = StageKind.BOUNDED_SOURCE
+    last_record_at = 0.0  # of the class: an instance of the job is a copy
+
+    def __init__(self, rows: Rows, sink: ParquetSink | None) -> None:
+        super().__init__("readings", sink=sink)
+        self.rows = rows
+
+    def transform(self, context: StageContext) -> DataFrame:
+        return computation.parsed(self.rows.stream(context.spark))
+
+    def process_batch(self, batch: DataFrame, batch_id: int) -> DataFrame:
+        Readings.last_record_at = time.monotonic()
+        return batch
+
+
+def measure(setting: Setting) -> Iterator[Measure]:
+    rows = computation.generate(setting.spark, setting.cache, ROWS, 4)
+    for depth in DEPTHS:
+        folder = setting.fresh(f"depth-{depth}")
+        run = setting.run_job(in_a_row(rows, folder / "result", depth), folder)
+        end = run.started_at + run.seconds
+        what = f"depth {depth}: last record to final commit"
+        yield Measure(PART, what, end - Readings.last_record_at, "s", note=f"the whole run: {run.seconds:.1f} s")
+        yield equal(PART, f"depth {depth}: checkpoints that the end needs", len(run.checkpoints), "", 1)
+
+
+def in_a_row(rows: Rows, output: Path, depth: int) -> Pipeline:
+    """`depth` stages, each a task of its own, the last one with the sink."""
+    sink = ParquetSink(output)
+    stages: list[Stage] = [Readings(rows, sink if depth == 1 else None)]
+    for number in range(1, depth):
+        passes_on = {stages[-1].name: StageInput()}
+        stages.append(Stage(f"step{number}", inputs=passes_on, sink=sink if number == depth - 1 else None))
+    return Pipeline(f"depth{depth}", stages, chaining=False)

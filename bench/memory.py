@@ -1,0 +1,106 @@
+"""Memory of the process tree without the JVM while (d) runs: this process, and Spark's Python workers.
+
+PSS, as /proc/<pid>/smaps_rollup has it: pages that forked workers share are counted once. Linux only.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench import throughput
+from bench.measures import Measure, below
+from bench.setting import Setting
+from bench.ways import unchained
+
+PART = "Memory"
+EVERY_SECONDS = 0.5
+BASE_MB, PER_SOURCE_MB = 500, 60
+PYTHON_SOURCES = 4  # of (d): two stages behind channels, each with records and a watermark
+
+
+def measure(setting: Setting) -> Iterator[Measure]:
+    rows = throughput.input_rows(setting)
+    if not Path("/proc/self/smaps_rollup").exists():
+        setting.say("  skipped: needs /proc/<pid>/smaps_rollup")
+        return
+    with Sampler(os.getpid()) as sampler:
+        unchained(setting, rows)
+    note = f"PSS, sampled every {EVERY_SECONDS} s; this process {sampler.own_mb:.0f} MB, {sampler.workers} Python workers"
+    yield Measure(PART, "Python sources of (d)", PYTHON_SOURCES, "")
+    limit = BASE_MB + PER_SOURCE_MB * PYTHON_SOURCES
+    yield below(PART, "process tree without the JVM, at its peak", sampler.peak_mb, "MB", limit, note)
+
+
+@dataclass
+class Sampler:
+    """Samples a process tree on a thread of its own.
+
+    Attributes:
+        peak_mb: Of all processes of the tree but Java's together; `own_mb` is the root's share, `workers` the number of
+            other processes at that moment.
+    """
+
+    root: int
+    peak_mb: float = 0.0
+    own_mb: float = 0.0
+    workers: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Sampler:
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            sizes = {pid: pss_mb(pid) for pid in tree(self.root) if not is_java(pid)}
+            total = sum(sizes.values())
+            if total > self.peak_mb:
+                self.peak_mb, self.own_mb, self.workers = total, sizes.get(self.root, 0.0), len(sizes) - 1
+            if self._stop.wait(EVERY_SECONDS):
+                return
+
+
+def tree(root: int) -> list[int]:
+    """A process and all its descendants."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                after_name = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue  # it has ended
+            children[int(after_name[1])].append(int(entry))
+    found = [root]
+    for pid in found:
+        found += children[pid]
+    return found
+
+
+def is_java(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "java"
+    except OSError:
+        return False
+
+
+def pss_mb(pid: int) -> float:
+    """Proportional set size; 0 for a process that has ended."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+    except OSError:
+        pass
+    return 0.0

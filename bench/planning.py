@@ -1,0 +1,52 @@
+"""How long the plan of a checkpoint takes to compute, by the size of an existing graph."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from statistics import median
+
+from bench.measures import Measure, below
+from bench.setting import BenchFailed, Setting
+from dagster_checkpoints.coordination import NotAllRunning, TaskState, TaskStates, compute_plan
+from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
+
+PART = "Plan of a checkpoint"
+SIZES = ((10, 100), (100, 100), (100, 1_000), (1_000, 1_000))  # vertices, instances of each
+LIMIT_MS = 2_000.0
+LINEAR = 20.0  # ten times the instances may take twice as long per instance: caches are finite
+
+
+def measure(setting: Setting) -> Iterator[Measure]:
+    took = []
+    for vertices, instances in SIZES:
+        states = half_finished(vertices, instances)
+        took.append(median([_seconds(states) for _ in range(3)]))
+        what = f"{vertices * instances:,} instances ({vertices:,} x {instances:,}, ALL_TO_ALL)"
+        largest = (vertices, instances) == SIZES[-1]
+        measured = 1000 * took[-1]
+        yield below(PART, what, measured, "ms", LIMIT_MS) if largest else Measure(PART, what, measured, "ms")
+    yield below(PART, "10 times the instances take so many times as long", took[-1] / took[-2], "", LINEAR)
+
+
+def half_finished(vertices: int, instances: int) -> TaskStates:
+    """A line of vertices, the first third finished, of the next third half the instances, the rest running."""
+    graph = ExecutionGraph(
+        tuple(Vertex(f"v{v}", (f"v{v}",), instances) for v in range(vertices)),
+        tuple(VertexEdge(v, v + 1, EdgePattern.ALL_TO_ALL) for v in range(vertices - 1)),
+    )
+    states = TaskStates(graph)
+    for v in range(vertices):
+        finished = instances if 3 * v < vertices else instances // 2 if 3 * v < 2 * vertices else 0
+        for index in range(instances):
+            states.set(TaskId(f"v{v}", index), TaskState.FINISHED if index < finished else TaskState.RUNNING)
+    return states
+
+
+def _seconds(states: TaskStates) -> float:
+    began = time.perf_counter()
+    plan = compute_plan(states)
+    seconds = time.perf_counter() - began
+    if isinstance(plan, NotAllRunning) or len(plan.finished) + len(plan.wait) != states.total:
+        raise BenchFailed(f"the plan does not cover the graph: {plan}")
+    return seconds

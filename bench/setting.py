@@ -1,0 +1,128 @@
+"""What all parts share: one Spark session, a folder for the run, the generated rows, and how a pipeline is run.
+
+It must not know what is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.spark.events import CheckpointDone, JobEvent, JobResult
+from dagster_checkpoints.spark.job import JobExecution, JobOptions
+from dagster_checkpoints.spark.session import build_session
+from dagster_checkpoints.storage import CheckpointStorage, open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CORES = 2
+NO_PERIODIC = 24 * 3600.0  # an interval longer than any run: only final checkpoints
+
+
+class BenchFailed(Exception):
+    """A run did not do what it was to be measured at."""
+
+
+def session_settings() -> dict[str, object]:
+    """The settings of every session here, for plain Spark and for this project alike."""
+    return {
+        "spark.master": f"local[{CORES}]",
+        "spark.app.name": "bench",
+        "spark.sql.shuffle.partitions": CORES,
+        "spark.driver.memory": "2g",
+    }
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """One finished execution of a pipeline.
+
+    Attributes:
+        seconds: Of `JobExecution.run`, from the call to its return.
+        started_at: `time.monotonic()` at the call.
+        events: With the time at which each was told.
+    """
+
+    result: JobResult
+    seconds: float
+    started_at: float
+    events: tuple[tuple[float, JobEvent], ...]
+
+    @property
+    def checkpoints(self) -> list[CheckpointDone]:
+        return [event for _, event in self.events if isinstance(event, CheckpointDone)]
+
+
+@dataclass
+class Setting:
+    """What was asked for on the command line, and what is created once.
+
+    Attributes:
+        rows: Of the generated input.
+        repeats: How often each computation is measured; the median counts.
+        cache: Where generated rows are kept for the next run.
+    """
+
+    rows: int
+    repeats: int
+    cache: Path
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="dagster-checkpoints-bench-")))
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        return build_session(session_settings())
+
+    def fresh(self, name: str) -> Path:
+        """A new, empty directory."""
+        folder = self.folder / f"{next(self._numbers):03d}-{name}"
+        folder.mkdir(parents=True)
+        return folder
+
+    def run_job(
+        self,
+        pipeline: Pipeline,
+        folder: Path,
+        interval: float = NO_PERIODIC,
+        *,
+        lease_seconds: float = 15.0,
+        on_event: Callable[[JobEvent, JobExecution], None] | None = None,
+    ) -> JobRun:
+        """Run a pipeline to its end on the shared session, with local storage below `folder`."""
+        storage = CheckpointStorage(open_store(str(folder / "store")), pipeline.name)
+        checkpoints = CheckpointConfig(interval=interval, retained=1, tolerable_failed_checkpoints=1_000)
+        options = JobOptions(checkpoints, NoRestart(), folder / "work", lease_seconds=lease_seconds)
+        events: list[tuple[float, JobEvent]] = []
+
+        def told(event: JobEvent) -> None:
+            events.append((time.monotonic(), event))
+            if on_event is not None:
+                on_event(event, job)
+
+        job = JobExecution(pipeline, storage=storage, options=options, session=lambda: self.spark, on_event=told, run_id="bench")
+        began = time.monotonic()
+        result = job.run()
+        seconds = time.monotonic() - began
+        if result.status != "FINISHED":
+            raise BenchFailed(f"pipeline {pipeline.name!r} ended {result.status}") from result.error
+        return JobRun(result, seconds, began, tuple(events))
+
+    def say(self, text: str) -> None:
+        """Progress, on stderr, so that the table on stdout stays clean."""
+        print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if "spark" in self.__dict__:
+            self.spark.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
