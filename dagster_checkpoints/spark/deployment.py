@@ -34,6 +34,7 @@ from dagster_checkpoints.spark.inputs import EventTime, StreamInput, static_data
 from dagster_checkpoints.spark.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.outputs import TaskOutput
 from dagster_checkpoints.spark.sinking import TaskSink
+from dagster_checkpoints.spark.source_checks import check_source
 from dagster_checkpoints.spark.source_task import BatchTask, SourceTask
 from dagster_checkpoints.spark.task import Report, StageInstance, Task, TaskParts
 from dagster_checkpoints.spark.uploads import SnapshotUploader
@@ -211,6 +212,8 @@ class _Attempt:
         if not after_finish:
             plan = self._analyse(chain, index, inputs) if has_static else self._plan(instances, inputs, {})
             self._know_schema(chain, index, plan.schema)
+            if not inputs and plan.streaming:
+                check_source(instances[0].call, plan.frame)
         self._recorded_schema(chain)
         tail = chain.stages[-1]
         sink = self._sink(chain, index)

@@ -33,6 +33,10 @@ class PlanRefusedError(StageError):
     """Spark refuses the stage's plan as a streaming query."""
 
 
+class SourceActsOnCommitError(StageError):
+    """A source that deletes or acknowledges its input when Spark commits a batch, before our checkpoint completes."""
+
+
 class StageFailedError(StageError):
     """A stage raised while it ran."""
 

@@ -201,7 +201,7 @@ def _check_uses_inputs(call: StageCall, frame: DataFrame, arguments: Mapping[str
 def _sources(frame: DataFrame) -> set[str]:
     """The streaming sources in a plan, each by its options: they name the input's own gate."""
     plan = frame._jdf.queryExecution().analyzed()
-    return {str(node.toString()).split("\n")[0] for node in _nodes(plan) if node.nodeName() == "StreamingRelationV2"}
+    return {str(node.toString()).split("\n")[0] for node in nodes(plan) if node.nodeName() == "StreamingRelationV2"}
 
 
 def _input_carries(pipeline: Pipeline, stage: Stage) -> bool:
@@ -270,13 +270,14 @@ def _check_supported(call: StageCall, frame: DataFrame, position: int) -> None:
 def _watermarks(frames: Any) -> set[str]:
     """The ids of the watermark nodes; a set, since a stage may use an input twice (a self-join)."""
     plans = [frame._jdf.queryExecution().analyzed() for frame in frames if frame.isStreaming]
-    return {node.nodeId().toString() for plan in plans for node in _nodes(plan) if node.nodeName() == "EventTimeWatermark"}
+    return {node.nodeId().toString() for plan in plans for node in nodes(plan) if node.nodeName() == "EventTimeWatermark"}
 
 
-def _nodes(plan: Any) -> Iterator[Any]:
+def nodes(plan: Any) -> Iterator[Any]:
+    """A plan's nodes, from the top down."""
     yield plan
     for child in _children(plan):
-        yield from _nodes(child)
+        yield from nodes(child)
 
 
 def _is_stateful(node: Any) -> bool:
