@@ -1,7 +1,7 @@
 """`make run`: the flights pipeline through a crash, to the last committed row.
 
-This process serves S3 on loopback, feeds December and watches. The pipeline itself runs as a Dagster run in a child
-process (`demo_run.py`), which is killed with SIGKILL in the middle and started again; at the end the sinks are compared,
+This process serves S3 on loopback, feeds December and watches. The pipeline runs as a Dagster run in a child process
+(`demo_run.py`), which is killed with SIGKILL in the middle and started again; at the end the sinks are compared,
 row by row, with a batch computation by Spark over the same files. Exit code 1 if anything differs.
 """
 
@@ -18,13 +18,14 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ROOT = REPOSITORY / ".data" / "demo"
 HALF_OF_DECEMBER = 16
 SECONDS_PER_DAY = 0.7
 DEADLINE_SECONDS = 600.0
+_YEAR_3000 = 32_503_680_000_000
 
 
 class DemoFailed(Exception):
@@ -41,7 +42,10 @@ _began = time.monotonic()
 class Run:
     """One attempt of the Dagster run: a child process whose events come as lines of JSON."""
 
+    all: ClassVar[list[Run]] = []
+
     def __init__(self, number: int, environment: dict[str, str]) -> None:
+        Run.all.append(self)
         self.log = ROOT / f"run-{number}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -155,7 +159,7 @@ def _until_killed(run: Run, feeder: Feeder) -> None:
             if not rerooted:
                 say(f"run 1    flights_history has finished: checkpoints begin at {', '.join(event['roots'])} now")
             rerooted = True
-        if rerooted and feeder.half.is_set() and event["event"] in ("CheckpointDone", "Progress"):
+        if rerooted and feeder.half.is_set() and event["event"] == "CheckpointDone":
             run.kill()
             say(f"run 1    killed with SIGKILL, after {feeder.days} of 31 days of December")
             feeder.go_on.set()
@@ -192,6 +196,7 @@ def _show(who: str, event: dict[str, Any]) -> None:
                 f"{_size(event['new_bytes'])} new of {_size(event['total_bytes'])}  "
                 f"roots: {', '.join(event['roots'])}; finished: {finished}"
             )
+            _show_progress(who, event["stages"])
         case "CheckpointNotDone":
             say(f"{who}   checkpoint {event['checkpoint_id']} not done: {event['reason']}: {event['message']}")
         case "StageFinished" if not event["restored"]:
@@ -200,12 +205,16 @@ def _show(who: str, event: dict[str, Any]) -> None:
             say(f"{who}   restarting: {event['cause']}")
         case "Draining":
             say(f"{who}   all of December is consumed: draining (every source ends, all windows fire)")
-        case "Progress":
-            live, history = event["rows"].get("flights_live", 0), event["rows"].get("flights_history", 0)
-            through = datetime.fromtimestamp(event["watermark_ms"] / 1000, UTC) if event["watermark_ms"] else None
-            windows = event["rows"].get("hourly_delays", 0)
-            shown = f", event time {through:%Y-%m-%d %H:%M}" if through and through.year < 3000 else ""
-            say(f"{who}   ... {history:,} flights of history, {live:,} live, {windows:,} hours out{shown}")
+
+
+def _show_progress(who: str, stages: dict[str, Any]) -> None:
+    rows = {name: stage["rows"] for name, stage in stages.items()}
+    reached = stages["hourly_delays"]["watermark_ms"]
+    through = datetime.fromtimestamp(reached / 1000, UTC) if reached and reached < _YEAR_3000 else None
+    say(
+        f"{who}       {rows['flights_history']:,} flights of history, {rows['flights_live']:,} live, "
+        f"{rows['hourly_delays']:,} rows of hourly delays{f', event time {through:%Y-%m-%d %H:%M}' if through else ''}"
+    )
 
 
 def _size(size: int) -> str:
@@ -234,7 +243,9 @@ def _compare(data: Any) -> int:
 
 def _give_up() -> None:
     say(f"FAILED   expected an end within {DEADLINE_SECONDS:.0f} s; see {ROOT}/run-*.log")
-    os.killpg(os.getpgrp(), signal.SIGTERM)
+    for run in Run.all:
+        run.process.kill()
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""The Dagster run of `make run`, in a process of its own: materializes the flights pipeline, tells its parent of events.
+"""The Dagster run of `make run`, in a process of its own: materializes the flights pipeline and tells its parent of events.
 
 Every event is a line of JSON on standard output; logs go to standard error. It drains itself when all of December is
-consumed: it knows how many rows that is from the files.
+consumed: it knows from the files how many rows that is.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -18,52 +17,45 @@ import pyarrow.dataset as ds
 
 from assets.flights import DATA, flights
 from dagster_checkpoints import CheckpointCoordinatorResource, pipeline_assets
-from resources import checkpoint_coordinator as configured
-
-PROGRESS_SECONDS = 5.0
+from dagster_checkpoints.spark.events import CheckpointDone, JobEvent
+from resources.checkpoints import checkpoint_coordinator
 
 
 def tell(event: str, **fields: Any) -> None:
     print(json.dumps({"event": event, **fields}, default=str), flush=True)
 
 
-class Drain:
-    """True once, when every row of December has left the live source; tells of progress on the way."""
+class December:
+    """Whether all of December has left the live source, as of the latest checkpoint."""
 
     def __init__(self) -> None:
-        self._december = ds.dataset(DATA.december, format="parquet").count_rows()
-        self._told_at = 0.0
-        self._draining = False
-        self.watermark_ms: int | None = None
+        self._rows = ds.dataset(DATA.december, format="parquet").count_rows()
+        self._consumed = 0
+        self._told = False
 
-    def __call__(self, rows: Mapping[str, int]) -> bool:
-        if rows and time.monotonic() - self._told_at > PROGRESS_SECONDS:
-            self._told_at = time.monotonic()
-            tell("Progress", rows=dict(rows), watermark_ms=self.watermark_ms)
-        drain = DATA.feed_complete.exists() and rows.get("flights_live", 0) >= self._december
-        if drain and not self._draining:
-            self._draining = True
+    def on_event(self, event: JobEvent) -> None:
+        tell(type(event).__name__, **asdict(event))
+        if isinstance(event, CheckpointDone):
+            self._consumed = event.stages["flights_live"].rows
+
+    def is_consumed(self) -> bool:
+        consumed = DATA.feed_complete.exists() and self._consumed >= self._rows
+        if consumed and not self._told:
+            self._told = True
             tell("Draining")
-        return drain
+        return consumed
 
 
-drain = Drain()
-
-
-def on_event(event: Any) -> None:
-    fields = asdict(event)
-    if "stages" in fields:
-        drain.watermark_ms = fields.pop("stages").get("hourly_delays", {}).get("watermark_ms")
-    tell(type(event).__name__, **fields)
+december = December()
 
 
 @pipeline_assets(pipeline=flights)
 def flights_assets(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource) -> Iterator[Any]:
-    yield from checkpoint_coordinator.run(flights, context=context, drain_when=drain, on_event=on_event)
+    yield from checkpoint_coordinator.run(flights, context=context, drain_when=december.is_consumed, on_event=december.on_event)
 
 
 def main() -> int:
-    settings = configured.model_copy(update={"interval": 5.0, "lease_seconds": 8.0})
+    settings = checkpoint_coordinator().model_copy(update={"interval": 5.0, "lease_seconds": 8.0})
     with dg.DagsterInstance.get() as instance:
         result = dg.materialize(
             [flights_assets],

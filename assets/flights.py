@@ -65,9 +65,7 @@ def weather(context: StageContext) -> DataFrame:
 
 
 @stage(inputs={"airlines": StageInput(mode="static"), "planes": StageInput(mode="static")})
-def departures(
-    flights_history: DataFrame, flights_live: DataFrame, airlines: DataFrame, planes: DataFrame
-) -> DataFrame:
+def departures(flights_history: DataFrame, flights_live: DataFrame, airlines: DataFrame, planes: DataFrame) -> DataFrame:
     """All departures, with the carrier's name and the plane."""
     flights = flights_history.unionByName(flights_live)
     return flights.join(airlines, "carrier", "left").join(planes, "tailnum", "left")

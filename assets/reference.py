@@ -117,9 +117,7 @@ def compare(expected: DataFrame, actual: DataFrame) -> Comparison:
     Raises:
         ValueError: The tables have different columns.
     """
-    types, actual_types = (
-        {field.name: field.dataType.simpleString() for field in table.schema} for table in (expected, actual)
-    )
+    types, actual_types = ({field.name: field.dataType.simpleString() for field in table.schema} for table in (expected, actual))
     if types != actual_types:
         differing = {
             name: (types.get(name, "absent"), actual_types.get(name, "absent"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dagster_checkpoints.coordination import (
@@ -105,6 +105,7 @@ class CheckpointWriter:
                 finished=indices[stage.name],
                 fully_finished=len(indices[stage.name]) == stage.parallelism,
                 output_schema=schemas.get(stage.name, ""),
+                rows=self._rows(deployment, stage.name, states),
             )
             for stage in self._pipeline.stages
         )
@@ -129,6 +130,18 @@ class CheckpointWriter:
                 "sync_seconds": max((s.sync_seconds for s in statistics), default=0.0),
             },
         )
+
+    @staticmethod
+    def _rows(deployment: Deployment, stage: str, states: Mapping[TaskId, TaskSnapshot]) -> int:
+        """Rows emitted up to the checkpoint: by its snapshots, and by tasks that had finished."""
+        rows = deployment.rows_of_finished.get(stage, 0)
+        chain = next((c for c in deployment.chains if c.stages[-1] == stage), None)
+        for task in [TaskId(chain.name, index) for index in range(len(chain.instances))] if chain else ():
+            if task in states:
+                rows += states[task].stages[stage].rows_out
+            elif task in deployment.tasks:
+                rows += deployment.tasks[task].rows_out
+        return rows
 
     def latest(self, pipeline: Pipeline, allow_non_restored_state: bool) -> Restored | None:
         """The newest completed checkpoint of this job, as storage has it; None before the first.

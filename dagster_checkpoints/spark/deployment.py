@@ -81,6 +81,7 @@ class Deployment:
     Attributes:
         finished: Tasks that the checkpoint says are finished; there is no task object for them.
         schemas: Output schema of each chain's last stage.
+        rows_of_finished: By stage, what its finished tasks had emitted; for reporting.
     """
 
     graph: ExecutionGraph
@@ -88,6 +89,7 @@ class Deployment:
     tasks: dict[TaskId, Task] = field(default_factory=dict)
     finished: frozenset[TaskId] = frozenset()
     schemas: dict[str, StructType] = field(default_factory=dict)
+    rows_of_finished: dict[str, int] = field(default_factory=dict)
 
 
 class Deployer:
@@ -174,6 +176,8 @@ class _Attempt:
         snapshots = restored.plan.tasks if restored else {}
         self.wiring = Wiring(pipeline, self.chains, settings.folder, snapshots, self.deployment.finished)
         self._opened: list[StageInstance] = []
+        if restored:
+            self.deployment.rows_of_finished = _rows_of_finished(restored.metadata)
 
     def build(self, uploader: SnapshotUploader, report: Report, check_canceled: Callable[[], None]) -> Deployment:
         try:
@@ -398,6 +402,15 @@ class _Attempt:
 
 
 _NOTHING = TaskSnapshot()
+
+
+def _rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:
+    rows = {stage.name: stage.rows for stage in metadata.stages if stage.finished}
+    for chain in metadata.chains:
+        tail = chain.stages[-1]
+        if tail in rows:
+            rows[tail] -= sum(task.stages[tail].rows_out for task in chain.tasks.values())
+    return rows
 
 
 def _json(text: str) -> dict[str, object]:

@@ -53,6 +53,7 @@ from dagster_checkpoints.spark.checkpointing import CheckpointWriter
 from dagster_checkpoints.spark.deployment import AttemptSettings, Deployer, Deployment, Restored
 from dagster_checkpoints.spark.errors import JobFailedError, SelectionError
 from dagster_checkpoints.spark.events import JobEvent, JobResult, JobStatus
+from dagster_checkpoints.spark.reporting import checkpoint_done, stage_rows
 from dagster_checkpoints.spark.restoring import StartPoint, choose_start
 from dagster_checkpoints.spark.task import (
     CheckpointIsAborted,
@@ -135,8 +136,13 @@ class _Canceled(Exception):
 
 
 @dataclass
-class _Run:
-    """What exists once a job has its Spark session."""
+class RunState:
+    """What exists once a job has its Spark session.
+
+    Attributes:
+        finished: Tasks that have finished, in this run or before.
+        announced: Stages whose end was told.
+    """
 
     coordinator: CheckpointCoordinator
     writer: CheckpointWriter
@@ -147,7 +153,6 @@ class _Run:
     attempt: int = 0
     deployment: Deployment | None = None
     finished: set[TaskId] = field(default_factory=set)
-    rows: dict[TaskId, int] = field(default_factory=dict)
     announced: set[str] = field(default_factory=set)
 
 
@@ -188,7 +193,7 @@ class JobExecution:
         self._log = log or logging.getLogger("dagster_checkpoints")
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._cancel_asked = threading.Event()
-        self._run: _Run | None = None
+        self._run: RunState | None = None
         self._job_id = 0
         self._start: StartPoint | None = None
         self._work = options.work_directory / pipeline.name
@@ -224,7 +229,7 @@ class JobExecution:
         run = self._run
         if run is None or run.deployment is None:
             return {}
-        return {stage.name: self._stage_rows(run, stage.name) for stage in self.pipeline.stages}
+        return {stage.name: stage_rows(run.deployment, stage.name) for stage in self.pipeline.stages}
 
     # The job
 
@@ -274,7 +279,7 @@ class JobExecution:
                 deployment = deployer.deploy(settings, restored, uploader, lambda e, a=attempt: self._report(a, e))  # type: ignore[misc]
                 if coordinator is None:
                     coordinator = self._coordinator(deployment, start)
-                    self._run = _Run(coordinator, writer, deployer, spark, uploads, io)
+                    self._run = RunState(coordinator, writer, deployer, spark, uploads, io)
                 run = self._run
                 assert run is not None
                 error = self._one_attempt(run, deployment, restored, attempt)
@@ -296,7 +301,9 @@ class JobExecution:
             uploads.shutdown(wait=True, cancel_futures=True)
             io.shutdown(wait=True)
 
-    def _one_attempt(self, run: _Run, deployment: Deployment, restored: Restored | None, attempt: int) -> BaseException | None:
+    def _one_attempt(
+        self, run: RunState, deployment: Deployment, restored: Restored | None, attempt: int
+    ) -> BaseException | None:
         """Run one deployment. Returns None when every task has finished, else what ended it; its tasks are stopped."""
         run.attempt, run.deployment = attempt, deployment
         run.finished = set(deployment.finished)
@@ -313,7 +320,7 @@ class JobExecution:
         finally:
             self._stop_tasks(run, deployment)
 
-    def _next(self, run: _Run) -> _Item:
+    def _next(self, run: RunState) -> _Item:
         deadline = run.coordinator.next_deadline()
         wait = _IDLE_TICK if deadline is None else min(max(deadline - time.monotonic(), 0.0), _IDLE_TICK)
         try:
@@ -321,7 +328,7 @@ class JobExecution:
         except queue.Empty:
             return Tick()
 
-    def _take(self, run: _Run, item: _Item) -> None:
+    def _take(self, run: RunState, item: _Item) -> None:
         match item:
             case _Cancel():
                 raise _Canceled
@@ -337,18 +344,18 @@ class JobExecution:
             case event:
                 self._handle(run, event)
 
-    def _take_report(self, run: _Run, event: CoordinatorEvent | TaskFailed) -> None:
+    def _take_report(self, run: RunState, event: CoordinatorEvent | TaskFailed) -> None:
         if isinstance(event, TaskFailed):
             raise TaskFailure(event.task, event.error)
         self._handle(run, event)
         if isinstance(event, TaskStateChanged) and event.state is TaskState.FINISHED:
             self._task_finished(run, event.task)
 
-    def _handle(self, run: _Run, event: CoordinatorEvent) -> None:
+    def _handle(self, run: RunState, event: CoordinatorEvent) -> None:
         for action in run.coordinator.handle(event, time.monotonic()):
             self._perform(run, action)
 
-    def _perform(self, run: _Run, action: CoordinatorAction) -> None:
+    def _perform(self, run: RunState, action: CoordinatorAction) -> None:
         tasks = run.deployment.tasks if run.deployment else {}
         match action:
             case TriggerTask(task, barrier):
@@ -373,7 +380,8 @@ class JobExecution:
             case DiscardCheckpoint(completed):
                 run.io.submit(self._quietly, lambda: run.writer.delete(completed))
             case CheckpointCompleted(completed):
-                self._on_event(self._checkpoint_done(run, completed))
+                assert run.deployment is not None
+                self._on_event(checkpoint_done(run.deployment, completed))
             case CheckpointFailed(checkpoint_id, reason, message):
                 self._on_event(events.CheckpointNotDone(checkpoint_id, reason.name, message))
             case FailJob(reason, message):
@@ -386,7 +394,7 @@ class JobExecution:
 
     # Tasks
 
-    def _end_sources(self, run: _Run, stage: str | None, instance: str | None) -> None:
+    def _end_sources(self, run: RunState, stage: str | None, instance: str | None) -> None:
         assert run.deployment is not None
         for chain in run.deployment.chains:
             source = self.pipeline.stage(chain.stages[0])
@@ -397,12 +405,11 @@ class JobExecution:
                 if task is not None and instance in (None, name):
                     task.send(EndInput())
 
-    def _task_finished(self, run: _Run, task: TaskId) -> None:
+    def _task_finished(self, run: RunState, task: TaskId) -> None:
         assert run.deployment is not None
         run.finished.add(task)
         chain = next(c for c in run.deployment.chains if c.name == task.vertex)
         rows = run.deployment.tasks[task].rows_out
-        run.rows[task] = rows
         tail = chain.stages[-1]
         for stage in chain.stages:
             kept = rows if stage == tail else 0
@@ -411,10 +418,10 @@ class JobExecution:
             latest = run.coordinator.latest_completed
             for stage in chain.stages:
                 run.announced.add(stage)
-                total = self._stage_rows(run, stage)
+                total = stage_rows(run.deployment, stage)
                 self._on_event(events.StageFinished(stage, total, latest.checkpoint_id if latest else None))
 
-    def _stop_tasks(self, run: _Run, deployment: Deployment) -> None:
+    def _stop_tasks(self, run: RunState, deployment: Deployment) -> None:
         unfinished = [task for task_id, task in deployment.tasks.items() if task_id not in run.finished]
         for task in unfinished:
             task.cancel()
@@ -424,12 +431,11 @@ class JobExecution:
         for task in deployment.tasks.values():
             if not task.join(max(0.1, deadline - time.monotonic())):
                 self._log.warning("Task %s did not stop within %.0f s; it can no longer commit.", task.id, CANCEL_SECONDS)
-        for task_id, task in deployment.tasks.items():
-            run.rows[task_id] = task.rows_out
+        for task in deployment.tasks.values():
             for channel in task.output.channels:
                 channel.close()
 
-    def _restart(self, run: _Run, error: BaseException) -> BaseException | None:
+    def _restart(self, run: RunState, error: BaseException) -> BaseException | None:
         """After a failed attempt: wait as the strategy says. Returns the error if there is no other attempt."""
         if isinstance(error, _Canceled | StorageError):
             return error
@@ -458,7 +464,7 @@ class JobExecution:
             self._handle(run, CoordinatorRestarting(frozenset(latest.plan.finished), known))
         return None
 
-    def _tell_tasks_are_gone(self, run: _Run, error: BaseException) -> None:
+    def _tell_tasks_are_gone(self, run: RunState, error: BaseException) -> None:
         """No checkpoint is triggered, and none waits for a task, between a failure and the restart."""
         assert run.deployment is not None
         failed = error.task if isinstance(error, TaskFailure) else None
@@ -541,7 +547,7 @@ class JobExecution:
         assert ownership is not None
         self._queue.put(_FromAttempt(attempt, event))
 
-    def _announce_start(self, run: _Run, restored: Restored | None, attempt: int) -> None:
+    def _announce_start(self, run: RunState, restored: Restored | None, attempt: int) -> None:
         assert run.deployment is not None
         fully = tuple(s.name for s in self.pipeline.stages if restored and s.name in restored.plan.fully_finished)
         self._on_event(
@@ -557,54 +563,8 @@ class JobExecution:
         for stage in fully:
             if stage not in run.announced:
                 run.announced.add(stage)
-                self._on_event(events.StageFinished(stage, 0, restored.plan.checkpoint_id if restored else None, True))
-
-    def _stage_rows(self, run: _Run, stage: str) -> int:
-        assert run.deployment is not None
-        chain = next((c for c in run.deployment.chains if c.stages[-1] == stage), None)
-        if chain is None:
-            return 0
-        total = 0
-        for index in range(len(chain.instances)):
-            task_id = TaskId(chain.name, index)
-            task = run.deployment.tasks.get(task_id)
-            total += task.rows_out if task is not None else run.rows.get(task_id, 0)
-        return total
-
-    def _checkpoint_done(self, run: _Run, completed: CompletedCheckpoint) -> events.CheckpointDone:
-        assert run.deployment is not None
-        statistics = completed.statistics.values()
-        return events.CheckpointDone(
-            checkpoint_id=completed.checkpoint_id,
-            location=completed.location,
-            roots=completed.roots,
-            finished_stages=tuple(sorted(completed.fully_finished)),
-            duration=completed.duration,
-            sync_seconds=max((s.sync_seconds for s in statistics), default=0.0),
-            async_seconds=max((s.async_seconds for s in statistics), default=0.0),
-            alignment_seconds=max((s.alignment_seconds for s in statistics), default=0.0),
-            new_bytes=sum(s.new_bytes for s in statistics),
-            total_bytes=sum(s.total_bytes for s in statistics),
-            stages=self._progress(run, completed),
-        )
-
-    def _progress(self, run: _Run, completed: CompletedCheckpoint) -> Mapping[str, events.StageProgress]:
-        assert run.deployment is not None
-        progress = {}
-        for chain in run.deployment.chains:
-            ids = [TaskId(chain.name, index) for index in range(len(chain.instances))]
-            alive = [run.deployment.tasks[i] for i in ids if i in run.deployment.tasks]
-            watermarks = [task.output_watermark for task in alive]
-            known = [w for w in watermarks if w is not None]
-            for stage in chain.stages:
-                progress[stage] = events.StageProgress(
-                    rows=self._stage_rows(run, stage),
-                    finished_instances=sum(1 for i in ids if i in completed.finished),
-                    instances=len(ids),
-                    state_bytes=sum(completed.statistics[i].total_bytes for i in ids if i in completed.statistics),
-                    watermark_ms=min(known) if known and len(known) == len(watermarks) else None,
-                )
-        return progress
+                rows = stage_rows(run.deployment, stage)
+                self._on_event(events.StageFinished(stage, rows, restored.plan.checkpoint_id if restored else None, True))
 
     def _result(self, status: JobStatus, error: BaseException | None) -> JobResult:
         run = self._run

@@ -175,6 +175,7 @@ class StageMetadata(_Struct, frozen=True):
         fully_finished: all have; the stage holds nothing and is not run again.
         output_schema: of its rows as channels carry them, in Spark's JSON form, so that its consumers can be
             restored without it; empty for a stage inside a chain.
+        rows: emitted so far by all instances, finished ones included, for reporting.
     """
 
     name: str
@@ -183,6 +184,7 @@ class StageMetadata(_Struct, frozen=True):
     finished: tuple[int, ...] = ()
     fully_finished: bool = False
     output_schema: str = ""
+    rows: int = 0
 
 
 class ChainMetadata(_Struct, frozen=True):

@@ -1,0 +1,78 @@
+"""The flights pipeline as Dagster assets, and the feeder of its live sources as a job."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import dagster as dg
+import pyarrow.parquet as pq
+
+from assets.feeder import feed, reset
+from assets.flights import DATA, flights
+from assets.flights_data import AIRPORTS, FlightsData, prepare
+from dagster_checkpoints import CheckpointCoordinatorResource, pipeline_assets
+from dagster_checkpoints.spark.events import CheckpointDone, JobEvent
+
+
+class DecemberConsumed:
+    """Whether the live sources have read all that the feeder has to offer, as of the latest checkpoint."""
+
+    def __init__(self, data: FlightsData, source: str = "flights_live") -> None:
+        self._data = data
+        self._source = source
+        self._read = 0
+
+    def on_event(self, event: JobEvent) -> None:
+        """Takes the number of rows read from the progress of each checkpoint."""
+        if isinstance(event, CheckpointDone) and self._source in event.stages:
+            self._read = event.stages[self._source].rows
+
+    def __call__(self) -> bool:
+        return self._data.feed_complete.exists() and self._read >= self._dropped()
+
+    def _dropped(self) -> int:
+        files = [file for airport in AIRPORTS for file in (self._data.live / airport).glob("*.parquet")]
+        return sum(pq.read_metadata(file).num_rows for file in files)
+
+
+@pipeline_assets(pipeline=flights, group_name="flights")
+def flights_assets(
+    context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource
+) -> Iterator[dg.MaterializeResult]:
+    """The flights of 2013: a backfill and three live feeds under one checkpoint; ends when December has been consumed."""
+    data = prepare(DATA.root, progress=context.log.info)
+    if checkpoint_coordinator.job_status(flights, context=context) == "FINISHED" and data.feed_complete.exists():
+        context.log.info("The last job has finished: this one starts anew, and the feed begins with December 1 again.")
+        reset(data)
+    consumed = DecemberConsumed(data)
+    yield from checkpoint_coordinator.run(flights, context=context, drain_when=consumed, on_event=consumed.on_event)
+
+
+class FeedConfig(dg.Config):
+    """How fast December passes."""
+
+    seconds_per_day: float = 2.0
+
+
+@dg.op
+def feed_december(context: dg.OpExecutionContext, config: FeedConfig) -> None:
+    """Drops December's files, day by day, for the live sources to find; goes on where it was stopped."""
+    data = prepare(DATA.root, progress=context.log.info)
+    if data.feed_complete.exists():
+        context.log.info(
+            "All of December has been dropped. Once the pipeline has finished, materialize it again: it starts anew and "
+            "takes the files back, and this job begins with December 1."
+        )
+        return
+    feed(
+        data,
+        seconds_per_day=config.seconds_per_day,
+        stop=threading.Event(),
+        on_day=lambda day, number, days: context.log.info(f"fed {day} ({number} of {days})"),
+    )
+
+
+@dg.job(description="The live feed: drops December's files while the pipeline runs.")
+def feed_job() -> None:
+    feed_december()

@@ -1,0 +1,61 @@
+"""What a job can say of itself: rows per stage, and a checkpoint with the state of each stage.
+
+It must not change anything. Rows are counted where they leave a chain: a stage inside one has none of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dagster_checkpoints.coordination import CompletedCheckpoint
+from dagster_checkpoints.pipeline import Chain, TaskId
+from dagster_checkpoints.spark.deployment import Deployment
+from dagster_checkpoints.spark.events import CheckpointDone, StageProgress
+
+
+def stage_rows(deployment: Deployment, stage: str) -> int:
+    """Rows that a stage has emitted since the job began, over all runs."""
+    chain = next((c for c in deployment.chains if c.stages[-1] == stage), None)
+    if chain is None:
+        return 0
+    tasks = (deployment.tasks.get(task) for task in _tasks(chain))
+    return deployment.rows_of_finished.get(stage, 0) + sum(task.rows_out for task in tasks if task is not None)
+
+
+def checkpoint_done(deployment: Deployment, completed: CompletedCheckpoint) -> CheckpointDone:
+    """The event that tells of a completed checkpoint."""
+    statistics = completed.statistics.values()
+    return CheckpointDone(
+        checkpoint_id=completed.checkpoint_id,
+        location=completed.location,
+        roots=completed.roots,
+        finished_stages=tuple(sorted(completed.fully_finished)),
+        duration=completed.duration,
+        sync_seconds=max((s.sync_seconds for s in statistics), default=0.0),
+        async_seconds=max((s.async_seconds for s in statistics), default=0.0),
+        alignment_seconds=max((s.alignment_seconds for s in statistics), default=0.0),
+        new_bytes=sum(s.new_bytes for s in statistics),
+        total_bytes=sum(s.total_bytes for s in statistics),
+        stages=_progress(deployment, completed),
+    )
+
+
+def _progress(deployment: Deployment, completed: CompletedCheckpoint) -> Mapping[str, StageProgress]:
+    progress = {}
+    for chain in deployment.chains:
+        ids = _tasks(chain)
+        watermarks = [deployment.tasks[i].output_watermark for i in ids if i in deployment.tasks]
+        known = [w for w in watermarks if w is not None]
+        for stage in chain.stages:
+            progress[stage] = StageProgress(
+                rows=stage_rows(deployment, stage),
+                finished_instances=sum(1 for i in ids if i in completed.finished),
+                instances=len(ids),
+                state_bytes=sum(completed.statistics[i].total_bytes for i in ids if i in completed.statistics),
+                watermark_ms=min(known) if known and len(known) == len(watermarks) else None,
+            )
+    return progress
+
+
+def _tasks(chain: Chain) -> list[TaskId]:
+    return [TaskId(chain.name, index) for index in range(len(chain.instances))]
