@@ -1,9 +1,8 @@
 """The flights pipeline as Dagster assets, and the feeder of its live sources as a job."""
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: Dagster reads the types of an op's parameters.
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import dagster as dg
 import pyarrow.parquet as pq
@@ -12,28 +11,22 @@ from assets.feeder import feed, reset
 from assets.flights import DATA, flights
 from assets.flights_data import AIRPORTS, FlightsData, prepare
 from dagster_checkpoints import CheckpointCoordinatorResource, pipeline_assets
-from dagster_checkpoints.spark.events import CheckpointDone, JobEvent
 
 
 class DecemberConsumed:
-    """Whether the live sources have read all that the feeder has to offer, as of the latest checkpoint."""
+    """Whether the live sources have read all that the feeder has to offer."""
 
-    def __init__(self, data: FlightsData, source: str = "flights_live") -> None:
+    def __init__(self, data: FlightsData) -> None:
         self._data = data
-        self._source = source
-        self._read = 0
+        self._dropped: int | None = None
 
-    def on_event(self, event: JobEvent) -> None:
-        """Takes the number of rows read from the progress of each checkpoint."""
-        if isinstance(event, CheckpointDone) and self._source in event.stages:
-            self._read = event.stages[self._source].rows
-
-    def __call__(self) -> bool:
-        return self._data.feed_complete.exists() and self._read >= self._dropped()
-
-    def _dropped(self) -> int:
-        files = [file for airport in AIRPORTS for file in (self._data.live / airport).glob("*.parquet")]
-        return sum(pq.read_metadata(file).num_rows for file in files)
+    def __call__(self, rows: Mapping[str, int]) -> bool:
+        if not self._data.feed_complete.exists():
+            return False
+        if self._dropped is None:
+            files = [file for airport in AIRPORTS for file in (self._data.live / airport).glob("*.parquet")]
+            self._dropped = sum(pq.read_metadata(file).num_rows for file in files)
+        return rows.get("flights_live", 0) >= self._dropped
 
 
 @pipeline_assets(pipeline=flights, group_name="flights")
@@ -45,8 +38,7 @@ def flights_assets(
     if checkpoint_coordinator.job_status(flights, context=context) == "FINISHED" and data.feed_complete.exists():
         context.log.info("The last job has finished: this one starts anew, and the feed begins with December 1 again.")
         reset(data)
-    consumed = DecemberConsumed(data)
-    yield from checkpoint_coordinator.run(flights, context=context, drain_when=consumed, on_event=consumed.on_event)
+    yield from checkpoint_coordinator.run(flights, context=context, drain_when=DecemberConsumed(data))
 
 
 class FeedConfig(dg.Config):
@@ -68,7 +60,6 @@ def feed_december(context: dg.OpExecutionContext, config: FeedConfig) -> None:
     feed(
         data,
         seconds_per_day=config.seconds_per_day,
-        stop=threading.Event(),
         on_day=lambda day, number, days: context.log.info(f"fed {day} ({number} of {days})"),
     )
 

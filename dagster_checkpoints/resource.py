@@ -1,0 +1,290 @@
+"""`CheckpointCoordinatorResource`: where checkpoints live, how they are taken, and the run of a pipeline.
+
+Every process has its own copy of the resource: the truth lives in storage. It must not know what a checkpoint is made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from dagster_aws.s3 import S3Resource
+from dagster_pyspark import LazyPySparkResource, PySparkResource
+from dagster_spark.utils import flatten_dict
+from pydantic import Field, field_validator
+
+from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart, NoRestart
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.job_thread import JobEnded, JobThread, LogLine
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.run_config import PipelineRunConfig
+from dagster_checkpoints.run_events import RunReporter, failure
+from dagster_checkpoints.spark.events import JobEvent
+from dagster_checkpoints.spark.job import JobExecution, JobOptions
+from dagster_checkpoints.spark.session import build_session, session_config
+from dagster_checkpoints.stage_assets import StageAssets
+from dagster_checkpoints.storage import CheckpointStorage, open_store
+
+CANCEL_SECONDS = 30.0
+_POLL_SECONDS = 1.0
+
+
+class NoStorageError(DagsterCheckpointsError):
+    """Nothing says where checkpoints are to be stored."""
+
+
+class IncompleteRunError(DagsterCheckpointsError):
+    """The job has ended, but not with all of the selected stages finished."""
+
+
+class CheckpointCoordinatorResource(dg.ConfigurableResource):
+    """Runs pipelines under consistent checkpoints, and says where and how these are taken.
+
+    Args:
+        storage: Root of the checkpoints: `s3://bucket/prefix`, `file:///path` or a path; `dg.EnvVar` may be used. By default
+            the environment variable CHECKPOINT_STORAGE, else the directory `checkpoints` below DAGSTER_HOME.
+        interval: Seconds between periodic checkpoints; None for none, and then nothing survives the end of a run.
+        timeout: Seconds after which a checkpoint that is not complete is given up.
+        min_pause: Seconds between the end of a checkpoint and the beginning of the next periodic one.
+        tolerable_failed_checkpoints: So many checkpoints in a row may fail; one more fails the run.
+        retained: How many completed checkpoints are kept.
+        restart_attempts: How often, within a run, unfinished stages start again from the latest checkpoint after a failure.
+        restart_delay: Seconds before each of these restarts.
+        lease_seconds: After this time of silence another run may take the pipeline over.
+        work_directory: For records between stages and Spark's own files; all of Spark's executors must see it under the same
+            path. By default a directory for temporary files, good for a local Spark.
+        max_queued_bytes: How far a stage may be ahead of its consumer, per channel.
+        observe_every: Seconds between two observations of each running stage; they are made when a checkpoint completes.
+        spark_config: Settings of the Spark session, such as `{"spark.master": "local[4]"}`, nested or flat.
+        spark: Alternatively a `dagster_pyspark` resource. Only its `spark_config` is used: the session is created on another
+            thread than Dagster's, where Dagster cannot interrupt it in the middle of a call.
+        s3: The `dagster_aws` resource whose client is used for `s3://` storage; boto3's own configuration otherwise.
+
+    Raises:
+        pydantic.ValidationError: A setting is outside its range.
+
+    Examples:
+        >>> CheckpointCoordinatorResource(storage=dg.EnvVar("CHECKPOINT_STORAGE"), interval=30.0)
+    """
+
+    storage: str | None = Field(default=None, description="root of the checkpoints: s3://bucket/prefix, file:///path, a path")
+    interval: float | None = Field(default=60.0, gt=0, description="seconds between periodic checkpoints; null for none")
+    timeout: float = Field(default=600.0, gt=0, description="seconds after which a checkpoint is given up")
+    min_pause: float = Field(default=0.0, ge=0, description="least seconds between two checkpoints")
+    tolerable_failed_checkpoints: int = Field(default=3, ge=0, description="failed checkpoints in a row before the run fails")
+    retained: int = Field(default=1, ge=1, description="completed checkpoints that are kept")
+    restart_attempts: int = Field(default=3, ge=0, description="restarts from the latest checkpoint within a run")
+    restart_delay: float = Field(default=1.0, ge=0, description="seconds before such a restart")
+    lease_seconds: float = Field(default=30.0, gt=0, description="silence after which another run may take over")
+    work_directory: str | None = Field(default=None, description="for records between stages; visible to all executors")
+    max_queued_bytes: int = Field(default=256 * 1024 * 1024, gt=0, description="how far a stage may be ahead of another")
+    observe_every: float = Field(default=30.0, ge=0, description="seconds between two observations of a running stage")
+    spark_config: dict[str, Any] = Field(default={}, description="settings of the Spark session")
+    spark: LazyPySparkResource | None = None
+    s3: S3Resource | None = None
+
+    @field_validator("spark", mode="before")
+    @classmethod
+    def _never_on_the_main_thread(cls, value: Any) -> Any:
+        # PySparkResource creates its session when Dagster sets it up, on the main thread.
+        return LazyPySparkResource(spark_config=value.spark_config) if isinstance(value, PySparkResource) else value
+
+    def run(
+        self,
+        pipeline: Pipeline,
+        *,
+        context: dg.AssetExecutionContext,
+        config: PipelineRunConfig | None = None,
+        drain_when: Callable[[Mapping[str, int]], bool] | None = None,
+        on_event: Callable[[JobEvent], None] | None = None,
+    ) -> Iterator[dg.MaterializeResult]:
+        """Run a pipeline to its end, in the body of a function decorated with :func:`pipeline_assets`.
+
+        All stages run at the same time, on threads of their own; a stage is materialized when it has finished and
+        committed everything, and those that it reads were. When Dagster terminates the run, Spark is stopped, and the
+        checkpoints are kept for the next run to continue from.
+
+        Args:
+            pipeline: What to run.
+            context: Of the asset function.
+            config: What to start from; by default the run configuration of the op.
+            drain_when: Asked about once a second, on Dagster's thread, with the rows that each stage has emitted since the job
+                began (empty before the start). Once it says True every source ends as if its input were exhausted: windows
+                come out, everything is committed, and the run ends successfully.
+            on_event: Told of every event of the job (`dagster_checkpoints.spark.events`), on Dagster's thread.
+
+        Raises:
+            dagster.Failure: The job cannot start or has failed; text and metadata say where and what to do.
+        """
+        reporter: RunReporter | None = None
+        try:
+            assets = StageAssets.of(context, pipeline)
+            settings = config or PipelineRunConfig.of(context.op_execution_context.op_config)
+            thread = JobThread(
+                lambda events, log: self._job(pipeline, context, settings, assets, events, log), name=pipeline.name
+            )
+            reporter = RunReporter(context, pipeline, assets, observe_every=self.observe_every)
+        except (DagsterCheckpointsError, ValueError) as error:
+            raise failure(pipeline, error, None) from None
+        try:
+            thread.start()
+            yield from self._follow(pipeline, context, thread, reporter, drain_when, on_event)
+        except dg.Failure:
+            raise
+        except BaseException:  # Dagster's interrupt among them: nothing may go on behind its back
+            self._cancel(context, thread)
+            raise
+
+    def job_status(self, pipeline: Pipeline, *, context: dg.AssetExecutionContext) -> str | None:
+        """How the pipeline's latest job ended, or that it is RUNNING; None if it never ran on this storage.
+
+        A job that FINISHED is followed by a new start, any other by a continuation.
+
+        Raises:
+            StorageError: Storage cannot be read.
+        """
+        storage = self._storage(pipeline, context)
+        try:
+            state = storage.read_state()
+        finally:
+            storage.close()
+        return None if state is None or state.job.status == "NONE" else state.job.status
+
+    # The run
+
+    def _follow(
+        self,
+        pipeline: Pipeline,
+        context: dg.AssetExecutionContext,
+        thread: JobThread,
+        reporter: RunReporter,
+        drain_when: Callable[[Mapping[str, int]], bool] | None,
+        on_event: Callable[[JobEvent], None] | None,
+    ) -> Iterator[dg.MaterializeResult]:
+        ask_at = time.monotonic() if drain_when else None
+        while True:
+            news = thread.next(_POLL_SECONDS)
+            match news:
+                case None:
+                    pass
+                case LogLine(level, text):
+                    context.log.log(level, text)
+                case JobEnded():
+                    self._check_end(pipeline, news, reporter)
+                    return
+                case event:
+                    yield from reporter.report(event)
+                    if on_event is not None:
+                        on_event(event)
+            if ask_at is not None and time.monotonic() >= ask_at:
+                assert drain_when is not None
+                ask_at = time.monotonic() + _POLL_SECONDS
+                if drain_when(thread.job.rows()):
+                    context.log.info(f"Draining pipeline {pipeline.name!r}: every source ends now.")
+                    thread.job.drain()
+                    ask_at = None
+
+    def _check_end(self, pipeline: Pipeline, ended: JobEnded, reporter: RunReporter) -> None:
+        result, error = ended.result, ended.error
+        last = reporter.last_checkpoint.location if reporter.last_checkpoint else None
+        if result is not None:
+            last = result.last_checkpoint_location or last
+            error = result.error
+            if error is None and (result.status != "FINISHED" or reporter.missing()):
+                missing = ", ".join(map(repr, reporter.missing())) or "none"
+                error = IncompleteRunError(
+                    f"Pipeline {pipeline.name!r} ended {result.status}; expected FINISHED with every selected stage. Not "
+                    f"finished: {missing}. The next run continues from the newest checkpoint."
+                )
+        if error is not None:
+            raise failure(pipeline, error, last) from None
+
+    def _cancel(self, context: dg.AssetExecutionContext, thread: JobThread) -> None:
+        ended = thread.cancel(CANCEL_SECONDS)
+        if ended is None:
+            context.log.warning(
+                f"Spark did not stop within {CANCEL_SECONDS:g} s. The run ends nevertheless; its process takes Spark along."
+            )
+        elif ended.result is not None and ended.result.last_checkpoint_id is not None:
+            context.log.info(
+                f"Canceled. The next run continues from checkpoint {ended.result.last_checkpoint_id} "
+                f"({ended.result.last_checkpoint_location})."
+            )
+
+    # From the settings to a job
+
+    def _job(
+        self,
+        pipeline: Pipeline,
+        context: dg.AssetExecutionContext,
+        config: PipelineRunConfig,
+        assets: StageAssets,
+        on_event: Callable[[JobEvent], None],
+        log: logging.Logger,
+    ) -> JobExecution:
+        storage = self._storage(pipeline, context)
+        spark_config = self._spark_config()
+        everything = assets.selected == {stage.name for stage in pipeline.stages}
+        return JobExecution(
+            pipeline,
+            storage=storage,
+            options=self._options(config, storage),
+            session=lambda: build_session(spark_config),
+            on_event=on_event,
+            run_id=context.run_id,
+            selection=None if everything else assets.selected,
+            log=log,
+        )
+
+    def _options(self, config: PipelineRunConfig, storage: CheckpointStorage) -> JobOptions:
+        return JobOptions(
+            CheckpointConfig(
+                interval=self.interval,
+                timeout=self.timeout,
+                min_pause=self.min_pause,
+                tolerable_failed_checkpoints=self.tolerable_failed_checkpoints,
+                retained=self.retained,
+            ),
+            FixedDelayRestart(self.restart_attempts, self.restart_delay) if self.restart_attempts else NoRestart(),
+            self._work_directory(storage),
+            restore_from=config.restore_from,
+            allow_non_restored_state=config.allow_non_restored_state,
+            allow_older_checkpoint=config.allow_older_checkpoint,
+            lease_seconds=self.lease_seconds,
+            max_queued_bytes=self.max_queued_bytes,
+        )
+
+    def _work_directory(self, storage: CheckpointStorage) -> Path:
+        # Pipelines of the same name on another storage are other pipelines.
+        own = hashlib.sha256(storage.store.url.encode()).hexdigest()[:12]
+        root = self.work_directory or Path(tempfile.gettempdir()) / f"dagster-checkpoints-{os.getuid()}"
+        return Path(root).absolute() / own
+
+    def _spark_config(self) -> dict[str, str]:
+        chosen = {**(self.spark.spark_config if self.spark else {}), **self.spark_config}
+        return session_config(dict(flatten_dict(chosen)))
+
+    def _storage(self, pipeline: Pipeline, context: dg.AssetExecutionContext) -> CheckpointStorage:
+        factory = self.s3.get_client if self.s3 else None
+        return CheckpointStorage(open_store(self._storage_url(context.instance), client_factory=factory), pipeline.name)
+
+    def _storage_url(self, instance: dg.DagsterInstance) -> str:
+        chosen = self.storage or os.environ.get("CHECKPOINT_STORAGE")
+        if chosen:
+            return chosen
+        home = os.environ.get("DAGSTER_HOME")
+        if home:
+            return str(Path(home).absolute() / "checkpoints")
+        if not instance.is_ephemeral:
+            return str(Path(instance.root_directory) / "checkpoints")
+        raise NoStorageError(
+            "Nothing says where checkpoints are to be stored. Pass storage= to CheckpointCoordinatorResource "
+            "(s3://bucket/prefix, file:///path or a path), or set CHECKPOINT_STORAGE or DAGSTER_HOME."
+        )

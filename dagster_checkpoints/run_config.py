@@ -1,0 +1,106 @@
+"""The configuration of one run: what it starts from. Checked before the run is launched.
+
+It must not know how a pipeline runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+from dagster._config import ConfigScalar, ConfigScalarKind
+from dagster._config.errors import PostProcessingError
+from pydantic import Field, field_validator
+
+_CHECKPOINT = re.compile(r"(chk-)?\d+")
+_LOCATION = re.compile(r"chk-\d+-\d+|.*/.*")
+
+
+class PipelineRunConfig(dg.Config):
+    """What a run of a pipeline starts from.
+
+    In the launchpad it is the configuration of the op, which is called as the decorated function:
+
+    .. code-block:: yaml
+
+        ops:
+          flights_assets:
+            config:
+              restore_from: none
+
+    Args:
+        restore_from: "latest": the newest checkpoint of a job that was canceled or failed, a new start after one that has
+            finished. "none": a new start. A checkpoint's id, such as 42, as long as it is retained. A checkpoint's location,
+            such as "checkpoints/chk-42-3" or its URL.
+        allow_non_restored_state: Go on although the checkpoint holds state of stages that the pipeline no longer has; it is
+            left behind.
+        allow_older_checkpoint: If the checkpoint is corrupt or incomplete, try older ones that are retained.
+
+    Raises:
+        pydantic.ValidationError: `restore_from` is none of these.
+
+    Examples:
+        >>> dg.RunConfig(ops={"flights_assets": PipelineRunConfig(restore_from="none")})
+    """
+
+    restore_from: str = Field(
+        default="latest",
+        description='"latest", "none" for a new start, the id of a retained checkpoint, or a checkpoint\'s location',
+    )
+    allow_non_restored_state: bool = Field(
+        default=False, description="leave behind what the checkpoint holds of stages that no longer exist"
+    )
+    allow_older_checkpoint: bool = Field(
+        default=False, description="if the checkpoint is corrupt or incomplete, try older retained ones"
+    )
+
+    @field_validator("restore_from")
+    @classmethod
+    def _check_restore_from(cls, value: str) -> str:
+        return check_restore_from(value)
+
+    @classmethod
+    def of(cls, op_config: Mapping[str, Any] | None) -> PipelineRunConfig:
+        """The part of an op's configuration that is about the start; the defaults where it has none."""
+        given = op_config if isinstance(op_config, Mapping) else {}
+        return cls(**{name: given[name] for name in cls.model_fields if name in given})
+
+
+def check_restore_from(value: str) -> str:
+    """`value`, if it can name a place to restore from.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    if value in ("latest", "none") or _CHECKPOINT.fullmatch(value) or _LOCATION.fullmatch(value):
+        return value
+    raise ValueError(
+        f'restore_from is {value!r}; expected "latest", "none", the id of a retained checkpoint such as "42", or a '
+        'location such as "checkpoints/chk-42-3" or "s3://bucket/prefix/pipeline/checkpoints/chk-42-3"'
+    )
+
+
+class _RestoreFrom(ConfigScalar):
+    """A string that Dagster checks before it launches the run, not when the op has begun."""
+
+    def __init__(self) -> None:
+        super().__init__(key="RestoreFrom", given_name="RestoreFrom", scalar_kind=ConfigScalarKind.STRING)
+
+    def post_process(self, value: str) -> str:
+        try:
+            return check_restore_from(value)
+        except ValueError as error:
+            raise PostProcessingError(str(error)) from None
+
+
+def run_config_schema() -> dict[str, dg.Field]:
+    """The schema of :class:`PipelineRunConfig`, for an op."""
+    types: dict[str, Any] = {"restore_from": _RestoreFrom()}
+    return {
+        name: dg.Field(
+            types.get(name, field.annotation), default_value=field.default, description=field.description, is_required=False
+        )
+        for name, field in PipelineRunConfig.model_fields.items()
+    }

@@ -1,0 +1,161 @@
+"""Which Dagster asset stands for which stage of a pipeline.
+
+Writes it into the assets' definitions and reads it back from there, so that a run needs no second list of names. It must
+not know how a pipeline runs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import cleandoc
+from typing import Any
+
+import dagster as dg
+
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.pipeline import Pipeline, Stage
+
+PIPELINE = "dagster_checkpoints/pipeline"
+STAGE = "dagster_checkpoints/stage"
+INSTANCES = "dagster_checkpoints/instances"
+
+
+class NotAPipelineAssetError(DagsterCheckpointsError):
+    """A pipeline is to be run from something that `@pipeline_assets` of this pipeline did not make."""
+
+
+def stage_specs(
+    pipeline: Pipeline,
+    *,
+    key_prefix: Sequence[str] = (),
+    group_name: str | None = None,
+    deps: Mapping[str, Sequence[Any]] | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> list[dg.AssetSpec]:
+    """An asset per stage, in topological order, with the pipeline's edges as dependencies.
+
+    Args:
+        pipeline: Its stages become the assets.
+        key_prefix: In front of each stage's name.
+        group_name: Of all of them.
+        deps: By a stage's name, assets outside the pipeline that it reads.
+        tags: Of all of them.
+
+    Raises:
+        UnknownStageError: `deps` names a stage that the pipeline does not have.
+    """
+    outside = {pipeline.stage(name).name: tuple(assets) for name, assets in (deps or {}).items()}
+    return [
+        dg.AssetSpec(
+            key=dg.AssetKey([*key_prefix, stage.name]),
+            deps=[
+                *(dg.AssetKey([*key_prefix, upstream]) for upstream in pipeline.upstream(stage.name)),
+                *outside.get(stage.name, ()),
+            ],
+            description=cleandoc(stage.description) if stage.description else None,
+            metadata=_metadata(pipeline, stage),
+            group_name=group_name,
+            skippable=True,  # a stage that has not finished when the run ends is not materialized
+            tags=tags,
+            kinds={"spark", "bounded" if pipeline.is_bounded(stage.name) else "unbounded"},
+        )
+        for stage in pipeline.stages
+    ]
+
+
+def instance_key(stage_key: dg.AssetKey) -> dg.AssetKey:
+    """The asset whose partitions are the instances of the stage with this asset key."""
+    return dg.AssetKey([*stage_key.path, "instances"])
+
+
+def instance_assets(assets: dg.AssetsDefinition) -> list[dg.AssetSpec]:
+    """The instances of parallel stages, as partitions of assets beside the stages.
+
+    A stage with several instances is one unpartitioned asset, since assets with different partitions cannot be materialized
+    together. Its instances are the partitions of a second, external asset, whose materializations
+    :meth:`CheckpointCoordinatorResource.run` reports. Put both into your definitions.
+
+    Args:
+        assets: What :func:`pipeline_assets` made.
+
+    Returns:
+        An asset per stage that has more than one instance; its key is the stage's with `instances` behind it.
+
+    Examples:
+        >>> defs = dg.Definitions(assets=[flights_assets, *instance_assets(flights_assets)])
+    """
+    specs = []
+    for spec in assets.specs:
+        instances = _value(spec.metadata.get(INSTANCES, [])) or []
+        if len(instances) > 1:
+            specs.append(
+                dg.AssetSpec(
+                    key=instance_key(spec.key),
+                    deps=[spec.key],
+                    description=f"The instances of stage {spec.key.path[-1]}: materialized when one has ended.",
+                    group_name=spec.group_name,
+                    kinds={"spark"},
+                    partitions_def=dg.StaticPartitionsDefinition([str(name) for name in instances]),
+                )
+            )
+    return specs
+
+
+@dataclass(frozen=True)
+class StageAssets:
+    """The assets of the run that materializes a pipeline.
+
+    Attributes:
+        keys: Asset key by stage, for all stages whose assets the run knows.
+        selected: The stages that the run is to materialize.
+    """
+
+    keys: Mapping[str, dg.AssetKey]
+    selected: frozenset[str]
+
+    @classmethod
+    def of(cls, context: dg.AssetExecutionContext, pipeline: Pipeline) -> StageAssets:
+        """Those of the asset function that runs.
+
+        Raises:
+            NotAPipelineAssetError: The function was not decorated with `@pipeline_assets` for this pipeline.
+        """
+        keys = {
+            str(_value(spec.metadata[STAGE])): spec.key
+            for spec in context.assets_def.specs
+            if _value(spec.metadata.get(PIPELINE)) == pipeline.name and STAGE in spec.metadata
+        }
+        chosen = context.selected_asset_keys
+        selected = frozenset(stage for stage, key in keys.items() if key in chosen)
+        if not selected or not selected <= {stage.name for stage in pipeline.stages}:
+            raise NotAPipelineAssetError(
+                f"Pipeline {pipeline.name!r} is run by {context.op_execution_context.op_def.name!r}, whose assets are "
+                f"{sorted(key.to_user_string() for key in chosen)}; expected the stages of {pipeline.name!r}. Decorate the "
+                "function with @pipeline_assets(pipeline=...) and pass the same pipeline to run()."
+            )
+        return cls(keys, selected)
+
+
+def _metadata(pipeline: Pipeline, stage: Stage) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
+        PIPELINE: pipeline.name,
+        STAGE: stage.name,
+        INSTANCES: dg.MetadataValue.json(list(stage.instances)),
+    }
+    if stage.location.line:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dg.BetaWarning)
+            here = dg.LocalFileCodeReference(file_path=stage.location.file, line_number=stage.location.line)
+            metadata["dagster/code_references"] = dg.CodeReferencesMetadataValue(code_references=[here])
+    if stage.sink is not None:
+        metadata["sink"] = repr(stage.sink)
+    if stage.watermark is not None:
+        metadata["watermark"] = f"{stage.watermark.column}, {stage.watermark.lateness} late"
+    return metadata
+
+
+def _value(metadata: Any) -> Any:
+    """Raw, as the decorator got it, or wrapped, as Dagster keeps it."""
+    return metadata.value if isinstance(metadata, dg.MetadataValue) else metadata
