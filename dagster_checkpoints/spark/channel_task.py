@@ -127,6 +127,7 @@ class ChannelTask(Task):
         self._due_since = 0.0
         self._alignment_began: float | None = None
         self._consumed_batch = -1
+        self._restored_batch = self.query.log.last_committed()
         self._consumed: dict[str, int] = {c.name: c.open_to for c in self._streams}
         self._delayed_watermarks: list[tuple[dict[str, int], int]] = []
         self._idle = False
@@ -389,6 +390,8 @@ class ChannelTask(Task):
         batch_id = self.query.log.last_committed()
         if batch_id < 0:
             return False
+        if batch_id == self._restored_batch:
+            return False  # it may have read MAX_WATERMARK, and its windows be still due; this attempt says it again
         planned = self.query.log.planned(batch_id)
         said = [s["watermark"] for s in planned.sources if isinstance(s, dict) and "attempt" in s]
         if any(watermark != MAX_WATERMARK_MS for watermark in said):

@@ -32,7 +32,7 @@ from dagster_checkpoints.state import (
     encode,
     validate_restore,
 )
-from dagster_checkpoints.storage import CheckpointStorage, OutcomeUnknown
+from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage, OutcomeUnknown, StorageUnavailable
 
 Outcome = MetadataWritten | MetadataWriteFailed | MetadataOutcomeUnknown
 
@@ -143,14 +143,28 @@ class CheckpointWriter:
                 rows += deployment.tasks[task].rows_out
         return rows
 
+    @property
+    def epoch(self) -> int:
+        """Of this execution: its own checkpoints carry it."""
+        assert self._storage.ownership is not None
+        return self._storage.ownership.epoch
+
+    @property
+    def newest(self) -> CheckpointPointer | None:
+        """The newest completed checkpoint that storage names, as far as is known."""
+        assert self._storage.ownership is not None
+        return self._storage.ownership.newest
+
     def latest(self, pipeline: Pipeline, allow_non_restored_state: bool) -> Restored | None:
         """The newest completed checkpoint of this job, as storage has it; None before the first.
 
         Raises:
-            StorageError: Storage cannot be asked, or another run owns the pipeline.
+            StorageUnavailable: Storage cannot be asked.
+            StorageError: Another run owns the pipeline, or the checkpoint is gone.
         """
         assert self._storage.ownership is not None
-        self._storage.ownership.renew()  # after an unknown outcome this learns which write has landed
+        if not self._storage.ownership.renew():  # after an unknown outcome this learns which write has landed
+            raise StorageUnavailable(f"expected {self._storage.url} to say which checkpoint is the newest, found no answer")
         newest = self._storage.ownership.newest
         if newest is None:
             return None

@@ -64,6 +64,8 @@ class AttemptSettings:
         number: 1, 2, … within the run; the watermark sources speak again when it changes.
         token: Differs between any two attempts, over all runs.
         max_queued_bytes: Of segments per channel before its producer waits.
+        take_back_after: The checkpoint restored, if the job had completed later ones.
+        ended_sources: Sources (stage, instance) that were asked to end before a restart: they read what is there, and end.
     """
 
     folder: Path
@@ -72,6 +74,8 @@ class AttemptSettings:
     job_id: int
     checkpointing: bool
     max_queued_bytes: int
+    take_back_after: int | None = None
+    ended_sources: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass
@@ -241,6 +245,7 @@ class _Attempt:
             uploader=uploader,
             report=report,
             checkpointing=self.settings.checkpointing,
+            take_back_after=self.settings.take_back_after,
         )
         if not inputs:
             return self._source_task(parts)
@@ -265,7 +270,9 @@ class _Attempt:
             if stage.kind is StageKind.UNBOUNDED_SOURCE:
                 raise plans.not_streaming(parts.instances[0].call)
             return BatchTask(parts)
-        return SourceTask(parts, bounded=stage.kind is StageKind.BOUNDED_SOURCE)
+        ends = stage.kind is StageKind.BOUNDED_SOURCE
+        asked = (stage.name, stage.instances[parts.id.index]) in self.settings.ended_sources
+        return SourceTask(parts, bounded=ends or asked)
 
     # Stages
 

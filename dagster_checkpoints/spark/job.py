@@ -7,6 +7,7 @@ the pipeline with how the job ended. It must not know Dagster.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,10 +52,10 @@ from dagster_checkpoints.pipeline import Pipeline, TaskId
 from dagster_checkpoints.spark import events
 from dagster_checkpoints.spark.checkpointing import CheckpointWriter
 from dagster_checkpoints.spark.deployment import AttemptSettings, Deployer, Deployment, Restored
-from dagster_checkpoints.spark.errors import JobFailedError, SelectionError
+from dagster_checkpoints.spark.errors import JobFailedError, NothingToRestoreError, SelectionError
 from dagster_checkpoints.spark.events import JobEvent, JobResult, JobStatus
 from dagster_checkpoints.spark.reporting import checkpoint_done, stage_rows
-from dagster_checkpoints.spark.restoring import StartPoint, choose_start
+from dagster_checkpoints.spark.restoring import StartPoint, choose_start, has_later
 from dagster_checkpoints.spark.task import (
     CheckpointIsAborted,
     CheckpointIsComplete,
@@ -63,7 +64,15 @@ from dagster_checkpoints.spark.task import (
     TriggerCheckpoint,
 )
 from dagster_checkpoints.spark.uploads import SnapshotUploader
-from dagster_checkpoints.storage import CheckpointStorage, LeaseRenewer, Owner, StorageError
+from dagster_checkpoints.storage import (
+    CheckpointStorage,
+    CorruptStateFile,
+    LeaseRenewer,
+    MissingStateFile,
+    Owner,
+    StorageError,
+    StorageUnavailable,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -190,9 +199,13 @@ class JobExecution:
         self._on_event = on_event
         self._selection = selection
         self._strategy = options.restart.fresh()
+        self._unusable: list[str] = []
+        self._ended_sources: set[tuple[str, str]] = set()
+        self._restored: Restored | None = None
         self._log = log or logging.getLogger("dagster_checkpoints")
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._cancel_asked = threading.Event()
+        self._to_end: list[_EndSources] = []
         self._run: RunState | None = None
         self._job_id = 0
         self._start: StartPoint | None = None
@@ -243,24 +256,45 @@ class JobExecution:
         self.storage.check()
         owner = Owner(run_id=self.run_id, host=socket.gethostname(), pid=os.getpid())
         ownership = self.storage.acquire(owner, self.options.lease_seconds)
-        status: JobStatus = "FAILED"
+        status: JobStatus | None = None
         renewer = LeaseRenewer(ownership, lambda error: self._queue.put(_OwnershipLost(error)))
         renewer.start()
         try:
             start = choose_start(self.pipeline, self.storage, self.options)
             self._check_selection(start.restored)
-            self._start = start
-            self._job_id = ownership.begin_job(resume=start.resume)
+            self._begin(start)
+            status = "FAILED"
             error = self._execute(start)
             status = "FINISHED" if error is None else "CANCELED" if isinstance(error, _Canceled) else "FAILED"
             return self._result(status, None if isinstance(error, _Canceled) else error)
         finally:
             renewer.stop(5.0)
             self._release(status)
-            shutil.rmtree(self._work, ignore_errors=True)
+            self._clear_work(ownership.epoch, own=True)
+
+    def _begin(self, start: StartPoint) -> None:
+        ownership = self.storage.ownership
+        assert ownership is not None
+        self._start = start
+        location = start.restored.location if start.restored else None
+        self._job_id = ownership.begin_job(resume=start.resume, restored=location)
+
+    def _begin_older(self, start: StartPoint, error: StorageError) -> StartPoint:
+        """A state file of the chosen checkpoint is corrupt or gone: go on from an older one, if the user allows it."""
+        if not self.options.allow_older_checkpoint or start.restored is None:
+            raise error
+        self._log.warning("Passing over checkpoint %s: %s", start.restored.location, error)
+        self._unusable.append(start.restored.location)
+        try:
+            older = choose_start(self.pipeline, self.storage, self.options, self._unusable)
+        except NothingToRestoreError:
+            raise error from None
+        self._begin(older)
+        return older
 
     def _execute(self, start: StartPoint) -> BaseException | None:
-        shutil.rmtree(self._work, ignore_errors=True)  # of a process that died; the pipeline is ours now
+        assert self.storage.ownership is not None
+        self._clear_work(self.storage.ownership.epoch, own=False)
         uploads = ThreadPoolExecutor(self.options.upload_threads, thread_name_prefix="snapshot")
         io = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-io")
         status: JobStatus = "FAILED"
@@ -272,11 +306,18 @@ class JobExecution:
             coordinator = None
             restored = start.restored
             while True:
-                settings = self._attempt_settings()
+                settings = self._attempt_settings(restored)
                 deployer = self._run.deployer if self._run else self._deployer(spark)
                 attempt = settings.number
                 uploader = SnapshotUploader(self.storage, uploads, lambda e, a=attempt: self._report(a, e))  # type: ignore[misc]
-                deployment = deployer.deploy(settings, restored, uploader, lambda e, a=attempt: self._report(a, e))  # type: ignore[misc]
+                try:
+                    deployment = deployer.deploy(settings, restored, uploader, lambda e, a=attempt: self._report(a, e))  # type: ignore[misc]
+                except (CorruptStateFile, MissingStateFile) as unusable:
+                    if coordinator is not None:
+                        raise
+                    start = self._begin_older(start, unusable)
+                    restored = start.restored
+                    continue
                 if coordinator is None:
                     coordinator = self._coordinator(deployment, start)
                     self._run = RunState(coordinator, writer, deployer, spark, uploads, io)
@@ -290,7 +331,7 @@ class JobExecution:
                 if again is not None:
                     status = "CANCELED" if isinstance(again, _Canceled) else "FAILED"
                     return again
-                restored = run.writer.latest(self.pipeline, self.options.allow_non_restored_state)
+                restored = self._restored
         except _Canceled as canceled:
             status = "CANCELED"
             return canceled
@@ -380,6 +421,7 @@ class JobExecution:
             case DiscardCheckpoint(completed):
                 run.io.submit(self._quietly, lambda: run.writer.delete(completed))
             case CheckpointCompleted(completed):
+                self._drop_passed_over(run)
                 assert run.deployment is not None
                 self._on_event(checkpoint_done(run.deployment, completed))
             case CheckpointFailed(checkpoint_id, reason, message):
@@ -392,6 +434,13 @@ class JobExecution:
             case _:
                 pass
 
+    def _drop_passed_over(self, run: RunState) -> None:
+        """The job has gone on from an earlier checkpoint: the later ones, whose rows were taken back, are of no use."""
+        if self._start is not None and self._start.passed_over:
+            for checkpoint in self._start.passed_over:
+                self._perform(run, DiscardCheckpoint(checkpoint))
+            self._start = replace(self._start, passed_over=())
+
     # Tasks
 
     def _end_sources(self, run: RunState, stage: str | None, instance: str | None) -> None:
@@ -402,8 +451,10 @@ class JobExecution:
                 continue
             for index, name in enumerate(source.instances):
                 task = run.deployment.tasks.get(TaskId(chain.name, index))
-                if task is not None and instance in (None, name):
-                    task.send(EndInput())
+                if instance in (None, name):
+                    self._ended_sources.add((source.name, name))  # also after a restart
+                    if task is not None:
+                        task.send(EndInput())
 
     def _task_finished(self, run: RunState, task: TaskId) -> None:
         assert run.deployment is not None
@@ -452,17 +503,36 @@ class JobExecution:
             # A checkpoint whose metadata is being written must be known before the start is chosen.
             while run.coordinator.finalizing is not None or time.monotonic() < until:
                 item = self._next(run)
-                if not isinstance(item, _FromAttempt | _EndSources):
+                if not isinstance(item, _FromAttempt):
                     self._take(run, item)
+            latest = self._latest(run)
         except (_Canceled, StorageError, JobFailedError) as ended:
             return ended
-        latest = run.writer.latest(self.pipeline, self.options.allow_non_restored_state)
         if latest is None:
             self._handle(run, CoordinatorRestarting())
         else:
-            known = CompletedCheckpoint(latest.plan.checkpoint_id, latest.location)
+            own = latest is not self._restored_at_start
+            known = CompletedCheckpoint(latest.plan.checkpoint_id, latest.location) if own else None
             self._handle(run, CoordinatorRestarting(frozenset(latest.plan.finished), known))
+        self._restored = latest
         return None
+
+    def _latest(self, run: RunState) -> Restored | None:
+        """What to restart from. While storage is away it is waited for, as long as the lease holds."""
+        while True:
+            try:
+                latest = run.writer.latest(self.pipeline, self.options.allow_non_restored_state)
+                newest, epoch = run.writer.newest, run.writer.epoch
+                return latest if newest is not None and newest.epoch == epoch else self._restored_at_start
+            except StorageUnavailable as error:
+                self._log.warning("The restart waits for storage: %s", error)
+                item = self._next(run)
+                if not isinstance(item, _FromAttempt):
+                    self._take(run, item)
+
+    @property
+    def _restored_at_start(self) -> Restored | None:
+        return self._start.restored if self._start else None
 
     def _tell_tasks_are_gone(self, run: RunState, error: BaseException) -> None:
         """No checkpoint is triggered, and none waits for a task, between a failure and the restart."""
@@ -475,14 +545,23 @@ class JobExecution:
 
     # Beginning and end
 
-    def _attempt_settings(self) -> AttemptSettings:
+    def _clear_work(self, epoch: int, *, own: bool) -> None:
+        """Remove this execution's work directories, or those of the dead: never those of a later owner."""
+        for folder in self._work.glob("epoch-*"):
+            found = int(folder.name.split("-")[1])
+            if found == epoch if own else found < epoch:
+                shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._work.rmdir()
+
+    def _attempt_settings(self, restored: Restored | None) -> AttemptSettings:
         number = (self._run.attempt % 10_000 if self._run else 0) + 1
         ownership = self.storage.ownership
         assert ownership is not None
         folder = self._work / f"epoch-{ownership.epoch}-attempt-{number}"
-        for old in self._work.glob("epoch-*"):
-            shutil.rmtree(old, ignore_errors=True)
+        self._clear_work(ownership.epoch, own=True)
         folder.mkdir(parents=True)
+        later = restored is not None and has_later(self.storage, restored.plan.checkpoint_id)
         return AttemptSettings(
             folder=folder,
             number=ownership.epoch * 10_000 + number,
@@ -490,6 +569,8 @@ class JobExecution:
             job_id=self._job_id,
             checkpointing=self.options.checkpoints.tasks_wait_for_final_checkpoint,
             max_queued_bytes=self.options.max_queued_bytes,
+            take_back_after=restored.plan.checkpoint_id if later and restored else None,
+            ended_sources=frozenset(self._ended_sources),
         )
 
     def _deployer(self, spark: SparkSession) -> Deployer:
@@ -509,12 +590,23 @@ class JobExecution:
         )
 
     def _shut_down(self, status: JobStatus) -> None:
-        if self._run is not None:
-            for action in self._run.coordinator.handle(Shutdown(CoordinatorStatus[status]), time.monotonic()):
-                if isinstance(action, DiscardCheckpoint | DiscardStates):
-                    self._perform(self._run, action)
+        if self._run is None:
+            return
+        actions = self._run.coordinator.handle(Shutdown(CoordinatorStatus[status]), time.monotonic())
+        if any(isinstance(action, DiscardCheckpoint) for action in actions):
+            # First it is said that the job is over: without its checkpoints a crash would look like a new start.
+            ownership = self.storage.ownership
+            assert ownership is not None
+            try:
+                ownership.end_job(status, keep_checkpoints=False)
+            except StorageError as error:
+                self._log.warning("The checkpoints of the finished job are kept: %s", error)
+                return
+        for action in actions:
+            if isinstance(action, DiscardCheckpoint | DiscardStates):
+                self._perform(self._run, action)
 
-    def _release(self, status: JobStatus) -> None:
+    def _release(self, status: JobStatus | None) -> None:
         ownership = self.storage.ownership
         if ownership is not None:
             self._quietly(lambda: ownership.release(status))

@@ -30,17 +30,18 @@ class TaskSink:
         self._schema = schema
         self._pending: list[tuple[int, str]] = []
 
-    def open(self, restored: Sequence[str] | None) -> None:
+    def open(self, restored: Sequence[str] | None, take_back_after: int | None = None) -> None:
         """Open the sink and make good what a checkpoint promised: commit its transactions, abort all others.
 
         Args:
             restored: The transactions that the checkpoint holds; None for a new start.
+            take_back_after: The checkpoint's id, if the job had completed later ones: their rows will come again.
         """
         self._sink.open(self._context)
         if restored is None:
             self._sink.start_new()
         else:
-            self._sink.recover(restored)
+            self._sink.recover(restored, restored=take_back_after)
 
     def write(self, segment: SegmentFiles, batch_id: int) -> None:
         """Put one micro-batch into the current transaction."""

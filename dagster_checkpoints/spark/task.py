@@ -121,6 +121,7 @@ class TaskParts:
         plan: Of its query; None while it waits for static inputs, and for a task restored after its finish.
         restored: Its snapshot, if the job was restored.
         checkpointing: Whether it waits for a final checkpoint.
+        take_back_after: See `TaskSink.open`.
     """
 
     id: TaskId
@@ -136,6 +137,7 @@ class TaskParts:
     uploader: SnapshotUploader
     report: Report
     checkpointing: bool
+    take_back_after: int | None
 
 
 class Task(ABC):
@@ -492,7 +494,8 @@ class Task(ABC):
             restored = self.parts.restored
             kept = restored.stages.get(self.tail.stage.name) if restored else None
             with self._in_stage(self.tail):
-                self.parts.sink.open(None if restored is None else kept.transactions if kept else ())
+                transactions = None if restored is None else kept.transactions if kept else ()
+                self.parts.sink.open(transactions, self.parts.take_back_after)
 
     def _close(self) -> None:
         if self._closed:
