@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -17,8 +17,8 @@ import pyarrow.dataset as ds
 
 from assets.flights import DATA, flights
 from dagster_checkpoints import CheckpointCoordinatorResource, pipeline_assets
-from dagster_checkpoints.spark.events import CheckpointDone, JobEvent
-from resources.checkpoints import checkpoint_coordinator
+from dagster_checkpoints.spark.events import JobEvent
+from resources import checkpoint_coordinator
 
 
 def tell(event: str, **fields: Any) -> None:
@@ -26,24 +26,22 @@ def tell(event: str, **fields: Any) -> None:
 
 
 class December:
-    """Whether all of December has left the live source, as of the latest checkpoint."""
+    """Whether all of December has left the live source."""
 
     def __init__(self) -> None:
         self._rows = ds.dataset(DATA.december, format="parquet").count_rows()
-        self._consumed = 0
         self._told = False
 
-    def on_event(self, event: JobEvent) -> None:
-        tell(type(event).__name__, **asdict(event))
-        if isinstance(event, CheckpointDone):
-            self._consumed = event.stages["flights_live"].rows
-
-    def is_consumed(self) -> bool:
-        consumed = DATA.feed_complete.exists() and self._consumed >= self._rows
+    def is_consumed(self, rows: Mapping[str, int]) -> bool:
+        consumed = DATA.feed_complete.exists() and rows.get("flights_live", 0) >= self._rows
         if consumed and not self._told:
             self._told = True
             tell("Draining")
         return consumed
+
+
+def on_event(event: JobEvent) -> None:
+    tell(type(event).__name__, **asdict(event))
 
 
 december = December()
@@ -51,11 +49,11 @@ december = December()
 
 @pipeline_assets(pipeline=flights)
 def flights_assets(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource) -> Iterator[Any]:
-    yield from checkpoint_coordinator.run(flights, context=context, drain_when=december.is_consumed, on_event=december.on_event)
+    yield from checkpoint_coordinator.run(flights, context=context, drain_when=december.is_consumed, on_event=on_event)
 
 
 def main() -> int:
-    settings = checkpoint_coordinator().model_copy(update={"interval": 5.0, "lease_seconds": 8.0})
+    settings = checkpoint_coordinator.model_copy(update={"interval": 5.0, "lease_seconds": 8.0})
     with dg.DagsterInstance.get() as instance:
         result = dg.materialize(
             [flights_assets],

@@ -3,6 +3,7 @@
 # Without `from __future__ import annotations`: Dagster reads the types of an op's parameters.
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import dagster as dg
 import pyarrow.parquet as pq
@@ -32,7 +33,7 @@ class DecemberConsumed:
 @pipeline_assets(pipeline=flights, group_name="flights")
 def flights_assets(
     context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource
-) -> Iterator[dg.MaterializeResult]:
+) -> Iterator[dg.MaterializeResult[Any]]:
     """The flights of 2013: a backfill and three live feeds under one checkpoint; ends when December has been consumed."""
     data = prepare(DATA.root, progress=context.log.info)
     if checkpoint_coordinator.job_status(flights, context=context) == "FINISHED" and data.feed_complete.exists():
