@@ -48,7 +48,7 @@ class JobThread:
     def __init__(self, create: Callable[[Callable[[JobEvent], None], logging.Logger], JobExecution], *, name: str) -> None:
         self._news: SimpleQueue[JobEvent | logging.LogRecord | JobEnded] = SimpleQueue()
         log = logging.Logger(f"dagster_checkpoints.{name}", logging.INFO)
-        log.addHandler(QueueHandler(self._news))  # type: ignore[arg-type]
+        log.addHandler(QueueHandler(self._news))
         self.job = create(self._news.put, log)
         self._thread = threading.Thread(target=self._run, name=f"pipeline {name}", daemon=True)
 

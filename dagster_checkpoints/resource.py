@@ -104,7 +104,7 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
         config: PipelineRunConfig | None = None,
         drain_when: Callable[[Mapping[str, int]], bool] | None = None,
         on_event: Callable[[JobEvent], None] | None = None,
-    ) -> Iterator[dg.MaterializeResult]:
+    ) -> Iterator[dg.MaterializeResult[Any]]:
         """Run a pipeline to its end, in the body of a function decorated with :func:`pipeline_assets`.
 
         All stages run at the same time, on threads of their own; a stage is materialized when it has finished and
@@ -167,7 +167,7 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
         reporter: RunReporter,
         drain_when: Callable[[Mapping[str, int]], bool] | None,
         on_event: Callable[[JobEvent], None] | None,
-    ) -> Iterator[dg.MaterializeResult]:
+    ) -> Iterator[dg.MaterializeResult[Any]]:
         ask_at = time.monotonic() if drain_when else None
         while True:
             news = thread.next(_POLL_SECONDS)
@@ -238,7 +238,7 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
             options=self._options(config, storage),
             session=lambda: build_session(spark_config),
             on_event=on_event,
-            run_id=context.run_id,
+            run_id=context.run.run_id,
             selection=None if everything else assets.selected,
             log=log,
         )

@@ -5,6 +5,7 @@ Turns the runtime's events into Dagster's, on the main thread. It must not know 
 
 from __future__ import annotations
 
+import logging
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS, FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import StageError
@@ -62,7 +63,7 @@ class RunReporter:
         self._finished: dict[str, StageFinished] = {}
         self._yielded: set[str] = set()
 
-    def report(self, event: JobEvent) -> Iterator[dg.MaterializeResult]:
+    def report(self, event: JobEvent) -> Iterator[dg.MaterializeResult[Any]]:
         """Log what has happened; yields the materializations that have become possible, in topological order."""
         match event:
             case JobStarted():
@@ -71,7 +72,9 @@ class RunReporter:
                 self._checkpoint_done(event)
             case CheckpointNotDone(checkpoint_id, reason, message):
                 which = f"Checkpoint {checkpoint_id}" if checkpoint_id is not None else "A checkpoint"
-                self._context.log.warning(f"{which} failed ({reason}): {message}")
+                # One that met the end of a task, say, is nothing to worry about.
+                level = logging.WARNING if FailureReason[reason].counts else logging.INFO
+                self._context.log.log(level, f"{which} failed ({reason}): {message}")
             case JobRestarting(attempt, delay, cause):
                 self._context.log.error(
                     f"{cause}\nThe unfinished stages start again from the latest checkpoint in {delay:g} s (attempt {attempt})."
@@ -149,7 +152,7 @@ class RunReporter:
             metadata = {"state": "finished", **self._result(event)}
             self._context.log_event(dg.AssetObservation(self._assets.keys[event.stage], metadata=metadata))
 
-    def _materializations(self) -> Iterator[dg.MaterializeResult]:
+    def _materializations(self) -> Iterator[dg.MaterializeResult[Any]]:
         """Dagster wants an asset after those it depends on, whichever has finished first."""
         for stage in self._pipeline.stages:
             name = stage.name

@@ -1,0 +1,132 @@
+"""Pipelines materialized by Dagster in process, with real resources: assets, metadata, and rows that moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pyspark.sql import SparkSession
+
+from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline
+from dagster_checkpoints.run_config import PipelineRunConfig
+from dagster_checkpoints.stage_assets import instance_assets
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+
+def ids(spark: SparkSession, path: Path) -> list[int]:
+    return sorted(row.id for row in spark.read.parquet(str(path)).collect())
+
+
+def test_a_finished_pipeline_is_materialized_and_a_second_run_starts_anew(
+    spark: SparkSession,
+    tmp_path: Path,
+    coordinator: Callable[..., CheckpointCoordinatorResource],
+    numbers_pipeline: Pipeline,
+    assets_of: Callable[..., dg.AssetsDefinition],
+    materialize: Callable[..., dg.ExecuteInProcessResult],
+) -> None:
+    assets = assets_of(numbers_pipeline, key_prefix="demo", group_name="small")
+    with dg.DagsterInstance.ephemeral() as instance:
+        first = materialize(assets, coordinator(), instance=instance)
+        assert first.success
+        made = [m for m in first.get_asset_materialization_events() if m.materialization.partition is None]
+        assert [e.asset_key.path for e in made] == [["demo", "numbers"], ["demo", "doubled"], ["demo", "total"]]
+        total = made[-1].materialization.metadata
+        assert total["rows"].value == 10
+        assert total["job"].value == 1
+        assert total["path"].value == str(tmp_path / "total")
+        assert ids(spark, tmp_path / "total") == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8]
+
+        instances = dg.AssetKey(["demo", "numbers", "instances"])
+        assert instance.get_materialized_partitions(instances) == {"left", "right"}
+        observed = instance.fetch_observations(dg.AssetKey(["demo", "total"]), limit=1).records[0].asset_observation
+        assert observed is not None and observed.metadata["state"].value == "finished"
+
+        second = materialize(assets, coordinator(), instance=instance)
+        assert second.success
+        last = second.get_asset_materialization_events()[-1].materialization
+        assert last.metadata["job"].value == 2
+    assert ids(spark, tmp_path / "total") == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8]
+
+
+def test_a_stage_that_raises_fails_the_run_with_its_own_line(
+    tmp_path: Path,
+    coordinator: Callable[..., CheckpointCoordinatorResource],
+    assets_of: Callable[..., dg.AssetsDefinition],
+    materialize: Callable[..., dg.ExecuteInProcessResult],
+    failure_of: Callable[[dg.ExecuteInProcessResult], Any],
+) -> None:
+    from dagster_checkpoints import ParquetSink, Stage, bounded_source
+
+    @bounded_source
+    def numbers(context):
+        return context.spark.range(5)
+
+    class Broken(Stage):
+        def transform(self, context, numbers):
+            return numbers
+
+        def process_batch(self, batch, batch_id):
+            raise ValueError("no such number")  # the user's own line
+
+    pipeline = Pipeline("broken_numbers", [numbers, Broken("broken", sink=ParquetSink(tmp_path / "out"))])
+    result = materialize(assets_of(pipeline), coordinator(restart_attempts=1, restart_delay=0.0))
+    failure = failure_of(result)
+    assert "Stage 'broken' (instance '0')" in failure.description
+    assert "no such number" in failure.description
+    assert f"{Path(__file__).name}:" in failure.description
+    assert "restarted 1 times" in failure.description
+    assert failure.metadata["stage"].value == "broken"
+
+
+def test_an_unfinished_stage_must_be_selected(
+    coordinator: Callable[..., CheckpointCoordinatorResource],
+    numbers_pipeline: Pipeline,
+    assets_of: Callable[..., dg.AssetsDefinition],
+    materialize: Callable[..., dg.ExecuteInProcessResult],
+    failure_of: Callable[[dg.ExecuteInProcessResult], Any],
+) -> None:
+    failure = failure_of(materialize(assets_of(numbers_pipeline), coordinator(), selection=["total"]))
+    assert "'numbers', 'doubled' were not selected" in failure.description
+    assert failure.metadata["error"].value == "SelectionError"
+
+
+def test_a_checkpoint_that_is_not_there_cannot_be_restored(
+    coordinator: Callable[..., CheckpointCoordinatorResource],
+    numbers_pipeline: Pipeline,
+    assets_of: Callable[..., dg.AssetsDefinition],
+    materialize: Callable[..., dg.ExecuteInProcessResult],
+    failure_of: Callable[[dg.ExecuteInProcessResult], Any],
+) -> None:
+    config = dg.RunConfig(ops={"pipeline_op": PipelineRunConfig(restore_from="42")})
+    failure = failure_of(materialize(assets_of(numbers_pipeline), coordinator(), run_config=config))
+    assert "'42'" in failure.description
+
+
+def test_assets_say_what_the_stages_are(numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> None:
+    assets = assets_of(numbers_pipeline, group_name="small", deps={"numbers": ["outside"]})
+    specs = {spec.key.path[-1]: spec for spec in assets.specs}
+    assert set(specs) == {"numbers", "doubled", "total"}
+    assert all(spec.skippable and spec.partitions_def is None and spec.group_name == "small" for spec in specs.values())
+    assert {dep.asset_key.path[-1] for dep in specs["total"].deps} == {"doubled"}
+    assert {dep.asset_key.path[-1] for dep in specs["numbers"].deps} == {"outside"}
+    assert specs["numbers"].kinds == {"spark", "bounded"}
+    assert specs["numbers"].description == "Numbers from zero."
+    assert "ParquetSink" in specs["total"].metadata["sink"]
+    (reference,) = specs["total"].metadata["dagster/code_references"].code_references
+    assert Path(reference.file_path).name == "conftest.py" and reference.line_number > 1
+
+    beside = {tuple(spec.key.path): spec for spec in instance_assets(assets)}
+    assert set(beside) == {("numbers", "instances"), ("doubled", "instances")}
+    partitions = beside["numbers", "instances"].partitions_def
+    assert partitions is not None and partitions.get_partition_keys() == ["left", "right"]
+    dg.Definitions.validate_loadable(
+        dg.Definitions(
+            assets=[assets, *instance_assets(assets)],
+            resources={"checkpoint_coordinator": CheckpointCoordinatorResource()},
+        )
+    )

@@ -1,0 +1,112 @@
+"""Runs in processes of their own, terminated as Dagster's run launcher does it: by SIGINT to the run's process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_checkpoints.state import decode
+from dagster_checkpoints.storage import CheckpointStorage, open_store
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOCATION = Path(__file__).with_name("live_location.py")
+SECONDS = 180.0
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.setenv("LIVE_ROOT", str(tmp_path / "data"))
+    monkeypatch.delenv("CHECKPOINT_STORAGE", raising=False)
+    (tmp_path / "data" / "input").mkdir(parents=True)
+    return tmp_path
+
+
+@contextmanager
+def dagster_run(home: Path, job: str) -> Iterator[subprocess.Popen[bytes]]:
+    with (home / f"{job}.log").open("wb") as log:
+        command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(LOCATION), "-j", job]
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def drop(home: Path, name: str, numbers: range) -> None:
+    new = home / "data" / f".{name}"
+    new.write_text("".join(json.dumps({"id": number}) + "\n" for number in numbers))
+    new.rename(home / "data" / "input" / f"{name}.json")
+
+
+def committed(home: Path, sink: str) -> list[int]:
+    files = (home / "data" / sink).glob("checkpoint=*/*.parquet")
+    return sorted(number for file in files for number in pq.ParquetFile(file).read().column("id").to_pylist())
+
+
+def latest_run(instance: dg.DagsterInstance) -> dg.DagsterRun:
+    return instance.get_runs(limit=1)[0]
+
+
+@pytest.mark.parametrize("executor", ["in_process", "multiprocess"])
+def test_a_terminated_run_is_canceled_and_continued(home: Path, executor: str) -> None:
+    drop(home, "first", range(5))
+    storage = CheckpointStorage(open_store(str(home / "checkpoints")), "live_numbers")
+
+    def backfill_finished() -> bool:
+        state = storage.read_state()
+        if state is None or state.newest is None:
+            return False
+        metadata = decode(storage.read_metadata(state.newest.location), state.newest.location)
+        return any(stage.name == "backfill" and stage.fully_finished for stage in metadata.stages)
+
+    with dagster_run(home, f"everything_{executor}") as process:
+        deadline = time.monotonic() + SECONDS
+        while not (backfill_finished() and committed(home, "squares") == [0, 1, 4, 9, 16]):
+            assert process.poll() is None, (home / f"everything_{executor}.log").read_text()[-5000:]
+            assert time.monotonic() < deadline, (home / f"everything_{executor}.log").read_text()[-5000:]
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        process.wait(SECONDS)
+
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        canceled = latest_run(instance)
+        assert canceled.status is dg.DagsterRunStatus.CANCELED
+        state = storage.read_state()
+        assert state is not None and state.lease is None and state.job.status == "CANCELED"
+        assert state.newest is not None
+        kept = state.newest.checkpoint_id
+        # `live` and `squares` have not finished, so they were not materialized.
+        assert instance.get_latest_materialization_event(dg.AssetKey(["backfill"])) is not None
+        assert instance.get_latest_materialization_event(dg.AssetKey(["squares"])) is None
+        assert instance.fetch_observations(dg.AssetKey(["squares"]), limit=1).records
+
+        drop(home, "second", range(5, 10))
+        (home / "data" / "drain").touch()
+        with dagster_run(home, f"unfinished_{executor}") as process:  # the finished stage may be left out
+            assert process.wait(SECONDS) == 0, (home / f"unfinished_{executor}.log").read_text()[-5000:]
+        finished = latest_run(instance)
+        assert finished.status is dg.DagsterRunStatus.SUCCESS
+        log = (home / f"unfinished_{executor}.log").read_text()
+        assert f"continues from checkpoint {kept}" in log
+        squares = instance.get_latest_materialization_event(dg.AssetKey(["squares"]))
+        assert squares is not None and squares.run_id == finished.run_id
+    assert committed(home, "squares") == [number * number for number in range(10)]
+    assert committed(home, "backfill") == list(range(5))
+    state = storage.read_state()
+    assert state is not None and state.job.status == "FINISHED" and state.job.job_id == 1
+    storage.close()

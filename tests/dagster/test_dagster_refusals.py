@@ -1,0 +1,189 @@
+"""What is refused before Spark starts: storage, ownership, run configuration, settings."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster_aws.s3 import S3Resource
+from dagster_pyspark import LazyPySparkResource, PySparkResource
+from pydantic import ValidationError
+
+from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline, resource
+from dagster_checkpoints.run_config import PipelineRunConfig
+from dagster_checkpoints.storage import CheckpointStorage, LeaseRenewer, Owner, open_store
+
+Materialize = Callable[..., dg.ExecuteInProcessResult]
+Coordinator = Callable[..., CheckpointCoordinatorResource]
+AssetsOf = Callable[..., dg.AssetsDefinition]
+FailureOf = Callable[[dg.ExecuteInProcessResult], Any]
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(resource, "build_session", refuse)
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_unreachable_storage_is_named_before_spark_starts(
+    coordinator: Coordinator,
+    numbers_pipeline: Pipeline,
+    assets_of: AssetsOf,
+    materialize: Materialize,
+    failure_of: FailureOf,
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nowhere = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    s3 = S3Resource(
+        endpoint_url=nowhere,
+        region_name="us-east-1",
+        max_attempts=1,
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+    )
+    result = materialize(assets_of(numbers_pipeline), coordinator(storage="s3://bucket/prefix", s3=s3))
+    failure = failure_of(result)
+    assert "s3://bucket/prefix" in failure.description
+    assert nowhere in failure.description  # the cause, as boto3 tells it
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_second_run_is_refused_while_the_first_lives(
+    tmp_path: Path,
+    coordinator: Coordinator,
+    numbers_pipeline: Pipeline,
+    assets_of: AssetsOf,
+    materialize: Materialize,
+    failure_of: FailureOf,
+) -> None:
+    with CheckpointStorage(open_store(str(tmp_path / "storage")), "numbers") as storage:
+        ownership = storage.acquire(Owner(run_id="the-first-run", host="a-machine", pid=1), 2.0)
+        renewer = LeaseRenewer(ownership, lambda error: None)
+        renewer.start()
+        try:
+            failure = failure_of(materialize(assets_of(numbers_pipeline), coordinator()))
+        finally:
+            renewer.stop(5.0)
+        assert "the-first-run" in failure.description
+        assert failure.metadata["error"].value == "PipelineOwned"
+        state = storage.read_state()
+        assert state is not None and state.lease is not None and state.lease.owner.run_id == "the-first-run"
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_nothing_says_where_to_store(
+    monkeypatch: pytest.MonkeyPatch,
+    coordinator: Coordinator,
+    numbers_pipeline: Pipeline,
+    assets_of: AssetsOf,
+    materialize: Materialize,
+    failure_of: FailureOf,
+) -> None:
+    monkeypatch.delenv("CHECKPOINT_STORAGE", raising=False)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    failure = failure_of(materialize(assets_of(numbers_pipeline), coordinator(storage=None)))
+    assert "CHECKPOINT_STORAGE" in failure.description
+
+
+def test_where_checkpoints_are_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    url = CheckpointCoordinatorResource()._storage_url
+    with dg.DagsterInstance.ephemeral() as instance:
+        monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+        monkeypatch.setenv("CHECKPOINT_STORAGE", "s3://bucket/prefix")
+        assert url(instance) == "s3://bucket/prefix"
+        monkeypatch.delenv("CHECKPOINT_STORAGE")
+        assert url(instance) == str(tmp_path / "checkpoints")
+        assert CheckpointCoordinatorResource(storage="/elsewhere")._storage_url(instance) == "/elsewhere"
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_pipeline_is_run_by_its_own_assets_only(
+    coordinator: Coordinator, numbers_pipeline: Pipeline, materialize: Materialize, failure_of: FailureOf
+) -> None:
+    @dg.multi_asset(specs=[dg.AssetSpec("numbers")])
+    def not_decorated(context, checkpoint_coordinator: CheckpointCoordinatorResource):
+        yield from checkpoint_coordinator.run(numbers_pipeline, context=context)
+
+    assert "@pipeline_assets" in failure_of(materialize(not_decorated, coordinator())).description
+
+
+@pytest.mark.parametrize("value", ["lates", "", "chk", "-1", "4 2"])
+def test_a_run_configuration_that_names_nothing_is_refused_before_launch(
+    value: str, coordinator: Coordinator, numbers_pipeline: Pipeline, assets_of: AssetsOf
+) -> None:
+    with pytest.raises(ValidationError, match="restore_from"):
+        PipelineRunConfig(restore_from=value)
+    with pytest.raises(dg.DagsterInvalidConfigError, match="restore_from"):
+        dg.materialize(
+            [assets_of(numbers_pipeline)],
+            resources={"checkpoint_coordinator": coordinator()},
+            run_config={"ops": {"pipeline_op": {"config": {"restore_from": value}}}},
+        )
+
+
+@pytest.mark.parametrize("value", ["latest", "none", "42", "chk-42", "chk-42-3", "checkpoints/chk-42-3", "s3://b/p/x"])
+def test_what_may_be_restored_from(value: str) -> None:
+    assert PipelineRunConfig(restore_from=value).restore_from == value
+
+
+def test_an_unknown_setting_of_the_run_is_refused(
+    coordinator: Coordinator, numbers_pipeline: Pipeline, assets_of: AssetsOf
+) -> None:
+    with pytest.raises(dg.DagsterInvalidConfigError, match="restore_form"):
+        dg.materialize(
+            [assets_of(numbers_pipeline)],
+            resources={"checkpoint_coordinator": coordinator()},
+            run_config={"ops": {"pipeline_op": {"config": {"restore_form": "none"}}}},
+        )
+
+
+@pytest.mark.parametrize(
+    "settings", [{"interval": 0}, {"timeout": -1}, {"retained": 0}, {"lease_seconds": 0}, {"restart_attempts": -1}]
+)
+def test_settings_have_ranges(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(settings))):
+        CheckpointCoordinatorResource(**settings)
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_spark_setting_against_the_protocol_is_refused(
+    coordinator: Coordinator,
+    numbers_pipeline: Pipeline,
+    assets_of: AssetsOf,
+    materialize: Materialize,
+    failure_of: FailureOf,
+) -> None:
+    spark = {"spark": {"sql": {"streaming": {"noDataMicroBatches": {"enabled": "false"}}}}}
+    result = materialize(assets_of(numbers_pipeline), coordinator(spark_config=spark))
+    assert "spark.sql.streaming.noDataMicroBatches.enabled" in failure_of(result).description
+
+
+@pytest.mark.parametrize("kind", [PySparkResource, LazyPySparkResource])
+def test_a_spark_resource_gives_its_settings_and_no_session(
+    kind: type[PySparkResource] | type[LazyPySparkResource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PySparkResource would create a session on Dagster's main thread."""
+    monkeypatch.setattr("dagster_pyspark.resources.spark_session_from_config", lambda config: pytest.fail("a session"))
+    seen: list[dict[str, str]] = []
+
+    @dg.op
+    def look(checkpoint_coordinator: CheckpointCoordinatorResource) -> None:
+        seen.append(checkpoint_coordinator._spark_config())
+
+    @dg.job
+    def job() -> None:
+        look()
+
+    nested = kind(spark_config={"spark": {"executor": {"memory": "3g"}}})
+    settings = CheckpointCoordinatorResource(spark=nested, spark_config={"spark.master": "local[3]"})
+    assert job.execute_in_process(resources={"checkpoint_coordinator": settings}).success
+    assert seen[0]["spark.executor.memory"] == "3g"
+    assert seen[0]["spark.master"] == "local[3]"
