@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import throughput
 from bench.measures import Measure, below
+from bench.processes import is_java, pss_mb, tree
 from bench.setting import Setting
 from bench.ways import unchained
 
@@ -70,37 +70,3 @@ class Sampler:
                 self.peak_mb, self.own_mb, self.workers = total, sizes.get(self.root, 0.0), len(sizes) - 1
             if self._stop.wait(EVERY_SECONDS):
                 return
-
-
-def tree(root: int) -> list[int]:
-    """A process and all its descendants."""
-    children: dict[int, list[int]] = defaultdict(list)
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                after_name = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue  # it has ended
-            children[int(after_name[1])].append(int(entry))
-    found = [root]
-    for pid in found:
-        found += children[pid]
-    return found
-
-
-def is_java(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() == "java"
-    except OSError:
-        return False
-
-
-def pss_mb(pid: int) -> float:
-    """Proportional set size; 0 for a process that has ended."""
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) / 1024
-    except OSError:
-        pass
-    return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
@@ -9,6 +10,7 @@ from statistics import median
 from bench import computation
 from bench.computation import Rows
 from bench.measures import Measure, at_least, below
+from bench.processes import cpu_seconds
 from bench.setting import BenchFailed, Setting
 from bench.ways import WAYS, Timed, chained
 
@@ -36,20 +38,29 @@ def measure(setting: Setting) -> Iterator[Measure]:
     setting.say("  warming up")
     warm_up(setting)
     seconds: dict[str, list[float]] = defaultdict(list)
+    processor: dict[str, list[float]] = defaultdict(list)
     expected: list[tuple[object, ...]] | None = None
     for repeat in range(setting.repeats):
         for letter, (name, way) in WAYS.items():
+            before = cpu_seconds(os.getpid())
             timed = way(setting, rows)
             seconds[letter].append(timed.seconds)
-            setting.say(f"  {repeat + 1}/{setting.repeats} ({letter}) {name}: {timed.seconds:.1f} s")
+            processor[letter].append(cpu_seconds(os.getpid()) - before)
+            said = f"{timed.seconds:.1f} s, {processor[letter][-1]:.1f} s of processor time"
+            setting.say(f"  {repeat + 1}/{setting.repeats} ({letter}) {name}: {said}")
             found = computation.result(setting.spark, timed.output)
             expected = found if expected is None else expected
             compare(f"({letter}) {name}", found, expected)
     took = {letter: median(values) for letter, values in seconds.items()}
     for letter, (name, _) in WAYS.items():
-        yield Measure(PART, f"({letter}) {name}", rows.count / took[letter], "rows/s", note=_runs(seconds[letter]))
+        yield Measure(
+            PART, f"({letter}) {name}", rows.count / took[letter], "rows/s", note=_runs(seconds[letter], processor[letter])
+        )
     yield at_least(PART, "(c) / (a)", _ratio(seconds, "a", "c"), "", 0.9)
     yield at_least(PART, "(d) / (b)", _ratio(seconds, "b", "d"), "", 1.0)
+    for own, reference in (("c", "a"), ("d", "b")):
+        what = f"processor time: ({reference}) / ({own})"
+        yield Measure(PART, what, _ratio(processor, reference, own), "", note="hardly depends on what else runs")
     yield Measure(PART, "rows of the result, the same for all four", len(expected or ()), "rows")
 
 
@@ -86,5 +97,6 @@ def _ratio(seconds: dict[str, list[float]], reference: str, own: str) -> float:
     return median([a / b for a, b in zip(seconds[reference], seconds[own], strict=True)])
 
 
-def _runs(seconds: list[float]) -> str:
-    return "runs: " + ", ".join(f"{s:.1f} s" for s in seconds)
+def _runs(seconds: list[float], processor: list[float]) -> str:
+    each = [f"{s:.1f} s ({p:.1f} s of processor time)" for s, p in zip(seconds, processor, strict=True)]
+    return "runs: " + ", ".join(each)

@@ -1,0 +1,56 @@
+"""What Linux says about a process and its descendants: who they are, their memory, their processor time.
+
+Everything comes from /proc; without it there are no numbers, and no errors either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+
+
+def tree(root: int) -> list[int]:
+    """A process and all its descendants."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for entry in os.listdir("/proc") if Path("/proc").exists() else ():
+        if entry.isdigit() and (fields := _stat(int(entry))):
+            children[int(fields[1])].append(int(entry))
+    found = [root]
+    for pid in found:
+        found += children[pid]
+    return found
+
+
+def is_java(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "java"
+    except OSError:
+        return False
+
+
+def pss_mb(pid: int) -> float:
+    """Proportional set size; 0 for a process that has ended."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+    except OSError:
+        pass
+    return 0.0
+
+
+def cpu_seconds(root: int) -> float:
+    """Processor time that a process, its descendants, and those that have ended have used."""
+    ticks = 0
+    for pid in tree(root):
+        ticks += sum(int(field) for field in _stat(pid)[11:15])  # own and waited-for children's: user, system
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat from the third on; empty for a process that has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return []
