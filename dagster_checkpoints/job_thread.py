@@ -17,6 +17,8 @@ from queue import Empty, SimpleQueue
 from dagster_checkpoints.spark.events import JobEvent, JobResult
 from dagster_checkpoints.spark.job import JobExecution
 
+_LOOK_SECONDS = 0.5
+
 
 @dataclass(frozen=True)
 class LogLine:
@@ -68,10 +70,13 @@ class JobThread:
         """Cancel the job and wait for its end; None if it had not ended after `seconds`."""
         self.job.cancel()
         deadline = time.monotonic() + seconds
-        while self._thread.ident is not None and (left := deadline - time.monotonic()) > 0:
-            news = self.next(left)
+        while (left := deadline - time.monotonic()) > 0:
+            alive = self._thread.is_alive()
+            news = self.next(min(left, _LOOK_SECONDS) if alive else 0.0)
             if isinstance(news, JobEnded):
                 return news
+            if news is None and not alive:
+                return JobEnded(None, None)  # never started, or its last word was lost in an interrupt
         return None
 
     def _run(self) -> None:

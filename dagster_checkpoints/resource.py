@@ -22,6 +22,7 @@ from pydantic import Field, field_validator
 
 from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart, NoRestart
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.interrupts import interrupts_delayed
 from dagster_checkpoints.job_thread import JobEnded, JobThread, LogLine
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.run_config import PipelineRunConfig
@@ -134,7 +135,8 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
         except (DagsterCheckpointsError, ValueError) as error:
             raise failure(pipeline, error, None) from None
         try:
-            thread.start()
+            with interrupts_delayed():
+                thread.start()
             yield from self._follow(pipeline, context, thread, reporter, drain_when, on_event)
         except dg.Failure:
             raise
@@ -175,12 +177,15 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
                 case None:
                     pass
                 case LogLine(level, text):
-                    context.log.log(level, text)
+                    with interrupts_delayed():
+                        context.log.log(level, text)
                 case JobEnded():
                     self._check_end(pipeline, news, reporter)
                     return
                 case event:
-                    yield from reporter.report(event)
+                    with interrupts_delayed():
+                        materialized = list(reporter.report(event))
+                    yield from materialized
                     if on_event is not None:
                         on_event(event)
             if ask_at is not None and time.monotonic() >= ask_at:

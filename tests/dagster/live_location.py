@@ -44,7 +44,7 @@ def live_assets(context: dg.AssetExecutionContext, checkpoint_coordinator: Check
     yield from checkpoint_coordinator.run(
         pipeline,
         context=context,
-        drain_when=lambda rows: (ROOT / "drain").exists() and rows.get("live", 0) >= 10,
+        drain_when=lambda rows: (ROOT / "drain").exists() and rows.get("squares", 0) >= 10,
     )
 
 

@@ -74,18 +74,20 @@ def test_a_terminated_run_is_canceled_and_continued(home: Path, executor: str) -
         metadata = decode(storage.read_metadata(state.newest.location), state.newest.location)
         return any(stage.name == "backfill" and stage.fully_finished for stage in metadata.stages)
 
-    with dagster_run(home, f"everything_{executor}") as process:
+    with (
+        dg.DagsterInstance.from_config(str(home)) as instance,
+        dagster_run(home, f"everything_{executor}") as process,
+    ):
         deadline = time.monotonic() + SECONDS
         while not (backfill_finished() and committed(home, "squares") == [0, 1, 4, 9, 16]):
             assert process.poll() is None, (home / f"everything_{executor}.log").read_text()[-5000:]
             assert time.monotonic() < deadline, (home / f"everything_{executor}.log").read_text()[-5000:]
             time.sleep(0.2)
+        instance.report_run_canceling(latest_run(instance))
         process.send_signal(signal.SIGINT)
         process.wait(SECONDS)
 
-    with dg.DagsterInstance.from_config(str(home)) as instance:
-        canceled = latest_run(instance)
-        assert canceled.status is dg.DagsterRunStatus.CANCELED
+        assert latest_run(instance).status is dg.DagsterRunStatus.CANCELED
         state = storage.read_state()
         assert state is not None and state.lease is None and state.job.status == "CANCELED"
         assert state.newest is not None
