@@ -80,11 +80,17 @@ class QueryLog:
 
 
 def channel_positions(batch: PlannedBatch) -> Mapping[str, int]:
-    """The end positions of all channels in a batch, from the offsets of its channel sources."""
+    """The end positions of all channels in a batch, from the offsets of its channel sources.
+
+    A stage that uses an input twice has two sources behind one gate, which may have asked at different moments: a channel is
+    consumed only as far as both have read it.
+    """
     positions: dict[str, int] = {}
     for source in batch.sources:
         if isinstance(source, dict) and "attempt" not in source and "logOffset" not in source:
-            positions.update({channel: position for channel, position in source.items() if "->" in channel})
+            for channel, position in source.items():
+                if "->" in channel:
+                    positions[channel] = min(position, positions.get(channel, position))
     return positions
 
 
