@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 COMPRESSION = "lz4_raw"  # a segment is read again at once and then deleted: speed matters, size little
-_PART = "channel_index"
+_PART = "__dagster_checkpoints_channel__"  # beside the user's own columns, whatever they are called
 
 
 @dataclass(frozen=True)
