@@ -12,6 +12,7 @@ Source: https://spark.apache.org/docs/latest/api/python/tutorial/sql/python_data
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -38,6 +39,17 @@ def read_gate(path: str) -> dict[str, Any]:
         return last
 
 
+def _end_quietly() -> None:
+    """In a source's own process: Spark ends it by closing its socket, which is no error to print."""
+    usual = sys.excepthook
+
+    def hook(kind: Any, error: BaseException, trace: Any) -> None:
+        if not isinstance(error, BrokenPipeError | ConnectionResetError):
+            usual(kind, error, trace)
+
+    sys.excepthook = hook
+
+
 class Channels(DataSource):
     """All channels of one stage input. Options: `gate`, `logs` (JSON, channel to log file), `base` (JSON, first positions)."""
 
@@ -46,6 +58,7 @@ class Channels(DataSource):
         return CHANNELS_FORMAT
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        _end_quietly()
         return ChannelsReader(self.options, schema)
 
 
@@ -132,6 +145,7 @@ class Watermark(DataSource):
         return WATERMARK_FORMAT
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        _end_quietly()
         return WatermarkReader(self.options, schema)
 
 
