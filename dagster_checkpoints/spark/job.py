@@ -37,6 +37,7 @@ from dagster_checkpoints.coordination import (
     GiveUp,
     NotifyAborted,
     NotifyComplete,
+    RequestFailed,
     RestartStrategy,
     Shutdown,
     TaskState,
@@ -205,7 +206,6 @@ class JobExecution:
         self._log = log or logging.getLogger("dagster_checkpoints")
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._cancel_asked = threading.Event()
-        self._to_end: list[_EndSources] = []
         self._run: RunState | None = None
         self._job_id = 0
         self._start: StartPoint | None = None
@@ -424,6 +424,8 @@ class JobExecution:
                 self._drop_passed_over(run)
                 assert run.deployment is not None
                 self._on_event(checkpoint_done(run.deployment, completed))
+            case RequestFailed(_, reason, message) if reason.pre_flight:
+                self._on_event(events.CheckpointNotDone(None, reason.name, message))
             case CheckpointFailed(checkpoint_id, reason, message):
                 self._on_event(events.CheckpointNotDone(checkpoint_id, reason.name, message))
             case FailJob(reason, message):
