@@ -130,6 +130,7 @@ class ChannelTask(Task):
         self._restored_batch = self.query.log.last_committed()
         self._consumed: dict[str, int] = {c.name: c.open_to for c in self._streams}
         self._delayed_watermarks: list[tuple[dict[str, int], int]] = []
+        self._in_order = True
         self._idle = False
 
     def _restore_valve(self) -> None:
@@ -155,6 +156,7 @@ class ChannelTask(Task):
 
     def _start(self, plan: QueryPlan) -> None:
         self.plan = plan
+        self._in_order = self._sources_are_asked_in_order(plan)
         self._ready = True
         if not plan.streaming:
             return  # only static inputs: one evaluation, see `step`
@@ -310,14 +312,13 @@ class ChannelTask(Task):
     def _publishable_watermark(self) -> int | None:
         """The watermark that may be told to Spark together with the positions.
 
-        It must never be read before the records in front of it. Up to two streaming inputs the plan's order sees to that
-        (an input's watermark source is asked before its channel source); with more, Spark asks in any order, so a watermark
-        is held back until a batch has planned the records in front of it.
+        It must never be read before the records in front of it. Where the order in which Spark asks does not see to that, a
+        watermark is held back until a batch has planned the records in front of it.
         """
         watermark = self._valve.watermark
         if watermark <= MIN_WATERMARK_MS:
             return None
-        if 2 * sum(1 for i in self._inputs if not i.static) <= ORDERED_SOURCES:
+        if self._in_order:
             return watermark
         newest = self._delayed_watermarks[-1][1] if self._delayed_watermarks else None
         if newest is None or watermark > newest:
@@ -332,6 +333,16 @@ class ChannelTask(Task):
                 break
             self._delayed_watermarks.pop(0)
         return allowed
+
+    def _sources_are_asked_in_order(self, plan: QueryPlan) -> bool:
+        """Whether Spark asks each watermark source before every channel source whose records it speaks of.
+
+        It does within an input. Between two inputs it need not, but then Spark's own minimum over both holds back; not so if
+        one of them says no watermark.
+        """
+        streams = [i for i in self._inputs if not i.static]
+        together = len(streams) == 1 or all(i.carries_watermark for i in streams)
+        return together and plan.sources <= ORDERED_SOURCES
 
     # Following the query
 
@@ -350,9 +361,10 @@ class ChannelTask(Task):
                 self._forward_idleness()
 
     def _forward_idleness(self) -> None:
-        if self._valve.is_idle != self._idle and self._caught_up():
-            self._idle = self._valve.is_idle
-            self.output.append(WatermarkStatus(self._idle))
+        idle = self._valve.is_idle
+        if idle != self._idle and (not idle or self._caught_up()):
+            self._idle = idle
+            self.output.append(WatermarkStatus(idle))
 
     def before_emit(self, batch_id: int) -> None:
         self.forward_watermark()
@@ -373,17 +385,17 @@ class ChannelTask(Task):
 
     def reach_max_watermark(self) -> None:
         assert self.plan is not None
-        log = self.query.log
-        if not self.plan.streaming or self.tail.stage.output_mode == "complete":
+        if not self.plan.streaming:
             return
-        if self.plan.own_watermark:
-            self.query.stop()
-            if log.last_committed() >= 0 and self._stateful:
-                self.run_planned_batch(MAX_WATERMARK_MS)
-            return
-        if any(i.carries_watermark for i in self._inputs):
+        if not self.plan.own_watermark and self._max_watermark_matters():
             self.wait_until(self._max_watermark_reached)
         self.query.stop()
+        if self.plan.own_watermark and self.query.log.last_committed() >= 0 and self.holds_state():
+            self.run_planned_batch(MAX_WATERMARK_MS)
+
+    def _max_watermark_matters(self) -> bool:
+        # In complete mode every row has been said already, and would only be said again.
+        return self.tail.stage.output_mode != "complete" and any(i.carries_watermark for i in self._inputs)
 
     def _max_watermark_reached(self) -> bool:
         self._follow_query()

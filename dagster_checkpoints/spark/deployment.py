@@ -375,6 +375,9 @@ class _Attempt:
         known = self.deployment.schemas.setdefault(chain.stages[-1], schema)
         if known != schema:
             raise plans.differing_schema(chain, index, known, schema)
+        for edge in self.pipeline.edges:
+            if edge.source == chain.stages[-1] and edge.input.key is not None and edge.input.key not in schema.names:
+                raise plans.no_such_key(chain, index, edge.target, edge.input.key, schema)
 
     def _recorded_schema(self, chain: Chain) -> None:
         tail = chain.stages[-1]

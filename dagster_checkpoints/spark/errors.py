@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
-from types import TracebackType
-
 from dagster_checkpoints.errors import DagsterCheckpointsError
 
 
@@ -59,18 +56,3 @@ class SelectionError(DagsterCheckpointsError):
 
 class RestoredSchemaError(DagsterCheckpointsError):
     """A finished stage's output schema is not in the checkpoint, so its consumers cannot be restored."""
-
-
-def own_line(error: BaseException, *, inside: str | None) -> str:
-    """Where in the user's code an error was raised: `file:line, in function: code`, the innermost frame within `inside`."""
-    frames = traceback.extract_tb(_traceback(error))
-    within = [frame for frame in frames if inside is not None and frame.filename == inside]
-    chosen = within or list(frames)
-    if not chosen:
-        return "unknown"
-    frame = chosen[-1]
-    return f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
-
-
-def _traceback(error: BaseException) -> TracebackType | None:
-    return error.__traceback__

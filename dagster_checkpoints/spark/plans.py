@@ -5,21 +5,23 @@ It must not know tasks, channels' contents or checkpoints. Everything here is an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
+from pyspark.sql import functions as F
+from pyspark.sql.types import NullType, StructType, TimestampNTZType, TimestampType
 
 from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, StageContext
+from dagster_checkpoints.spark.blame import own_line
 from dagster_checkpoints.spark.errors import (
     EventTimeError,
     PlanRefusedError,
     StageFailedError,
     StageResultError,
     StageWatermarkError,
-    own_line,
 )
 from dagster_checkpoints.spark.inputs import nullable
 
@@ -34,6 +36,7 @@ class QueryPlan:
         frame: The chain's output.
         schema: Its schema as channels carry it, every column nullable.
         streaming: False when the chain begins with a source that returned a batch DataFrame.
+        sources: How many streaming sources Spark will ask; an input that is used twice has twice as many.
         own_watermark: The plan has a watermark that is not the channels': a source's, or the user's own. At the end of
             data it is moved through the offset log.
     """
@@ -41,6 +44,7 @@ class QueryPlan:
     frame: DataFrame
     schema: StructType
     streaming: bool
+    sources: int
     own_watermark: bool
 
 
@@ -82,6 +86,9 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
         streaming = frame.isStreaming
         if arguments:
             _check_uses_inputs(call, frame, arguments)
+        elif not streaming and len(calls) > 1:
+            # What follows expects a stream, and gets one behind a channel.
+            raise RefusedAtStage(calls[1].stage.name, "the source returned a batch DataFrame")
         own = streaming and bool(_watermarks([frame]) - carried)
         if own and (pipeline.carries_watermark(call.stage.name) and _input_carries(pipeline, call.stage)):
             raise StageWatermarkError(
@@ -106,7 +113,9 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
             _check_supported(call, frame, position)
         arguments = {call.stage.name: frame}
     assert frame is not None
-    return QueryPlan(frame, nullable(frame.schema), frame.isStreaming, own_watermark)
+    _check_columns(calls[-1], frame)
+    sources = sum(1 for node in nodes(frame._jdf.queryExecution().analyzed()) if node.nodeName() == "StreamingRelationV2")
+    return QueryPlan(frame, nullable(frame.schema), frame.isStreaming, sources, own_watermark)
 
 
 def open_stage(call: StageCall) -> None:
@@ -115,6 +124,29 @@ def open_stage(call: StageCall) -> None:
         call.stage.open(call.context)
     except Exception as error:
         raise _failed(call, error, "open() raised ") from error
+
+
+def conform(call: StageCall, what: str, frame: DataFrame, schema: StructType) -> DataFrame:
+    """The rows that `process_batch` or `finish` returned, with the columns that the stage's consumers expect.
+
+    Raises:
+        StageResultError: It is no DataFrame, or its columns are not those of `transform`.
+    """
+    if not isinstance(frame, DataFrame):
+        raise StageResultError(
+            call.stage.name,
+            call.context.instance,
+            f"expected {what} ({call.stage.location}) to return a DataFrame or None, found {type(frame).__name__}.",
+        )
+    found = nullable(frame.schema)
+    if {f.name: f.dataType for f in found} != {f.name: f.dataType for f in schema}:
+        raise StageResultError(
+            call.stage.name,
+            call.context.instance,
+            f"expected {what} ({call.stage.location}) to return the columns of transform, {schema.simpleString()}, found "
+            f"{found.simpleString()}. Select and cast them, or let transform add the columns.",
+        )
+    return frame if found.names == schema.names else frame.select(*[F.col(f"`{name}`") for name in schema.names])
 
 
 def not_streaming(call: StageCall) -> StageResultError:
@@ -134,6 +166,16 @@ def differing_schema(chain: Chain, index: int, known: StructType, found: StructT
         chain.instances[index],
         f"expected the schema of the other instances, {known.simpleString()}, found {found.simpleString()}. Every instance "
         "must return the same columns.",
+    )
+
+
+def no_such_key(chain: Chain, index: int, consumer: str, key: str, schema: StructType) -> StageResultError:
+    """The rows shall be distributed by a column that they do not have."""
+    return StageResultError(
+        chain.stages[-1],
+        chain.instances[index],
+        f"its output to {consumer!r} is distributed by key {key!r}; found only the columns {', '.join(schema.names)}. Name one "
+        f"of these in StageInput(key=...) of {consumer!r}, or add the column.",
     )
 
 
@@ -182,7 +224,7 @@ def _call(call: StageCall, arguments: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def _failed(call: StageCall, error: Exception, what: str) -> StageFailedError:
-    line = own_line(error, inside=call.stage.location.file)
+    line = own_line(error, call.stage.location.file)
     return StageFailedError(call.stage.name, call.context.instance, f"{what}{type(error).__name__}: {error}\n  at {line}")
 
 
@@ -199,9 +241,10 @@ def _check_uses_inputs(call: StageCall, frame: DataFrame, arguments: Mapping[str
 
 
 def _sources(frame: DataFrame) -> set[str]:
-    """The streaming sources in a plan, each by its options: they name the input's own gate."""
+    """The gates of the channel sources in a plan: each belongs to one input."""
     plan = frame._jdf.queryExecution().analyzed()
-    return {str(node.toString()).split("\n")[0] for node in nodes(plan) if node.nodeName() == "StreamingRelationV2"}
+    gates = [node.extraOptions().get("gate") for node in nodes(plan) if node.nodeName() == "StreamingRelationV2"]
+    return {str(gate) for gate in gates if gate is not None}
 
 
 def _input_carries(pipeline: Pipeline, stage: Stage) -> bool:
@@ -246,6 +289,22 @@ def _check_event_time(call: StageCall, frame: DataFrame, column: str) -> None:
     )
 
 
+def _check_columns(call: StageCall, frame: DataFrame) -> None:
+    """Rows leave the chain as Parquet files, which cannot hold everything."""
+    names = Counter(name.lower() for name in frame.columns)
+    repeated = sorted(name for name, count in names.items() if count > 1)
+    untyped = [field.name for field in frame.schema.fields if isinstance(field.dataType, NullType)]
+    if repeated:
+        problem = f"has more than one column {', '.join(map(repr, repeated))} (letter case does not tell columns apart)"
+        remedy = "Rename or drop one of each; join with on=<name> keeps one."
+    elif untyped:
+        problem = f"has no type for column {', '.join(map(repr, untyped))}"
+        remedy = "Cast it: F.lit(None).cast(...)."
+    else:
+        return
+    raise StageResultError(call.stage.name, call.context.instance, f"its result ({call.stage.location}) {problem}. {remedy}")
+
+
 def _check_supported(call: StageCall, frame: DataFrame, position: int) -> None:
     """Spark's own check, made before anything starts (it would come only when the query starts)."""
     from pyspark.errors import AnalysisException
@@ -281,11 +340,13 @@ def nodes(plan: Any) -> Iterator[Any]:
 
 
 def _is_stateful(node: Any) -> bool:
-    kind = node.getClass()
-    while kind is not None:
-        if any(interface.getSimpleName() == STATE_WRITER for interface in kind.getInterfaces()):
+    # A base class or a base trait may be what extends StateStoreWriter (transformWithState, applyInPandasWithState).
+    kinds = [node.getClass()]
+    while kinds:
+        kind = kinds.pop()
+        if kind.getSimpleName() == STATE_WRITER:
             return True
-        kind = kind.getSuperclass()
+        kinds += [*kind.getInterfaces(), *filter(None, [kind.getSuperclass()])]
     return False
 
 

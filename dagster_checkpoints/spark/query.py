@@ -126,6 +126,14 @@ class TaskQuery:
         return self._query is not None
 
     @property
+    def busy(self) -> bool:
+        """Whether the query is still starting, or has found new data that it has not finished with."""
+        if self._query is None or not self._query.isActive:
+            return True
+        status = self._query.status
+        return bool(status["isDataAvailable"]) or status["message"].startswith("Initializing")
+
+    @property
     def waits_for_data(self) -> bool:
         """Whether Spark has looked for something to do since the last batch, and found nothing."""
         if self._query is None or not self._query.isActive:

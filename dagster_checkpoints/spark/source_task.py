@@ -23,10 +23,12 @@ class SourceTask(Task):
         self._bounded = bounded
         watermark = parts.instances[0].stage.watermark
         self._idle_after = watermark.idle_after if watermark else None
-        self._last_rows_at = time.monotonic()
+        self._last_busy_at = time.monotonic()
         self._idle = False
 
     def begin(self) -> None:
+        if self._idle_after is not None and self.parts.restored is not None:
+            self.output.append(WatermarkStatus(False))  # the checkpoint may hold that it was idle
         self.catch_up_watermark()
         self.start_query({"availableNow": True} if self._bounded else None)
 
@@ -37,8 +39,11 @@ class SourceTask(Task):
             if free:
                 self.forward_watermark()
                 self._watch_idleness()
-        if self._bounded and not self.query.active:
-            self._check_query()
+
+    def look_at_query(self) -> None:
+        super().look_at_query()
+        if self._bounded and self.lifecycle.state is LifecycleState.RUNNING and not self.query.active:
+            self._check_query()  # it may have failed between the two looks
             self.end_of_data(drain=True)
 
     def triggered(self, barrier: CheckpointBarrier) -> None:
@@ -54,12 +59,8 @@ class SourceTask(Task):
         return PinnedSnapshot(TaskSnapshot())
 
     def reach_max_watermark(self) -> None:
-        if self.query.log.last_committed() >= 0 and self._holds_state():
+        if self.query.log.last_committed() >= 0 and self.holds_state():
             self.run_planned_batch(MAX_WATERMARK_MS)
-
-    def _holds_state(self) -> bool:
-        state = self.query.checkpoint / "state"
-        return state.exists() and any(state.iterdir())
 
     def committed_watermark(self, batch_id: int) -> int | None:
         if self.plan is None or not self.plan.own_watermark:
@@ -71,14 +72,21 @@ class SourceTask(Task):
 
     def before_emit(self, batch_id: int) -> None:
         self.forward_watermark()
+        self._set_idle(False)  # in front of the rows, or those behind would go on without them
 
     def after_emit(self, rows: int) -> None:
-        if rows:
-            self._last_rows_at = time.monotonic()
-            self._set_idle(False)
+        self._last_busy_at = time.monotonic()
 
     def _watch_idleness(self) -> None:
-        if self._idle_after is not None and time.monotonic() - self._last_rows_at > self._idle_after:
+        """Idle is a source that has looked for rows and found none for so long.
+
+        One that has not looked yet, or has found rows that wait for a slow consumer, is not.
+        """
+        if self._idle_after is None or self._idle:
+            return
+        if self.query.busy:
+            self._last_busy_at = time.monotonic()
+        elif time.monotonic() - self._last_busy_at > self._idle_after:
             self._set_idle(True)
 
     def _set_idle(self, idle: bool) -> None:

@@ -39,8 +39,9 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, TaskId
 from dagster_checkpoints.spark import plans
+from dagster_checkpoints.spark.blame import own_line, stage_of
 from dagster_checkpoints.spark.channels import BarrierMark, EndOfData, EndOfPartition, SegmentFiles, WatermarkAt
-from dagster_checkpoints.spark.errors import StageError, StageFailedError, own_line
+from dagster_checkpoints.spark.errors import StageError, StageFailedError
 from dagster_checkpoints.spark.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.outputs import TaskOutput
 from dagster_checkpoints.spark.query import TaskQuery
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 POLL_SECONDS = 0.03
+LOOK_SECONDS = 0.1  # a look at the query itself is a call into the JVM
 
 
 # Mail
@@ -158,7 +160,8 @@ class Task(ABC):
         self._thread = threading.Thread(target=self._run, name=f"task {parts.id}", daemon=True)
         self._done = False
         self._closed = False
-        self._stateful = False
+        self._look_at = 0.0
+        self._stateful: bool | None = None  # not known before a batch has run
         self._watermark_delay: int | None = None
         self._forwarded_batch = -1
 
@@ -211,8 +214,10 @@ class Task(ABC):
             while not self._done:
                 self._check_canceled()
                 self._read_mail()
+                if not self._done and time.monotonic() >= self._look_at:
+                    self._look_at = time.monotonic() + LOOK_SECONDS
+                    self.look_at_query()
                 if not self._done:
-                    self._check_query()
                     self.step()
         except Canceled:
             self.query.kill()
@@ -255,6 +260,10 @@ class Task(ABC):
     @abstractmethod
     def begin(self) -> None:
         """Start working: usually, start the query."""
+
+    def look_at_query(self) -> None:
+        """Look whether the query still runs. Raises what it failed with."""
+        self._check_query()
 
     @abstractmethod
     def step(self) -> None:
@@ -316,18 +325,21 @@ class Task(ABC):
             files = [str(file) for file in segment.files]
             given = spark.read.schema(batch.schema).parquet(*files) if files else spark.createDataFrame([], batch.schema)
             with self._in_stage(tail):
-                return tail.stage.process_batch(given, batch_id)
+                processed = tail.stage.process_batch(given, batch_id)
+            assert self.plan is not None
+            return None if processed is None else plans.conform(tail.call, "process_batch", processed, self.plan.schema)
 
         return process
 
     def _observe_operators(self, batch_id: int) -> None:
         """Learn from the executed plan how far the output's watermark lies behind the batch's: it never changes."""
-        if self._watermark_delay is not None:
+        if self._watermark_delay is not None or self._stateful is False:
             return
         executed = self.query.executed_plan()
         if executed is None:
             return
-        self._stateful = plans.is_stateful(executed)
+        if self._stateful is None:
+            self._stateful = plans.is_stateful(executed)
         watermark = self.query.log.planned(batch_id).watermark_ms
         if self._stateful and watermark > 0:
             output = plans.output_watermark(executed, watermark)
@@ -337,7 +349,9 @@ class Task(ABC):
     def forward_watermark(self) -> None:
         """Send on the watermark of everything emitted so far, if it moved."""
         batch_id = self.query.log.last_committed()
-        if batch_id == self._forwarded_batch or batch_id < 0:
+        # Before the first batch of an attempt there is no telling what the watermark means; a restored task has sent
+        # what its batch allowed in front of the barrier.
+        if batch_id == self._forwarded_batch or batch_id < 0 or self._stateful is None:
             return
         self._forwarded_batch = batch_id
         watermark = self.committed_watermark(batch_id)
@@ -363,6 +377,8 @@ class Task(ABC):
         target = self.parts.folder / "snapshots" / f"chk-{checkpoint_id}"
         try:
             with self.query.between_batches() as batch_id:
+                if self.lifecycle.state is LifecycleState.RUNNING:
+                    self.forward_watermark()
                 stages = self._snapshot_stages(checkpoint_id)
                 pinned = self._pin(batch_id, target, stages)
                 pinned.hold()
@@ -444,8 +460,11 @@ class Task(ABC):
                     instance.stage.end_input(name)
             with self._in_stage(instance):
                 held_back = instance.stage.finish()
-                if held_back is not None:
-                    self.output.write(held_back, self.query.log.last_committed() + 1)
+            if held_back is not None:
+                assert self.plan is not None
+                rows = plans.conform(instance.call, "finish", held_back, self.plan.schema)
+                # 0 is the number of a batch result's only batch, which has no log.
+                self.output.write(rows, max(self.query.log.last_committed(), 0) + 1)
         # Behind the last records: what `finish` returned must not be late for anybody.
         self.emit_watermark(MAX_WATERMARK_MS)
 
@@ -470,6 +489,11 @@ class Task(ABC):
         batch_id = log.last_committed()
         if batch_id >= 0 and log.next_watermark(batch_id) > log.planned(batch_id).watermark_ms:
             log.plan_batch(batch_id + 1, log.next_watermark(batch_id))
+
+    def holds_state(self) -> bool:
+        """Whether the query has a stateful operator, as its checkpoint says: also before the first batch of an attempt."""
+        state = self.query.checkpoint / "state"
+        return state.exists() and any(state.iterdir())
 
     def run_planned_batch(self, watermark: int) -> None:
         """Run one batch without input under the given watermark, through the offset log; the query is stopped."""
@@ -532,14 +556,18 @@ class Task(ABC):
             raise self._stage_failed(instance, error) from error
 
     def _explain(self, error: BaseException) -> BaseException:
-        return error if isinstance(error, StageError) else self._stage_failed(self.tail, error)
+        if isinstance(error, StageError):
+            return error
+        found = stage_of(error, [instance.stage for instance in self.parts.instances])
+        raised_in = next((i for i in self.parts.instances if i.stage is found), self.tail)
+        return self._stage_failed(raised_in, error)
 
     def _stage_failed(self, instance: StageInstance, error: BaseException) -> StageFailedError:
         stage = instance.stage
         names = " -> ".join(i.stage.name for i in self.parts.instances)
-        within = f" (the query of {names})" if len(self.parts.instances) > 1 and instance is self.tail else ""
+        within = f" (in the query of {names})" if len(self.parts.instances) > 1 else ""
         return StageFailedError(
             stage.name,
             instance.call.context.instance,
-            f"failed{within}: {type(error).__name__}: {error}\n  at {own_line(error, inside=stage.location.file)}",
+            f"failed{within}: {type(error).__name__}: {error}\n  at {own_line(error, stage.location.file)}",
         )
