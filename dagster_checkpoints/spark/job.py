@@ -151,6 +151,7 @@ class RunState:
 
     Attributes:
         finished: Tasks that have finished, in this run or before.
+        told: Those of them whose end was told in this run.
         announced: Stages whose end was told.
     """
 
@@ -163,6 +164,7 @@ class RunState:
     attempt: int = 0
     deployment: Deployment | None = None
     finished: set[TaskId] = field(default_factory=set)
+    told: set[TaskId] = field(default_factory=set)
     announced: set[str] = field(default_factory=set)
 
 
@@ -464,12 +466,14 @@ class JobExecution:
         chain = next(c for c in run.deployment.chains if c.name == task.vertex)
         rows = run.deployment.tasks[task].rows_out
         tail = chain.stages[-1]
-        for stage in chain.stages:
-            kept = rows if stage == tail else 0
-            self._on_event(events.InstanceFinished(stage, chain.instances[task.index], kept))
+        if task not in run.told:  # a task restored after its finish ends once more
+            run.told.add(task)
+            for stage in chain.stages:
+                kept = rows if stage == tail else 0
+                self._on_event(events.InstanceFinished(stage, chain.instances[task.index], kept))
         if all(TaskId(chain.name, index) in run.finished for index in range(len(chain.instances))):
             latest = run.coordinator.latest_completed
-            for stage in chain.stages:
+            for stage in (name for name in chain.stages if name not in run.announced):
                 run.announced.add(stage)
                 total = stage_rows(run.deployment, stage)
                 self._on_event(events.StageFinished(stage, total, latest.checkpoint_id if latest else None))
