@@ -8,6 +8,7 @@ Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-da
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 COMMIT_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.002
+START_TIMEOUT_SECONDS = 20.0
+_START_POLL_SECONDS = 0.03
+
+# Spark gives a Python source ten seconds to come up. Many at once on few cores would all be too slow.
+_STARTS = threading.BoundedSemaphore(max(2, os.cpu_count() or 2))
 
 
 class QueryClosing(Exception):
@@ -124,6 +130,26 @@ class TaskQuery:
     @property
     def started(self) -> bool:
         return self._query is not None
+
+    def start_in_turn(self, start: Callable[[], None], check: Callable[[], None]) -> None:
+        """Start when not too many other queries are starting, and wait until this one has asked its sources.
+
+        Args:
+            check: Called again and again meanwhile; raises to give up.
+        """
+        while not _STARTS.acquire(timeout=0.1):
+            check()
+        try:
+            start()
+            deadline = time.monotonic() + START_TIMEOUT_SECONDS
+            while not self._has_asked_sources() and time.monotonic() < deadline:
+                check()
+                time.sleep(_START_POLL_SECONDS)
+        finally:
+            _STARTS.release()
+
+    def _has_asked_sources(self) -> bool:
+        return self.log.has_planned(self.log.last_committed() + 1) or self.waits_for_data
 
     @property
     def busy(self) -> bool:

@@ -45,6 +45,9 @@ class QueryLog:
     def is_committed(self, batch_id: int) -> bool:
         return (self._commits / str(batch_id)).exists()
 
+    def has_planned(self, batch_id: int) -> bool:
+        return (self._offsets / str(batch_id)).exists()
+
     def planned(self, batch_id: int) -> PlannedBatch:
         """The offset log's entry for `batch_id`. Raises FileNotFoundError if there is none."""
         lines = (self._offsets / str(batch_id)).read_text(encoding="utf-8").split("\n")

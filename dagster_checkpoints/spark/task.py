@@ -300,7 +300,13 @@ class Task(ABC):
 
     def start_query(self, trigger: dict[str, object] | None = None) -> None:
         assert self.plan is not None
-        self.query.start(self.plan.frame, self.tail.stage.output_mode, trigger or {})
+        frame = self.plan.frame
+
+        def check() -> None:
+            self._check_canceled()
+            self._check_query()
+
+        self.query.start_in_turn(lambda: self.query.start(frame, self.tail.stage.output_mode, trigger or {}), check)
 
     def _on_batch(self, batch: DataFrame, batch_id: int) -> None:
         """Called by Spark, under the query lock."""
