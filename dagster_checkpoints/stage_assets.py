@@ -67,7 +67,7 @@ def stage_specs(
 
 def instance_key(stage_key: dg.AssetKey) -> dg.AssetKey:
     """The asset whose partitions are the instances of the stage with this asset key."""
-    return dg.AssetKey([*stage_key.path, "instances"])
+    return dg.AssetKey([*stage_key.path[:-1], f"{stage_key.path[-1]}_instances"])
 
 
 def instance_assets(assets: dg.AssetsDefinition) -> list[dg.AssetSpec]:
@@ -81,7 +81,7 @@ def instance_assets(assets: dg.AssetsDefinition) -> list[dg.AssetSpec]:
         assets: What :func:`pipeline_assets` made.
 
     Returns:
-        An asset per stage that has more than one instance; its key is the stage's with `instances` behind it.
+        An asset per stage that has more than one instance; it is called as the stage, with `_instances` behind.
 
     Examples:
         >>> defs = dg.Definitions(assets=[flights_assets, *instance_assets(flights_assets)])

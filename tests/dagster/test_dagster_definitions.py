@@ -26,7 +26,7 @@ def test_the_code_location_has_the_flights() -> None:
     graph = defs.resolve_asset_graph()
     stages = {dg.AssetKey([stage.name]) for stage in flights.stages}
     assert stages <= graph.materializable_asset_keys
-    instances = dg.AssetKey(["flights_live", "instances"])
+    instances = dg.AssetKey(["flights_live_instances"])
     partitions = graph.get(instances).partitions_def
     assert partitions is not None and set(partitions.get_partition_keys()) == {"EWR", "JFK", "LGA"}
     assert {"flights_job", "feed_job"} <= {job.name for job in defs.resolve_all_job_defs()}

@@ -41,7 +41,7 @@ def test_a_finished_pipeline_is_materialized_and_a_second_run_starts_anew(
         assert total["path"].value == str(tmp_path / "total")
         assert ids(spark, tmp_path / "total") == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8]
 
-        instances = dg.AssetKey(["demo", "numbers", "instances"])
+        instances = dg.AssetKey(["demo", "numbers_instances"])
         assert instance.get_materialized_partitions(instances) == {"left", "right"}
         observed = instance.fetch_observations(dg.AssetKey(["demo", "total"]), limit=1).records[0].asset_observation
         assert observed is not None and observed.metadata["state"].value == "finished"
@@ -121,8 +121,8 @@ def test_assets_say_what_the_stages_are(numbers_pipeline: Pipeline, assets_of: C
     assert Path(reference.file_path).name == "conftest.py" and reference.line_number > 1
 
     beside = {tuple(spec.key.path): spec for spec in instance_assets(assets)}
-    assert set(beside) == {("numbers", "instances"), ("doubled", "instances")}
-    partitions = beside["numbers", "instances"].partitions_def
+    assert set(beside) == {("numbers_instances",), ("doubled_instances",)}
+    partitions = beside["numbers_instances",].partitions_def
     assert partitions is not None and partitions.get_partition_keys() == ["left", "right"]
     dg.Definitions.validate_loadable(
         dg.Definitions(

@@ -143,7 +143,7 @@ def test_instances_are_partitions_of_an_asset_beside_the_stage(reporter: RunRepo
     report(reporter, STARTED, InstanceFinished("doubled", "left", 5), InstanceFinished("total", "0", 10))
     (event,) = recorder.events  # `total` has one instance, which is the stage
     assert isinstance(event, dg.AssetMaterialization)
-    assert event.asset_key == dg.AssetKey(["doubled", "instances"])
+    assert event.asset_key == dg.AssetKey(["doubled_instances"])
     assert event.partition == "left"
     assert event.metadata["rows"] == dg.MetadataValue.int(5)
 
