@@ -72,8 +72,9 @@ class RunReporter:
                 self._checkpoint_done(event)
             case CheckpointNotDone(checkpoint_id, reason, message):
                 which = f"Checkpoint {checkpoint_id}" if checkpoint_id is not None else "A checkpoint"
-                # One that met the end of a task, say, is nothing to worry about.
-                level = logging.WARNING if FailureReason[reason].counts else logging.INFO
+                # One that met the end of a task is nothing to worry about, one that was not even begun nothing to tell.
+                known = FailureReason[reason]
+                level = logging.WARNING if known.counts else logging.DEBUG if known.pre_flight else logging.INFO
                 self._context.log.log(level, f"{which} failed ({reason}): {message}")
             case JobRestarting(attempt, delay, cause):
                 self._context.log.error(
