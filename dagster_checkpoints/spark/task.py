@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark.errors import StreamingQueryException
+
 from dagster_checkpoints.coordination import (
     MAX_WATERMARK_MS,
     CheckpointBarrier,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 POLL_SECONDS = 0.03
+START_ATTEMPTS = 3
 LOOK_SECONDS = 0.1  # a look at the query itself is a call into the JVM
 
 
@@ -306,7 +309,17 @@ class Task(ABC):
             self._check_canceled()
             self._check_query()
 
-        self.query.start_in_turn(lambda: self.query.start(frame, self.tail.stage.output_mode, trigger or {}), check)
+        def start() -> None:
+            self.query.start(frame, self.tail.stage.output_mode, trigger or {})
+
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                return self.query.start_in_turn(start, check)
+            except StreamingQueryException as error:
+                # The machine is too busy for the time that Spark gives a worker; nothing has been processed yet.
+                if "failed to connect back" not in str(error) or attempt == START_ATTEMPTS:
+                    raise
+                logging.getLogger(__name__).warning("%s: a Python worker was too slow, starting again", self.id)
 
     def _on_batch(self, batch: DataFrame, batch_id: int) -> None:
         """Called by Spark, under the query lock."""
