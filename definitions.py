@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 from assets.flights_assets import feed_job, flights_assets
-from dagster_checkpoints.stage_assets import instance_assets
+from dagster_checkpoints import instance_assets
 from resources import checkpoint_coordinator
 
 flights_job = dg.define_asset_job(

@@ -18,7 +18,7 @@ import pyarrow.dataset as ds
 from assets.flights import DATA, flights
 from dagster_checkpoints import CheckpointCoordinatorResource, pipeline_assets
 from dagster_checkpoints.spark.events import JobEvent
-from resources import checkpoint_coordinator
+from resources import coordinator_with
 
 
 def tell(event: str, **fields: Any) -> None:
@@ -53,7 +53,7 @@ def flights_assets(context: dg.AssetExecutionContext, checkpoint_coordinator: Ch
 
 
 def main() -> int:
-    settings = checkpoint_coordinator.model_copy(update={"interval": 5.0, "lease_seconds": 8.0})
+    settings = coordinator_with(interval=5.0, lease_seconds=8.0)
     with dg.DagsterInstance.get() as instance:
         result = dg.materialize(
             [flights_assets],

@@ -26,13 +26,16 @@ if TYPE_CHECKING:
         unbounded_source,
     )
     from dagster_checkpoints.resource import CheckpointCoordinatorResource
+    from dagster_checkpoints.run_config import PipelineRunConfig
     from dagster_checkpoints.sinks import ParquetSink, TwoPhaseCommitSink
+    from dagster_checkpoints.stage_assets import instance_assets
 
 _WHERE = {
     "CheckpointCoordinatorResource": "resource",
     "DagsterCheckpointsError": "errors",
     "ParquetSink": "sinks",
     "Pipeline": "pipeline",
+    "PipelineRunConfig": "run_config",
     "Stage": "pipeline",
     "StageContext": "pipeline",
     "StageInput": "pipeline",
@@ -40,6 +43,7 @@ _WHERE = {
     "TwoPhaseCommitSink": "sinks",
     "Watermark": "pipeline",
     "bounded_source": "pipeline",
+    "instance_assets": "stage_assets",
     "pipeline_assets": "asset_decorator",
     "stage": "pipeline",
     "unbounded_source": "pipeline",
@@ -50,6 +54,7 @@ __all__ = [
     "DagsterCheckpointsError",
     "ParquetSink",
     "Pipeline",
+    "PipelineRunConfig",
     "Stage",
     "StageContext",
     "StageInput",
@@ -57,6 +62,7 @@ __all__ = [
     "TwoPhaseCommitSink",
     "Watermark",
     "bounded_source",
+    "instance_assets",
     "pipeline_assets",
     "stage",
     "unbounded_source",
