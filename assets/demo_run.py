@@ -13,9 +13,9 @@ from dataclasses import asdict
 from typing import Any
 
 import dagster as dg
-import pyarrow.dataset as ds
 
 from assets.flights import DATA, flights
+from assets.flights_assets import DecemberConsumed
 from dagster_checkpoints import CheckpointCoordinatorResource, pipeline_assets
 from dagster_checkpoints.spark.events import JobEvent
 from resources import coordinator_with
@@ -25,31 +25,24 @@ def tell(event: str, **fields: Any) -> None:
     print(json.dumps({"event": event, **fields}, default=str), flush=True)
 
 
-class December:
-    """Whether all of December has left the live source."""
+december_consumed = DecemberConsumed(DATA)
 
-    def __init__(self) -> None:
-        self._rows = ds.dataset(DATA.december, format="parquet").count_rows()
-        self._told = False
 
-    def is_consumed(self, rows: Mapping[str, int]) -> bool:
-        consumed = DATA.feed_complete.exists() and rows.get("flights_live", 0) >= self._rows
-        if consumed and not self._told:
-            self._told = True
-            tell("Draining")
-        return consumed
+def drain_when(rows: Mapping[str, int]) -> bool:
+    """Asked until it says yes."""
+    consumed = december_consumed(rows)
+    if consumed:
+        tell("Draining")
+    return consumed
 
 
 def on_event(event: JobEvent) -> None:
     tell(type(event).__name__, **asdict(event))
 
 
-december = December()
-
-
 @pipeline_assets(pipeline=flights)
 def flights_assets(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource) -> Iterator[Any]:
-    yield from checkpoint_coordinator.run(flights, context=context, drain_when=december.is_consumed, on_event=on_event)
+    yield from checkpoint_coordinator.run(flights, context=context, drain_when=drain_when, on_event=on_event)
 
 
 def main() -> int:
