@@ -1,0 +1,300 @@
+"""Channels, gates, query logs, key groups and operator state, without a Spark session."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS, CheckpointBarrier, CheckpointProperties
+from dagster_checkpoints.spark.blame import own_line, stage_of
+from dagster_checkpoints.spark.channels import (
+    BarrierMark,
+    CancelMark,
+    Channel,
+    ChannelId,
+    EndOfData,
+    EndOfPartition,
+    Gate,
+    Records,
+    SegmentFiles,
+    WatermarkAt,
+    WatermarkStatus,
+    segment_of,
+)
+from dagster_checkpoints.spark.operator_state import OperatorStateStore
+from dagster_checkpoints.spark.query_log import PlannedBatch, QueryLog, channel_positions
+from dagster_checkpoints.spark.segments import default_key_groups
+from dagster_checkpoints.state import OperatorState
+
+IDENTITY = ChannelId("a", 0, "b", 1)
+
+
+def segment(folder: Path, name: str, size: int = 10) -> SegmentFiles:
+    file = folder / name
+    file.write_bytes(b"x" * size)
+    return segment_of([file], 1)
+
+
+@pytest.fixture
+def channel(tmp_path: Path) -> Channel:
+    return Channel(IDENTITY, tmp_path / "logs" / IDENTITY.file_name, base=5)
+
+
+def test_a_channel_counts_from_its_base_and_forgets_what_was_taken_in(channel: Channel, tmp_path: Path) -> None:
+    one, two = segment(tmp_path, "one"), segment(tmp_path, "two", 7)
+    elements = [Records(one), WatermarkAt(3), Records(two), EndOfData(True)]
+    for element in elements:
+        channel.append(element)
+    assert channel.elements_from(5) == elements
+    assert channel.elements_from(7) == elements[2:]
+    assert channel.elements_from(9) == []
+    assert channel.queued_bytes == 17
+
+    channel.release_before(7)
+    assert channel.elements_from(7) == elements[2:]
+    assert channel.queued_bytes == 7
+    assert not one.files[0].exists()
+    assert two.files[0].exists()
+    channel.release_before(7)  # again: nothing
+    channel.release_before(99)  # more than there is
+    assert channel.elements_from(9) == []
+    assert not two.files[0].exists()
+
+
+def test_a_segment_in_two_channels_stays_until_both_have_released_it(tmp_path: Path) -> None:
+    channels = [Channel(ChannelId("a", 0, "b", i), tmp_path / f"{i}.jsonl") for i in range(2)]
+    shared = segment(tmp_path, "shared")
+    shared.hold()
+    for each in channels:
+        each.append(Records(shared))
+    shared.release()
+    channels[0].release_before(1)
+    assert shared.files[0].exists()
+    channels[1].release_before(1)
+    assert not shared.files[0].exists()
+
+
+def test_every_element_is_one_line_of_the_log_that_workers_follow(channel: Channel, tmp_path: Path) -> None:
+    barrier = CheckpointBarrier(4, 0.0, CheckpointProperties())
+    records = Records(segment(tmp_path, "one"))
+    heard: list[int] = []
+    channel.on_append = lambda: heard.append(len(channel.path.read_text().splitlines()))
+    marks = [WatermarkAt(8), WatermarkStatus(True), BarrierMark(barrier), CancelMark(4), EndOfData(False), EndOfPartition()]
+    for element in [records, *marks]:
+        channel.append(element)
+    assert [json.loads(line) for line in channel.path.read_text().splitlines()] == [
+        {"files": [str(tmp_path / "one")], "rows": 1},
+        {"watermark": 8},
+        {"idle": True},
+        {"barrier": 4},
+        {"cancel": 4},
+        {"end_of_data": {"drain": False}},
+        {"end_of_partition": True},
+    ]
+    assert heard == [1, 2, 3, 4, 5, 6, 7], "the line is there before the consumer hears of it"
+
+
+def test_a_producer_waits_until_its_consumer_has_caught_up_or_the_channel_closes(channel: Channel, tmp_path: Path) -> None:
+    channel.append(Records(segment(tmp_path, "one", 100)))
+    assert not channel.wait_below(100, timeout=0.01)
+    waits = threading.Event()
+    passed: list[bool] = []
+
+    def produce() -> None:
+        waits.set()
+        passed.append(channel.wait_below(100, timeout=60))
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    assert waits.wait(60)
+    channel.release_before(6)
+    producer.join(60)
+    assert passed == [True]
+
+    channel.append(Records(segment(tmp_path, "two", 100)))
+    channel.close()
+    assert channel.wait_below(100, timeout=60)
+
+
+def test_a_gate_is_replaced_whole(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gates" / "in.json", {"a": 3})
+    assert json.loads(gate.path.read_text()) == {"positions": {"a": 3}, "watermark": None}
+    gate.positions["a"], gate.watermark = 4, MAX_WATERMARK_MS
+    before = gate.path.stat().st_ino
+    gate.publish()
+    assert gate.path.stat().st_ino != before
+    assert json.loads(gate.path.read_text()) == {"positions": {"a": 4}, "watermark": MAX_WATERMARK_MS}
+    assert [file.name for file in gate.path.parent.iterdir()] == ["in.json"]
+
+
+# Query logs
+
+
+class Checkpoint:
+    """A made-up checkpoint directory with batches as Spark writes them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        for log in ("offsets", "commits"):
+            (path / log).mkdir(parents=True)
+
+    def plan(self, batch: int, watermark: int = 0, *sources: Any) -> None:
+        metadata = json.dumps({"batchWatermarkMs": watermark, "batchTimestampMs": 1, "conf": {"x": "y"}})
+        lines = ["v1", metadata, *[json.dumps(s) if s is not None else "-" for s in sources]]
+        (self.path / "offsets" / str(batch)).write_text("\n".join(lines))
+        (self.path / "offsets" / f".{batch}.crc").write_text("sum")
+
+    def commit(self, batch: int, next_watermark: int = 0) -> None:
+        text = "v1\n" + json.dumps({"nextBatchWatermarkMs": next_watermark})
+        (self.path / "commits" / str(batch)).write_text(text)
+
+
+def test_a_query_log_tells_the_newest_committed_batch(tmp_path: Path) -> None:
+    log = QueryLog(tmp_path / "not yet there")
+    assert log.last_committed() == -1
+    made = Checkpoint(tmp_path / "checkpoint")
+    log = QueryLog(made.path)
+    assert log.last_committed() == -1
+    made.commit(6)
+    made.commit(7)
+    assert log.last_committed() == 7
+    made.commit(8, next_watermark=99)
+    assert log.last_committed() == 8
+    assert log.is_committed(8)
+    assert not log.is_committed(9)
+    assert log.next_watermark(8) == 99
+
+
+def test_a_planned_batch_has_the_offsets_of_the_one_before_and_its_own_watermark(tmp_path: Path) -> None:
+    made = Checkpoint(tmp_path)
+    sources = [{"attempt": 1, "watermark": 5}, {"a[0]->b[0]": 3}, {"logOffset": 2}, None]
+    made.plan(3, 10, *sources)
+    made.commit(3)
+    made.plan(4, 11, {"a[0]->b[0]": 9})
+    log = QueryLog(tmp_path)
+    assert log.planned(3) == PlannedBatch(3, 10, tuple(sources))
+    assert channel_positions(log.planned(3)) == {"a[0]->b[0]": 3}
+
+    log.plan_batch(4, MAX_WATERMARK_MS)
+    assert log.planned(4) == PlannedBatch(4, MAX_WATERMARK_MS, tuple(sources))
+    assert json.loads((tmp_path / "offsets/4").read_text().split("\n")[1])["conf"] == {"x": "y"}
+    assert not (tmp_path / "offsets/.4.crc").exists(), "Spark would find that the file is not what it wrote"
+    with pytest.raises(FileNotFoundError):
+        log.planned(5)
+
+    made.plan(5, 12)
+    log.forget_planned_after(4)
+    assert sorted(file.name for file in (tmp_path / "offsets").iterdir()) == [".3.crc", "3", "4"]
+
+
+def test_a_channel_behind_two_sources_is_consumed_as_far_as_the_slower_one() -> None:
+    sources = ({"a->b": 7, "c->b": 1}, {"attempt": 1, "watermark": None}, {"a->b": 5, "c->b": 2})
+    assert channel_positions(PlannedBatch(1, 0, sources)) == {"a->b": 5, "c->b": 1}
+
+
+# Key groups, operator state
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "groups"),
+    [(1, 128), (85, 128), (86, 256), (128, 256), (1000, 2048), (21_845, 32_768), (100_000, 32_768)],
+)
+def test_default_key_groups_are_the_next_power_of_two_of_one_and_a_half(parallelism: int, groups: int) -> None:
+    assert default_key_groups(parallelism) == groups
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=4,
+)
+names = st.text(min_size=1, max_size=3)
+items = st.lists(json_values, max_size=3)
+
+
+@settings(max_examples=40)
+@given(
+    st.dictionaries(names, items, max_size=2),
+    st.dictionaries(names, items, max_size=2),
+    st.dictionaries(names, st.dictionaries(names, json_values, max_size=3), max_size=2),
+)
+def test_operator_state_comes_back_as_it_was(lists: dict, unions: dict, broadcasts: dict) -> None:
+    store = OperatorStateStore()
+    for name, items in lists.items():
+        for item in items:
+            store.list(name).add(item)
+    for name, items in unions.items():
+        store.union(name).update(items)
+    for name, items in broadcasts.items():
+        for key, value in items.items():
+            store.broadcast(name).put(key, value)
+        store.broadcast(name)  # also an empty one
+    again = OperatorStateStore(store.snapshot())
+    assert again.snapshot() == store.snapshot()
+    assert {name: list(again.list(name)) for name in lists} == {n: [*i] for n, i in lists.items()}
+    assert {name: list(again.union(name)) for name in unions} == {n: [*i] for n, i in unions.items()}
+    assert {name: dict(again.broadcast(name).items()) for name in broadcasts} == broadcasts
+
+
+def test_operator_state_is_changed_in_place_and_kinds_do_not_meet() -> None:
+    store = OperatorStateStore()
+    store.list("x").add(1)
+    store.union("x").add(2)
+    store.broadcast("x").put("k", 3)
+    store.broadcast("x").put("gone", 4)
+    store.broadcast("x").remove("gone")
+    store.broadcast("x").remove("never there")
+    assert list(store.list("x")) == [1]
+    assert store.broadcast("x").get("gone", "default") == "default"
+    for item in store.list("x"):
+        store.list("x").add(item + 1)  # the loop sees what there was when it began
+    assert list(store.list("x")) == [1, 2]
+    store.list("x").clear()
+    kinds = {state.kind: state for state in store.snapshot()}
+    assert kinds["list"].items == ()
+    assert kinds["union"] == OperatorState(name="x", kind="union", items=(b"2",))
+    assert kinds["broadcast"].items == (b'["k",3]',)
+
+
+def test_operator_state_that_json_cannot_hold_is_an_error() -> None:
+    store = OperatorStateStore()
+    store.list("x").add(object())
+    with pytest.raises(TypeError):
+        store.snapshot()
+
+
+# Whose error it is
+
+
+def test_an_error_from_a_worker_is_laid_at_the_users_line() -> None:
+    from dagster_checkpoints.pipeline import bounded_source, stage
+
+    @bounded_source
+    def first(context):
+        return None
+
+    @stage
+    def second(first):
+        return first
+
+    line = second.location.line + 2
+    text = f'Traceback:\n  File "worker.py", line 9, in main\n  File "{__file__}", line {line}, in udf\nValueError: no'
+    try:
+        raise RuntimeError(text)
+    except RuntimeError as error:
+        found = own_line(error, __file__)
+        assert (found.file, found.line, found.function) == (__file__, line, "udf")
+        assert str(found).endswith("in udf: return first")
+        assert stage_of(error, [first, second]) is second
+        assert stage_of(error, [first]) is None
+    try:
+        raise RuntimeError("no worker")
+    except RuntimeError as error:
+        assert stage_of(error, [first, second]) is None
+        assert own_line(error, "other.py").function == "test_an_error_from_a_worker_is_laid_at_the_users_line"

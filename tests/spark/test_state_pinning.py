@@ -1,0 +1,177 @@
+"""Snapshots of a query's state directory, on made-up files as RocksDB's provider and Spark's maintenance leave them."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from dagster_checkpoints.spark import snapshots
+from dagster_checkpoints.spark.errors import SnapshotError
+from dagster_checkpoints.spark.snapshots import pin, prune, restore
+
+
+class Query:
+    """A checkpoint directory; version n of a state store is written by batch n - 1."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.store = path / "state" / "0" / "0"
+        self.write("metadata", "id")
+
+    def write(self, name: str, text: str) -> Path:
+        file = self.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def batches(self, *numbers: int) -> None:
+        for number in numbers:
+            for log in ("offsets", "commits"):
+                self.write(f"{log}/{number}", f"{log} {number}")
+                self.write(f"{log}/.{number}.crc", "sum")
+
+    def changelog(self, *versions: int) -> None:
+        for version in versions:
+            self.write(f"state/0/0/{version}.changelog", f"changes {version}")
+
+    def whole(self, version: int, ssts: Iterable[str], logs: Iterable[str] = ()) -> None:
+        metadata = {
+            "sstFiles": [{"localFileName": name, "dfsSstFileName": name, "sizeBytes": 1} for name in ssts],
+            "logFiles": [{"dfsLogFileName": name} for name in logs],
+            "numKeys": 1,
+        }
+        with zipfile.ZipFile(self.store / f"{version}.zip", "w") as archive:
+            archive.writestr("metadata", "v1\n" + json.dumps(metadata))
+        for name in ssts:
+            self.write(f"state/0/0/SSTs/{name}", name)
+        for name in logs:
+            self.write(f"state/0/0/logs/{name}", name)
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Query:
+    made = Query(tmp_path / "checkpoint")
+    made.batches(0, 1, 2, 3, 4)
+    made.changelog(1, 2, 3, 4, 5)
+    made.write("state/0/0/_metadata/schema", "schema")
+    made.write("state/0/_metadata/metadata", "operator")
+    made.write("sources/0/0", "files")
+    return made
+
+
+def take(query: Query, batch: int, target: Path) -> list[str]:
+    pin(query.path, batch, target)
+    return [file.as_posix() for file in prune(target, batch)]
+
+
+def test_a_snapshot_holds_what_a_restore_needs_and_nothing_else(query: Query, tmp_path: Path) -> None:
+    query.whole(2, ["old.sst"])
+    query.whole(4, ["a.sst", "b.sst"], ["l.log"])
+    query.changelog(6)  # of a batch that runs already
+    query.write("state/0/0/.5.changelog.tmp", "half")
+    assert take(query, 4, tmp_path / "snapshot") == sorted(
+        [
+            "commits/3",
+            "commits/4",
+            "metadata",
+            "offsets/3",
+            "offsets/4",
+            "sources/0/0",
+            "state/0/0/4.zip",
+            "state/0/0/5.changelog",
+            "state/0/0/SSTs/a.sst",
+            "state/0/0/SSTs/b.sst",
+            "state/0/0/_metadata/schema",
+            "state/0/0/logs/l.log",
+            "state/0/_metadata/metadata",
+        ]
+    )
+
+
+def test_without_a_whole_version_every_changelog_from_the_first_is_needed(query: Query, tmp_path: Path) -> None:
+    files = take(query, 4, tmp_path / "snapshot")
+    assert [f for f in files if f.endswith(".changelog")] == [f"state/0/0/{n}.changelog" for n in range(1, 6)]
+
+
+def test_a_whole_version_of_the_batch_itself_needs_no_changelog(query: Query, tmp_path: Path) -> None:
+    query.whole(5, ["a.sst"])
+    files = take(query, 4, tmp_path / "snapshot")
+    assert "state/0/0/5.zip" in files
+    assert not [f for f in files if f.endswith(".changelog")]
+
+
+def test_the_first_batch_and_a_query_without_state(tmp_path: Path) -> None:
+    query = Query(tmp_path / "checkpoint")
+    query.batches(0)
+    assert take(query, 0, tmp_path / "snapshot") == ["commits/0", "metadata", "offsets/0"]
+
+
+def test_a_missing_changelog_is_named(query: Query, tmp_path: Path) -> None:
+    (query.store / "3.changelog").unlink()
+    with pytest.raises(SnapshotError, match=r"version 5 needs the changes of version\(s\) \[3\] after version 0"):
+        take(query, 4, tmp_path / "snapshot")
+    query.whole(3, ["a.sst"])  # with it the older changes are of no interest
+    assert "state/0/0/3.zip" in take(query, 4, tmp_path / "again")
+
+
+def test_a_missing_sst_is_named_and_one_of_an_older_version_is_not_missed(query: Query, tmp_path: Path) -> None:
+    query.whole(2, ["old.sst"])
+    query.whole(4, ["a.sst", "b.sst"])
+    (query.store / "SSTs" / "old.sst").unlink()  # Spark's maintenance, in the middle of its work
+    assert "state/0/0/SSTs/a.sst" in take(query, 4, tmp_path / "snapshot")
+    (query.store / "SSTs" / "b.sst").unlink()
+    with pytest.raises(SnapshotError, match=r"version 4 names \['b.sst'\], which are not there"):
+        take(query, 4, tmp_path / "again")
+
+
+def test_a_file_that_vanishes_while_it_is_linked_is_no_error_unless_it_is_needed(
+    query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query.whole(4, ["a.sst"])
+    real = os.link
+    gone = {"1.changelog"}
+
+    def link(source: Path, target: Path) -> None:
+        if Path(source).name in gone:
+            raise FileNotFoundError(source)
+        real(source, target)
+
+    monkeypatch.setattr(snapshots.os, "link", link)
+    assert "state/0/0/4.zip" in take(query, 4, tmp_path / "snapshot")
+    gone.add("5.changelog")
+    with pytest.raises(SnapshotError, match="5"):
+        take(query, 4, tmp_path / "again")
+    gone.add("4")
+    with pytest.raises(FileNotFoundError):
+        pin(query.path, 4, tmp_path / "third")
+
+
+def test_files_are_copied_where_they_cannot_be_linked(query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(source: Path, target: Path) -> None:
+        if not Path(source).exists():
+            raise FileNotFoundError(source)
+        if not Path(target).parent.exists():
+            raise FileNotFoundError(target)
+        raise OSError("cross-device link")
+
+    monkeypatch.setattr(snapshots.os, "link", no_links)
+    files = take(query, 4, tmp_path / "snapshot")
+    assert {f"state/0/0/{n}.changelog" for n in range(1, 6)} < set(files)
+    assert (tmp_path / "snapshot" / "state/0/0/1.changelog").read_text() == "changes 1"
+
+
+def test_what_the_query_does_later_does_not_change_a_pinned_snapshot(query: Query, tmp_path: Path) -> None:
+    query.whole(4, ["a.sst"])
+    files = take(query, 4, tmp_path / "snapshot")
+    for file in query.store.rglob("*"):
+        if file.is_file():
+            file.unlink()
+    fetched = {file: tmp_path / "snapshot" / file for file in files}
+    restore(fetched, tmp_path / "restored")
+    assert (tmp_path / "restored/state/0/0/SSTs/a.sst").read_text() == "a.sst"
+    assert (tmp_path / "restored/offsets/4").read_text() == "offsets 4"
