@@ -22,6 +22,8 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 # What the protocol needs; a user's own value for one of these would break it.
 REQUIRED: Mapping[str, str] = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",  # whose file names a snapshot is pruned by
+    "spark.sql.streaming.offsetLog.formatVersion": "1",  # the one in which batches are planned
     "spark.sql.streaming.multipleWatermarkPolicy": "min",
     "spark.sql.streaming.noDataMicroBatches.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 cannot say the year 9999 to its readers
