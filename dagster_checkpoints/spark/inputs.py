@@ -55,6 +55,7 @@ def stream_dataframe(spark: SparkSession, source: StreamInput) -> DataFrame:
         .option("gate", str(source.gate))
         .option("logs", json.dumps({channel: str(path) for channel, path in source.logs.items()}))
         .option("base", json.dumps(dict(source.base)))
+        .option("tasks", str(spark.sparkContext.defaultParallelism))
         .load()
     )
     if source.event_time is None:

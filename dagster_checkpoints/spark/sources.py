@@ -12,6 +12,7 @@ Source: https://spark.apache.org/docs/latest/api/python/tutorial/sql/python_data
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -50,8 +51,20 @@ def _end_quietly() -> None:
     sys.excepthook = hook
 
 
+def balanced(files: Sequence[str], groups: int) -> list[list[str]]:
+    """Deal files out to at most so many groups of about the same number of bytes."""
+    dealt: list[tuple[int, list[str]]] = [(0, []) for _ in range(min(groups, len(files)))]
+    for size, file in sorted(((os.path.getsize(file), file) for file in files), reverse=True):
+        smallest = min(range(len(dealt)), key=lambda group: dealt[group][0])
+        dealt[smallest] = (dealt[smallest][0] + size, [*dealt[smallest][1], file])
+    return [members for _, members in dealt]
+
+
 class Channels(DataSource):
-    """All channels of one stage input. Options: `gate`, `logs` (JSON, channel to log file), `base` (JSON, first positions)."""
+    """All channels of one stage input.
+
+    Options: `gate`, `logs` (JSON, channel to log file), `base` (JSON, first positions), `tasks` (how many may read at once).
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -69,6 +82,7 @@ class ChannelsReader(DataSourceStreamReader):
         self.gate = options["gate"]
         self.logs: dict[str, str] = json.loads(options["logs"])
         self.base: dict[str, int] = json.loads(options["base"])
+        self.tasks = int(options["tasks"])
         self.schema = schema
         self.read_to: dict[str, tuple[int, int]] = {}  # channel: (next position, byte offset in its log)
         self.known: dict[str, dict[int, list[str]]] = {channel: {} for channel in self.logs}
@@ -81,16 +95,17 @@ class ChannelsReader(DataSourceStreamReader):
         return {c: max(start.get(c, self.base[c]), positions.get(c, self.base[c])) for c in sorted(self.logs)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        files: list[InputPartition] = []
+        files: list[str] = []
         for channel in sorted(self.logs):
             first, last = start.get(channel, self.base[channel]), end[channel]
             if last > first:
                 self._follow(channel, last)
             known = self.known[channel]
-            files += [InputPartition(file) for position in range(first, last) for file in known.get(position, ())]
+            files += [file for position in range(first, last) for file in known.get(position, ())]
             for position in [p for p in known if p < first]:
                 del known[position]
-        return files or [InputPartition(None)]
+        # A Python task costs tens of milliseconds whatever it reads, and a batch may have to catch up on very many files.
+        return [InputPartition(tuple(group)) for group in balanced(files, self.tasks)]
 
     def _follow(self, channel: str, until: int) -> None:
         position, offset = self.read_to.get(channel, (self.base[channel], 0))
@@ -115,14 +130,16 @@ class ChannelsReader(DataSourceStreamReader):
         self.read_to[channel] = (position, offset)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if partition.value is None:
-            return
+        for file in partition.value:
+            yield from self._read(file)
+
+    def _read(self, path: str) -> Iterator[Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
         from pyspark.sql.pandas.types import to_arrow_schema
 
         wanted = to_arrow_schema(self.schema, timezone="UTC")
-        with pq.ParquetFile(partition.value, coerce_int96_timestamp_unit="us") as file:
+        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
             columns = [field.name for field in wanted]
             for batch in file.iter_batches(ROWS_PER_ARROW_BATCH, columns=columns):
                 if batch.schema.names != columns:
@@ -167,11 +184,9 @@ class WatermarkReader(DataSourceStreamReader):
         return {"attempt": self.attempt, "watermark": watermark} if watermark is not None else start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [InputPartition(end["watermark"] if end != start else None)]
+        return [InputPartition(end["watermark"])] if end != start else []
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if partition.value is None:
-            return
         import pyarrow as pa
         from pyspark.sql.pandas.types import to_arrow_schema
 
