@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COMMIT_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.002
-START_TIMEOUT_SECONDS = 20.0
+START_TIMEOUT_SECONDS = 60.0
 _START_POLL_SECONDS = 0.03
 
 # Spark gives a Python source ten seconds to come up. Many at once on few cores would all be too slow.
@@ -145,6 +145,7 @@ class TaskQuery:
             while not self._has_asked_sources() and time.monotonic() < deadline:
                 check()
                 time.sleep(_START_POLL_SECONDS)
+            check()  # a query that has failed asks nothing any more
         finally:
             _STARTS.release()
 
