@@ -1,0 +1,202 @@
+"""Failures that a job survives, or does not: a stage that raises, storage that is away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage, unbounded_source
+from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError
+from dagster_checkpoints.spark.events import CheckpointNotDone, JobRestarting, JobStarted, StageFinished
+from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable, open_store
+from resources.embedded_s3 import EmbeddedS3
+
+ROWS = "k string, ts timestamp, v long"
+
+
+def take_checkpoint(job: Any) -> Any:
+    before = len(job.checkpoints())
+    job.wait_until(lambda: job.execution._run is not None and bool(job.execution._run.coordinator.roots))
+    job.execution.trigger_checkpoint(f"asked-{before}")
+    job.wait_until(lambda: len(job.checkpoints()) > before)
+    return job.checkpoints()[-1]
+
+
+def in_hours(frame: Any) -> Any:
+    counted = frame.groupBy(F.window("ts", "1 hour"), "k").agg(F.sum("v").alias("v"), F.count("*").alias("n"))
+    return counted.select(F.col("window.start").alias("start"), "k", "v", "n")
+
+
+class Fragile(Stage):
+    """Raises while a file says so."""
+
+    def __init__(self, fault: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.fault = fault
+
+    def transform(self, context: Any, live: Any) -> Any:
+        return live
+
+    def process_batch(self, batch: Any, batch_id: int) -> Any:
+        if self.fault.exists():
+            if self.fault.read_text() == "once":
+                self.fault.unlink()
+            raise ValueError("a plane without wings")  # the user's own line
+        return batch
+
+
+def test_a_stage_that_raises_is_restarted_from_the_checkpoint(lab: Any) -> None:
+    """What had finished is not run again; a source that was asked to end still ends after the restart."""
+    built: list[str] = []
+    fault = lab.folder / "fault"
+
+    @bounded_source(watermark=("ts", "10 minutes"))
+    def history(context):
+        built.append("history")
+        return lab.stream("history", ROWS)
+
+    @unbounded_source(watermark=("ts", "10 minutes"))
+    def live(context):
+        built.append("live")
+        return lab.stream("live", ROWS)
+
+    @stage(sink=lab.sink("hours"))
+    def hours(history, fragile):
+        return in_hours(history.unionByName(fragile))
+
+    pipeline = Pipeline("fragile", [history, live, Fragile(fault, name="fragile"), hours])
+    minutes = iter(range(0, 1000, 20))
+
+    def more(name: str = "live") -> None:
+        begin = next(minutes)
+        lab.put(name, ROWS, [(k, lab.at(60 * m), m) for m in range(begin, begin + 20) for k in "ab"])
+
+    for _ in range(3):
+        more("history")
+    more()
+    job = lab.start(pipeline, interval=3600.0, restart=FixedDelayRestart(2, 1.0))
+    job.wait_until(lambda: job.execution.rows().get("hours", -1) >= 0)
+    while not job.of(StageFinished):
+        take_checkpoint(job)
+    take_checkpoint(job)
+    job.wait_until(lambda: job.execution.rows()["fragile"] == 40)
+    fault.write_text("once")
+    more()
+    restarting = job.wait_for(JobRestarting)
+    assert restarting.attempt == 2
+    assert all(part in restarting.cause for part in ("'fragile'", "instance '0'", "a plane without wings"))
+    assert "test_recovery_failures.py:" in restarting.cause and "# the user's own line" in restarting.cause
+    again = job.wait_for(JobStarted, lambda started: started.attempt == 2)
+    assert again.finished_stages == ("history",)
+    assert again.restored_checkpoint == job.checkpoints()[-1].checkpoint_id
+
+    job.wait_until(lambda: job.execution.rows().get("fragile", 0) == 80)
+    take_checkpoint(job)
+    more()
+    job.wait_until(lambda: job.execution.rows().get("fragile", 0) == 120)
+    fault.write_text("once")
+    more()
+    job.wait_for(JobRestarting, lambda event: event.attempt == 3)
+    job.drain()  # nobody runs at this moment
+    job.finished()
+    assert built.count("history") == 1
+    lab.check(in_hours(lab.table("history", ROWS).unionByName(lab.table("live", ROWS))), "hours")
+
+
+def test_a_job_given_up_after_its_restarts_shows_stage_instance_and_the_users_own_line(lab: Any) -> None:
+    @F.udf("long")
+    def broken(value):
+        raise KeyError("tail number")  # in the worker
+
+    lab.put("in", ROWS, [("a", lab.at(0), 1)])
+
+    @bounded_source(instances=["north"])
+    def numbers(context):
+        return lab.stream("in", ROWS)
+
+    @stage(instances=["north"], sink=lab.sink())
+    def mapped(numbers):
+        return numbers.withColumn("v", broken("v"))
+
+    job = lab.start(Pipeline("broken", [numbers, mapped]), interval=3600.0, restart=FixedDelayRestart(1, 0.1))
+    failed = job.result()
+    assert [event.attempt for event in job.of(JobRestarting)] == [2]
+    assert isinstance(failed.error, JobFailedError) and "restarted 1 times" in str(failed.error)
+    cause = failed.error.__cause__
+    assert isinstance(cause, StageFailedError) and (cause.stage, cause.instance) == ("mapped", "north")
+    text = str(failed.error)
+    assert failed.status == "FAILED"
+    assert "'mapped'" in text and "'north'" in text and "tail number" in text
+    assert "test_recovery_failures.py" in text.split("\n  at ")[-1], "the line of the function, not of the machinery"
+    assert "# in the worker" in text.split("\n  at ")[-1]
+
+
+def test_a_whole_run_on_s3_survives_an_outage_and_fails_when_it_lasts(lab: Any) -> None:
+    @unbounded_source(watermark=("ts", "1 minute"))
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    @stage(sink=lab.sink("hours"))
+    def hours(live):
+        return in_hours(live)
+
+    pipeline = Pipeline("cloud", [live, hours], chaining=False)
+    number = 0
+
+    def more() -> None:
+        nonlocal number
+        lab.put("live", ROWS, [("a", lab.at(60 * m), m) for m in range(number * 40, number * 40 + 40)])
+        number += 1
+
+    def wait_for_rows(job: Any) -> None:
+        job.wait_until(lambda: job.execution.rows().get("live", 0) == 40 * number)
+
+    with EmbeddedS3() as s3:
+
+        def storage() -> CheckpointStorage:
+            return CheckpointStorage(open_store(f"{s3.url}/root", client=s3.client(max_pool_connections=20)), "cloud")
+
+        more()
+        job = lab.start(pipeline, storage=storage(), interval=0.5, checkpoints={"tolerable_failed_checkpoints": 1000})
+        job.wait_until(lambda: len(job.checkpoints()) >= 1)
+        with s3.fault("answer", method="PUT", key="/shared/"):
+            more()
+            job.wait_until(lambda: len(job.of(CheckpointNotDone)) >= 2)
+            more()
+            wait_for_rows(job)  # the pipeline goes on meanwhile
+        failed = job.of(CheckpointNotDone)
+        assert {event.reason for event in failed} == {"IO_EXCEPTION"}
+        assert "SlowDown" in failed[0].message or "503" in failed[0].message
+        after = len(job.checkpoints())
+        job.wait_until(lambda: len(job.checkpoints()) > after)
+        job.cancel()
+        assert job.result().status == "CANCELED"
+
+        more()
+        strict = lab.start(pipeline, storage=storage(), interval=0.5, checkpoints={"tolerable_failed_checkpoints": 1})
+        done = strict.wait_for(JobStarted).restored_checkpoint
+        assert done >= job.checkpoints()[-1].checkpoint_id
+        wait_for_rows(strict)
+        with s3.fault("answer", method="PUT", key="/shared/"):
+            more()
+            ended = strict.result()
+        assert ended.status == "FAILED"
+        assert isinstance(ended.error, JobFailedError) and "tolerable_failed_checkpoints" in str(ended.error)
+        assert len(strict.of(CheckpointNotDone)) == 2
+
+        with s3.outage():
+            unreachable = lab.start(pipeline, storage=storage())
+            unreachable.execution._session = lambda: pytest.fail("Spark is started although storage is away")
+            with pytest.raises(StorageUnavailable, match=s3.bucket):
+                unreachable.result()
+
+        last = lab.start(pipeline, storage=storage(), interval=0.5)
+        wait_for_rows(last)
+        last.drain()
+        last.finished()
+        lab.check(in_hours(lab.table("live", ROWS)), "hours")
+        keys = [one["Key"] for one in s3.client().list_objects_v2(Bucket=s3.bucket).get("Contents", [])]
+        assert keys == ["root/cloud/state.json"], "nothing is left of a finished job but what it says of itself"
