@@ -185,13 +185,14 @@ def _wrapped_home(runtime: Path) -> Path:
     script = _WRAPPER.format(java=shlex.quote(str(runtime / "bin" / "java")))
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     try:
-        return _write_home(_cache_directory() / name, runtime, script)
+        return _write_home(cache_directory() / name, runtime, script)
     except OSError:
         private = Path(tempfile.mkdtemp(prefix="dagster-checkpoints-"))
         return _write_home(private / name, runtime, script)
 
 
-def _cache_directory() -> Path:
+def cache_directory() -> Path:
+    """Where this user keeps what can be made again."""
     base = os.environ.get("XDG_CACHE_HOME")
     # The specification says that a relative path has to be ignored.
     root = Path(base) if base and Path(base).is_absolute() else Path("~/.cache").expanduser()

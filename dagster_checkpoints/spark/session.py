@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.spark import sources
 from dagster_checkpoints.spark.java import configure_java
+from dagster_checkpoints.spark.spark_home import lean_spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,7 +87,9 @@ def build_session(config: Mapping[str, Any] | None = None) -> SparkSession:
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return prepare_session(builder.getOrCreate())
+    with lean_spark_home(settings):
+        spark = builder.getOrCreate()
+    return prepare_session(spark)
 
 
 def prepare_session(spark: SparkSession) -> SparkSession:
