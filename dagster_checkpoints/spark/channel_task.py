@@ -9,6 +9,7 @@ checkpoint.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,8 @@ class ChannelTask(Task):
         self._consumed: dict[str, int] = {c.name: c.open_to for c in self._streams}
         self._delayed_watermarks: list[tuple[dict[str, int], int]] = []
         self._in_order = True
+        self._direct = False
+        self._unsaid: deque[tuple[dict[str, int], int]] = deque()
         self._idle = False
 
     def _restore_valve(self) -> None:
@@ -157,6 +160,10 @@ class ChannelTask(Task):
     def _start(self, plan: QueryPlan) -> None:
         self.plan = plan
         self._in_order = self._sources_are_asked_in_order(plan)
+        self._direct = plan.streaming and not plan.told_watermark
+        if self._direct:
+            self._stateful = False
+            self._say_later()  # what a restored valve knows
         self._ready = True
         if not plan.streaming:
             return  # only static inputs: one evaluation, see `step`
@@ -280,8 +287,15 @@ class ChannelTask(Task):
                 channel.taken_in += 1
                 if isinstance(element, Records):
                     channel.open_to = channel.taken_in
+        if moved and self._direct:
+            self._say_later()
         if moved or any(c.open_to != before[c.name] for c in self._streams):
             self._publish_gates()
+
+    def _say_later(self) -> None:
+        """Without state the watermark goes straight on, behind what the records in front of it have become."""
+        if self._valve.watermark > MIN_WATERMARK_MS:
+            self._unsaid.append(({c.name: c.open_to for c in self._streams}, self._valve.watermark))
 
     def _take_in(self, channel: InputChannel, element: Element) -> bool:
         """Returns whether the task's watermark moved."""
@@ -358,6 +372,7 @@ class ChannelTask(Task):
         with self.query.lock_if_free() as free:
             if free:
                 self.forward_watermark()
+                self._forward_directly()
                 self._forward_idleness()
 
     def _forward_idleness(self) -> None:
@@ -366,10 +381,16 @@ class ChannelTask(Task):
             self._idle = idle
             self.output.append(WatermarkStatus(idle))
 
+    def _forward_directly(self) -> None:
+        while self._unsaid and all(self._consumed[name] >= to for name, to in self._unsaid[0][0].items()):
+            self.emit_watermark(self._unsaid.popleft()[1])
+
     def before_emit(self, batch_id: int) -> None:
         self.forward_watermark()
 
     def committed_watermark(self, batch_id: int) -> int | None:
+        if self._direct:
+            return None
         if self._stateful:
             return super().committed_watermark(batch_id)
         if self.plan is not None and self.plan.own_watermark:
@@ -395,7 +416,8 @@ class ChannelTask(Task):
 
     def _max_watermark_matters(self) -> bool:
         # In complete mode every row has been said already, and would only be said again.
-        return self.tail.stage.output_mode != "complete" and any(i.carries_watermark for i in self._inputs)
+        told = not self._direct and any(i.carries_watermark for i in self._inputs)
+        return told and self.tail.stage.output_mode != "complete"
 
     def _max_watermark_reached(self) -> bool:
         self._follow_query()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from dagster_checkpoints.coordination import AlignedBarrierHandler
 from dagster_checkpoints.pipeline import (
     Chain,
     ExecutionGraph,
+    FunctionStage,
     Pipeline,
     StageContext,
     StageKind,
@@ -320,8 +321,23 @@ class _Attempt:
     def _plan(
         self, instances: Sequence[StageInstance], inputs: Sequence[TaskInput], tables: Mapping[str, Sequence[Path]]
     ) -> plans.QueryPlan:
-        frames = {i.name: self._frame(i, tables) for i in inputs}
-        return plans.build_plan(self.pipeline, [i.call for i in instances], frames)
+        calls = [instance.call for instance in instances]
+        carried = {i.name: self._event_time(i) for i in inputs}
+        frames = {i.name: self._frame(i, tables, carried[i.name]) for i in inputs}
+        plan = plans.build_plan(self.pipeline, calls, frames)
+        functions = all(isinstance(i.stage, FunctionStage) for i in instances)  # these may be asked twice
+        if functions and any(carried.values()) and plans.keeps_no_state(plan):
+            frames = {i.name: self._frame(i, tables, None) for i in inputs}
+            return replace(plans.build_plan(self.pipeline, calls, frames), told_watermark=False)
+        return plan
+
+    def _event_time(self, task_input: TaskInput) -> EventTime | None:
+        """Of a streaming input that carries a watermark."""
+        column = self.pipeline.event_time(task_input.name)
+        lateness = self.pipeline.event_time_lateness_ms(task_input.name)
+        if task_input.static or not task_input.carries_watermark or column is None or lateness is None:
+            return None
+        return EventTime(column, lateness)
 
     def _analyse(self, chain: Chain, index: int, inputs: Sequence[TaskInput]) -> plans.QueryPlan:
         """The plan with empty static inputs: for its errors and its schema, before anything runs."""
@@ -334,14 +350,11 @@ class _Attempt:
             for instance in trial:
                 instance.stage.close()
 
-    def _frame(self, task_input: TaskInput, tables: Mapping[str, Sequence[Path]]) -> DataFrame:
+    def _frame(self, task_input: TaskInput, tables: Mapping[str, Sequence[Path]], event_time: EventTime | None) -> DataFrame:
         schema = self.deployment.schemas[task_input.name]
         if task_input.static:
             return static_dataframe(self.spark, schema, tables.get(task_input.name, ()))
         assert task_input.gate is not None
-        column = self.pipeline.event_time(task_input.name)
-        lateness = self.pipeline.event_time_lateness_ms(task_input.name)
-        carries = self.pipeline.carries_watermark(task_input.name) and column is not None and lateness is not None
         return stream_dataframe(
             self.spark,
             StreamInput(
@@ -350,7 +363,7 @@ class _Attempt:
                 gate=task_input.gate.path,
                 logs={c.name: c.channel.path for c in task_input.channels},
                 base={c.name: c.channel.base for c in task_input.channels},
-                event_time=EventTime(column, lateness) if carries and column and lateness is not None else None,
+                event_time=event_time,
                 attempt=self.settings.number,
             ),
         )

@@ -39,6 +39,7 @@ class QueryPlan:
         sources: How many streaming sources Spark will ask; an input that is used twice has twice as many.
         own_watermark: The plan has a watermark that is not the channels': a source's, or the user's own. At the end of
             data it is moved through the offset log.
+        told_watermark: The plan reads the watermark sources of its inputs. One without state has no use for them.
     """
 
     frame: DataFrame
@@ -46,6 +47,7 @@ class QueryPlan:
     streaming: bool
     sources: int
     own_watermark: bool
+    told_watermark: bool = True
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,40 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
     _check_columns(calls[-1], frame)
     sources = sum(1 for node in nodes(frame._jdf.queryExecution().analyzed()) if node.nodeName() == "StreamingRelationV2")
     return QueryPlan(frame, nullable(frame.schema), frame.isStreaming, sources, own_watermark)
+
+
+# Logical operators that keep nothing from batch to batch, by the names of Spark's plan nodes.
+_WITHOUT_STATE = frozenset(
+    {
+        "EventTimeWatermark",
+        "Filter",
+        "Generate",
+        "MapInArrow",
+        "MapInPandas",
+        "Project",
+        "Repartition",
+        "RepartitionByExpression",
+        "ResolvedHint",
+        "StreamingRelationV2",
+        "SubqueryAlias",
+        "Union",
+    }
+)
+
+
+def keeps_no_state(plan: QueryPlan) -> bool:
+    """Whether a streaming plan certainly keeps nothing from batch to batch; False where in doubt."""
+    return plan.streaming and not plan.own_watermark and _keeps_no_state(plan.frame._jdf.queryExecution().analyzed())
+
+
+def _keeps_no_state(plan: Any) -> bool:
+    if not plan.isStreaming():
+        return True
+    streaming = [child for child in _children(plan) if child.isStreaming()]
+    name = plan.nodeName()
+    if name == "Join":
+        return len(streaming) == 1 and _keeps_no_state(streaming[0])
+    return name in _WITHOUT_STATE and all(_keeps_no_state(child) for child in streaming)
 
 
 def open_stage(call: StageCall) -> None:
