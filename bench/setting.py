@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.events import CheckpointDone, JobEvent, JobResult
-from dagster_checkpoints.spark.job import JobExecution, JobOptions
+from dagster_checkpoints.spark.job import JobExecution
+from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.session import build_session
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 

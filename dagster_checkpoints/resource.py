@@ -28,7 +28,8 @@ from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.run_config import PipelineRunConfig
 from dagster_checkpoints.run_events import RunReporter, failure
 from dagster_checkpoints.spark.events import JobEvent
-from dagster_checkpoints.spark.job import JobExecution, JobOptions
+from dagster_checkpoints.spark.job import JobExecution
+from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.session import build_session, session_config
 from dagster_checkpoints.stage_assets import StageAssets
 from dagster_checkpoints.storage import CheckpointStorage, open_store

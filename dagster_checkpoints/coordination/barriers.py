@@ -164,9 +164,7 @@ class AlignedBarrierHandler:
             if checkpoint_id <= self._last_id:
                 return []
             if self._pending is not None:
-                actions += self._abort(
-                    self._pending.checkpoint_id, FailureReason.CHECKPOINT_DECLINED_SUBSUMED
-                )
+                actions += self._abort(self._pending.checkpoint_id, FailureReason.CHECKPOINT_DECLINED_SUBSUMED)
             self._pending = barrier
             self._last_id = checkpoint_id
         if channel is not None and channel in self._channels.open and channel not in self._aligned:
@@ -240,9 +238,7 @@ class TrackingBarrierHandler:
                 if not known and checkpoint_id <= self._last_id:
                     return []
                 self._last_id = max(self._last_id, checkpoint_id)
-                return [
-                    AbortAlignment(checkpoint_id, FailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER)
-                ]
+                return [AbortAlignment(checkpoint_id, FailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER)]
             case EndOfPartitionReceived(channel):
                 self._channels.check(channel)
                 self._channels.open.discard(channel)

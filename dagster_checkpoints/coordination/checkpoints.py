@@ -46,13 +46,9 @@ class CheckpointProperties:
         return CheckpointProperties(periodic=True, unaligned=unaligned)
 
     @staticmethod
-    def for_savepoint(
-        *, unaligned_checkpoints: bool = False, stops_job: bool = False
-    ) -> CheckpointProperties:
+    def for_savepoint(*, unaligned_checkpoints: bool = False, stops_job: bool = False) -> CheckpointProperties:
         """A savepoint; forced unless unaligned checkpoints are on."""
-        return CheckpointProperties(
-            kind=CheckpointKind.SAVEPOINT, forced=not unaligned_checkpoints, stops_job=stops_job
-        )
+        return CheckpointProperties(kind=CheckpointKind.SAVEPOINT, forced=not unaligned_checkpoints, stops_job=stops_job)
 
     @property
     def is_savepoint(self) -> bool:
@@ -196,9 +192,7 @@ class PendingCheckpoint:
     def waits_for(self, task: TaskId) -> bool:
         return task in self.plan.wait and task not in self.states
 
-    def acknowledge(
-        self, task: TaskId, state: object, statistics: TaskStatistics, now: float
-    ) -> AcknowledgeAnswer:
+    def acknowledge(self, task: TaskId, state: object, statistics: TaskStatistics, now: float) -> AcknowledgeAnswer:
         if not self.waits_for(task):
             return AcknowledgeAnswer.DUPLICATE
         self.states[task] = state

@@ -51,16 +51,12 @@ class CheckpointConfig:
         self._check("tolerable_failed_checkpoints", self.tolerable_failed_checkpoints >= 0, "0 or more")
         self._check("retained", self.retained >= 1, "1 or more")
         self._check("mode", self.mode in ("exactly_once", "at_least_once"), "exactly_once or at_least_once")
-        self._check(
-            "initial_delay", self.initial_delay is None or self.initial_delay >= 0, "0 or more, or None"
-        )
+        self._check("initial_delay", self.initial_delay is None or self.initial_delay >= 0, "0 or more, or None")
         self._check("max_queued", self.max_queued >= 1, "1 or more")
 
     def _check(self, name: str, valid: bool, expected: str) -> None:
         if not valid:
-            raise InvalidCheckpointConfig(
-                f"Checkpoint setting {name} is {getattr(self, name)!r}; expected {expected}."
-            )
+            raise InvalidCheckpointConfig(f"Checkpoint setting {name} is {getattr(self, name)!r}; expected {expected}.")
 
     @property
     def tasks_wait_for_final_checkpoint(self) -> bool:

@@ -97,9 +97,7 @@ class CheckpointCoordinator:
         self._completed = CompletedCheckpoints(config.retained, completed)
         self._completed_ids = {c.checkpoint_id for c in completed}
         self._failures = FailureCounter(config.tolerable_failed_checkpoints)
-        self._queue = RequestQueue(
-            max_concurrent=config.max_concurrent, min_pause=config.min_pause, max_queued=config.max_queued
-        )
+        self._queue = RequestQueue(max_concurrent=config.max_concurrent, min_pause=config.min_pause, max_queued=config.max_queued)
         self._schedule = CheckpointSchedule(config)
         self._last_completion: float | None = None
         self._shut_down = False
@@ -156,9 +154,7 @@ class CheckpointCoordinator:
         """When a Tick is due, in the unit of `now`; None if nothing is."""
         if self._shut_down:
             return None
-        due = [
-            p.triggered_at + self.config.timeout for p in self._pending.values() if not p.fully_acknowledged
-        ]
+        due = [p.triggered_at + self.config.timeout for p in self._pending.values() if not p.fully_acknowledged]
         scheduled = self._schedule.next_due(periodic_queued=self._queue.has_periodic)
         if scheduled is not None:
             due.append(scheduled)
@@ -266,9 +262,7 @@ class CheckpointCoordinator:
         elif self._schedule.take_periodic(now) and not self._queue.has_periodic:
             actions += self._enqueue(CheckpointRequest(CheckpointProperties.for_periodic(), now))
         while True:
-            chosen = self._queue.choose(
-                pending=len(self._pending), last_completion=self._last_completion, now=now
-            )
+            chosen = self._queue.choose(pending=len(self._pending), last_completion=self._last_completion, now=now)
             if chosen is None:
                 return actions
             if isinstance(chosen, Dropped):
@@ -334,9 +328,7 @@ class CheckpointCoordinator:
             DiscardStates(event.checkpoint_id, states),
         ]
 
-    def _decline(
-        self, checkpoint_id: int, reason: FailureReason, message: str, now: float
-    ) -> list[CoordinatorAction]:
+    def _decline(self, checkpoint_id: int, reason: FailureReason, message: str, now: float) -> list[CoordinatorAction]:
         pending = self._pending.get(checkpoint_id)
         if pending is None or pending.fully_acknowledged:
             return []
@@ -461,9 +453,7 @@ class CheckpointCoordinator:
                 actions.append(RequestFailed(request.request_id, reason, reason.value))
         return actions
 
-    def _restart(
-        self, finished: Iterable[TaskId], restored: CompletedCheckpoint | None, now: float
-    ) -> list[CoordinatorAction]:
+    def _restart(self, finished: Iterable[TaskId], restored: CompletedCheckpoint | None, now: float) -> list[CoordinatorAction]:
         if self.finalizing is not None:
             raise CheckpointStillFinalizing(
                 f"The job was told to restart while the metadata of checkpoint {self.finalizing} is being "

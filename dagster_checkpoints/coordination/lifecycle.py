@@ -71,12 +71,7 @@ class RestoredAfterFinish:
 
 
 LifecycleEvent = (
-    EndOfDataReceived
-    | OperatorsFinished
-    | SnapshotTaken
-    | CheckpointCompleted
-    | CheckpointAborted
-    | RestoredAfterFinish
+    EndOfDataReceived | OperatorsFinished | SnapshotTaken | CheckpointCompleted | CheckpointAborted | RestoredAfterFinish
 )
 
 
@@ -119,9 +114,7 @@ class TaskFinished:
     """Tell the coordinator that the task is FINISHED."""
 
 
-LifecycleAction = (
-    FinishOperators | EmitEndOfData | CommitUpTo | CloseOperators | EmitEndOfPartition | TaskFinished
-)
+LifecycleAction = FinishOperators | EmitEndOfData | CommitUpTo | CloseOperators | EmitEndOfPartition | TaskFinished
 
 
 class TaskLifecycle:

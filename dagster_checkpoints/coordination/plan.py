@@ -225,9 +225,7 @@ class CheckpointPlan:
         """The stages in which the checkpoint starts: the first stage of every vertex that has a task to
         trigger."""
         return tuple(
-            vertex.stages[0]
-            for position, vertex in enumerate(self.graph.vertices)
-            if _MEMBER in self.trigger.mask(position)
+            vertex.stages[0] for position, vertex in enumerate(self.graph.vertices) if _MEMBER in self.trigger.mask(position)
         )
 
     def partly_finished(self) -> dict[str, tuple[int, ...]]:

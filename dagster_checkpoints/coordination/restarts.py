@@ -68,9 +68,7 @@ class FixedDelayRestart:
 
     def on_failure(self, now: float) -> RestartAfter | GiveUp:
         if self._restarts >= self.attempts:
-            return GiveUp(
-                f"the job has been restarted {self._restarts} times (fixed delay, attempts={self.attempts})"
-            )
+            return GiveUp(f"the job has been restarted {self._restarts} times (fixed delay, attempts={self.attempts})")
         self._restarts += 1
         return RestartAfter(self.delay, self._restarts)
 
@@ -112,10 +110,7 @@ class ExponentialDelayRestart:
         if self._running_since is not None and now - self._running_since >= self.reset_after:
             self._in_a_row = 0
         if self.attempts is not None and self._in_a_row >= self.attempts:
-            return GiveUp(
-                f"the job failed {self._in_a_row + 1} times in a row "
-                f"(exponential delay, attempts={self.attempts})"
-            )
+            return GiveUp(f"the job failed {self._in_a_row + 1} times in a row (exponential delay, attempts={self.attempts})")
         try:
             delay = min(self.maximum, self.initial * self.multiplier**self._in_a_row)
         except OverflowError:
@@ -149,8 +144,7 @@ class FailureRateRestart:
             self._failures.popleft()
         if len(self._failures) > self.max_failures:
             return GiveUp(
-                f"{len(self._failures)} failures within {self.interval} s "
-                f"(failure rate, max_failures={self.max_failures})"
+                f"{len(self._failures)} failures within {self.interval} s (failure rate, max_failures={self.max_failures})"
             )
         self._restarts += 1
         return RestartAfter(self.delay, self._restarts)

@@ -243,9 +243,7 @@ def _checked_layout(pipeline: Pipeline, chains: Sequence[Chain]) -> dict[str, st
                     f"Chain {chain.name!r} has instances {list(chain.instances)}, but {stage.where} has "
                     f"{list(stage.instances)}; a restore with other instances needs a layout of its own."
                 )
-            if number and (
-                pipeline.upstream(name) != (chain.stages[number - 1],) or not may_join_upstream(pipeline, name)
-            ):
+            if number and (pipeline.upstream(name) != (chain.stages[number - 1],) or not may_join_upstream(pipeline, name)):
                 raise ChainLayoutError(
                     f"{stage.where} cannot follow {chain.stages[number - 1]!r} in chain {chain.name!r}: it "
                     f"must read exactly that stage, instance by instance, and nobody else may want that "

@@ -54,8 +54,7 @@ class Watermark:
         number = isinstance(self.idle_after, int | float) and not isinstance(self.idle_after, bool)
         if not number or not (0 < self.idle_after < math.inf):
             raise InvalidWatermarkError(
-                f"idle_after={self.idle_after!r}: expected seconds greater than 0, or None for a source "
-                f"that is never idle."
+                f"idle_after={self.idle_after!r}: expected seconds greater than 0, or None for a source that is never idle."
             )
 
     @property
@@ -76,9 +75,7 @@ def check_event_time_column(column: object, where: str = "") -> None:
     """
     at_stage = f"{where}: " if where else ""
     if not isinstance(column, str) or not column.strip():
-        raise InvalidWatermarkError(
-            f"{at_stage}event-time column {column!r}: expected the name of a top-level TIMESTAMP column."
-        )
+        raise InvalidWatermarkError(f"{at_stage}event-time column {column!r}: expected the name of a top-level TIMESTAMP column.")
     if "." in column or "`" in column:
         raise InvalidWatermarkError(
             f"{at_stage}event-time column {column!r}: expected a top-level column, found a path into a "

@@ -70,9 +70,7 @@ class Pipeline:
         self._check_inputs_exist()
         self.stages: tuple[Stage, ...] = _topological_order(self._by_name)
         self.edges: tuple[StageEdge, ...] = tuple(
-            _edge(self._by_name[source], target, options)
-            for target in self.stages
-            for source, options in target.inputs.items()
+            _edge(self._by_name[source], target, options) for target in self.stages for source, options in target.inputs.items()
         )
         self._downstream = self._consumers()
         self._bounded: dict[str, bool] = {}
@@ -93,9 +91,7 @@ class Pipeline:
         try:
             return self._by_name[name]
         except KeyError:
-            raise UnknownStageError(
-                f"Pipeline {self.name!r} has no stage {name!r}. {suggestion(name, self._by_name)}"
-            ) from None
+            raise UnknownStageError(f"Pipeline {self.name!r} has no stage {name!r}. {suggestion(name, self._by_name)}") from None
 
     def upstream(self, name: str) -> tuple[str, ...]:
         """The stages that stage `name` reads, in the order of its inputs."""

@@ -234,9 +234,7 @@ class Stage:
                 f'{self.where}: instances={instances!r}; expected a list of names, such as ["EWR", "JFK"].'
             )
         if not instances:
-            raise InvalidInstancesError(
-                f"{self.where}: instances is empty; a stage has at least one. Leave it out to have one."
-            )
+            raise InvalidInstancesError(f"{self.where}: instances is empty; a stage has at least one. Leave it out to have one.")
         names = tuple(check_name("instance", name, self.where) for name in instances)
         repeated = sorted(name for name, count in Counter(names).items() if count > 1)
         if repeated:
@@ -259,8 +257,7 @@ class Stage:
             return watermark
         if not isinstance(watermark, tuple | list) or len(watermark) != 2:
             raise InvalidWatermarkError(
-                f"{self.where}: watermark={watermark!r}; expected (column, lateness), such as "
-                f'("ts", "1 hour"), or a Watermark.'
+                f'{self.where}: watermark={watermark!r}; expected (column, lateness), such as ("ts", "1 hour"), or a Watermark.'
             )
         try:
             return Watermark(*watermark)
@@ -287,9 +284,7 @@ class Stage:
 
     def _check_output_mode(self, output_mode: OutputMode) -> OutputMode:
         if output_mode not in OUTPUT_MODES:
-            raise OutputModeError(
-                f'{self.where}: output_mode={output_mode!r}; expected "append", "update" or "complete".'
-            )
+            raise OutputModeError(f'{self.where}: output_mode={output_mode!r}; expected "append", "update" or "complete".')
         return output_mode
 
     def _check_kind(self) -> None:

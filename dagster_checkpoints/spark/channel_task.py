@@ -49,7 +49,8 @@ from dagster_checkpoints.spark.channels import (
 )
 from dagster_checkpoints.spark.plans import QueryPlan
 from dagster_checkpoints.spark.query_log import channel_positions
-from dagster_checkpoints.spark.task import Task, TaskParts
+from dagster_checkpoints.spark.task import Task
+from dagster_checkpoints.spark.task_parts import TaskParts
 from dagster_checkpoints.spark.uploads import PinnedChannel, PinnedSnapshot
 from dagster_checkpoints.state import ChannelSnapshot, TaskSnapshot
 

@@ -32,12 +32,14 @@ from dagster_checkpoints.spark.channel_task import ChannelTask, InputChannel, Ta
 from dagster_checkpoints.spark.channels import Gate, SegmentFiles
 from dagster_checkpoints.spark.errors import PlanRefusedError, RestoredSchemaError
 from dagster_checkpoints.spark.inputs import EventTime, StreamInput, static_dataframe, stream_dataframe
+from dagster_checkpoints.spark.mail import Report
 from dagster_checkpoints.spark.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.outputs import TaskOutput
 from dagster_checkpoints.spark.sinking import TaskSink
 from dagster_checkpoints.spark.source_checks import check_source
 from dagster_checkpoints.spark.source_task import BatchTask, SourceTask
-from dagster_checkpoints.spark.task import Report, StageInstance, Task, TaskParts
+from dagster_checkpoints.spark.task import Task
+from dagster_checkpoints.spark.task_parts import StageInstance, TaskParts
 from dagster_checkpoints.spark.uploads import SnapshotUploader
 from dagster_checkpoints.spark.wiring import Wiring, restored_segment
 from dagster_checkpoints.state import CheckpointMetadata, RestorePlan, TaskSnapshot

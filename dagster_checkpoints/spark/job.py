@@ -18,12 +18,10 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.coordination import (
     CheckpointCompleted,
-    CheckpointConfig,
     CheckpointCoordinator,
     CheckpointFailed,
     CheckpointProperties,
@@ -38,7 +36,6 @@ from dagster_checkpoints.coordination import (
     NotifyAborted,
     NotifyComplete,
     RequestFailed,
-    RestartStrategy,
     Shutdown,
     TaskState,
     TaskStateChanged,
@@ -55,15 +52,22 @@ from dagster_checkpoints.spark.checkpointing import CheckpointWriter
 from dagster_checkpoints.spark.deployment import AttemptSettings, Deployer, Deployment, Restored
 from dagster_checkpoints.spark.errors import JobFailedError, NothingToRestoreError, SelectionError
 from dagster_checkpoints.spark.events import JobEvent, JobResult, JobStatus
-from dagster_checkpoints.spark.reporting import checkpoint_done, stage_rows
-from dagster_checkpoints.spark.restoring import StartPoint, choose_start, has_later
-from dagster_checkpoints.spark.task import (
+from dagster_checkpoints.spark.job_options import JobOptions
+from dagster_checkpoints.spark.mail import (
+    AskCheckpoint,
+    Cancel,
     CheckpointIsAborted,
     CheckpointIsComplete,
     EndInput,
+    EndSources,
+    FromAttempt,
+    Item,
+    OwnershipIsLost,
     TaskFailed,
     TriggerCheckpoint,
 )
+from dagster_checkpoints.spark.reporting import checkpoint_done, stage_rows
+from dagster_checkpoints.spark.restoring import StartPoint, choose_start, has_later
 from dagster_checkpoints.spark.uploads import SnapshotUploader
 from dagster_checkpoints.storage import (
     CheckpointStorage,
@@ -80,65 +84,6 @@ if TYPE_CHECKING:
 
 CANCEL_SECONDS = 30.0
 _IDLE_TICK = 0.5
-
-
-@dataclass(frozen=True)
-class JobOptions:
-    """The settings of one execution.
-
-    Attributes:
-        checkpoints: Interval, timeout and the like.
-        restart: What to do when a task fails.
-        work_directory: For segments, gates and Spark's own checkpoints; executors must see it under the same path.
-        restore_from: "latest" (after the job's own end, a new start), "none" for a new start, or a checkpoint's location.
-        allow_non_restored_state: Leave state behind that no stage claims.
-        allow_older_checkpoint: If the chosen checkpoint is corrupt or incomplete, try older retained ones.
-        lease_seconds: How long this process may be silent before another may take the pipeline over.
-        max_queued_bytes: Per channel; a producer waits when its consumer is so far behind.
-        upload_threads: Snapshots stored at the same time.
-    """
-
-    checkpoints: CheckpointConfig
-    restart: RestartStrategy
-    work_directory: Path
-    restore_from: str = "latest"
-    allow_non_restored_state: bool = False
-    allow_older_checkpoint: bool = False
-    lease_seconds: float = 15.0
-    max_queued_bytes: int = 256 * 1024 * 1024
-    upload_threads: int = 4
-
-
-@dataclass(frozen=True)
-class _Cancel:
-    pass
-
-
-@dataclass(frozen=True)
-class _EndSources:
-    stage: str | None
-    instance: str | None
-
-
-@dataclass(frozen=True)
-class _AskCheckpoint:
-    request_id: str
-
-
-@dataclass(frozen=True)
-class _OwnershipLost:
-    error: StorageError
-
-
-@dataclass(frozen=True)
-class _FromAttempt:
-    """A report of a task or an upload; those of earlier attempts are of no interest any more."""
-
-    attempt: int
-    event: CoordinatorEvent | TaskFailed
-
-
-_Item = _Cancel | _EndSources | _AskCheckpoint | _OwnershipLost | _FromAttempt | CoordinatorEvent
 
 
 class _Canceled(Exception):
@@ -206,7 +151,7 @@ class JobExecution:
         self._ended_sources: set[tuple[str, str]] = set()
         self._restored: Restored | None = None
         self._log = log or logging.getLogger("dagster_checkpoints")
-        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._cancel_asked = threading.Event()
         self._run: RunState | None = None
         self._job_id = 0
@@ -218,11 +163,11 @@ class JobExecution:
     def cancel(self) -> None:
         """End the job CANCELED as soon as possible; its checkpoints are kept."""
         self._cancel_asked.set()
-        self._queue.put(_Cancel())
+        self._queue.put(Cancel())
 
     def drain(self) -> None:
         """End every source as if its input were exhausted: windows fire, everything is committed, the job is FINISHED."""
-        self._queue.put(_EndSources(None, None))
+        self._queue.put(EndSources(None, None))
 
     def end_source(self, stage: str, instance: str | None = None) -> None:
         """End one source, or one instance of it.
@@ -233,11 +178,11 @@ class JobExecution:
         found = self.pipeline.stage(stage)
         if not found.kind.is_source or (instance is not None and instance not in found.instances):
             raise KeyError(f"{stage!r} (instance {instance!r}) is no source of pipeline {self.pipeline.name!r}")
-        self._queue.put(_EndSources(stage, instance))
+        self._queue.put(EndSources(stage, instance))
 
     def trigger_checkpoint(self, request_id: str) -> None:
         """Ask for a checkpoint now."""
-        self._queue.put(_AskCheckpoint(request_id))
+        self._queue.put(AskCheckpoint(request_id))
 
     def rows(self) -> Mapping[str, int]:
         """Rows that each stage has emitted since the job began (0 for a stage inside a chain); empty before the start."""
@@ -259,7 +204,7 @@ class JobExecution:
         owner = Owner(run_id=self.run_id, host=socket.gethostname(), pid=os.getpid())
         ownership = self.storage.acquire(owner, self.options.lease_seconds)
         status: JobStatus | None = None
-        renewer = LeaseRenewer(ownership, lambda error: self._queue.put(_OwnershipLost(error)))
+        renewer = LeaseRenewer(ownership, lambda error: self._queue.put(OwnershipIsLost(error)))
         renewer.start()
         try:
             start = choose_start(self.pipeline, self.storage, self.options)
@@ -363,7 +308,7 @@ class JobExecution:
         finally:
             self._stop_tasks(run, deployment)
 
-    def _next(self, run: RunState) -> _Item:
+    def _next(self, run: RunState) -> Item:
         deadline = run.coordinator.next_deadline()
         wait = _IDLE_TICK if deadline is None else min(max(deadline - time.monotonic(), 0.0), _IDLE_TICK)
         try:
@@ -371,17 +316,17 @@ class JobExecution:
         except queue.Empty:
             return Tick()
 
-    def _take(self, run: RunState, item: _Item) -> None:
+    def _take(self, run: RunState, item: Item) -> None:
         match item:
-            case _Cancel():
+            case Cancel():
                 raise _Canceled
-            case _OwnershipLost(error):
+            case OwnershipIsLost(error):
                 raise error
-            case _EndSources(stage, instance):
+            case EndSources(stage, instance):
                 self._end_sources(run, stage, instance)
-            case _AskCheckpoint(request_id):
+            case AskCheckpoint(request_id):
                 self._handle(run, CheckpointRequested(request_id, CheckpointProperties()))
-            case _FromAttempt(attempt, event):
+            case FromAttempt(attempt, event):
                 if attempt == run.attempt:
                     self._take_report(run, event)
             case event:
@@ -509,7 +454,7 @@ class JobExecution:
             # A checkpoint whose metadata is being written must be known before the start is chosen.
             while run.coordinator.finalizing is not None or time.monotonic() < until:
                 item = self._next(run)
-                if not isinstance(item, _FromAttempt):
+                if not isinstance(item, FromAttempt):
                     self._take(run, item)
             latest = self._latest(run)
         except (_Canceled, StorageError, JobFailedError) as ended:
@@ -533,7 +478,7 @@ class JobExecution:
             except StorageUnavailable as error:
                 self._log.warning("The restart waits for storage: %s", error)
                 item = self._next(run)
-                if not isinstance(item, _FromAttempt):
+                if not isinstance(item, FromAttempt):
                     self._take(run, item)
 
     @property
@@ -643,7 +588,7 @@ class JobExecution:
     def _report(self, attempt: int, event: CoordinatorEvent | TaskFailed) -> None:
         ownership = self.storage.ownership
         assert ownership is not None
-        self._queue.put(_FromAttempt(attempt, event))
+        self._queue.put(FromAttempt(attempt, event))
 
     def _announce_start(self, run: RunState, restored: Restored | None, attempt: int) -> None:
         assert run.deployment is not None

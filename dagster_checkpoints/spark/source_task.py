@@ -6,7 +6,8 @@ import time
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, CheckpointBarrier, LifecycleState
 from dagster_checkpoints.spark.channels import WatermarkStatus
-from dagster_checkpoints.spark.task import Task, TaskParts
+from dagster_checkpoints.spark.task import Task
+from dagster_checkpoints.spark.task_parts import TaskParts
 from dagster_checkpoints.spark.uploads import PinnedSnapshot
 from dagster_checkpoints.state import TaskSnapshot
 

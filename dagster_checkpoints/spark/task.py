@@ -19,7 +19,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,6 @@ from pyspark.errors import StreamingQueryException
 from dagster_checkpoints.coordination import (
     MAX_WATERMARK_MS,
     CheckpointBarrier,
-    CoordinatorEvent,
     Declined,
     EndOfDataReached,
     FailureReason,
@@ -39,110 +37,35 @@ from dagster_checkpoints.coordination import (
     TaskStatistics,
 )
 from dagster_checkpoints.coordination import lifecycle as life
-from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, TaskId
 from dagster_checkpoints.spark import plans
 from dagster_checkpoints.spark.blame import own_line, stage_of
 from dagster_checkpoints.spark.channels import BarrierMark, EndOfData, EndOfPartition, SegmentFiles, WatermarkAt
 from dagster_checkpoints.spark.errors import StageError, StageFailedError
-from dagster_checkpoints.spark.operator_state import OperatorStateStore
-from dagster_checkpoints.spark.outputs import TaskOutput
+from dagster_checkpoints.spark.mail import (
+    CheckpointIsAborted,
+    CheckpointIsComplete,
+    EndInput,
+    LookAgain,
+    Mail,
+    TaskFailed,
+    TriggerCheckpoint,
+)
 from dagster_checkpoints.spark.query import TaskQuery
-from dagster_checkpoints.spark.sinking import TaskSink
 from dagster_checkpoints.spark.snapshots import pin
-from dagster_checkpoints.spark.uploads import PinnedSnapshot, SnapshotUploader
+from dagster_checkpoints.spark.task_parts import StageInstance, TaskParts
+from dagster_checkpoints.spark.uploads import PinnedSnapshot
 from dagster_checkpoints.state import StageInstanceSnapshot, TaskSnapshot
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 POLL_SECONDS = 0.03
 START_ATTEMPTS = 3
 LOOK_SECONDS = 0.1  # a look at the query itself is a call into the JVM
 
 
-# Mail
-
-
-@dataclass(frozen=True)
-class TriggerCheckpoint:
-    """From the coordinator to a root."""
-
-    barrier: CheckpointBarrier
-
-
-@dataclass(frozen=True)
-class CheckpointIsComplete:
-    checkpoint_id: int
-
-
-@dataclass(frozen=True)
-class CheckpointIsAborted:
-    checkpoint_id: int
-
-
-@dataclass(frozen=True)
-class EndInput:
-    """A source shall end as if its input were exhausted."""
-
-
-@dataclass(frozen=True)
-class LookAgain:
-    """Something has arrived on a channel."""
-
-
-Mail = TriggerCheckpoint | CheckpointIsComplete | CheckpointIsAborted | EndInput | LookAgain
-
-
-@dataclass(frozen=True)
-class TaskFailed:
-    """A task has failed; the job restarts or fails."""
-
-    task: TaskId
-    error: BaseException
-
-
-Report = Callable[[CoordinatorEvent | TaskFailed], None]
-
-
 class Canceled(BaseException):
     """Unwinds a task's thread when the job cancels it."""
-
-
-@dataclass(frozen=True)
-class StageInstance:
-    """One stage of the chain in this task: the user's object (a copy of its own), opened, and its state."""
-
-    stage: Stage
-    call: plans.StageCall
-    state: OperatorStateStore
-
-
-@dataclass(frozen=True)
-class TaskParts:
-    """What a task is made of; put together by the deployment.
-
-    Attributes:
-        folder: Its own, empty directory below the work directory.
-        plan: Of its query; None while it waits for static inputs, and for a task restored after its finish.
-        restored: Its snapshot, if the job was restored.
-        checkpointing: Whether it waits for a final checkpoint.
-        take_back_after: See `TaskSink.open`.
-    """
-
-    id: TaskId
-    chain: Chain
-    pipeline: Pipeline
-    instances: tuple[StageInstance, ...]
-    folder: Path
-    spark: SparkSession
-    output: TaskOutput
-    sink: TaskSink | None
-    plan: plans.QueryPlan | None
-    restored: TaskSnapshot | None
-    uploader: SnapshotUploader
-    report: Report
-    checkpointing: bool
-    take_back_after: int | None
 
 
 class Task(ABC):

@@ -227,9 +227,7 @@ class CheckpointMetadata(_Struct, frozen=True):
     def files(self) -> frozenset[str]:
         """The sha256 of every file that the checkpoint refers to: what must not be deleted while it is
         retained."""
-        return frozenset(
-            file.sha256 for chain in self.chains for t in chain.tasks.values() for file in task_files(t)
-        )
+        return frozenset(file.sha256 for chain in self.chains for t in chain.tasks.values() for file in task_files(t))
 
 
 def task_files(task: TaskSnapshot) -> list[StateFile]:

@@ -87,9 +87,7 @@ class RestorePlan:
         return self.checkpoint_id + 1
 
 
-def validate_restore(
-    pipeline: PipelineView, metadata: CheckpointMetadata, allow_non_restored_state: bool = False
-) -> RestorePlan:
+def validate_restore(pipeline: PipelineView, metadata: CheckpointMetadata, allow_non_restored_state: bool = False) -> RestorePlan:
     """Check that the checkpoint fits the pipeline and say what to start from it.
 
     Args:
@@ -116,17 +114,10 @@ def validate_restore(
     return RestorePlan(
         checkpoint_id=metadata.checkpoint_id,
         chains=tuple(c.stages for c in chains if not recorded[c.stages[0]].fully_finished),
-        finished_chains=tuple(
-            c.stages for c in chains if recorded[c.stages[0]].fully_finished and set(c.stages) <= present
-        ),
+        finished_chains=tuple(c.stages for c in chains if recorded[c.stages[0]].fully_finished and set(c.stages) <= present),
         new_stages=tuple(stage.name for stage in pipeline.stages if stage.name not in recorded),
         fully_finished=frozenset(s.name for s in metadata.stages if s.fully_finished and s.name in present),
-        finished=frozenset(
-            TaskId(c.name, i)
-            for c in chains
-            for i in recorded[c.stages[0]].finished
-            if c.stages[0] in present
-        ),
+        finished=frozenset(TaskId(c.name, i) for c in chains for i in recorded[c.stages[0]].finished if c.stages[0] in present),
         after_finish=frozenset(task for task, snapshot in tasks.items() if snapshot.end_of_data == "drain"),
         tasks=tasks,
         dropped=dropped,
@@ -151,12 +142,8 @@ def _check_finished(pipeline: PipelineView, recorded: Mapping[str, StageMetadata
         raise UnfinishedPredecessor(_finished_message(stage, source, upstream, pattern, where))
 
 
-def _finished_message(
-    stage: StageMetadata, source: str, upstream: StageMetadata | None, pattern: EdgePattern, where: str
-) -> str:
-    state = (
-        "fully finished" if stage.fully_finished else f"partly finished (instances {_list(stage.finished)})"
-    )
+def _finished_message(stage: StageMetadata, source: str, upstream: StageMetadata | None, pattern: EdgePattern, where: str) -> str:
+    state = "fully finished" if stage.fully_finished else f"partly finished (instances {_list(stage.finished)})"
     needs_all = stage.fully_finished or pattern is EdgePattern.ALL_TO_ALL
     expected = "fully finished" if needs_all else "at least partly finished"
     if upstream is None:
@@ -176,9 +163,7 @@ def _finished_message(
     )
 
 
-def _unclaimed(
-    pipeline: PipelineView, metadata: CheckpointMetadata, allowed: bool, where: str
-) -> tuple[str, ...]:
+def _unclaimed(pipeline: PipelineView, metadata: CheckpointMetadata, allowed: bool, where: str) -> tuple[str, ...]:
     present = {stage.name for stage in pipeline.stages}
     gone = tuple(s.name for s in metadata.stages if s.name not in present)
     with_state = tuple(s.name for s in metadata.stages if s.name not in present and not s.fully_finished)
@@ -205,9 +190,7 @@ def _check_instances(pipeline: PipelineView, recorded: Mapping[str, StageMetadat
         )
 
 
-def _check_layout(
-    pipeline: PipelineView, recorded: Mapping[str, StageMetadata], chain: ChainMetadata, where: str
-) -> None:
+def _check_layout(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], chain: ChainMetadata, where: str) -> None:
     if all(recorded[name].fully_finished for name in chain.stages if name in recorded):
         return
     layout = " -> ".join(chain.stages)

@@ -257,8 +257,7 @@ class CheckpointStorage:
             relative = relative[len(self.url) + 1 :]
         if "://" in relative or relative.startswith("/"):
             raise InvalidKey(
-                f"expected a checkpoint below {self.url}, such as "
-                f"{self.url}/{self.layout.checkpoint(42, 1)}, found {location!r}"
+                f"expected a checkpoint below {self.url}, such as {self.url}/{self.layout.checkpoint(42, 1)}, found {location!r}"
             )
         return relative
 
@@ -313,9 +312,7 @@ class CheckpointStorage:
     def __enter__(self) -> CheckpointStorage:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def _discard(self, checkpoint: CheckpointKey) -> int:

@@ -162,9 +162,7 @@ class LocalStore:
         try:
             _sync_directory(path.parent)
         except OSError as error:
-            raise OutcomeUnknown(
-                f"wrote {self.url}/{key}, but the directory could not be synced to disk: {error}"
-            ) from error
+            raise OutcomeUnknown(f"wrote {self.url}/{key}, but the directory could not be synced to disk: {error}") from error
 
     def _temporary(self, path: Path, chunks: Iterable[bytes]) -> Path:
         temporary = path.with_name(f"{RESERVED_PREFIX}tmp-{uuid4().hex}")

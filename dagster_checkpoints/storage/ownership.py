@@ -305,9 +305,7 @@ class Ownership:
         )
 
     def _next(self, state: PipelineState, change: Change) -> PipelineState:
-        lease = state.lease and msgspec.structs.replace(
-            state.lease, renewals=state.lease.renewals + 1, renewed_at=self._wall()
-        )
+        lease = state.lease and msgspec.structs.replace(state.lease, renewals=state.lease.renewals + 1, renewed_at=self._wall())
         changed = change(msgspec.structs.replace(state, lease=lease, token=uuid4().hex))
         return msgspec.structs.replace(changed, retained=self._without_forgotten(changed.retained))
 

@@ -238,9 +238,7 @@ class S3Store:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         skip = len(self._full(""))
         with self._errors("list", prefix):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.bucket, Prefix=self._full(prefix)
-            )
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self._full(prefix))
             for page in pages:
                 for found in page.get("Contents", ()):
                     yield ObjectInfo(found["Key"][skip:], found["Size"], found["LastModified"])

@@ -77,9 +77,7 @@ def error_code(error: BaseException) -> tuple[int, str]:
     if not isinstance(error, aws.ClientError):
         return 0, ""
     response: Any = error.response
-    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)), str(
-        response.get("Error", {}).get("Code", "")
-    )
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)), str(response.get("Error", {}).get("Code", ""))
 
 
 def may_have_landed(error: BaseException) -> bool:

@@ -140,8 +140,7 @@ def fetch_file(store: ObjectStore, layout: Layout, file: StateFileLike, destinat
         os.replace(temporary, target)
     except NotFound as error:
         raise MissingStateFile(
-            f"{checkpoint}: state file {file.path} is missing: expected {file.size} bytes at {where}, found "
-            f"no object. {_REMEDY}"
+            f"{checkpoint}: state file {file.path} is missing: expected {file.size} bytes at {where}, found no object. {_REMEDY}"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -20,7 +20,8 @@ from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.events import CheckpointDone, JobEvent, JobResult, JobStarted
-from dagster_checkpoints.spark.job import JobExecution, JobOptions
+from dagster_checkpoints.spark.job import JobExecution
+from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 if TYPE_CHECKING:

@@ -1,0 +1,35 @@
+"""The settings of one execution of a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagster_checkpoints.coordination import CheckpointConfig, RestartStrategy
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """The settings of one execution.
+
+    Attributes:
+        checkpoints: Interval, timeout and the like.
+        restart: What to do when a task fails.
+        work_directory: For segments, gates and Spark's own checkpoints; executors must see it under the same path.
+        restore_from: "latest" (after the job's own end, a new start), "none" for a new start, or a checkpoint's location.
+        allow_non_restored_state: Leave state behind that no stage claims.
+        allow_older_checkpoint: If the chosen checkpoint is corrupt or incomplete, try older retained ones.
+        lease_seconds: How long this process may be silent before another may take the pipeline over.
+        max_queued_bytes: Per channel; a producer waits when its consumer is so far behind.
+        upload_threads: Snapshots stored at the same time.
+    """
+
+    checkpoints: CheckpointConfig
+    restart: RestartStrategy
+    work_directory: Path
+    restore_from: str = "latest"
+    allow_non_restored_state: bool = False
+    allow_older_checkpoint: bool = False
+    lease_seconds: float = 15.0
+    max_queued_bytes: int = 256 * 1024 * 1024
+    upload_threads: int = 4

@@ -1,0 +1,97 @@
+"""What tasks and the job tell each other: a task's mailbox, and the queue of the job's loop; values only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dagster_checkpoints.coordination import CheckpointBarrier, CoordinatorEvent
+from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.storage import StorageError
+
+# To a task
+
+
+@dataclass(frozen=True)
+class TriggerCheckpoint:
+    """From the coordinator to a root."""
+
+    barrier: CheckpointBarrier
+
+
+@dataclass(frozen=True)
+class CheckpointIsComplete:
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class CheckpointIsAborted:
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class EndInput:
+    """A source shall end as if its input were exhausted."""
+
+
+@dataclass(frozen=True)
+class LookAgain:
+    """Something has arrived on a channel."""
+
+
+Mail = TriggerCheckpoint | CheckpointIsComplete | CheckpointIsAborted | EndInput | LookAgain
+
+
+# From a task
+
+
+@dataclass(frozen=True)
+class TaskFailed:
+    """A task has failed; the job restarts or fails."""
+
+    task: TaskId
+    error: BaseException
+
+
+Report = Callable[[CoordinatorEvent | TaskFailed], None]
+
+
+# To the job's loop
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """End the job."""
+
+
+@dataclass(frozen=True)
+class EndSources:
+    """End one source (instance), or all of them (None)."""
+
+    stage: str | None
+    instance: str | None
+
+
+@dataclass(frozen=True)
+class AskCheckpoint:
+    """Somebody asks for a checkpoint."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class OwnershipIsLost:
+    """From the lease's renewer: another run owns the pipeline, or may."""
+
+    error: StorageError
+
+
+@dataclass(frozen=True)
+class FromAttempt:
+    """A report of a task or an upload; those of earlier attempts are of no interest any more."""
+
+    attempt: int
+    event: CoordinatorEvent | TaskFailed
+
+
+Item = Cancel | EndSources | AskCheckpoint | OwnershipIsLost | FromAttempt | CoordinatorEvent

@@ -1,0 +1,56 @@
+"""What a task is made of: put together by the deployment, used by the task; it does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, TaskId
+from dagster_checkpoints.spark import plans
+from dagster_checkpoints.spark.mail import Report
+from dagster_checkpoints.spark.operator_state import OperatorStateStore
+from dagster_checkpoints.spark.outputs import TaskOutput
+from dagster_checkpoints.spark.sinking import TaskSink
+from dagster_checkpoints.spark.uploads import SnapshotUploader
+from dagster_checkpoints.state import TaskSnapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class StageInstance:
+    """One stage of the chain in this task: the user's object (a copy of its own), opened, and its state."""
+
+    stage: Stage
+    call: plans.StageCall
+    state: OperatorStateStore
+
+
+@dataclass(frozen=True)
+class TaskParts:
+    """What a task is made of; put together by the deployment.
+
+    Attributes:
+        folder: Its own, empty directory below the work directory.
+        plan: Of its query; None while it waits for static inputs, and for a task restored after its finish.
+        restored: Its snapshot, if the job was restored.
+        checkpointing: Whether it waits for a final checkpoint.
+        take_back_after: See `TaskSink.open`.
+    """
+
+    id: TaskId
+    chain: Chain
+    pipeline: Pipeline
+    instances: tuple[StageInstance, ...]
+    folder: Path
+    spark: SparkSession
+    output: TaskOutput
+    sink: TaskSink | None
+    plan: plans.QueryPlan | None
+    restored: TaskSnapshot | None
+    uploader: SnapshotUploader
+    report: Report
+    checkpointing: bool
+    take_back_after: int | None
