@@ -1,0 +1,236 @@
+"""Real processes that die: killed at moments of the protocol, stopped and replaced. The sinks must not show it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.spark.job import JobExecution
+from dagster_checkpoints.spark.job_options import JobOptions
+from dagster_checkpoints.storage import PipelineOwned
+
+ROOT = Path(__file__).parents[2]
+RUNNER = Path(__file__).with_name("crash_runner.py")
+DEADLINE = 240.0
+ROWS = "k string, ts timestamp, v long"
+HISTORY_FILES = 16
+LIVE_FILES = 4  # of each instance, before each run
+
+
+class Child:
+    """A run of the crashing pipeline in a process group of its own."""
+
+    def __init__(self, folder: Path, run_id: str, **settings: Any) -> None:
+        self.run_id = run_id
+        self._events = folder / "events" / f"{run_id}.jsonl"
+        self._log = folder / f"{run_id}.log"
+        command = [sys.executable, str(RUNNER), str(folder), json.dumps({"run_id": run_id, **settings})]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, env=environment, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        lines = self._events.read_text().split("\n")[:-1] if self._events.exists() else []
+        found = [json.loads(line) for line in lines]
+        return [event for event in found if kind in (None, event["event"])]
+
+    def wait_for(self, kind: str, where: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
+        until = time.monotonic() + DEADLINE
+        while True:
+            over = self.process.poll() is not None
+            for event in self.events(kind):
+                if where(event):
+                    return event
+            assert not over, f"the run ended without the {kind} that is waited for\n{self.story()}"
+            assert time.monotonic() < until, f"no such {kind}\n{self.story()}"
+            time.sleep(0.05)
+
+    def kill(self, group: bool = True) -> None:
+        """SIGKILL, to the Python process alone or with the JVM."""
+        if group:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        else:
+            self.process.kill()
+        self.process.wait(30)
+
+    def end(self) -> dict[str, Any]:
+        """Wait until the process has ended by itself; what it said of the result."""
+        self.process.wait(DEADLINE)
+        return self.events("Ended")[-1] if self.events("Ended") else {"status": self.story()}
+
+    def story(self) -> str:
+        told = "\n".join(str(event)[:300] for event in self.events() if event["event"] != "Rows")
+        return f"{self.run_id}:\n{told}\nlog:\n{self._log.read_text()[-3000:]}"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
+    """Starts runs in the test's folder; none outlives the test."""
+    children: list[Child] = []
+
+    def begin(run_id: str, **settings: Any) -> Child:
+        children.append(Child(tmp_path, run_id, **settings))
+        return children[-1]
+
+    yield begin
+    for child in children:
+        try:
+            os.killpg(child.process.pid, signal.SIGCONT)
+            os.killpg(child.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        child.process.wait(30)
+
+
+class Feed:
+    """The input of the crashing pipeline, and what a batch computation makes of it."""
+
+    def __init__(self, lab: Any) -> None:
+        self.lab = lab
+        self.live_rows = 0
+        self.history_rows = HISTORY_FILES * 30
+        self._minute = dict.fromkeys("abc", 0)
+        lab.put("names", "k string, name string", [("a", "Anna"), ("b", "Bob"), ("c", "Carl")])
+        for number in range(HISTORY_FILES):
+            minutes = range(number * 30, number * 30 + 30, 3)
+            lab.put("history", ROWS, [(k, lab.at(60 * m), m) for m in minutes for k in "abc"])
+        for instance in "abc":
+            lab.input(f"live-{instance}")
+
+    def more(self) -> None:
+        for instance in "abc":
+            for _ in range(LIVE_FILES):
+                begin = self._minute[instance]
+                rows = [(instance, self.lab.at(60 * m + 1), m) for m in range(begin, begin + 20, 2)]
+                self.lab.put(f"live-{instance}", ROWS, rows)
+                self._minute[instance] += 20
+                self.live_rows += len(rows)
+
+    def drain_when_consumed(self) -> None:
+        scratch = self.lab.folder / "drain-at.next"
+        scratch.write_text(json.dumps({"live": self.live_rows, "history": self.history_rows}))
+        scratch.rename(self.lab.folder / "drain-at.json")
+
+    def check(self) -> None:
+        runner = _runner()
+        rows = self.lab.table("history", ROWS)
+        for instance in "abc":
+            rows = rows.unionByName(self.lab.table(f"live-{instance}", ROWS))
+        named = runner.with_names(rows, self.lab.table("names", "k string, name string"))
+        self.lab.check(named, "named")
+        self.lab.check(runner.in_hours(named), "hours")
+
+
+def _runner() -> Any:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("crash_runner_for_reference", RUNNER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def history_is_done(event: dict[str, Any]) -> bool:
+    return "history" in event["finished_stages"]
+
+
+def test_a_pipeline_killed_at_six_moments_commits_every_row_once(lab: Any, start: Callable[..., Child]) -> None:
+    chance = random.Random(147)
+    feed = Feed(lab)
+    feed.more()
+
+    # Before the first checkpoint.
+    child = start("early", initial_delay=3600.0)
+    child.wait_for("Rows", lambda rows: rows.get("named", 0) >= chance.randint(1, 40))
+    child.kill()
+    assert not lab.committed("named")
+
+    # While a checkpoint uploads a state file.
+    child = start("uploading", hold="upload", hold_at=chance.randint(1, 6))
+    child.wait_for("Holding")
+    child.kill(group=False)
+
+    # While the backfill still runs.
+    child = start("backfill", initial_delay=0.2)
+    done = child.wait_for("CheckpointDone")
+    child.kill()
+    assert not history_is_done(done)
+    feed.more()
+
+    # After a checkpoint has completed, before a sink commits it.
+    child = start("committing", hold="commit", hold_at=chance.randint(1, 2))
+    assert child.wait_for("JobStarted")["restored_checkpoint"] is not None
+    child.wait_for("Holding")
+    child.kill(group=False)
+
+    # After the backfill has finished.
+    child = start("live")
+    done = child.wait_for("CheckpointDone", history_is_done)
+    assert done["roots"] == ["live"]
+    child.kill()
+    feed.more()
+
+    # While the final checkpoint is written.
+    feed.drain_when_consumed()
+    child = start("ending", hold=chance.choice(["upload", "metadata"]), hold_draining=True)
+    started = child.wait_for("JobStarted")
+    assert started["restored_checkpoint"] >= done["checkpoint_id"]
+    assert set(started["finished_stages"]) == {"history", "names"}
+    child.wait_for("Holding")
+    child.kill()
+
+    child = start("last")
+    assert child.end()["status"] == "FINISHED", child.story()
+    feed.check()
+    assert not list((lab.folder / "store/crashing/checkpoints").rglob("_metadata"))
+
+
+def test_a_stopped_owner_is_replaced_and_can_do_nothing_when_it_goes_on(lab: Any, start: Callable[..., Child]) -> None:
+    feed = Feed(lab)
+    feed.more()
+    first = start("first")
+    first.wait_for("CheckpointDone")
+
+    refused = JobExecution(
+        _runner().pipeline(lab.folder),
+        storage=lab.storage("crashing"),
+        options=JobOptions(CheckpointConfig(interval=1.0), NoRestart(), lab.folder / "work"),
+        session=lambda: pytest.fail("Spark is started for a pipeline that is owned"),
+        on_event=lambda event: None,
+        run_id="refused",
+    )
+    with pytest.raises(PipelineOwned, match="first"):
+        refused.run()
+
+    os.kill(first.process.pid, signal.SIGSTOP)
+    second = start("second")
+    taken_over = second.wait_for("CheckpointDone")
+    completed_by_first = len(first.events("CheckpointDone"))
+    os.kill(first.process.pid, signal.SIGCONT)
+    ended = first.end()
+    assert ended["status"] == "FAILED", first.story()
+    assert "OwnershipLost" in ended["error"]
+    assert len(first.events("CheckpointDone")) == completed_by_first
+
+    feed.more()
+    feed.drain_when_consumed()
+    assert second.end()["status"] == "FINISHED", second.story()
+    assert second.events("CheckpointDone")[-1]["checkpoint_id"] > taken_over["checkpoint_id"]
+    assert not second.events("JobRestarting")
+    feed.check()
+    assert json.loads((lab.folder / "store/crashing/state.json").read_text())["job"]["status"] == "FINISHED"
