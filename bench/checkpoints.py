@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -52,7 +54,15 @@ def state_directory(checkpoint: Path, files: int) -> int:
         names += [f"SSTs/{number:06d}.sst" for number in range(per_partition - len(names))]
         for name in names:
             (store / name).write_bytes(os.urandom(512))
+        _write_whole_version(store / "1.zip", [name.removeprefix("SSTs/") for name in names if name.endswith(".sst")])
     return batch
+
+
+def _write_whole_version(file: Path, tables: list[str]) -> None:
+    """A version of RocksDB's that names its tables."""
+    named = {"sstFiles": [{"dfsSstFileName": table} for table in tables]}
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("metadata", "v1\n" + json.dumps(named))
 
 
 def pin_seconds(checkpoint: Path, batch: int, target: Path) -> float:

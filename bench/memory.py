@@ -13,14 +13,14 @@ from pathlib import Path
 
 from bench import throughput
 from bench.measures import Measure, below
-from bench.processes import is_java, pss_mb, tree
+from bench.processes import command, is_java, pss_mb, tree
 from bench.setting import Setting
 from bench.ways import unchained
 
 PART = "Memory"
 EVERY_SECONDS = 0.5
 BASE_MB, PER_SOURCE_MB = 500, 60
-PYTHON_SOURCES = 4  # of (d): two stages behind channels, each with records and a watermark
+SOURCE_MODULE = "python_streaming_source_runner"  # Spark runs one such process per Python streaming source
 
 
 def measure(setting: Setting) -> Iterator[Measure]:
@@ -31,8 +31,8 @@ def measure(setting: Setting) -> Iterator[Measure]:
     with Sampler(os.getpid()) as sampler:
         unchained(setting, rows)
     note = f"PSS, sampled every {EVERY_SECONDS} s; this process {sampler.own_mb:.0f} MB, {sampler.workers} Python workers"
-    yield Measure(PART, "Python sources of (d)", PYTHON_SOURCES, "")
-    limit = BASE_MB + PER_SOURCE_MB * PYTHON_SOURCES
+    yield Measure(PART, "Python sources of (d)", sampler.sources, "")
+    limit = BASE_MB + PER_SOURCE_MB * sampler.sources
     yield below(PART, "process tree without the JVM, at its peak", sampler.peak_mb, "MB", limit, note)
 
 
@@ -43,12 +43,14 @@ class Sampler:
     Attributes:
         peak_mb: Of all processes of the tree but Java's together; `own_mb` is the root's share, `workers` the number of
             other processes at that moment.
+        sources: The most Python streaming sources at a time.
     """
 
     root: int
     peak_mb: float = 0.0
     own_mb: float = 0.0
     workers: int = 0
+    sources: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -65,6 +67,7 @@ class Sampler:
     def _run(self) -> None:
         while True:
             sizes = {pid: pss_mb(pid) for pid in tree(self.root) if not is_java(pid)}
+            self.sources = max(self.sources, sum(1 for pid in sizes if SOURCE_MODULE in command(pid)))
             total = sum(sizes.values())
             if total > self.peak_mb:
                 self.peak_mb, self.own_mb, self.workers = total, sizes.get(self.root, 0.0), len(sizes) - 1

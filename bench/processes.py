@@ -29,6 +29,14 @@ def is_java(pid: int) -> bool:
         return False
 
 
+def command(pid: int) -> str:
+    """The command line; empty for a process that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    except OSError:
+        return ""
+
+
 def pss_mb(pid: int) -> float:
     """Proportional set size; 0 for a process that has ended."""
     try:

@@ -1,0 +1,57 @@
+"""The benchmark runs, compares its results, and tells what holds; its numbers are not tested."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench import __main__ as bench_main
+from bench import checkpoints, computation, measures, planning, processes, throughput, ways
+from bench.setting import BenchFailed, Setting
+from dagster_checkpoints.spark.snapshots import prune
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_the_four_ways_give_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    setting = Setting(4_000, 1, tmp_path / "cache", tmp_path)
+    setting.__dict__["spark"] = spark
+    rows = computation.generate(spark, setting.cache, setting.rows, 2)
+    expected = computation.result(spark, ways.one_query(setting, rows).output)
+    assert len(expected) > 1_000
+    for way in (ways.three_queries, ways.chained, ways.unchained):
+        throughput.compare(way.__name__, computation.result(spark, way(setting, rows).output), expected)
+    with pytest.raises(BenchFailed, match="found"):
+        throughput.compare("one row less", expected[1:], expected)
+
+
+def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "measures.json"
+    assert bench_main.main(["--only", "plan", "--json", str(file), "--cache", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert planning.PART in printed and "targets hold" in printed
+    assert len(json.loads(file.read_text())) == len(planning.SIZES) + 1
+
+
+def test_a_missed_target_is_shown_as_missed() -> None:
+    text = measures.table([measures.at_least("P", "slow", 0.5, "", 0.9), measures.below("P", "small", 1, "MB", 2)])
+    assert "MISSED" in text and "holds" in text and "1 of 2 targets hold" in text
+
+
+def test_the_made_up_state_directory_is_one_that_snapshots_accept(tmp_path: Path) -> None:
+    batch = checkpoints.state_directory(tmp_path / "checkpoint", 400)
+    checkpoints.pin_seconds(tmp_path / "checkpoint", batch, tmp_path / "pinned")
+    state = [file for file in prune(tmp_path / "pinned", batch) if file.parts[0] == "state"]
+    assert len(state) == 400
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
+def test_memory_and_processor_time_of_this_process_are_seen() -> None:
+    assert os.getpid() in processes.tree(os.getpid())
+    assert processes.pss_mb(os.getpid()) > 1
+    assert processes.cpu_seconds(os.getpid()) > 0
