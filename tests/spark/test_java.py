@@ -128,9 +128,7 @@ def test_the_wrapper_drops_one_module_and_nothing_else(
     assert output.splitlines() == [f"<{argument}>" for argument in passed]
 
 
-def test_the_wrapper_is_made_once_and_again_where_it_was_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wrapper_is_made_once_and_again_where_it_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = make_java(tmp_path / "runtime", "21")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     home = java._wrapped_home(runtime)
@@ -140,9 +138,7 @@ def test_the_wrapper_is_made_once_and_again_where_it_was_removed(
     assert [entry.name for entry in home.parent.iterdir()] == [home.name]
 
 
-def test_a_cache_directory_that_cannot_be_written_is_no_obstacle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_directory_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = make_java(tmp_path / "runtime", "21")
     (tmp_path / "file").write_text("not a directory")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
