@@ -10,26 +10,35 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from bench import computation
 from bench.computation import EVENT_TIME, LATENESS, Rows
 from bench.measures import Measure
-from bench.setting import BenchFailed, Setting
+from bench.setting import BenchFailed, Setting, session_settings
 from dagster_checkpoints.pipeline import Pipeline, StageContext, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.events import CheckpointDone, JobEvent, JobStarted
 from dagster_checkpoints.spark.job import JobExecution
+from dagster_checkpoints.spark.session import build_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 PART = "Recovery"
 LEASE_SECONDS = 5.0
 INTERVAL = 1.0
 ROWS = 20_000
 DEADLINE_SECONDS = 120.0
+MILESTONES = {  # what the successor says, and what it has done until then
+    "alive": "Python has started and imported everything",
+    "acquired": "the lease of the dead process has run out",
+    "spark": "Spark has started",
+    "started": "state is restored, the query planned",
+    "checkpoint": "the query has started, the first checkpoint is complete",
+}
 
 
 def measure(setting: Setting) -> Iterator[Measure]:
@@ -44,9 +53,7 @@ def measure(setting: Setting) -> Iterator[Measure]:
         first.wait()
         second = _child(setting, folder)
         try:
-            alive = _await(second, "alive") - killed
-            started = _await(second, "started") - killed
-            done = _await(second, "checkpoint") - killed
+            at = [_await(second, what) - killed for what in MILESTONES]
         finally:
             second.kill()
             second.wait()
@@ -54,10 +61,9 @@ def measure(setting: Setting) -> Iterator[Measure]:
         first.kill()
         first.wait()
     note = f"lease_seconds={LEASE_SECONDS:.0f}, checkpoints every {INTERVAL:.0f} s, chained; the successor starts at once"
-    yield Measure(PART, "kill to the successor's first new checkpoint", done, "s", note=note)
-    yield Measure(PART, "  of it: its process is there, packages imported", alive, "s")
-    yield Measure(PART, "  of it: lease run out, Spark started, state restored", started - alive, "s")
-    yield Measure(PART, "  of it: first checkpoint", done - started, "s")
+    yield Measure(PART, "kill to the successor's first new checkpoint", at[-1], "s", note=note)
+    for text, end, begin in zip(MILESTONES.values(), at, [0.0, *at], strict=False):
+        yield Measure(PART, f"  of it: {text}", end - begin, "s")
 
 
 def _child(setting: Setting, folder: Path) -> subprocess.Popen[str]:
@@ -87,6 +93,15 @@ def _say(what: str) -> None:
     print(json.dumps({"what": what, "at": time.time()}), flush=True)
 
 
+class _Telling(Setting):
+    @cached_property
+    def spark(self) -> SparkSession:
+        _say("acquired")  # a job asks for its session when the pipeline is its own
+        session = build_session(session_settings())
+        _say("spark")
+        return session
+
+
 def _tell(event: JobEvent, job: JobExecution) -> None:
     if isinstance(event, JobStarted):
         _say("started")
@@ -111,7 +126,7 @@ def endless(rows: Rows, output: Path) -> Pipeline:
 def main(cache: Path, folder: Path) -> None:
     """Run until killed."""
     _say("alive")
-    setting = Setting(ROWS, 1, cache, folder)
+    setting = _Telling(ROWS, 1, cache, folder)
     rows = Rows(cache / f"rows-{ROWS}-4", ROWS, 4)
     setting.run_job(endless(rows, folder / "result"), folder, INTERVAL, lease_seconds=LEASE_SECONDS, on_event=_tell)
 
