@@ -174,9 +174,7 @@ class EmbeddedS3:
     def __enter__(self) -> EmbeddedS3:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
     def inject(self, fault: Fault) -> Fault:

@@ -32,10 +32,7 @@ def parse_graph(row: str) -> TaskStates:
             vertices[name] = Vertex(name, (name.lower(),), int(parallelism))
             listed = ((TaskState.FINISHED, finished), (state and TaskState[state.upper()], those))
             special.extend(
-                (TaskId(name, int(index)), which)
-                for which, indices in listed
-                if indices
-                for index in indices.split(",")
+                (TaskId(name, int(index)), which) for which, indices in listed if indices for index in indices.split(",")
             )
         return name
 
@@ -43,8 +40,7 @@ def parse_graph(row: str) -> TaskStates:
         parts = re.split(r"-(ALL|PW)->", statement)
         names = [vertex_of(part) for part in parts[::2]]
         edges.extend(
-            (source, target, _EDGE[pattern])
-            for source, target, pattern in zip(names, names[1:], parts[1::2], strict=False)
+            (source, target, _EDGE[pattern]) for source, target, pattern in zip(names, names[1:], parts[1::2], strict=False)
         )
     order = sorted(vertices)
     graph = ExecutionGraph(

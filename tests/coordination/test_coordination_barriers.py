@@ -56,9 +56,7 @@ def told(action: BarrierAction) -> str:
 
 
 def run(handler: BarrierHandler, row: str) -> str:
-    return " ".join(
-        "+".join(told(action) for action in handler.handle(event(text))) or "-" for text in row.split()
-    )
+    return " ".join("+".join(told(action) for action in handler.handle(event(text))) or "-" for text in row.split())
 
 
 @pytest.mark.parametrize(

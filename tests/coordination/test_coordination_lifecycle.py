@@ -122,9 +122,7 @@ def test_a_suspended_task_flushes_nothing() -> None:
     assert life.handle(EndOfDataReceived(False)) == [EmitEndOfData(False), *CLOSE]
 
 
-@pytest.mark.parametrize(
-    "events", ["finished", "end finished finished", "end restored", "restored restored", "suspend s1"]
-)
+@pytest.mark.parametrize("events", ["finished", "end finished finished", "end restored", "restored restored", "suspend s1"])
 def test_what_cannot_come_is_refused(events: str) -> None:
     life = TaskLifecycle()
     *before, last = events.split()

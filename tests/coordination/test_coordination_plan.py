@@ -31,11 +31,7 @@ States = Callable[[str], TaskStates]
 
 def tasks(text: str) -> set[TaskId]:
     """Reads ``V0{2} V1{0,1}``."""
-    return {
-        TaskId(name, int(index))
-        for name, indices in re.findall(r"(\w+)\{([\d,]+)\}", text)
-        for index in indices.split(",")
-    }
+    return {TaskId(name, int(index)) for name, indices in re.findall(r"(\w+)\{([\d,]+)\}", text) for index in indices.split(",")}
 
 
 @pytest.mark.parametrize(
@@ -178,10 +174,7 @@ def test_the_plan_is_the_definition(states: TaskStates) -> None:
                 source = graph.vertices[edge.source]
                 s, t = source.parallelism, graph.vertices[target].parallelism
                 pointwise = edge.pattern is EdgePattern.POINTWISE
-                found |= {
-                    TaskId(source.name, i)
-                    for i in (pointwise_producers(s, t, task.index) if pointwise else range(s))
-                }
+                found |= {TaskId(source.name, i) for i in (pointwise_producers(s, t, task.index) if pointwise else range(s))}
         return found
 
     plan = compute_plan(states)

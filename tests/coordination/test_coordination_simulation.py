@@ -180,10 +180,7 @@ class Simulation:
         for action in self.coordinator.handle(event, self.now):
             match action:
                 case TriggerTask(task_id, barrier):
-                    if (
-                        task_id in self.tasks
-                        and self.tasks[task_id].life.state is not LifecycleState.FINISHED
-                    ):
+                    if task_id in self.tasks and self.tasks[task_id].life.state is not LifecycleState.FINISHED:
                         self.gate(self.tasks[task_id], TriggerReceived(barrier))
                     else:
                         self.tell(TriggerFailed(task_id, barrier.checkpoint_id))

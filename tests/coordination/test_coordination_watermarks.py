@@ -88,9 +88,7 @@ def test_the_bounds_lie_outside_of_what_a_user_can_write() -> None:
     assert valve.end("a", drain=True) == MAX_WATERMARK
 
 
-@pytest.mark.parametrize(
-    ("row", "idle"), [("", False), ("a~", False), ("a~ b~", True), ("a~ b$", True), ("a$ b$", False)]
-)
+@pytest.mark.parametrize(("row", "idle"), [("", False), ("a~", False), ("a~ b~", True), ("a~ b$", True), ("a$ b$", False)])
 def test_a_task_is_idle_when_no_open_channel_speaks(row: str, idle: bool) -> None:
     valve = WatermarkValve("ab")
     for text in row.split():

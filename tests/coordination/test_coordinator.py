@@ -109,9 +109,7 @@ class Job:
         self.now = now
         return actions
 
-    def ack(
-        self, checkpoint_id: int, *tasks: TaskId, statistics: TaskStatistics | None = None
-    ) -> list[CoordinatorAction]:
+    def ack(self, checkpoint_id: int, *tasks: TaskId, statistics: TaskStatistics | None = None) -> list[CoordinatorAction]:
         actions: list[CoordinatorAction] = []
         for task in tasks or self.tasks:
             if self.coordinator.state_of(task) is not TaskState.FINISHED:
@@ -119,9 +117,7 @@ class Job:
                 actions += self.do(Acknowledged(task, checkpoint_id, state, statistics or TaskStatistics()))
         return actions
 
-    def complete(
-        self, checkpoint_id: int, statistics: TaskStatistics | None = None
-    ) -> list[CoordinatorAction]:
+    def complete(self, checkpoint_id: int, statistics: TaskStatistics | None = None) -> list[CoordinatorAction]:
         self.ack(checkpoint_id, statistics=statistics)
         return self.do(MetadataWritten(checkpoint_id, f"chk-{checkpoint_id}"))
 
@@ -225,12 +221,8 @@ def test_a_duplicate_after_completion_throws_nothing_away(graph_of: Graphs) -> N
     assert pick(late, DiscardStates) == []
 
 
-@pytest.mark.parametrize(
-    ("checkpoint_id", "answer"), [(1, AcknowledgeAnswer.DISCARDED), (9, AcknowledgeAnswer.UNKNOWN)]
-)
-def test_a_late_or_unknown_state_is_thrown_away(
-    graph_of: Graphs, checkpoint_id: int, answer: AcknowledgeAnswer
-) -> None:
+@pytest.mark.parametrize(("checkpoint_id", "answer"), [(1, AcknowledgeAnswer.DISCARDED), (9, AcknowledgeAnswer.UNKNOWN)])
+def test_a_late_or_unknown_state_is_thrown_away(graph_of: Graphs, checkpoint_id: int, answer: AcknowledgeAnswer) -> None:
     job = Job(graph_of(CHAIN))
     job.checkpoint()
     job.do(Declined(B, 1))
@@ -433,9 +425,7 @@ def test_requests_are_answered_exactly_once(graph_of: Graphs) -> None:
     job.do(CheckpointRequested("b"))
     job.complete(1)
     job.do(Declined(A, 2))
-    assert [(a.request_id, a.checkpoint.location) for a in pick(job.actions, RequestCompleted)] == [
-        ("a", "chk-1")
-    ]
+    assert [(a.request_id, a.checkpoint.location) for a in pick(job.actions, RequestCompleted)] == [("a", "chk-1")]
     assert [a.request_id for a in pick(job.actions, RequestFailed)] == ["b"]
 
 

@@ -71,9 +71,7 @@ def test_the_files_have_the_columns_that_the_pipeline_declares(spark: SparkSessi
 
 def test_event_time_is_the_scheduled_departure_in_utc(spark: SparkSession, data: FlightsData) -> None:
     first = spark.read.schema(FLIGHTS).parquet(str(data.history / "2013-01-01.parquet")).where("flight = 1545")
-    assert first.selectExpr("cast(ts AS string)", "origin", "dep_delay").collect() == [
-        ("2013-01-01 10:15:00", "EWR", 2.0)
-    ]
+    assert first.selectExpr("cast(ts AS string)", "origin", "dep_delay").collect() == [("2013-01-01 10:15:00", "EWR", 2.0)]
 
 
 def test_what_is_complete_is_not_written_again(tmp_path: Path) -> None:

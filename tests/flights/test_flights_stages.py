@@ -62,9 +62,7 @@ def context(spark: SparkSession, instance: str = "0") -> StageContext:
 def departures(spark: SparkSession, data: FlightsData, here: None) -> DataFrame:
     history = spark.read.schema(FLIGHTS).parquet(str(data.history))
     live = spark.read.schema(FLIGHTS).parquet(*(str(data.live / airport) for airport in AIRPORTS))
-    joined: DataFrame = flights.departures(
-        history, live, flights.airlines(context(spark)), flights.planes(context(spark))
-    )
+    joined: DataFrame = flights.departures(history, live, flights.airlines(context(spark)), flights.planes(context(spark)))
     return joined
 
 
@@ -76,17 +74,13 @@ def test_a_departure_is_neither_lost_nor_doubled_by_the_joins(departures: DataFr
     assert 0 < departures.where("seats IS NULL").count() < departures.count()
 
 
-def test_hourly_delays_are_those_of_the_batch_result(
-    spark: SparkSession, departures: DataFrame, data: FlightsData
-) -> None:
+def test_hourly_delays_are_those_of_the_batch_result(spark: SparkSession, departures: DataFrame, data: FlightsData) -> None:
     result = compare(expected_hourly_delays(spark, data), flights.hourly_delays(departures))
     assert result.is_equal, result
     assert result.expected > 1_000
 
 
-def test_delays_with_weather_are_those_of_the_batch_result(
-    spark: SparkSession, departures: DataFrame, data: FlightsData
-) -> None:
+def test_delays_with_weather_are_those_of_the_batch_result(spark: SparkSession, departures: DataFrame, data: FlightsData) -> None:
     delays = flights.hourly_delays(departures)
     joined = flights.delays_with_weather(delays, flights.weather(context(spark)))
     result = compare(expected_delays_with_weather(spark, data), joined)

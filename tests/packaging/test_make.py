@@ -22,9 +22,7 @@ def clone(tmp_path: Path) -> Path:
 def make(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # Not as a part of the make that may have started these tests.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(
-        ["make", *arguments], cwd=directory, env=environment, capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run(["make", *arguments], cwd=directory, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def test_without_a_target_make_lists_what_there_is(clone: Path) -> None:

@@ -241,9 +241,7 @@ def test_a_task_is_a_value() -> None:
         ([("a", 1), ("b", 1)], [(-1, 1)], "-1 -> 1"),
     ],
 )
-def test_what_is_no_execution_graph_is_refused(
-    vertices: list[tuple[str, int]], edges: list[tuple[int, int]], says: str
-) -> None:
+def test_what_is_no_execution_graph_is_refused(vertices: list[tuple[str, int]], edges: list[tuple[int, int]], says: str) -> None:
     with pytest.raises(InvalidExecutionGraphError, match=says):
         ExecutionGraph(
             tuple(Vertex(name, (name,), count) for name, count in vertices),
@@ -272,9 +270,7 @@ def rows(draw: st.DrawFn) -> str:
         reads = draw(st.sets(st.integers(0, number - 1), max_size=2)) if number else set()
         sorts = draw(st.lists(st.sampled_from(["", "", "", "*", "="]), min_size=2, max_size=2))
         inputs = ",".join(sort + f"s{each}" for sort, each in zip(sorts, sorted(reads), strict=False))
-        words.append(
-            f"s{number}{mark}/{count}" + (f"({inputs})" if inputs else "") + draw(st.sampled_from(["", "", "$"]))
-        )
+        words.append(f"s{number}{mark}/{count}" + (f"({inputs})" if inputs else "") + draw(st.sampled_from(["", "", "$"])))
     return " ".join(words)
 
 

@@ -383,9 +383,7 @@ def acyclic(draw: st.DrawFn) -> list[Stage]:
         bounded = draw(st.booleans())
         name = f"s{number}"
         stages.append(
-            derived(name, *(f"s{each}" for each in sorted(reads)), sink=1)
-            if reads
-            else source(name, bounded=bounded, sink=1)
+            derived(name, *(f"s{each}" for each in sorted(reads)), sink=1) if reads else source(name, bounded=bounded, sink=1)
         )
     return draw(st.permutations(stages))
 

@@ -84,9 +84,7 @@ def described(row: str) -> tuple[PipelineOf, CheckpointMetadata]:
                 recorded[name] = StageMetadata(name, len(instances), instances, indices, fully)
         edges += [EdgeOf(s, t, EDGE[p]) for s, t, p in zip(names, names[1:], parts[1::2], strict=False)]
     chains = tuple(
-        ChainMetadata(
-            s.name, (s.name,), {i: TaskSnapshot() for i in range(s.parallelism) if i not in s.finished}
-        )
+        ChainMetadata(s.name, (s.name,), {i: TaskSnapshot() for i in range(s.parallelism) if i not in s.finished})
         for s in recorded.values()
     )
     pipeline = PipelineOf("p", tuple(stages.values()), tuple(edges))
@@ -134,9 +132,7 @@ def test_fits(row: str) -> None:
         ("V0 p1 fin{0} -ALL-> V2 p1 fin{0}; V1 p1 -ALL-> V2", "V2", "V1", "still running"),
     ],
 )
-def test_a_finished_stage_behind_one_that_is_not(
-    row: str, stage_name: str, predecessor: str, words: str
-) -> None:
+def test_a_finished_stage_behind_one_that_is_not(row: str, stage_name: str, predecessor: str, words: str) -> None:
     with pytest.raises(UnfinishedPredecessor) as error:
         restore(row)
     text = str(error.value)
@@ -202,9 +198,7 @@ def chained(*edges: tuple[str, str]) -> tuple[PipelineOf, CheckpointMetadata]:
         tuple(EdgeOf(s, t, EdgePattern.POINTWISE) for s, t in edges),
     )
     recorded = tuple(StageMetadata(name, 1, ("0",)) for name in names)
-    return pipeline, CheckpointMetadata(
-        "p", 3, stages=recorded, chains=(ChainMetadata("a", names, {0: TaskSnapshot()}),)
-    )
+    return pipeline, CheckpointMetadata("p", 3, stages=recorded, chains=(ChainMetadata("a", names, {0: TaskSnapshot()}),))
 
 
 def test_the_recorded_layout_is_used_again() -> None:

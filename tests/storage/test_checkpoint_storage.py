@@ -126,9 +126,7 @@ def test_a_failed_upload_can_be_tried_again(owned: CheckpointStorage, source: Pa
     assert _shared(owned) == {_sha256(b"%d" % n) for n in range(20)}
 
 
-def test_a_file_that_changes_while_it_is_uploaded_is_refused(
-    owned: CheckpointStorage, source: Path, faulty: Any
-) -> None:
+def test_a_file_that_changes_while_it_is_uploaded_is_refused(owned: CheckpointStorage, source: Path, faulty: Any) -> None:
     big = _write(source, big=os.urandom(9 * 1024 * 1024))
     put_file = faulty.inner.put_file
 
@@ -250,9 +248,7 @@ def test_an_aborted_checkpoint_leaves_nothing_of_its_own(owned: CheckpointStorag
     assert _shared(owned) == {_sha256(b"a"), _sha256(b"b")}
 
 
-def test_what_a_dead_owner_left_is_swept(
-    owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner
-) -> None:
+def test_what_a_dead_owner_left_is_swept(owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner) -> None:
     kept = owned.upload_files(1, _write(source, kept=b"kept"))["kept"]
     owned.upload_files(2, _write(source, orphan=b"orphan"))
     second.acquire(bob, LEASE)

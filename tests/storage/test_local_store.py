@@ -32,9 +32,7 @@ def test_a_root_that_cannot_be_is_unavailable_and_named(tmp_path: Path) -> None:
             action()
 
 
-def test_a_disk_that_is_full_is_unavailable_and_leaves_nothing(
-    local: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_is_unavailable_and_leaves_nothing(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     local.put("key", b"old")
 
     def full(_: int) -> None:

@@ -115,9 +115,7 @@ def test_files_of_any_size(store: ObjectStore, tmp_path: Path) -> None:
         assert (tmp_path / "copy").read_bytes() == source.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "key", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\\b", "a\0b", ".~tmp-1", "a/.~lock"]
-)
+@pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\\b", "a\0b", ".~tmp-1", "a/.~lock"])
 def test_keys_that_could_leave_the_root_are_refused(store: ObjectStore, key: str) -> None:
     actions: list[Callable[[], object]] = [
         lambda: store.get(key),

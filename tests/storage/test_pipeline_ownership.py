@@ -119,9 +119,7 @@ def test_a_silent_owner_is_taken_over_after_a_whole_lease_and_fenced_off(
     assert _newest(second) == 2
 
 
-def test_an_owner_stops_by_its_own_clock_before_its_lease_ends(
-    storage: CheckpointStorage, alice: Owner, clock: Any
-) -> None:
+def test_an_owner_stops_by_its_own_clock_before_its_lease_ends(storage: CheckpointStorage, alice: Owner, clock: Any) -> None:
     owner = storage.acquire(alice, LEASE)
     assert owner.deadline < clock.now + LEASE
     clock.now = owner.deadline
@@ -266,9 +264,7 @@ def test_a_renewal_at_the_last_moment_beats_the_take_over(
     assert done and owner.renew()
 
 
-def test_a_new_start_forgets_the_newest_checkpoint_and_a_resumption_does_not(
-    storage: CheckpointStorage, alice: Owner
-) -> None:
+def test_a_new_start_forgets_the_newest_checkpoint_and_a_resumption_does_not(storage: CheckpointStorage, alice: Owner) -> None:
     owner = storage.acquire(alice, LEASE)
     assert owner.begin_job(resume=False) == 1
     owner.complete(41, "checkpoints/chk-41-1")
@@ -364,9 +360,7 @@ def test_the_renewer_renews_until_the_loss_and_reports_it_once(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version": 1}', b"[]", b"\xff\xfe", b'{"version": "1"}'])
-def test_a_state_that_cannot_be_read_is_refused_and_left(
-    storage: CheckpointStorage, alice: Owner, content: bytes
-) -> None:
+def test_a_state_that_cannot_be_read_is_refused_and_left(storage: CheckpointStorage, alice: Owner, content: bytes) -> None:
     storage.store.put(STATE, content)
     with pytest.raises(CorruptPipelineState, match=f"{storage.store.url}/{STATE}"):
         storage.acquire(alice, LEASE)

@@ -159,9 +159,7 @@ def test_missing_credentials_are_explained(s3: EmbeddedS3) -> None:
 
 
 def test_the_server_is_reached_from_another_process(s3: EmbeddedS3) -> None:
-    code = (
-        "import sys; from dagster_checkpoints.storage import open_store\nopen_store(sys.argv[1]).put('from/afar', b'x')"
-    )
+    code = "import sys; from dagster_checkpoints.storage import open_store\nopen_store(sys.argv[1]).put('from/afar', b'x')"
     subprocess.run([sys.executable, "-c", code, s3.url], env={**os.environ, **s3.environment}, check=True, timeout=60)
     assert S3Store(s3.bucket, client=s3.client()).get("from/afar") == b"x"
 
