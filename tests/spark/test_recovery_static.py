@@ -76,7 +76,8 @@ def test_crashes_before_during_and_after_a_static_input_is_ready(lab: Any) -> No
     def hours(named):
         return in_hours(named)
 
-    pipeline = Pipeline("static", [live, SlowNames(lab.input("names"), hurry, name="names"), named, hours])
+    names = SlowNames(lab.input("names"), hurry, name="names")
+    pipeline = Pipeline("static", [live, names, named, hours], chaining=False)
     for _ in range(6):
         lab.put("names", NAMES, [("nobody", None)])  # the first batches emit nothing
     for k in "abcdef":
