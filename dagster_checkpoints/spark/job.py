@@ -265,6 +265,8 @@ class JobExecution:
                     start = self._begin_older(start, unusable)
                     restored = start.restored
                     continue
+                if restored is not None:
+                    self.storage.known(restored.metadata.files())  # each was fetched and verified just now
                 if coordinator is None:
                     coordinator = self._coordinator(deployment, start)
                     self._run = RunState(coordinator, writer, deployer, spark, uploads, io)

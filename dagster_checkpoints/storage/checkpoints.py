@@ -117,17 +117,16 @@ class CheckpointStorage:
     # -- state files
 
     def known(self, hashes: Iterable[str]) -> None:
-        """Files that retained metadata names, so that they are not uploaded again."""
+        """Files that are in storage and whole, as a verified fetch has shown: they are not uploaded again."""
         self.shared_state.known(hashes)
 
     def register(self, location: str, hashes: Iterable[str]) -> None:
         """A retained checkpoint of an earlier owner names these files: keep them while it is retained.
 
-        Includes :meth:`known`. This owner's own checkpoints are registered by :meth:`upload_files`.
+        That metadata names a file does not say that it is whole: until :meth:`known` vouches for it, it is uploaded again
+        when it is needed. This owner's own checkpoints are registered by :meth:`upload_files`.
         """
-        hashes = list(hashes)
         self.shared_state.register(self._checkpoint_key(location), hashes)
-        self.shared_state.known(hashes)
 
     def upload_files(self, checkpoint_id: int, paths: Mapping[str, Path] | Iterable[Path]) -> dict[str, StoredFile]:
         """Store local files under their sha256, in parallel; what storage has is skipped.

@@ -89,12 +89,18 @@ def test_only_what_is_new_is_uploaded(owned: CheckpointStorage, source: Path, fa
     assert {name: one.uploaded for name, one in stored.items()} == {"a": False, "b": False, "c": True}
 
 
-def test_what_retained_metadata_names_is_not_uploaded_again(
+def test_what_retained_metadata_names_is_not_uploaded_again_once_it_is_verified(
     owned: CheckpointStorage, second: CheckpointStorage, source: Path, clock: Any, bob: Owner
 ) -> None:
     stored = owned.upload_files(1, _write(source, a=b"a"))
     second.acquire(bob, LEASE)
-    second.register("checkpoints/chk-1-1", [one.sha256 for one in stored.values()])
+    hashes = [one.sha256 for one in stored.values()]
+    second.register("checkpoints/chk-1-1", hashes)
+    # That metadata names a file does not say that it is whole: only who has verified it may spare the upload.
+    unverified = second.upload_files(3, _write(source, a=b"a"))
+    assert [one.uploaded for one in unverified.values()] == [True]
+    second.discard_states(3)
+    second.known(hashes)
     again = second.upload_files(2, _write(source, a=b"a", b=b"b"))
     assert {name: one.uploaded for name, one in again.items()} == {"a": False, "b": True}
 
