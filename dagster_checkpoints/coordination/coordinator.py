@@ -32,6 +32,7 @@ from dagster_checkpoints.coordination.events import (
     Declined,
     DiscardCheckpoint,
     DiscardStates,
+    DrainBegan,
     EndOfDataReached,
     FailJob,
     JobRestarting,
@@ -190,6 +191,9 @@ class CheckpointCoordinator:
             case EndOfDataReached(task):
                 if self._states.get(task) is not TaskState.FINISHED:
                     self._at_end.add(task)
+                return []
+            case DrainBegan():
+                self._schedule.drain()
                 return []
             case CheckpointRequested(request_id, properties):
                 return self._enqueue(CheckpointRequest(properties, now, request_id))

@@ -44,6 +44,11 @@ class EndOfDataReached:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainBegan:
+    """Every source was told to end: periodic checkpoints stop until the final one, with which all tasks end."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: due at `next_deadline()`, harmless at any other time."""
 
@@ -137,6 +142,7 @@ class Shutdown:
 CoordinatorEvent = (
     TaskStateChanged
     | EndOfDataReached
+    | DrainBegan
     | Tick
     | CheckpointRequested
     | Acknowledged

@@ -32,13 +32,18 @@ class CheckpointSchedule:
         self._final = _Final.NOT_YET
         self._final_at = 0.0
         self._final_id: int | None = None
+        self._draining = False
         self._for_served = False
         """The final checkpoint is put off because a task is just finishing."""
 
     @property
     def ends_periodic(self) -> bool:
         """Whether periodic checkpoints have no purpose any more: the final one replaces them."""
-        return self._final is not _Final.NOT_YET
+        return self._draining or self._final is not _Final.NOT_YET
+
+    def drain(self) -> None:
+        """Every source ends now: periodic checkpoints stop, so that all tasks end with the final one."""
+        self._draining = True
 
     def next_due(self, *, periodic_queued: bool) -> float | None:
         """When something is due; a periodic checkpoint that waits in the queue is not due again."""

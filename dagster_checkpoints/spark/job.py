@@ -31,6 +31,7 @@ from dagster_checkpoints.coordination import (
     CoordinatorEvent,
     DiscardCheckpoint,
     DiscardStates,
+    DrainBegan,
     FailJob,
     GiveUp,
     NotifyAborted,
@@ -396,6 +397,8 @@ class JobExecution:
 
     def _end_sources(self, run: RunState, stage: str | None, instance: str | None) -> None:
         assert run.deployment is not None
+        if stage is None:
+            self._handle(run, DrainBegan())
         for chain in run.deployment.chains:
             source = self.pipeline.stage(chain.stages[0])
             if not source.kind.is_source or stage not in (None, source.name):

@@ -25,6 +25,7 @@ from dagster_checkpoints.coordination import (
     Declined,
     DiscardCheckpoint,
     DiscardStates,
+    DrainBegan,
     EndOfDataReached,
     FailJob,
     FailureReason,
@@ -734,6 +735,18 @@ def test_a_restart_aborts_everything_and_keeps_what_is_complete(graph_of: Graphs
     job.finished = frozenset({A})
     job.start()
     assert triggered(job.at(110)) == [(5, B)]
+
+
+def test_a_drain_ends_with_the_final_checkpoint_alone(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), interval=10.0)
+    assert triggered(job.at(10.0)) == [(1, A)]
+    job.complete(1)
+    job.do(DrainBegan())
+    # Three intervals pass while the tasks come to their ends one after the other: nothing is triggered.
+    for now, task in ((25.0, A), (35.0, B)):
+        assert triggered(job.at(now)) == []
+        assert triggered(job.do(EndOfDataReached(task))) == []
+    assert triggered(job.do(EndOfDataReached(C))) == [(2, A)]
 
 
 def test_a_restart_forgets_the_end_of_data(graph_of: Graphs) -> None:
