@@ -6,6 +6,7 @@ must not know the coordinator's rules, nor start anything.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -400,7 +401,7 @@ class _Attempt:
             return
         recorded = next((s.output_schema for s in self.restored.metadata.stages if s.name == tail), "")
         if recorded:
-            self.deployment.schemas[tail] = StructType.fromJson(_json(recorded))
+            self.deployment.schemas[tail] = StructType.fromJson(json.loads(recorded))
         elif self.pipeline.downstream(tail):
             raise RestoredSchemaError(
                 f"Stage {tail!r} is not run again, and checkpoint {self.restored.location} does not hold the schema of its "
@@ -436,10 +437,3 @@ def _rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:
         if tail in rows:
             rows[tail] -= sum(task.stages[tail].rows_out for task in chain.tasks.values())
     return rows
-
-
-def _json(text: str) -> dict[str, object]:
-    import json
-
-    value: dict[str, object] = json.loads(text)
-    return value

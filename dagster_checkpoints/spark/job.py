@@ -591,8 +591,6 @@ class JobExecution:
     # Reporting
 
     def _report(self, attempt: int, event: CoordinatorEvent | TaskFailed) -> None:
-        ownership = self.storage.ownership
-        assert ownership is not None
         self._queue.put(FromAttempt(attempt, event))
 
     def _announce_start(self, run: RunState, restored: Restored | None, attempt: int) -> None:
