@@ -127,18 +127,22 @@ class OperatorState(_Struct, frozen=True):
     items: tuple[bytes, ...] = ()
 
 
-class StageInstanceSnapshot(_Struct, frozen=True):
+class StageInstanceSnapshot(_Struct, frozen=True, omit_defaults=True):
     """One instance of one stage.
 
     Attributes:
         operator_states: its own states.
         transactions: what its sink has pre-committed, opaque to everybody else.
         rows_out: rows emitted so far, for reporting.
+        transaction_files: the files that a transaction's data lies in, by its position in `transactions`. Only a
+            savepoint has them: restored later, it must not lose what was aborted meanwhile. Not written when
+            empty, so that older readers refuse only what they cannot restore.
     """
 
     operator_states: tuple[OperatorState, ...] = ()
     transactions: tuple[str, ...] = ()
     rows_out: int = 0
+    transaction_files: dict[int, tuple[StateFile, ...]] = {}
 
 
 class TaskSnapshot(_Struct, frozen=True):
@@ -237,6 +241,8 @@ def task_files(task: TaskSnapshot) -> list[StateFile]:
         found += [f for element in channel.in_flight if isinstance(element, Segment) for f in element.files]
     for table in task.static:
         found += [f for segment in table.segments for f in segment.files]
+    for stage in task.stages.values():
+        found += [f for files in stage.transaction_files.values() for f in files]
     return found
 
 

@@ -106,8 +106,40 @@ EVERYTHING = CheckpointMetadata(
 )
 
 
-def test_what_was_written_reads_back() -> None:
-    assert decode(encode(EVERYTHING), "x") == EVERYTHING
+SAVEPOINT = CheckpointMetadata(
+    pipeline="flights",
+    checkpoint_id=8,
+    kind="savepoint",
+    stages=(StageMetadata("daily", 1, ("0",)),),
+    chains=(
+        ChainMetadata(
+            "daily",
+            ("daily",),
+            {
+                0: TaskSnapshot(
+                    stages={
+                        "daily": StageInstanceSnapshot(
+                            transactions=('{"dir":"a"}', '{"dir":"b"}', '{"dir":"c"}'),
+                            transaction_files={0: (file("a/1.parquet"), file("a/2.parquet")), 2: (file("c/1.parquet"),)},
+                        )
+                    },
+                )
+            },
+        ),
+    ),
+)
+"""A savepoint that also holds the files of its sinks' uncommitted transactions."""
+
+WRITTEN = {
+    "version-1.metadata": EVERYTHING,
+    "version-1-transaction-files.metadata": SAVEPOINT,
+}
+"""What each stored example says. A file is added with each addition to the format and never changed."""
+
+
+@pytest.mark.parametrize("metadata", WRITTEN.values(), ids=WRITTEN)
+def test_what_was_written_reads_back(metadata: CheckpointMetadata) -> None:
+    assert decode(encode(metadata), "x") == metadata
     minimal = CheckpointMetadata("p", 1)
     assert decode(encode(minimal), "x") == minimal
 
@@ -129,9 +161,22 @@ def test_the_files_of_a_checkpoint_are_those_that_must_stay() -> None:
     assert [f.path for f in task_files(EVERYTHING.chains[2].tasks[0])] == ["s-9.parquet", "a.parquet"]
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.metadata")), ids=lambda path: path.name)
-def test_every_version_ever_written_stays_readable(path: Path) -> None:
-    assert decode(path.read_bytes(), path.name) == EVERYTHING
+def test_the_files_of_uncommitted_transactions_must_stay_too() -> None:
+    assert SAVEPOINT.files() == {file(name).sha256 for name in ["a/1.parquet", "a/2.parquet", "c/1.parquet"]}
+
+
+def test_what_an_older_reader_need_not_know_is_not_written() -> None:
+    assert b"transaction_files" in encode(SAVEPOINT)
+    assert b"transaction_files" not in encode(EVERYTHING)
+
+
+def test_each_stored_example_is_accounted_for() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.metadata")} == set(WRITTEN)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_every_version_ever_written_stays_readable(name: str) -> None:
+    assert decode((EXAMPLES / name).read_bytes(), name) == WRITTEN[name]
 
 
 def test_there_is_an_example_of_the_present_version() -> None:
