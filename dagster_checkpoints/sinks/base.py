@@ -12,14 +12,20 @@ The life of a sink's instance::
 A pre-committed transaction must survive the death of the process and of the machine, and must commit from its
 text alone, in another process, any number of times. If checkpoint 42 is aborted its transaction stays
 pre-committed and is committed with the next checkpoint that completes.
+
+A savepoint outlives all that: when it is restored, its transactions may have been aborted long ago, because the job
+went on from an older checkpoint. So it also takes the files behind them along (``transaction_files``), and its
+restore hands them back before ``recover`` (``restore_transaction``). A sink whose transactions are not files leaves
+both as they are: its transactions must then stay committable for as long as savepoints are kept.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
@@ -36,7 +42,8 @@ class SinkContext:
         instance: the instance's name.
         index: the instance's index among ``parallelism``.
         parallelism: number of instances of the stage.
-        job_id: differs between two new starts of the pipeline, is the same after a restore.
+        job_id: differs between two new starts of the pipeline; the same after a restore, unless it was from a savepoint
+            that is not this job's own.
         attempt: differs between any two executions of the instance, restarts included.
     """
 
@@ -104,14 +111,42 @@ class TwoPhaseCommitSink(ABC):
     def abort(self, transaction: str) -> None:
         """Throw a pre-committed transaction away. Idempotent."""
 
+    def transaction_files(self, transaction: str) -> Mapping[str, Path]:
+        """The files of a pre-committed transaction that is not committed yet, for a savepoint to take along.
+
+        Called in the synchronous part of a snapshot, soon after ``pre_commit``. The files must stay as they are until the
+        call returns and its caller has linked or copied them.
+
+        Returns:
+            By name (of letters, digits, ``_``, ``-``, ``.``; the same whenever it is asked): where the file lies on this
+            machine. Empty if there are none, or the transaction is committed already.
+        """
+        return {}
+
+    def restore_transaction(self, transaction: str, files: Mapping[str, Path]) -> None:  # noqa: B027 - optional
+        """Before ``recover`` from a savepoint: bring a transaction back that is neither pre-committed nor committed any more.
+
+        Otherwise do nothing. Idempotent, and safe against a crash at any moment.
+
+        Args:
+            transaction: one of those that ``recover`` will be given.
+            files: what ``transaction_files`` said when the savepoint was taken. They may be deleted after the call: link or
+                copy them.
+
+        Raises:
+            SinkTransactionConflict: where it is committed to lies something else.
+        """
+
     @abstractmethod
     def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
         """After a restore: commit what the checkpoint holds, then abort what else was left behind.
 
+        A restore is never a new start, also if the job has another id than the one that took the savepoint.
+
         Args:
             committed: the transactions that the checkpoint holds.
-            restored: the checkpoint's id, if it is not the newest that the job completed: a sink that can
-                takes back what later checkpoints committed, since those rows will come again.
+            restored: the id of the checkpoint or savepoint, if the job had it itself: a sink that can takes back what
+                later checkpoints of the job committed, since those rows will come again.
         """
 
     @abstractmethod

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -179,6 +179,51 @@ class ParquetSink(TwoPhaseCommitSink):
     def abort(self, transaction: str) -> None:
         shutil.rmtree(self.path / self._decode(transaction).staging, ignore_errors=True)
 
+    def transaction_files(self, transaction: str) -> dict[str, Path]:
+        decoded = self._decode(transaction)
+        staging, target = self.path / decoded.staging, self.path / decoded.target
+        files = {file.name: file for file in sorted(staging.iterdir())} if staging.exists() else {}
+        if len(files) != decoded.files and not target.exists():
+            raise SinkTransactionLost(
+                f"{self}: expected the {decoded.files} files of a pre-committed transaction in {staging}, found {len(files)}: "
+                "somebody else deletes there. The rows come again if the job goes on from its latest checkpoint"
+            )
+        return files
+
+    def restore_transaction(self, transaction: str, files: Mapping[str, Path]) -> None:
+        """Put the transaction's directory back among those pre-committed.
+
+        Raises:
+            SinkTransactionConflict: its committed directory holds other files.
+            UnreadableSinkTransaction: the text is no transaction of a ParquetSink.
+        """
+        if not files:
+            return
+        decoded = self._decode(transaction)
+        staging, target = self.path / decoded.staging, self.path / decoded.target
+        wanted = {name: file.stat().st_size for name, file in files.items()}
+        if target.exists():
+            found = _sizes(target)
+            if found != wanted:
+                raise SinkTransactionConflict(
+                    f"{self}: expected in {target} the {len(wanted)} files that the savepoint holds ({_few(wanted)}), or no "
+                    f"such directory, found {len(found)} others ({_few(found)}). The savepoint's rows cannot be committed "
+                    "there: if they are to replace what is there, move that directory away and restore again"
+                )
+            shutil.rmtree(staging, ignore_errors=True)
+            return
+        if staging.exists() and _sizes(staging) == wanted:
+            return
+        staging.parent.mkdir(parents=True, exist_ok=True)
+        whole = staging.with_name(f"restoring-{uuid4().hex}")
+        whole.mkdir()
+        for name, file in files.items():
+            _place(file, whole / name)
+        _sync(whole)
+        shutil.rmtree(staging, ignore_errors=True)  # half of one, whose abortion was cut short
+        os.rename(whole, staging)
+        _sync(staging.parent)
+
     def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
         context = self._opened()
         for transaction in committed:
@@ -308,6 +353,15 @@ def _local_path(path: str) -> Path:
             "it, or use another sink"
         )
     return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_size for file in directory.iterdir()}
+
+
+def _few(names: Iterable[str], at_most: int = 3) -> str:
+    chosen = sorted(names)
+    return ", ".join(chosen[:at_most]) + (", …" if len(chosen) > at_most else "") if chosen else "none"
 
 
 def _place(source: Path, target: Path) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.sinks import SinkContext, TwoPhaseCommitSink
+from dagster_checkpoints.sinks import SinkContext, SinkError, TwoPhaseCommitSink
 from dagster_checkpoints.spark.channels import SegmentFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 class TaskSink:
@@ -30,18 +37,28 @@ class TaskSink:
         self._schema = schema
         self._pending: list[tuple[int, str]] = []
 
-    def open(self, restored: Sequence[str] | None, take_back_after: int | None = None) -> None:
+    def open(
+        self,
+        transactions: Sequence[str] | None,
+        take_back_after: int | None = None,
+        restored_files: Mapping[int, Mapping[str, Path]] | None = None,
+    ) -> None:
         """Open the sink and make good what a checkpoint promised: commit its transactions, abort all others.
 
         Args:
-            restored: The transactions that the checkpoint holds; None for a new start.
-            take_back_after: The checkpoint's id, if the job had completed later ones: their rows will come again.
+            transactions: Those that the checkpoint or savepoint holds; None for a new start. A restore under a new job id is
+                no new start.
+            take_back_after: The checkpoint's or savepoint's id, if this job had it itself: rows that the job committed with
+                later ones will come again. It may be given also when there are no later ones.
+            restored_files: By position in `transactions`, then by name: the fetched files that a savepoint holds of them.
         """
         self._sink.open(self._context)
-        if restored is None:
+        if transactions is None:
             self._sink.start_new()
-        else:
-            self._sink.recover(restored, restored=take_back_after)
+            return
+        for position, files in sorted((restored_files or {}).items()):
+            self._sink.restore_transaction(transactions[position], files)
+        self._sink.recover(transactions, restored=take_back_after)
 
     def write(self, segment: SegmentFiles, batch_id: int) -> None:
         """Put one micro-batch into the current transaction."""
@@ -56,6 +73,37 @@ class TaskSink:
             self._pending.append((checkpoint_id, transaction))
         return tuple(pending for _, pending in self._pending)
 
+    def pin_transactions(self, folder: Path) -> dict[int, dict[str, Path]]:
+        """Link the files of all transactions that are not committed yet (copied where links are impossible) into `folder`.
+
+        For a savepoint, right after `pre_commit`: a checkpoint may commit, that is move, them while they are being stored.
+
+        Args:
+            folder: A directory that does not exist yet.
+
+        Returns:
+            By position in what `pre_commit` has returned, then by name; transactions without files are left out.
+
+        Raises:
+            SinkError: The sink names a file so that it cannot be stored.
+        """
+        pinned: dict[int, dict[str, Path]] = {}
+        for position, (_, transaction) in enumerate(self._pending):
+            files = self._sink.transaction_files(transaction)
+            if not files:
+                continue
+            target = folder / str(position)
+            target.mkdir(parents=True)
+            for name, file in files.items():
+                if not _FILE_NAME.fullmatch(name):
+                    raise SinkError(
+                        f"{self._sink}: expected transaction_files() to name files by letters, digits, '_', '-' and '.', found "
+                        f"{name!r}: the name becomes a path in savepoints"
+                    )
+                _link_or_copy(file, target / name)
+            pinned[position] = {name: target / name for name in files}
+        return pinned
+
     def commit_up_to(self, checkpoint_id: int | None) -> None:
         """Commit the transactions of a completed checkpoint and of all before it; None: everything."""
         while self._pending and (checkpoint_id is None or self._pending[0][0] <= checkpoint_id):
@@ -64,3 +112,12 @@ class TaskSink:
 
     def close(self) -> None:
         self._sink.close()
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise
+        shutil.copyfile(source, target)  # another file system, or one without hard links
