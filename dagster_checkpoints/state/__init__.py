@@ -1,6 +1,7 @@
 """What a checkpoint holds. Read `metadata` (the versioned format), then `restore` (whether it fits a
 pipeline)."""
 
+from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.errors import (
     ChainLayoutChanged,
     CorruptMetadata,
@@ -41,6 +42,7 @@ __all__ = [
     "ChannelElement",
     "ChannelSnapshot",
     "CheckpointMetadata",
+    "ClaimMode",
     "CorruptMetadata",
     "EndOfDataElement",
     "EndOfPartitionElement",
