@@ -92,3 +92,27 @@ class PipelineOwned(StorageError):
 
 class OwnershipLost(StorageError):
     """This run does not own the pipeline any more; it must stop and must not commit anything."""
+
+
+class InvalidRequest(StorageError):
+    """A control request that cannot be carried out whatever the pipeline does: its id, name or arguments are wrong."""
+
+
+class CorruptRequest(StorageError):
+    """A file in ``requests/`` is not a request."""
+
+
+class CorruptAnswer(StorageError):
+    """An answer to a control request cannot be read."""
+
+
+class CorruptStatus(StorageError):
+    """``status.json`` cannot be read. It is for display: the pipeline does not need it."""
+
+
+class UnknownRequest(StorageError):
+    """No request has this id, or it was answered so long ago that it was swept."""
+
+
+class RequestConflict(StorageError):
+    """A request id is used again for something else than what it asked for the first time."""

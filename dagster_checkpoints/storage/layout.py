@@ -6,7 +6,8 @@
     <root>/<pipeline>/checkpoints/chk-42-<epoch>/_metadata
     <root>/<pipeline>/shared/<sha256>                     state files, content-addressed
     <root>/<pipeline>/savepoints/savepoint-43-<id>/
-    <root>/<pipeline>/requests/<id>.json
+    <root>/<pipeline>/requests/<id>.json                  asked; <id>.accepted.json, <id>.answer.json: answered
+    <root>/<pipeline>/status.json                         how the job goes, for display
 
 A *location* is a checkpoint's directory relative to the pipeline's, such as ``checkpoints/chk-42-3``: it
 stays true when the whole root is moved or copied.
@@ -16,14 +17,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from dagster_checkpoints.storage.errors import InvalidKey
+from dagster_checkpoints.storage.errors import InvalidKey, InvalidRequest
 
 METADATA = "_metadata"
 _PIPELINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 _CHECKPOINT = re.compile(r"checkpoints/chk-(\d+)-(\d+)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
+_ACCEPTED = ".accepted"
+_ANSWER = ".answer"
 
 
 class CheckpointKey(NamedTuple):
@@ -31,6 +35,44 @@ class CheckpointKey(NamedTuple):
 
     checkpoint_id: int
     epoch: int
+
+
+RequestPart = Literal["request", "accepted", "answer"]
+
+
+class RequestFile(NamedTuple):
+    """A file in ``requests/``: the request itself, the note that it was accepted, or its final answer."""
+
+    request_id: str
+    part: RequestPart
+
+
+def validate_request_id(request_id: str) -> str:
+    """Refuse ids that cannot name a file of their own.
+
+    Raises:
+        InvalidRequest: says what an id may be.
+    """
+    if not _NAME.fullmatch(request_id) or request_id.endswith((_ACCEPTED, _ANSWER)):
+        raise InvalidRequest(
+            f"expected a request id of at most 128 letters, digits, '_', '-' and '.', beginning with a letter or digit and "
+            f"not ending with {_ACCEPTED!r} or {_ANSWER!r}, found {request_id!r}: it names files of the checkpoint storage"
+        )
+    return request_id
+
+
+def validate_savepoint_name(name: str) -> str:
+    """Refuse names that cannot be part of a savepoint's directory.
+
+    Raises:
+        InvalidRequest: says what a name may be.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"expected a savepoint's name of at most 128 letters, digits, '_', '-' and '.', beginning with a letter or digit, "
+            f"found {name!r}: it becomes part of a directory's name. Where the savepoint lies is said by its target"
+        )
+    return name
 
 
 @dataclass(frozen=True)
@@ -69,6 +111,37 @@ class Layout:
         if not _SHA256.fullmatch(sha256):
             raise InvalidKey(f"expected a sha256 of 64 hexadecimal digits, found {sha256!r}")
         return f"{self.shared}{sha256}"
+
+    @property
+    def status(self) -> str:
+        return f"{self.pipeline}/status.json"
+
+    @property
+    def requests(self) -> str:
+        return f"{self.pipeline}/requests/"
+
+    def request(self, request_id: str) -> str:
+        return f"{self.requests}{validate_request_id(request_id)}.json"
+
+    def accepted(self, request_id: str) -> str:
+        """Where it is said that a request was accepted; may be replaced."""
+        return f"{self.requests}{validate_request_id(request_id)}{_ACCEPTED}.json"
+
+    def answer(self, request_id: str) -> str:
+        """Where a request's final answer is; created once."""
+        return f"{self.requests}{validate_request_id(request_id)}{_ANSWER}.json"
+
+    def parse_request(self, key: str) -> RequestFile | None:
+        """What a key below ``requests/`` is, or None if this package writes no such file."""
+        stem, dot, ending = key.removeprefix(self.requests).rpartition(".")
+        if not dot or ending != "json":
+            return None
+        part: RequestPart = "request"
+        if stem.endswith(_ACCEPTED):
+            part, stem = "accepted", stem.removesuffix(_ACCEPTED)
+        elif stem.endswith(_ANSWER):
+            part, stem = "answer", stem.removesuffix(_ANSWER)
+        return RequestFile(stem, part) if _NAME.fullmatch(stem) else None
 
     def at(self, location: str, name: str = "") -> str:
         """The key of something in the directory ``location``."""

@@ -43,12 +43,48 @@ def open_store(
     if parts.scheme == "s3":
         return _open_s3(url, client, client_factory, endpoint_url, region_name, client_options)
     if parts.scheme == "file":
-        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-            raise _invalid(url, "a file URL has three slashes and an absolute path")
-        return LocalStore(Path(unquote(parts.path)))
+        return LocalStore(_file_path(url))
     if "://" in url or not url.strip():
         raise _invalid(url, "that kind is not supported" if url.strip() else "it is empty")
     return LocalStore(Path(os.path.expanduser(url)))
+
+
+def validate_target(target: str) -> str:
+    """Refuse a directory for savepoints that would mean something else in another process.
+
+    Args:
+        target: ``s3://bucket/prefix``, ``file:///path`` or an absolute path.
+
+    Raises:
+        InvalidStorageUrl: another kind of URL, a relative path, or an incomplete one. Nothing is opened.
+    """
+    parts = urlsplit(target)
+    if parts.scheme == "s3":
+        _split_s3(target)
+    elif parts.scheme == "file":
+        _file_path(target)
+    elif "://" in target or not target.strip():
+        raise _invalid(target, "that kind is not supported" if target.strip() else "it is empty")
+    elif not os.path.isabs(target):
+        raise _invalid(target, "a relative path would mean another directory in each process. Give an absolute path, or a URL")
+    return target
+
+
+def _file_path(url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise _invalid(url, "a file URL has three slashes and an absolute path")
+    return Path(unquote(parts.path))
+
+
+def _split_s3(url: str) -> tuple[str, str]:
+    # Not urlsplit: '?' and '#' are ordinary characters of a key.
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    if not bucket:
+        raise _invalid(url, "it names no bucket")
+    if any(part in (".", "..") for part in prefix.split("/")) or "//" in prefix:
+        raise _invalid(url, "its prefix has empty, '.' or '..' parts")
+    return bucket, prefix
 
 
 def _open_s3(
@@ -61,12 +97,7 @@ def _open_s3(
 ) -> ObjectStore:
     from dagster_checkpoints.storage.s3 import S3Store, create_client
 
-    # Not urlsplit: '?' and '#' are ordinary characters of a key.
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    if not bucket:
-        raise _invalid(url, "it names no bucket")
-    if any(part in (".", "..") for part in prefix.split("/")) or "//" in prefix:
-        raise _invalid(url, "its prefix has empty, '.' or '..' parts")
+    bucket, prefix = _split_s3(url)
     if client is None:
         client = (
             client_factory()

@@ -151,3 +151,15 @@ def describe_owner(state: PipelineState) -> str:
         f"owned by run {lease.owner.run_id} on host {lease.owner.host} (process {lease.owner.pid}) since "
         f"{lease.acquired_at:%Y-%m-%d %H:%M:%S} UTC, last renewed {lease.renewed_at:%Y-%m-%d %H:%M:%S} UTC"
     )
+
+
+def describe_end(state: PipelineState | None) -> str:
+    """How the latest run ended, for the text of errors, seen from outside."""
+    if state is None or state.job.status == "NONE":
+        return "It has never run here"
+    job = state.job
+    newest = f"; newest checkpoint: {state.newest.location}" if state.newest is not None else "; no checkpoint to resume from"
+    if job.status == "RUNNING":
+        return f"Its latest job ({job.job_id}) did not end by itself: its process is gone{newest}"
+    at = f" at {job.ended_at:%Y-%m-%d %H:%M:%S} UTC" if job.ended_at is not None else ""
+    return f"Its latest job ({job.job_id}) ended {job.status}{at}{newest}"

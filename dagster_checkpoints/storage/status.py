@@ -1,0 +1,169 @@
+"""How a running pipeline goes, as its owner writes it into ``status.json`` every few seconds.
+
+Values and their encoding only; for displays and sensors. Never for correctness: who owns the pipeline and which checkpoint is
+the newest is said by ``state.json`` alone, and a killed owner leaves its last status behind.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from dagster_checkpoints.storage.errors import CorruptStatus
+from dagster_checkpoints.storage.requests import Moment
+
+VERSION = 1
+
+Phase = Literal["starting", "running", "restarting", "stopping", "ended"]
+
+
+class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance of a stage.
+
+    Args:
+        name: of the instance.
+        state: name of its task's ``TaskState``.
+        end_of_data: no more records come out of it.
+        caught_up: of a source: it has read all that was there when it last looked; None if it cannot say, or is no source.
+        watermark_ms: its output watermark, milliseconds since 1970; None before the first.
+    """
+
+    name: str
+    state: str
+    end_of_data: bool = False
+    caught_up: bool | None = None
+    watermark_ms: int | None = None
+
+
+class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage: whether all its instances have finished, and the rows that it has emitted."""
+
+    name: str
+    finished: bool
+    rows: int = 0
+    instances: tuple[InstanceStatus, ...] = ()
+
+
+class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint or savepoint under way.
+
+    Args:
+        checkpoint_id: its id.
+        kind: checkpoint or savepoint.
+        acknowledged: tasks that have.
+        expected: tasks that must.
+        seconds: since it was triggered.
+    """
+
+    checkpoint_id: int
+    kind: str
+    acknowledged: int
+    expected: int
+    seconds: float
+
+
+class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest completed checkpoint.
+
+    Args:
+        checkpoint_id: its id.
+        location: as in ``state.json``.
+        completed_at: wall clock of the owner, as ``updated_at``: their difference is its age.
+        kind: checkpoint or savepoint.
+        duration: seconds from trigger to completion.
+        new_bytes: uploaded for it.
+        total_bytes: that it names.
+    """
+
+    checkpoint_id: int
+    location: str
+    completed_at: Moment
+    kind: str = "checkpoint"
+    duration: float = 0.0
+    new_bytes: int = 0
+    total_bytes: int = 0
+
+
+class StopStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A stop under way: who asked, how, and the state of its state machine."""
+
+    request_id: str
+    drain: bool
+    state: str
+
+
+class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``status.json``.
+
+    Args:
+        pipeline: its name.
+        run_id: of the run that writes it.
+        epoch: of that owner; an older one than in ``state.json`` is what a dead run left behind.
+        job_id: of the job.
+        attempt: counts the restarts within the run, from 1.
+        phase: what the run does.
+        sequence: grows with every version that this owner writes.
+        updated_at: wall clock.
+        started_at: wall clock, of the run.
+        interval: seconds until the next version; far more without one and the owner is busy, or dead.
+        roots: stages from which a checkpoint would start now.
+        chains: the stages of each chain.
+        stages: in topological order.
+        pending: checkpoints under way.
+        last_checkpoint: the latest completed one.
+        stop: under way.
+        version: of this format.
+    """
+
+    pipeline: str
+    run_id: str
+    epoch: int
+    phase: Phase
+    sequence: int
+    updated_at: Moment
+    started_at: Moment
+    job_id: int = 0
+    attempt: int = 1
+    interval: float = 5.0
+    roots: tuple[str, ...] = ()
+    chains: tuple[tuple[str, ...], ...] = ()
+    stages: tuple[StageStatus, ...] = ()
+    pending: tuple[PendingStatus, ...] = ()
+    last_checkpoint: CheckpointStatus | None = None
+    stop: StopStatus | None = None
+    version: int = VERSION
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def encode_status(status: PipelineStatus) -> bytes:
+    """``status`` as the bytes of ``status.json``."""
+    return msgspec.json.encode(status)
+
+
+def decode_status(data: bytes, where: str) -> PipelineStatus:
+    """The status in the bytes of ``status.json``.
+
+    Args:
+        data: the file's bytes.
+        where: its URL, for the text of errors.
+
+    Raises:
+        CorruptStatus: it is no such file, or a newer release wrote it.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Version).version
+        if version == VERSION:
+            return msgspec.json.decode(data, type=PipelineStatus)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptStatus(
+            f"expected the status of a pipeline as JSON in {where}, found {len(data)} bytes that are not: {error}. It is for "
+            "display only: delete the file, and a running pipeline writes it anew"
+        ) from error
+    raise CorruptStatus(
+        f"expected version {VERSION} in {where}, found version {version}: a newer release of dagster-checkpoints wrote it. "
+        "Run that release"
+    )

@@ -1,0 +1,84 @@
+"""The status a run writes of itself: there and back, readable by later releases, clear errors."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.storage import (
+    CheckpointStatus,
+    CheckpointStorage,
+    CorruptStatus,
+    InstanceStatus,
+    PendingStatus,
+    PipelineStatus,
+    StageStatus,
+    StopStatus,
+    decode_status,
+    encode_status,
+)
+
+NOW = datetime(2025, 1, 1, 12, 30, tzinfo=UTC)
+STATUS = PipelineStatus(
+    pipeline="flights",
+    run_id="run-a",
+    epoch=3,
+    job_id=2,
+    attempt=1,
+    phase="stopping",
+    sequence=17,
+    updated_at=NOW,
+    started_at=NOW,
+    interval=5.0,
+    roots=("live",),
+    chains=(("live", "departures"), ("history",)),
+    stages=(
+        StageStatus(
+            name="live",
+            finished=False,
+            rows=12,
+            instances=(InstanceStatus(name="EWR", state="RUNNING", caught_up=True, watermark_ms=1_700_000_000_000),),
+        ),
+        StageStatus(name="history", finished=True, instances=(InstanceStatus(name="0", state="FINISHED", end_of_data=True),)),
+    ),
+    pending=(PendingStatus(checkpoint_id=8, kind="savepoint", acknowledged=1, expected=2, seconds=0.5),),
+    last_checkpoint=CheckpointStatus(
+        checkpoint_id=7, location="checkpoints/chk-7-3", completed_at=NOW, duration=0.3, new_bytes=10, total_bytes=20
+    ),
+    stop=StopStatus(request_id="stop-1", drain=False, state="WAITING_FOR_SAVEPOINT"),
+)
+
+
+def test_a_status_goes_there_and_back(storage: CheckpointStorage, second: CheckpointStorage) -> None:
+    assert second.read_status() is None
+    storage.write_status(STATUS)
+    assert second.read_status() == STATUS
+    storage.write_status(PipelineStatus(**{**_fields(STATUS), "sequence": 18, "stop": None}))
+    found = second.read_status()
+    assert found is not None and (found.sequence, found.stop) == (18, None)
+
+
+def _fields(status: PipelineStatus) -> dict[str, Any]:
+    return {name: getattr(status, name) for name in status.__struct_fields__}
+
+
+def test_a_status_of_version_1_stays_readable() -> None:
+    example = Path(__file__).parent / "examples" / "status-version-1.json"
+    assert decode_status(example.read_bytes(), "example") == STATUS
+
+
+def test_what_a_later_release_adds_is_passed_over() -> None:
+    data = encode_status(STATUS).replace(b'{"pipeline"', b'{"mood": "good", "pipeline"')
+    assert decode_status(data, "here") == STATUS
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff\xfe", b'{"version": 1}', b'{"version": 2}', b"[" * 100_000, encode_status(STATUS)[:-9]]
+)
+def test_a_status_that_cannot_be_read_is_named(storage: CheckpointStorage, content: bytes) -> None:
+    storage.store.put("flights/status.json", content)
+    with pytest.raises(CorruptStatus, match=f"{storage.store.url}/flights/status.json"):
+        storage.read_status()
