@@ -8,6 +8,7 @@ Must not import Spark. Batches arrive as Parquet files already written; they are
     <path>/.sink.json                                   whose directory this is
     <path>/.staging/<stage>-<index>/<transaction>/      written or pre-committed
     <path>/checkpoint=42-job1-0/*.parquet               committed with checkpoint 42 of job 1 by instance 0
+    <path>/.taken-back/, <path>/.branches/              see :mod:`taken_back`
 
 Readers of ``<path>`` (Spark, pandas, pyarrow) skip what begins with a dot, and see an extra column
 ``checkpoint``.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +29,7 @@ from uuid import uuid4
 import msgspec
 
 from dagster_checkpoints.sinks.base import SinkContext, TwoPhaseCommitSink
+from dagster_checkpoints.sinks.durable import place, sizes, sync
 from dagster_checkpoints.sinks.errors import (
     InvalidSinkPath,
     ReservedSinkColumn,
@@ -37,6 +39,7 @@ from dagster_checkpoints.sinks.errors import (
     SinkTransactionLost,
     UnreadableSinkTransaction,
 )
+from dagster_checkpoints.sinks.taken_back import BRANCHES, COMMITTED, TAKEN_BACK, TakenBack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,7 +48,6 @@ _COLUMN = "checkpoint"
 _MARKER = ".sink.json"
 _STAGING = ".staging"
 _TRASH = ".trash-"
-_COMMITTED = re.compile(rf"{_COLUMN}=(\d+)-job(\d+)-(\d+)")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
@@ -87,6 +89,7 @@ class ParquetSink(TwoPhaseCommitSink):
         self.mode = mode
         self._context: SinkContext | None = None
         self._current: Path | None = None
+        self._origin: int | None = None
         self._columns_checked = False
 
     def __repr__(self) -> str:
@@ -94,7 +97,7 @@ class ParquetSink(TwoPhaseCommitSink):
 
     def __getstate__(self) -> dict[str, Any]:
         # Configuration only: a copy in another instance or process is opened there.
-        return {**self.__dict__, "_context": None, "_current": None, "_columns_checked": False}
+        return {**self.__dict__, "_context": None, "_current": None, "_origin": None, "_columns_checked": False}
 
     def open(self, context: SinkContext) -> None:
         """Prepare for writing.
@@ -108,7 +111,7 @@ class ParquetSink(TwoPhaseCommitSink):
         self.path.mkdir(parents=True, exist_ok=True)
         self._claim(_Marker(context.pipeline, context.stage))
         self._context = context
-        self._current = None
+        self._current = self._origin = None
         self._staging_area().mkdir(parents=True, exist_ok=True)
 
     def write(self, batch: DataFrame, files: Sequence[str], batch_id: int) -> None:
@@ -129,15 +132,18 @@ class ParquetSink(TwoPhaseCommitSink):
             stale.unlink()
         for number, file in enumerate(files):
             name = f"{prefix}{number:04d}-{context.index}-{context.attempt}.parquet"
-            _place(_local_path(file), self._current / name)
+            place(_local_path(file), self._current / name)
 
     def pre_commit(self, checkpoint_id: int) -> str | None:
         context = self._opened()
+        if self._origin is not None and checkpoint_id > self._origin:
+            self._taken_back().go_on(self._origin, checkpoint_id)
+            self._origin = None
         current, self._current = self._current, None
         if current is None:
             return None
-        _sync(current)
-        _sync(current.parent)
+        sync(current)
+        sync(current.parent)
         transaction = _Transaction(
             staging=current.relative_to(self.path).as_posix(),
             target=f"{_COLUMN}={checkpoint_id}-job{context.job_id}-{context.index}",
@@ -156,13 +162,14 @@ class ParquetSink(TwoPhaseCommitSink):
         decoded = self._decode(transaction)
         staging, target = self.path / decoded.staging, self.path / decoded.target
         if target.exists():
-            if staging.exists():
+            if staging.exists() and sizes(staging) != sizes(target):
                 raise SinkTransactionConflict(
                     f"{self}: expected no directory {target} before transaction {decoded.staging} is "
-                    "committed to it, found one. Was the pipeline restored from a checkpoint older than the "
-                    "newest? Its later rows are committed already: remove the directories of the later "
+                    "committed to it, found one with other files. Was the pipeline restored from a checkpoint older than "
+                    "the newest? Its later rows are committed already: remove the directories of the later "
                     "checkpoints, or start anew"
                 )
+            shutil.rmtree(staging, ignore_errors=True)  # a savepoint had brought along what is here already
             return
         try:
             os.rename(staging, target)
@@ -174,7 +181,7 @@ class ParquetSink(TwoPhaseCommitSink):
                 f"committed in {target}, found neither: they were deleted by somebody else. The rows of that "
                 "checkpoint are lost to this sink; restore the directory from a backup, or start anew"
             ) from None
-        _sync(self.path)
+        sync(self.path)
 
     def abort(self, transaction: str) -> None:
         shutil.rmtree(self.path / self._decode(transaction).staging, ignore_errors=True)
@@ -203,7 +210,7 @@ class ParquetSink(TwoPhaseCommitSink):
         staging, target = self.path / decoded.staging, self.path / decoded.target
         wanted = {name: file.stat().st_size for name, file in files.items()}
         if target.exists():
-            found = _sizes(target)
+            found = sizes(target)
             if found != wanted:
                 raise SinkTransactionConflict(
                     f"{self}: expected in {target} the {len(wanted)} files that the savepoint holds ({_few(wanted)}), or no "
@@ -212,51 +219,53 @@ class ParquetSink(TwoPhaseCommitSink):
                 )
             shutil.rmtree(staging, ignore_errors=True)
             return
-        if staging.exists() and _sizes(staging) == wanted:
+        if staging.exists() and sizes(staging) == wanted:
             return
         staging.parent.mkdir(parents=True, exist_ok=True)
         whole = staging.with_name(f"restoring-{uuid4().hex}")
         whole.mkdir()
         for name, file in files.items():
-            _place(file, whole / name)
-        _sync(whole)
+            place(file, whole / name)
+        sync(whole)
         shutil.rmtree(staging, ignore_errors=True)  # half of one, whose abortion was cut short
         os.rename(whole, staging)
-        _sync(staging.parent)
+        sync(staging.parent)
 
     def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
-        context = self._opened()
+        self._opened()
+        if restored is not None:
+            decoded = [self._decode(transaction) for transaction in committed]
+            self._taken_back().settle(restored, [one.target for one in decoded if (self.path / one.staging).exists()])
         for transaction in committed:
             self.commit(transaction)
         self._abort_rest()
-        if restored is not None:
-            self._remove(
-                lambda checkpoint_id, job_id, index: (
-                    checkpoint_id > restored and job_id == context.job_id and index == context.index
-                )
-            )
+        self._origin = self._beginning() if restored is None else restored
 
     def start_new(self) -> None:
         context = self._opened()
         self._abort_rest()
-        if self.mode == "append":
-            return
-        self._remove(lambda checkpoint_id, job_id, index: job_id != context.job_id)
+        self._origin = self._beginning()
+        if self.mode == "overwrite":
+            self._remove_jobs_except(context.job_id)
 
-    def _remove(self, concerns: Callable[[int, int, int], bool]) -> None:
-        """Remove committed directories, chosen by checkpoint, job and index.
+    def _remove_jobs_except(self, job_id: int) -> None:
+        """Remove what other jobs have committed, and what they had taken back.
 
         Instances may do this at the same time, and again after a crash: each directory is moved out of sight
         by one of them.
         """
         trash = self.path / f"{_TRASH}{uuid4().hex}"
         trash.mkdir()
-        for directory in self.path.iterdir():
-            match = _COMMITTED.fullmatch(directory.name)
-            if match and concerns(int(match[1]), int(match[2]), int(match[3])):
-                with suppress(FileNotFoundError):
-                    os.rename(directory, trash / directory.name)
-        _sync(self.path)
+        for directory in (self.path, self.path / TAKEN_BACK):
+            for found in list(directory.iterdir()) if directory.exists() else ():
+                match = COMMITTED.fullmatch(found.name)
+                if match and int(match[2]) != job_id:
+                    with suppress(FileNotFoundError):
+                        os.rename(found, trash / f"{found.name}-{uuid4().hex}")
+        for record in (self.path / BRANCHES).glob("job*.json"):
+            if not record.name.startswith(f"job{job_id}-"):
+                record.unlink(missing_ok=True)
+        sync(self.path)
         for leftover in self.path.glob(f"{_TRASH}*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -273,6 +282,17 @@ class ParquetSink(TwoPhaseCommitSink):
     def _staging_area(self) -> Path:
         context = self._opened()
         return self.path / _STAGING / f"{context.stage}-{context.index}"
+
+    def _taken_back(self) -> TakenBack:
+        context = self._opened()
+        return TakenBack(self.path, context.job_id, context.index)
+
+    def _beginning(self) -> int | None:
+        """What the job goes on from when that is no checkpoint of its own: 0, its beginning.
+
+        A savepoint may have been taken in front of a crash, so that the job begins a second time.
+        """
+        return None if self._taken_back().anything_visible() else 0
 
     def _abort_rest(self) -> None:
         for directory in self._staging_area().iterdir():
@@ -332,7 +352,7 @@ class ParquetSink(TwoPhaseCommitSink):
             len(parts) != 3
             or parts[0] != _STAGING
             or not all(_NAME.fullmatch(part) for part in parts[1:])
-            or not _COMMITTED.fullmatch(decoded.target)
+            or not COMMITTED.fullmatch(decoded.target)
         ):
             raise UnreadableSinkTransaction(
                 f"{self}: expected a transaction below {_STAGING}, found {transaction!r}. The checkpoint's "
@@ -355,29 +375,6 @@ def _local_path(path: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
 
 
-def _sizes(directory: Path) -> dict[str, int]:
-    return {file.name: file.stat().st_size for file in directory.iterdir()}
-
-
 def _few(names: Iterable[str], at_most: int = 3) -> str:
     chosen = sorted(names)
     return ", ".join(chosen[:at_most]) + (", …" if len(chosen) > at_most else "") if chosen else "none"
-
-
-def _place(source: Path, target: Path) -> None:
-    """Put a file's bytes at ``target``, durably: a link where possible, else a copy."""
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(source, target)
-    _sync(target)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

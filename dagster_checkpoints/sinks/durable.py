@@ -1,0 +1,32 @@
+"""Files that are there after a power cut."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+
+def place(source: Path, target: Path) -> None:
+    """Put a file's bytes at ``target``, durably: a link where possible, else a copy."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(source, target)
+    sync(target)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a directory's names, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sizes(directory: Path) -> dict[str, int]:
+    """The size of each file in a directory, by name."""
+    return {file.name: file.stat().st_size for file in directory.iterdir()}
