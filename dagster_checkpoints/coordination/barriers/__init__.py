@@ -1,0 +1,58 @@
+"""When a task takes its snapshot: the barriers on its input channels.
+
+One handler per task; the gate in front of the task's channels feeds it events and performs its actions in the
+order given. Read `events` (the two vocabularies), `single` (exactly-once: one checkpoint at a time, aligned or
+not), `tracking` (at-least-once). Static inputs are no channels here: they block no barrier. Must not know:
+records, channels' storage, snapshots, clocks.
+
+Source: PROTOCOL section 4; FLIP-76 (unaligned checkpoints); FLIP-147, "Make CheckpointBarrierHandler Support
+EndOfPartition"; Flink's SingleCheckpointBarrierHandler and CheckpointBarrierTracker.
+"""
+
+from dagster_checkpoints.coordination.barriers.events import (
+    AbortAlignment,
+    AlignmentTick,
+    BarrierAction,
+    BarrierAnnounced,
+    BarrierEvent,
+    BarrierHandler,
+    BarrierReceived,
+    BlockChannel,
+    CancellationReceived,
+    ChannelCaptured,
+    EndOfPartitionReceived,
+    SnapshotInputsComplete,
+    StartSnapshot,
+    TakeSnapshot,
+    TriggerReceived,
+    UnblockChannels,
+)
+from dagster_checkpoints.coordination.barriers.single import (
+    AlignedBarrierHandler,
+    AlignedWithTimeoutBarrierHandler,
+    UnalignedBarrierHandler,
+)
+from dagster_checkpoints.coordination.barriers.tracking import TrackingBarrierHandler
+
+__all__ = [
+    "AbortAlignment",
+    "AlignedBarrierHandler",
+    "AlignedWithTimeoutBarrierHandler",
+    "AlignmentTick",
+    "BarrierAction",
+    "BarrierAnnounced",
+    "BarrierEvent",
+    "BarrierHandler",
+    "BarrierReceived",
+    "BlockChannel",
+    "CancellationReceived",
+    "ChannelCaptured",
+    "EndOfPartitionReceived",
+    "SnapshotInputsComplete",
+    "StartSnapshot",
+    "TakeSnapshot",
+    "TrackingBarrierHandler",
+    "TriggerReceived",
+    "UnalignedBarrierHandler",
+    "UnblockChannels",
+]

@@ -1,0 +1,261 @@
+"""Exactly-once: one checkpoint at a time; a newer one aborts it.
+
+    idle ── first barrier ──> aligning ── barrier or end on every channel ──> TakeSnapshot, idle
+                                  │
+                                  └─ overtakes ──> capturing ── barrier or end on every channel ──> idle
+
+Aligning, a channel stands still from its barrier on. Capturing, nothing stands still: the snapshot was taken when
+the barrier overtook, and what lies in front of the other channels' barriers is kept as in-flight data. The three
+handlers differ only in when a barrier overtakes: never, after a timeout, at once. A savepoint's never does.
+
+Source: FLIP-76; Flink's SingleCheckpointBarrierHandler and its states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from dagster_checkpoints.coordination.barriers.channels import InputChannels
+from dagster_checkpoints.coordination.barriers.events import (
+    AbortAlignment,
+    AlignmentTick,
+    BarrierAction,
+    BarrierAnnounced,
+    BarrierEvent,
+    BarrierReceived,
+    BlockChannel,
+    CancellationReceived,
+    ChannelCaptured,
+    EndOfPartitionReceived,
+    SnapshotInputsComplete,
+    StartSnapshot,
+    TakeSnapshot,
+    TriggerReceived,
+    UnblockChannels,
+)
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier
+from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.coordination.failures import FailureReason
+
+
+@dataclass(slots=True)
+class _Pending:
+    """The checkpoint that is being aligned or captured."""
+
+    barrier: CheckpointBarrier
+    aligned: set[str] = field(default_factory=set)
+    """Aligning: the open channels on which the barrier is next."""
+    announced: set[str] = field(default_factory=set)
+    """Aligning: those on which it lies behind records."""
+    in_flight: set[str] | None = None
+    """Capturing: those on which it, or the end, has not been seen yet. None while aligning."""
+
+    @property
+    def checkpoint_id(self) -> int:
+        return self.barrier.checkpoint_id
+
+
+class _SingleCheckpointHandler:
+    """One checkpoint at a time.
+
+    Args:
+        timeout: seconds from a barrier's creation until it overtakes; 0 for at once, None for never.
+    """
+
+    def __init__(self, channels: Iterable[str], ended: Iterable[str], timeout: float | None) -> None:
+        self._channels = InputChannels(channels, ended)
+        self._timeout = timeout
+        self._last_id = 0
+        """The newest checkpoint that was seen in any way; older barriers are leftovers."""
+        self._aborted: set[int] = set()
+        """Newer ones, of whose abort the coordinator has told."""
+        self._pending: _Pending | None = None
+
+    @property
+    def pending_id(self) -> int | None:
+        """The checkpoint that is being aligned or captured."""
+        return self._pending.checkpoint_id if self._pending is not None else None
+
+    @property
+    def blocked(self) -> tuple[str, ...]:
+        """The channels that stand still."""
+        return self._channels.in_order(self._pending.aligned) if self._pending is not None else ()
+
+    def next_deadline(self) -> float | None:
+        """When an AlignmentTick is due, by the clock of the barriers' timestamps; None if never."""
+        pending = self._pending
+        if self._timeout is None or pending is None or pending.in_flight is not None or pending.barrier.properties.is_savepoint:
+            return None
+        return pending.barrier.timestamp + self._timeout
+
+    def handle(self, event: BarrierEvent) -> list[BarrierAction]:
+        """Take one event, return what the gate has to do, in this order.
+
+        Raises:
+            UnknownChannel: the event names a channel that the task does not have.
+            UnexpectedEvent: it is none of a barrier handler's events.
+        """
+        match event:
+            case BarrierReceived(channel, barrier):
+                self._channels.check(channel)
+                return self._barrier(barrier, received=channel)
+            case BarrierAnnounced(channel, barrier):
+                self._channels.check(channel)
+                return self._barrier(barrier, announced=channel) if self._may_overtake(barrier) else []
+            case TriggerReceived(barrier):
+                return self._barrier(barrier)
+            case CancellationReceived(channel, checkpoint_id):
+                if channel is None:
+                    return self._told_of_abort(checkpoint_id)
+                self._channels.check(channel)
+                return self._cancel(checkpoint_id)
+            case EndOfPartitionReceived(channel):
+                self._channels.check(channel)
+                return self._end(channel)
+            case AlignmentTick(now):
+                deadline = self.next_deadline()
+                return self._overtake() if deadline is not None and now >= deadline else []
+            case _:
+                raise UnexpectedEvent(f"{event!r} is no event of a barrier handler. Feed it only what `BarrierEvent` lists.")
+
+    def _barrier(
+        self, barrier: CheckpointBarrier, *, received: str | None = None, announced: str | None = None
+    ) -> list[BarrierAction]:
+        actions: list[BarrierAction] = []
+        pending = self._pending
+        if pending is None or barrier.checkpoint_id != pending.checkpoint_id:
+            if barrier.checkpoint_id <= self._last_id:
+                return []
+            if barrier.checkpoint_id in self._aborted:
+                return self._cancel(barrier.checkpoint_id)
+            actions += self._advance_to(barrier.checkpoint_id)
+            pending = self._pending = _Pending(barrier)
+        if pending.in_flight is not None:
+            return self._captured(pending, {received, announced})
+        new = received in self._channels.open and received not in pending.aligned
+        if received is not None and new:
+            pending.aligned.add(received)
+            pending.announced.discard(received)
+        if announced in self._channels.open - pending.aligned:
+            pending.announced.add(announced)
+        if self._may_overtake(barrier) and (barrier.properties.unaligned or self._timeout == 0):
+            return actions + self._overtake(last=received)
+        if pending.aligned == self._channels.open:
+            return actions + self._take(pending, last=received)
+        return [*actions, BlockChannel(received)] if received is not None and new else actions
+
+    def _end(self, channel: str) -> list[BarrierAction]:
+        self._channels.open.discard(channel)
+        pending = self._pending
+        if pending is None:
+            return []
+        if pending.in_flight is not None:
+            return self._captured(pending, {channel})
+        # It has ended instead of waiting; it must not be unblocked later.
+        pending.aligned.discard(channel)
+        pending.announced.discard(channel)
+        return self._take(pending) if pending.aligned == self._channels.open else []
+
+    def _take(self, pending: _Pending, last: str | None = None) -> list[BarrierAction]:
+        self._pending = None
+        return [TakeSnapshot(pending.barrier), *self._unblock(pending, last)]
+
+    # Unaligned
+
+    def _may_overtake(self, barrier: CheckpointBarrier) -> bool:
+        return self._timeout is not None and not barrier.properties.is_savepoint
+
+    def _overtake(self, last: str | None = None) -> list[BarrierAction]:
+        pending = self._pending
+        assert pending is not None and pending.in_flight is None
+        in_flight = self._channels.open - pending.aligned
+        unaligned = replace(pending.barrier, properties=replace(pending.barrier.properties, unaligned=True))
+        actions: list[BarrierAction] = [StartSnapshot(unaligned, self._channels.in_order(in_flight))]
+        actions += self._unblock(pending, last)
+        pending.aligned.clear()
+        pending.in_flight = in_flight
+        return actions + self._captured(pending, pending.announced)
+
+    def _captured(self, pending: _Pending, channels: set[str] | set[str | None]) -> list[BarrierAction]:
+        """The barrier, or the end, is there on these channels."""
+        assert pending.in_flight is not None
+        captured = pending.in_flight & channels
+        pending.in_flight -= captured
+        actions: list[BarrierAction] = [ChannelCaptured(pending.checkpoint_id, c) for c in self._channels.in_order(captured)]
+        if not pending.in_flight:
+            self._pending = None
+            actions.append(SnapshotInputsComplete(pending.checkpoint_id))
+        return actions
+
+    # Aborts
+
+    def _told_of_abort(self, checkpoint_id: int) -> list[BarrierAction]:
+        if checkpoint_id > self._last_id:
+            # Told of now, the tasks behind this one would take it for the end of older ones that are still to come.
+            self._aborted.add(checkpoint_id)
+        return self._cancel(checkpoint_id) if checkpoint_id == self.pending_id else []
+
+    def _cancel(self, checkpoint_id: int) -> list[BarrierAction]:
+        cancelled = FailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER
+        if checkpoint_id == self.pending_id:
+            return self._abort(cancelled)
+        if checkpoint_id <= self._last_id:
+            return []
+        return [*self._advance_to(checkpoint_id), AbortAlignment(checkpoint_id, cancelled)]
+
+    def _advance_to(self, checkpoint_id: int) -> list[BarrierAction]:
+        """Nothing older can happen any more."""
+        self._last_id = checkpoint_id
+        self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint_id}
+        return self._abort(FailureReason.CHECKPOINT_DECLINED_SUBSUMED)
+
+    def _abort(self, reason: FailureReason) -> list[BarrierAction]:
+        pending, self._pending = self._pending, None
+        return [] if pending is None else [AbortAlignment(pending.checkpoint_id, reason), *self._unblock(pending)]
+
+    def _unblock(self, pending: _Pending, last: str | None = None) -> list[BarrierAction]:
+        # The channel that brought the last barrier was never blocked.
+        blocked = self._channels.in_order(pending.aligned - {last})
+        return [UnblockChannels(blocked)] if blocked else []
+
+
+class AlignedBarrierHandler(_SingleCheckpointHandler):
+    """A channel stands still from its barrier on until every open channel has delivered its own.
+
+    Args:
+        channels: the task's streaming input channels.
+        ended: those that had ended when the task was restored.
+    """
+
+    def __init__(self, channels: Iterable[str], *, ended: Iterable[str] = ()) -> None:
+        super().__init__(channels, ended, timeout=None)
+
+
+class UnalignedBarrierHandler(_SingleCheckpointHandler):
+    """The snapshot starts at the first barrier, received or announced; nothing ever stands still, except for a
+    savepoint, which is aligned.
+
+    Args:
+        channels: the task's streaming input channels.
+        ended: those that had ended when the task was restored.
+    """
+
+    def __init__(self, channels: Iterable[str], *, ended: Iterable[str] = ()) -> None:
+        super().__init__(channels, ended, timeout=0.0)
+
+
+class AlignedWithTimeoutBarrierHandler(_SingleCheckpointHandler):
+    """Aligned until the timeout has passed, unaligned from then on; at once where an upstream task has already turned
+    the barrier. A savepoint stays aligned.
+
+    The gate asks for `next_deadline()` after every event, and sends an AlignmentTick when it has passed.
+
+    Args:
+        channels: the task's streaming input channels.
+        timeout: seconds, counted from the barrier's creation; 0 is unaligned.
+        ended: those that had ended when the task was restored.
+    """
+
+    def __init__(self, channels: Iterable[str], *, timeout: float, ended: Iterable[str] = ()) -> None:
+        super().__init__(channels, ended, timeout)

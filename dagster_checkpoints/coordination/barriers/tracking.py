@@ -1,0 +1,111 @@
+"""At-least-once: nothing is ever blocked, and several checkpoints are pending at a time.
+
+Source: Flink's CheckpointBarrierTracker. It differs in two points: a cancellation concerns its own checkpoint only,
+not older ones that can still complete; and an older checkpoint may be heard of after a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dagster_checkpoints.coordination.barriers.channels import InputChannels
+from dagster_checkpoints.coordination.barriers.events import (
+    AbortAlignment,
+    AlignmentTick,
+    BarrierAction,
+    BarrierAnnounced,
+    BarrierEvent,
+    BarrierReceived,
+    CancellationReceived,
+    EndOfPartitionReceived,
+    TakeSnapshot,
+    TriggerReceived,
+)
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier
+from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.coordination.failures import FailureReason
+
+
+class TrackingBarrierHandler:
+    """A checkpoint is complete when every open channel has brought its barrier.
+
+    Args:
+        channels: the task's streaming input channels.
+        ended: those that had ended when the task was restored.
+    """
+
+    def __init__(self, channels: Iterable[str], *, ended: Iterable[str] = ()) -> None:
+        self._channels = InputChannels(channels, ended)
+        self._last_completed = 0
+        self._aborted: set[int] = set()
+        """Newer ones that were aborted: their late barriers are leftovers."""
+        self._pending: dict[int, tuple[CheckpointBarrier, set[str]]] = {}
+
+    @property
+    def pending_ids(self) -> tuple[int, ...]:
+        """The checkpoints that lack a barrier, oldest first."""
+        return tuple(sorted(self._pending))
+
+    def next_deadline(self) -> None:
+        """No AlignmentTick is ever due."""
+
+    def handle(self, event: BarrierEvent) -> list[BarrierAction]:
+        """Take one event, return what the gate has to do, in this order.
+
+        Raises:
+            UnknownChannel: the event names a channel that the task does not have.
+            UnexpectedEvent: it is none of a barrier handler's events.
+        """
+        match event:
+            case BarrierReceived(channel, barrier):
+                self._channels.check(channel)
+                return self._barrier(channel, barrier)
+            case TriggerReceived(barrier):
+                return self._barrier(None, barrier)
+            case CancellationReceived(channel, checkpoint_id):
+                if channel is not None:
+                    self._channels.check(channel)
+                return self._cancel(checkpoint_id)
+            case EndOfPartitionReceived(channel):
+                self._channels.check(channel)
+                self._channels.open.discard(channel)
+                return self._complete()
+            case BarrierAnnounced(channel):
+                self._channels.check(channel)
+                return []
+            case AlignmentTick():
+                return []
+            case _:
+                raise UnexpectedEvent(f"{event!r} is no event of a barrier handler. Feed it only what `BarrierEvent` lists.")
+
+    def _barrier(self, channel: str | None, barrier: CheckpointBarrier) -> list[BarrierAction]:
+        checkpoint_id = barrier.checkpoint_id
+        if checkpoint_id <= self._last_completed or checkpoint_id in self._aborted:
+            return []
+        _, seen = self._pending.setdefault(checkpoint_id, (barrier, set()))
+        if channel is not None:
+            seen.add(channel)
+        return self._complete()
+
+    def _cancel(self, checkpoint_id: int) -> list[BarrierAction]:
+        if checkpoint_id <= self._last_completed or checkpoint_id in self._aborted:
+            return []
+        self._aborted.add(checkpoint_id)
+        self._pending.pop(checkpoint_id, None)
+        return [AbortAlignment(checkpoint_id, FailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER)]
+
+    def _complete(self) -> list[BarrierAction]:
+        """Complete the newest checkpoint that has all its barriers; older ones are subsumed by it."""
+        complete = [i for i, (_, seen) in self._pending.items() if self._channels.open <= seen]
+        if not complete:
+            return []
+        newest = max(complete)
+        barrier, _ = self._pending[newest]
+        subsumed = sorted(i for i in self._pending if i < newest)
+        self._pending = {i: pending for i, pending in self._pending.items() if i > newest}
+        self._aborted = {aborted for aborted in self._aborted if aborted > newest}
+        self._last_completed = newest
+        return [
+            *(AbortAlignment(i, FailureReason.CHECKPOINT_DECLINED_SUBSUMED) for i in subsumed),
+            TakeSnapshot(barrier),
+        ]
