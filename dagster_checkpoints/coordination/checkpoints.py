@@ -32,7 +32,8 @@ class CheckpointProperties:
         periodic: asked for by the interval, not by a user or by the end of the data.
         forced: exempt from the maximum number of concurrent checkpoints.
         unaligned: its barriers may overtake records. Savepoints are always aligned.
-        stops_job: the savepoint of a stop-with-savepoint; it joins the retained list.
+        stops_job: the savepoint of a stop-with-savepoint: it is committed, and joins the retained list.
+        target: where the result is to go; opaque to this floor.
     """
 
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
@@ -40,19 +41,28 @@ class CheckpointProperties:
     forced: bool = False
     unaligned: bool = False
     stops_job: bool = False
+    target: str = ""
 
     @staticmethod
     def for_periodic(*, unaligned: bool = False) -> CheckpointProperties:
         return CheckpointProperties(periodic=True, unaligned=unaligned)
 
     @staticmethod
-    def for_savepoint(*, unaligned_checkpoints: bool = False, stops_job: bool = False) -> CheckpointProperties:
+    def for_savepoint(*, unaligned_checkpoints: bool = False, stops_job: bool = False, target: str = "") -> CheckpointProperties:
         """A savepoint; forced unless unaligned checkpoints are on."""
-        return CheckpointProperties(kind=CheckpointKind.SAVEPOINT, forced=not unaligned_checkpoints, stops_job=stops_job)
+        return CheckpointProperties(
+            kind=CheckpointKind.SAVEPOINT, forced=not unaligned_checkpoints, stops_job=stops_job, target=target
+        )
 
     @property
     def is_savepoint(self) -> bool:
         return self.kind is CheckpointKind.SAVEPOINT
+
+    @property
+    def commits(self) -> bool:
+        """Whether its completion commits side effects and lets tasks end: not that of a savepoint of a job that
+        runs on (FLIP-203)."""
+        return not self.is_savepoint or self.stops_job
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +152,7 @@ class CheckpointSnapshot:
     Attributes:
         states: what each task acknowledged with; tasks that had finished before have none.
         acknowledged_at: the coordinator's `now` at the last acknowledgement, seconds.
+        request_id: who asked for it; None for the interval and for the end of the data.
     """
 
     checkpoint_id: int
@@ -151,6 +162,7 @@ class CheckpointSnapshot:
     statistics: Mapping[TaskId, TaskStatistics]
     triggered_at: float
     acknowledged_at: float
+    request_id: str | None = None
 
 
 class PendingCheckpoint:
@@ -172,9 +184,6 @@ class PendingCheckpoint:
         self.request_id = request_id
         self.states: dict[TaskId, object] = {}
         self.statistics: dict[TaskId, TaskStatistics] = {}
-        self.finalizing = False
-        """Its metadata is being written: it can no longer be aborted, only completed or failed by the
-        outcome."""
 
     @property
     def barrier(self) -> CheckpointBarrier:
@@ -183,11 +192,6 @@ class PendingCheckpoint:
     @property
     def fully_acknowledged(self) -> bool:
         return len(self.states) == len(self.plan.wait)
-
-    @property
-    def after_finish_everywhere(self) -> bool:
-        """Every task that took part did so after its finish(): no task has to wait for another checkpoint."""
-        return self.fully_acknowledged and all(s.operators_finished for s in self.statistics.values())
 
     def waits_for(self, task: TaskId) -> bool:
         return task in self.plan.wait and task not in self.states
@@ -209,6 +213,7 @@ class PendingCheckpoint:
             statistics=MappingProxyType(self.statistics),
             triggered_at=self.triggered_at,
             acknowledged_at=self.acknowledged_at,
+            request_id=self.request_id,
         )
 
     def complete(self, location: str, now: float) -> CompletedCheckpoint:

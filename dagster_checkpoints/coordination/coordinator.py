@@ -1,7 +1,7 @@
 """The checkpoint coordinator: one per job, events in, actions out.
 
-It decides when a checkpoint is triggered, collects acknowledgements, and says who is told what. It has no
-clock: every event comes with `now`; `next_deadline()` says when a Tick is due. The runtime performs the
+It decides when a checkpoint is triggered, and which; what becomes of it then is kept in `pending_checkpoints`. It
+has no clock: every event comes with `now`; `next_deadline()` says when a Tick is due. The runtime performs the
 actions in the order given. Must not know: threads, storage, what a state holds.
 
 Source: FLIP-147; Flink's CheckpointCoordinator.
@@ -10,28 +10,20 @@ Source: FLIP-147; Flink's CheckpointCoordinator.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from types import MappingProxyType
 from typing import assert_never
 
-from dagster_checkpoints.coordination.checkpoints import (
-    AcknowledgeAnswer,
-    CheckpointProperties,
-    CompletedCheckpoint,
-    PendingCheckpoint,
-)
+from dagster_checkpoints.coordination.checkpoints import AcknowledgeAnswer, CheckpointProperties, CompletedCheckpoint
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import CheckpointStillFinalizing
 from dagster_checkpoints.coordination.events import (
-    AcknowledgeAnswered,
     Acknowledged,
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointRequested,
+    CheckpointTriggered,
     CoordinatorAction,
     CoordinatorEvent,
     Declined,
-    DiscardCheckpoint,
-    DiscardStates,
     DrainBegan,
     EndOfDataReached,
     FailJob,
@@ -39,32 +31,28 @@ from dagster_checkpoints.coordination.events import (
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
-    NotifyAborted,
-    NotifyComplete,
-    RequestCompleted,
     RequestFailed,
+    RequestWithdrawn,
     Shutdown,
+    StopRequested,
     TaskStateChanged,
     Tick,
     TriggerFailed,
-    TriggerTask,
-    WriteMetadata,
 )
-from dagster_checkpoints.coordination.failures import FailureCounter, FailureReason
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.pending_checkpoints import PendingCheckpoints
 from dagster_checkpoints.coordination.plan import (
     CheckpointPlan,
     NotAllRunning,
     TaskState,
-    TaskStates,
-    compute_plan,
 )
+from dagster_checkpoints.coordination.progress import TaskProgress
 from dagster_checkpoints.coordination.requests import CheckpointRequest, Dropped, RequestQueue
-from dagster_checkpoints.coordination.retention import CompletedCheckpoints
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
+from dagster_checkpoints.coordination.suspension import StopUnderWay
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
 _GONE = frozenset({TaskState.FINISHED, TaskState.CANCELING, TaskState.CANCELED, TaskState.FAILED})
-_STARTING = frozenset({TaskState.CREATED, TaskState.DEPLOYING, TaskState.INITIALIZING})
 
 
 class CheckpointCoordinator:
@@ -88,18 +76,11 @@ class CheckpointCoordinator:
         completed: Sequence[CompletedCheckpoint] = (),
     ) -> None:
         self.config = config
-        self._first_id = self._next_id = next_checkpoint_id
-        self._states = TaskStates(graph, finished)
-        self._at_end: set[TaskId] = set()
-        """Unfinished tasks that have reached their end of data."""
-        self._served: set[TaskId] = set()
-        """Those of them that a completed checkpoint has let go: they are about to be FINISHED."""
-        self._pending: dict[int, PendingCheckpoint] = {}
-        self._completed = CompletedCheckpoints(config.retained, completed)
-        self._completed_ids = {c.checkpoint_id for c in completed}
-        self._failures = FailureCounter(config.tolerable_failed_checkpoints)
+        self._tasks = TaskProgress(graph, config, finished)
+        self._pending = PendingCheckpoints(self._tasks.states, config, next_checkpoint_id, completed)
         self._queue = RequestQueue(max_concurrent=config.max_concurrent, min_pause=config.min_pause, max_queued=config.max_queued)
         self._schedule = CheckpointSchedule(config)
+        self._stop: StopUnderWay | None = None
         self._last_completion: float | None = None
         self._shut_down = False
 
@@ -113,7 +94,7 @@ class CheckpointCoordinator:
     @property
     def all_at_end_of_data(self) -> bool:
         """Whether tasks are left, all of them run, and every one has reached its end of data."""
-        return self._states.all_unfinished_run and len(self._at_end) == self._states.unfinished
+        return self._tasks.all_at_end_of_data
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -124,42 +105,47 @@ class CheckpointCoordinator:
     @property
     def completed(self) -> tuple[CompletedCheckpoint, ...]:
         """The retained checkpoints, oldest first."""
-        return self._completed.all
+        return self._pending.completed.all
 
     @property
     def latest_completed(self) -> CompletedCheckpoint | None:
         """What a restart begins from (see MetadataOutcomeUnknown for the exception)."""
-        return self._completed.latest
+        return self._pending.completed.latest
 
     @property
     def pending_ids(self) -> tuple[int, ...]:
-        return tuple(self._pending)
+        return self._pending.ids
 
     @property
     def finalizing(self) -> int | None:
         """The checkpoint whose metadata is being written; its outcome must be known before a restart."""
-        return next((p.checkpoint_id for p in self._pending.values() if p.finalizing), None)
+        return self._pending.finalizing
 
     @property
     def consecutive_failures(self) -> int:
-        return self._failures.count
+        return self._pending.failures.count
+
+    @property
+    def stopping(self) -> str | None:
+        """The request of the stop that is under way."""
+        return self._stop.request_id if self._stop is not None else None
 
     def state_of(self, task: TaskId) -> TaskState:
-        return self._states.get(task)
+        return self._tasks.states.get(task)
 
     def plan(self) -> CheckpointPlan | NotAllRunning:
         """The plan of a checkpoint triggered now, or what stands in its way."""
-        return compute_plan(self._states, after_tasks_finish=self.config.checkpoints_after_tasks_finish)
+        return self._tasks.plan()
 
     def next_deadline(self) -> float | None:
         """When a Tick is due, in the unit of `now`; None if nothing is."""
         if self._shut_down:
             return None
-        due = [p.triggered_at + self.config.timeout for p in self._pending.values() if not p.fully_acknowledged]
-        scheduled = self._schedule.next_due(periodic_queued=self._queue.has_periodic)
-        if scheduled is not None:
-            due.append(scheduled)
-        return min(due, default=None)
+        due = [*self._pending.deadlines(), self._tasks.patience_ends_at]
+        if self._stop is None:
+            queue = self._queue
+            due.append(self._schedule.next_due(periodic_queued=queue.has_periodic, final_queued=queue.has_end_of_data))
+        return min((at for at in due if at is not None), default=None)
 
     # Events
 
@@ -177,6 +163,7 @@ class CheckpointCoordinator:
         if self._shut_down:
             return self._after_shutdown(event)
         actions = self._dispatch(event, now)
+        self._take_outcomes(actions, now)
         if not self._shut_down:
             actions += self._go_on(now)
         # Last, because a runtime stops performing actions when it fails the job.
@@ -184,95 +171,114 @@ class CheckpointCoordinator:
 
     def _dispatch(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
         match event:
+            case Acknowledged():
+                return self._pending.acknowledge(event, now)
             case Tick():
-                return self._expire(now)
+                return self._pending.expire(now)
             case TaskStateChanged(task, state):
-                return self._task_state(task, state, now)
+                return self._task_state(task, state)
             case EndOfDataReached(task):
-                if self._states.get(task) is not TaskState.FINISHED:
-                    self._at_end.add(task)
+                self._tasks.at_end_of_data(task)
                 return []
             case DrainBegan():
                 self._schedule.drain()
                 return []
             case CheckpointRequested(request_id, properties):
-                return self._enqueue(CheckpointRequest(properties, now, request_id))
-            case Acknowledged():
-                return self._acknowledge(event, now)
+                return self._requested(CheckpointRequest(properties, now, request_id))
+            case StopRequested():
+                return self._begin_stop(event)
+            case RequestWithdrawn(request_id, message):
+                return self._withdraw(request_id, message, now)
             case Declined(task, checkpoint_id, reason, message):
-                return self._decline(checkpoint_id, reason, f"{task}: {message or reason.value}", now)
+                return self._pending.decline(checkpoint_id, reason, f"{task}: {message or reason.value}")
             case TriggerFailed(task, checkpoint_id):
                 reason = FailureReason.TRIGGER_CHECKPOINT_FAILURE
-                return self._decline(checkpoint_id, reason, f"{task} could not be triggered", now)
+                return self._pending.decline(checkpoint_id, reason, f"{task} could not be triggered")
             case MetadataWritten(checkpoint_id, location):
-                return self._complete(checkpoint_id, location, now)
+                return self._pending.complete(checkpoint_id, location, now)
             case MetadataWriteFailed(checkpoint_id, message, reason):
-                return self._finalize_failed(checkpoint_id, reason, message, now, discard=True)
+                return self._pending.finalize_failed(checkpoint_id, reason, message, discard=True)
             case MetadataOutcomeUnknown(checkpoint_id, message):
                 reason = FailureReason.FINALIZE_CHECKPOINT_FAILURE
-                return self._finalize_failed(checkpoint_id, reason, message, now, discard=False)
+                return self._pending.finalize_failed(checkpoint_id, reason, message, discard=False)
             case JobRestarting(finished, restored):
-                return self._restart(finished, restored, now)
+                return self._restart(finished, restored)
             case Shutdown():
-                return self._shutdown(event, now)
+                return self._shutdown(event)
         assert_never(event)
 
     def _after_shutdown(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
         reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
         match event:
-            case CheckpointRequested(request_id):
+            case CheckpointRequested(request_id) | StopRequested(request_id):
                 return [RequestFailed(request_id, reason, reason.value)]
             case Acknowledged():
-                return self._late(event, AcknowledgeAnswer.DISCARDED)
+                return self._pending.late(event, AcknowledgeAnswer.DISCARDED)
             case _:
                 return []
 
+    def _take_outcomes(self, actions: Iterable[CoordinatorAction], now: float) -> None:
+        """Draw the conclusions from the checkpoints that have completed or failed."""
+        for action in actions:
+            match action:
+                case CheckpointCompleted(completed):
+                    self._last_completion = now
+                    self._schedule.ended(completed.checkpoint_id, failed=False, now=now)
+                    if completed.properties.commits:
+                        self._tasks.let_go(completed, now)
+                    if self._stop is not None and completed.checkpoint_id == self._stop.checkpoint_id:
+                        self._stop.completed()
+                case CheckpointFailed(int(checkpoint_id)):
+                    self._schedule.ended(checkpoint_id, failed=True, now=now)
+                    if self._stop is not None and checkpoint_id == self._stop.checkpoint_id:
+                        self._stop_failed(self._stop, now)
+
     # Tasks
 
-    def _task_state(self, task: TaskId, state: TaskState, now: float) -> list[CoordinatorAction]:
-        self._states.set(task, state)
-        if state is TaskState.FINISHED or state in _STARTING:
-            self._at_end.discard(task)
-            self._served.discard(task)
+    def _task_state(self, task: TaskId, state: TaskState) -> list[CoordinatorAction]:
+        self._tasks.changed(task, state)
         if state not in _GONE:
             return []
         finished = state is TaskState.FINISHED
         reason = FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING if finished else FailureReason.TASK_FAILURE
-        actions: list[CoordinatorAction] = []
-        for pending in [p for p in self._pending.values() if p.waits_for(task)]:
-            message = f"task {task} is {state.name} and had not acknowledged"
-            actions += self._abort(pending, reason, message, now)
-        return actions
+        message = f"task {task} is {state.name} and had not acknowledged"
+        return self._pending.abort_where(lambda pending: pending.waits_for(task), reason, message)
 
-    # Requests and triggering
+    # What is triggered next
 
     def _go_on(self, now: float) -> list[CoordinatorAction]:
         """What time and the tasks' states ask for, then whatever request may run."""
-        actions: list[CoordinatorAction] = []
-        self._schedule.observe(
-            running=self._states.all_unfinished_run,
-            at_end=self.all_at_end_of_data,
-            served=len(self._served),
-            unserved=self._states.unfinished - len(self._served),
-            now=now,
-        )
-        if not self._schedule.final_wanted:
-            self._queue.withdraw_end_of_data()
-        elif self._schedule.final_due(now) and not self._queue.has_end_of_data:
-            properties = CheckpointProperties()
-            actions += self._enqueue(CheckpointRequest(properties, now, for_end_of_data=True))
-        if self._schedule.ends_periodic:
-            self._queue.withdraw_periodic()
-        elif self._schedule.take_periodic(now) and not self._queue.has_periodic:
-            actions += self._enqueue(CheckpointRequest(CheckpointProperties.for_periodic(), now))
-        while True:
+        self._tasks.lose_patience(now)
+        if self._stop is not None:
+            return self._go_on_stopping(self._stop, now)
+        actions = self._ask_itself(now)
+        # A task that is just finishing would abort every checkpoint: it is let go first.
+        while not self._tasks.somebody_is_leaving:
             chosen = self._queue.choose(pending=len(self._pending), last_completion=self._last_completion, now=now)
             if chosen is None:
-                return actions
-            if isinstance(chosen, Dropped):
-                actions += self._dropped(chosen)
-            else:
-                actions += self._trigger(chosen, now)
+                break
+            actions += self._dropped(chosen) if isinstance(chosen, Dropped) else self._run(chosen, now)
+        return actions
+
+    def _ask_itself(self, now: float) -> list[CoordinatorAction]:
+        schedule, tasks = self._schedule, self._tasks
+        schedule.observe(running=tasks.all_run, at_end=tasks.all_at_end_of_data, leaving=tasks.somebody_is_leaving, now=now)
+        actions: list[CoordinatorAction] = []
+        if not schedule.final_wanted:
+            self._queue.withdraw_end_of_data()
+        elif schedule.final_due(now) and not self._queue.has_end_of_data:
+            actions += self._enqueue(CheckpointRequest(CheckpointProperties(), now, for_end_of_data=True))
+        if schedule.periodic_over:
+            self._queue.withdraw_periodic()
+        elif schedule.take_periodic(now) and not self._queue.has_periodic:
+            actions += self._enqueue(CheckpointRequest(CheckpointProperties.for_periodic(), now))
+        return actions
+
+    def _requested(self, request: CheckpointRequest) -> list[CoordinatorAction]:
+        if self._stop is not None:
+            assert request.request_id is not None
+            return [self._refused(request.request_id, self._stop)]
+        return self._enqueue(request)
 
     def _enqueue(self, request: CheckpointRequest) -> list[CoordinatorAction]:
         dropped = self._queue.add(request)
@@ -286,199 +292,115 @@ class CheckpointCoordinator:
             self._schedule.postpone_periodic(dropped.retry_at)
         return []
 
-    def _trigger(self, request: CheckpointRequest, now: float) -> list[CoordinatorAction]:
-        plan = self.plan()
-        if isinstance(plan, NotAllRunning) or not plan.wait:
-            message = plan.message if isinstance(plan, NotAllRunning) else "every task has finished"
-            return self._not_triggered(request, message, now)
-        pending = PendingCheckpoint(self._next_id, request.properties, plan, now, request.request_id)
-        self._next_id += 1
-        self._pending[pending.checkpoint_id] = pending
-        if self.all_at_end_of_data:
+    def _run(self, request: CheckpointRequest, now: float) -> list[CoordinatorAction]:
+        plan = self._tasks.plan_or_obstacle()
+        if isinstance(plan, str):
+            reason = FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
+            if request.request_id is not None:
+                return [RequestFailed(request.request_id, reason, plan)]
+            if request.for_end_of_data:
+                self._schedule.final_not_triggered(now)
+            return [CheckpointFailed(None, reason, plan)]
+        actions = self._pending.trigger(request.properties, plan, request.request_id, now)
+        if self.all_at_end_of_data and request.properties.commits:
             # Triggered after every task's finish(): whoever asked for it, it is the final one.
-            self._schedule.final_triggered(pending.checkpoint_id)
-        barrier = pending.barrier
-        return [TriggerTask(task, barrier) for task in plan.trigger]
+            self._schedule.final_triggered(_triggered_id(actions))
+            self._queue.withdraw_end_of_data()
+        return actions
 
-    def _not_triggered(self, request: CheckpointRequest, message: str, now: float) -> list[CoordinatorAction]:
-        reason = FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
-        if request.request_id is not None:
-            return [RequestFailed(request.request_id, reason, message)]
-        if request.for_end_of_data:
-            self._schedule.final_failed(None, now)
-        return [CheckpointFailed(None, reason, message)]
+    def _withdraw(self, request_id: str, message: str, now: float) -> list[CoordinatorAction]:
+        reason = FailureReason.CHECKPOINT_EXPIRED
+        if self._queue.withdraw(request_id):
+            return [RequestFailed(request_id, reason, message)]
+        if self._stop is not None and self._stop.waiting and self._stop.request_id == request_id:
+            return self._fail_stop(self._stop, reason, message, now)
+        # The asker's impatience says nothing about the job's health.
+        return self._pending.abort_where(lambda p: p.request_id == request_id, reason, message, counts=False)
 
-    # Acknowledgements
+    # Stopping with a savepoint
 
-    def _acknowledge(self, event: Acknowledged, now: float) -> list[CoordinatorAction]:
-        self._states.position(event.task)
-        pending = self._pending.get(event.checkpoint_id)
-        if pending is None:
-            if event.checkpoint_id in self._completed_ids:
-                # Its state belongs to the completed checkpoint: nothing may be thrown away.
-                return [AcknowledgeAnswered(event.task, event.checkpoint_id, AcknowledgeAnswer.DUPLICATE)]
-            known = self._first_id <= event.checkpoint_id < self._next_id
-            return self._late(event, AcknowledgeAnswer.DISCARDED if known else AcknowledgeAnswer.UNKNOWN)
-        answer = pending.acknowledge(event.task, event.state, event.statistics, now)
-        answered = AcknowledgeAnswered(event.task, event.checkpoint_id, answer)
-        if answer is AcknowledgeAnswer.SUCCESS and pending.fully_acknowledged:
-            return [answered, *self._finalize_next()]
-        return [answered]
-
-    def _late(self, event: Acknowledged, answer: AcknowledgeAnswer) -> list[CoordinatorAction]:
-        states = MappingProxyType({event.task: event.state})
+    def _begin_stop(self, event: StopRequested) -> list[CoordinatorAction]:
+        if self._stop is not None:
+            return [self._refused(event.request_id, self._stop)]
+        plan = self._tasks.plan_or_obstacle()
+        if isinstance(plan, str):
+            return [RequestFailed(event.request_id, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, plan)]
+        self._stop = stop = StopUnderWay(event.request_id, event.drain, event.properties)
+        reason = FailureReason.CHECKPOINT_COORDINATOR_SUSPEND
         return [
-            AcknowledgeAnswered(event.task, event.checkpoint_id, answer),
-            DiscardStates(event.checkpoint_id, states),
+            *self._pending.abort_where(lambda pending: True, reason, stop.title),
+            *self._refuse_queued(reason, stop.title),
         ]
 
-    def _decline(self, checkpoint_id: int, reason: FailureReason, message: str, now: float) -> list[CoordinatorAction]:
-        pending = self._pending.get(checkpoint_id)
-        if pending is None or pending.fully_acknowledged:
+    def _go_on_stopping(self, stop: StopUnderWay, now: float) -> list[CoordinatorAction]:
+        if not stop.waiting:
             return []
-        return self._abort(pending, reason, message, now)
-
-    # Completion
-
-    def _finalize_next(self) -> list[CoordinatorAction]:
-        """Have the metadata of the oldest acknowledged checkpoint written; one at a time, so that the store's
-        newest checkpoint never goes back."""
-        if self.finalizing is not None:
+        plan = self._plan_of_stop(stop)
+        if plan is None:
             return []
-        for pending in self._pending.values():
-            if pending.fully_acknowledged:
-                pending.finalizing = True
-                return [WriteMetadata(pending.snapshot())]
-        return []
-
-    def _complete(self, checkpoint_id: int, location: str, now: float) -> list[CoordinatorAction]:
-        pending = self._pending.get(checkpoint_id)
-        if pending is None or not pending.finalizing:
-            return []
-        del self._pending[checkpoint_id]
-        completed = pending.complete(location, now)
-        given_up = self._completed.add(completed)
-        self._completed_ids.add(checkpoint_id)
-        self._failures.completed(checkpoint_id)
-        self._last_completion = now
-        self._schedule.completed(checkpoint_id)
-        self._served |= {
-            task
-            for task, statistics in pending.statistics.items()
-            if statistics.operators_finished and self._states.get(task) is TaskState.RUNNING
-        }
-        actions: list[CoordinatorAction] = [
-            CheckpointCompleted(completed),
-            NotifyComplete(self._states.running_among(pending.plan.commit), checkpoint_id),
-        ]
-        if not completed.is_savepoint:
-            for older in [p for p in self._pending.values() if self._subsumes(completed, p)]:
-                reason = FailureReason.CHECKPOINT_SUBSUMED
-                actions += self._abort(older, reason, f"checkpoint {checkpoint_id} has completed", now)
-        if pending.request_id is not None:
-            actions.append(RequestCompleted(pending.request_id, completed))
-        actions += [DiscardCheckpoint(checkpoint) for checkpoint in given_up]
-        return actions + self._finalize_next()
-
-    @staticmethod
-    def _subsumes(completed: CompletedCheckpoint, pending: PendingCheckpoint) -> bool:
-        return pending.checkpoint_id < completed.checkpoint_id and not pending.properties.is_savepoint
-
-    def _finalize_failed(
-        self, checkpoint_id: int, reason: FailureReason, message: str, now: float, *, discard: bool
-    ) -> list[CoordinatorAction]:
-        pending = self._pending.get(checkpoint_id)
-        if pending is None or not pending.finalizing:
-            return []
-        actions = self._abort(pending, reason, message or reason.value, now, discard=discard)
-        return actions + self._finalize_next()
-
-    # Failure
-
-    def _expire(self, now: float) -> list[CoordinatorAction]:
-        actions: list[CoordinatorAction] = []
-        for pending in list(self._pending.values()):
-            overdue = now >= pending.triggered_at + self.config.timeout
-            if overdue and not pending.fully_acknowledged:
-                missing = [task for task, _ in zip(self._missing(pending), range(5), strict=False)]
-                message = (
-                    f"not complete {self.config.timeout} s after it was triggered; "
-                    f"{len(pending.plan.wait) - len(pending.states)} tasks have not acknowledged, "
-                    f"among them {', '.join(str(task) for task in missing)}"
-                )
-                actions += self._abort(pending, FailureReason.CHECKPOINT_EXPIRED, message, now)
+        if isinstance(plan, str):
+            return self._fail_stop(stop, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, plan, now)
+        actions = self._pending.trigger(stop.properties, plan, stop.request_id, now)
+        stop.triggered(_triggered_id(actions))
         return actions
 
-    @staticmethod
-    def _missing(pending: PendingCheckpoint) -> Iterable[TaskId]:
-        return (task for task in pending.plan.wait if task not in pending.states)
+    def _plan_of_stop(self, stop: StopUnderWay) -> CheckpointPlan | str | None:
+        """The plan of the stop's savepoint, what stands in its way for good, or None: it has to wait.
 
-    def _abort(
-        self,
-        pending: PendingCheckpoint,
-        reason: FailureReason,
-        message: str,
-        now: float,
-        *,
-        discard: bool = True,
-    ) -> list[CoordinatorAction]:
-        checkpoint_id = pending.checkpoint_id
-        del self._pending[checkpoint_id]
-        self._schedule.final_failed(checkpoint_id, now)
-        actions: list[CoordinatorAction] = [CheckpointFailed(checkpoint_id, reason, message)]
-        tasks = self._states.running_among(pending.plan.wait)
-        if tasks:
-            actions.append(NotifyAborted(tasks, checkpoint_id, reason, self._completed.latest_id))
-        if discard and pending.states:
-            actions.append(DiscardStates(checkpoint_id, MappingProxyType(pending.states)))
-        if pending.request_id is not None:
-            actions.append(RequestFailed(pending.request_id, reason, message))
-        # A savepoint's failure is answered to whoever asked for it; the job does not fail because of it.
-        if not pending.properties.is_savepoint and self._failures.failed(checkpoint_id, reason):
-            tolerable = self.config.tolerable_failed_checkpoints
-            actions.append(
-                FailJob(
-                    reason,
-                    f"more than {tolerable} checkpoints in a row failed (tolerable_failed_checkpoints); "
-                    f"the last, {checkpoint_id}: {message}",
-                )
-            )
-        return actions
+        Nobody may end in the middle of it, so whoever is about to end is let go first.
+        """
+        tasks = self._tasks
+        busy = self.finalizing is not None or tasks.somebody_is_leaving or (stop.drain and not tasks.all_at_end_of_data)
+        if busy and tasks.any_left:
+            return None
+        return self._tasks.plan_or_obstacle()
+
+    def _fail_stop(self, stop: StopUnderWay, reason: FailureReason, message: str, now: float) -> list[CoordinatorAction]:
+        self._stop_failed(stop, now)
+        return [RequestFailed(stop.request_id, reason, message)]
+
+    def _stop_failed(self, stop: StopUnderWay, now: float) -> None:
+        if stop.drain:
+            stop.broken()
+        else:
+            self._stop = None
+            self._schedule.resume(now)
+
+    @staticmethod
+    def _refused(request_id: str, stop: StopUnderWay) -> RequestFailed:
+        return RequestFailed(request_id, FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, stop.title)
+
+    def _refuse_queued(self, reason: FailureReason, message: str) -> list[CoordinatorAction]:
+        ids = [request.request_id for request in self._queue.drain()]
+        return [RequestFailed(request_id, reason, message) for request_id in ids if request_id is not None]
 
     # The job
 
-    def _abort_everything(self, reason: FailureReason, now: float) -> list[CoordinatorAction]:
-        actions: list[CoordinatorAction] = []
-        for pending in list(self._pending.values()):
-            # What is being written may land in the store after all: its states must stay.
-            actions += self._abort(pending, reason, reason.value, now, discard=not pending.finalizing)
-        for request in self._queue.drain():
-            if request.request_id is not None:
-                actions.append(RequestFailed(request.request_id, reason, reason.value))
+    def _abort_everything(self, reason: FailureReason, message: str) -> list[CoordinatorAction]:
+        actions = self._pending.abort_all(reason, message) + self._refuse_queued(reason, message)
+        if self._stop is not None and self._stop.waiting:
+            actions.append(RequestFailed(self._stop.request_id, reason, message))
+        self._stop = None
         return actions
 
-    def _restart(self, finished: Iterable[TaskId], restored: CompletedCheckpoint | None, now: float) -> list[CoordinatorAction]:
+    def _restart(self, finished: Iterable[TaskId], restored: CompletedCheckpoint | None) -> list[CoordinatorAction]:
         if self.finalizing is not None:
             raise CheckpointStillFinalizing(
-                f"The job was told to restart while the metadata of checkpoint {self.finalizing} is being "
-                "written. A restart from an older checkpoint would abort the transactions that it holds. "
-                "Wait "
-                "for the outcome (MetadataWritten, MetadataWriteFailed, MetadataOutcomeUnknown) and send "
-                "JobRestarting then."
+                f"The job was told to restart while the metadata of checkpoint {self.finalizing} is being written. A "
+                "restart from an older checkpoint would abort the transactions that it holds. Wait for the outcome "
+                "(MetadataWritten, MetadataWriteFailed, MetadataOutcomeUnknown) and send JobRestarting then."
             )
         # The tasks are stopped: none of them is told of an abort.
-        self._states.reset(finished)
-        actions = self._abort_everything(FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, now)
-        self._at_end.clear()
-        self._served.clear()
+        self._tasks.reset(finished)
+        actions = self._abort_everything(FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, "the job is restarting")
         self._schedule = CheckpointSchedule(self.config)
-        if restored is not None and restored.checkpoint_id not in self._completed_ids:
-            self._completed_ids.add(restored.checkpoint_id)
-            actions += [DiscardCheckpoint(checkpoint) for checkpoint in self._completed.add(restored)]
-        return actions
+        return actions if restored is None else actions + self._pending.restored(restored)
 
-    def _shutdown(self, event: Shutdown, now: float) -> list[CoordinatorAction]:
-        actions = self._abort_everything(FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, now)
-        given_up = self._completed.shut_down(event.status, self.config.keep_on_finish)
+    def _shutdown(self, event: Shutdown) -> list[CoordinatorAction]:
+        reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
         self._shut_down = True
-        return actions + [DiscardCheckpoint(checkpoint) for checkpoint in given_up]
+        return self._abort_everything(reason, reason.value) + self._pending.shut_down(event.status)
+
+
+def _triggered_id(actions: Iterable[CoordinatorAction]) -> int:
+    return next(action.checkpoint_id for action in actions if isinstance(action, CheckpointTriggered))

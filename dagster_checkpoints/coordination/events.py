@@ -23,6 +23,7 @@ from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.pipeline import TaskId
 
 _USER_CHECKPOINT = CheckpointProperties()
+_STOPPING_SAVEPOINT = CheckpointProperties.for_savepoint(stops_job=True)
 _NOTHING_MEASURED = TaskStatistics()
 
 # Events
@@ -60,6 +61,33 @@ class CheckpointRequested:
 
     request_id: str
     properties: CheckpointProperties = _USER_CHECKPOINT
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Somebody asks to stop the job with a savepoint; answered by RequestCompleted or RequestFailed, exactly once.
+
+    Other checkpoints are suspended from now on. Suspend: the savepoint is triggered at once, or as soon as nothing
+    is being finalized and no task is just finishing; if it fails, checkpoints go on. Drain: the runtime has told
+    every source to end, and the savepoint takes the place of the final checkpoint; if it fails, nothing is
+    triggered until JobRestarting, because a drained job cannot go on.
+
+    Attributes:
+        drain: flush everything, the job is not meant to be resumed.
+        properties: those of a savepoint that stops the job.
+    """
+
+    request_id: str
+    drain: bool = False
+    properties: CheckpointProperties = _STOPPING_SAVEPOINT
+
+
+@dataclass(frozen=True, slots=True)
+class RequestWithdrawn:
+    """Who asked does not wait any longer: what has not begun to be written is given up (CHECKPOINT_EXPIRED)."""
+
+    request_id: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +173,8 @@ CoordinatorEvent = (
     | DrainBegan
     | Tick
     | CheckpointRequested
+    | StopRequested
+    | RequestWithdrawn
     | Acknowledged
     | Declined
     | TriggerFailed
@@ -156,6 +186,21 @@ CoordinatorEvent = (
 )
 
 # Actions
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTriggered:
+    """For reporting: a checkpoint has got its id; its TriggerTask actions follow.
+
+    Attributes:
+        request_id: who asked for it; None for the interval and for the end of the data.
+        waiting: how many tasks must acknowledge.
+    """
+
+    checkpoint_id: int
+    properties: CheckpointProperties
+    request_id: str | None
+    waiting: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +229,16 @@ class WriteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class NotifyComplete:
-    """Tell these tasks that the checkpoint has completed."""
+    """Tell these tasks that the checkpoint has completed: they commit, and end if it lets them."""
+
+    tasks: Set[TaskId]
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotifySavepointComplete:
+    """Tell these tasks that a savepoint of a job that runs on is done: they commit nothing, and wait for it no
+    longer."""
 
     tasks: Set[TaskId]
     checkpoint_id: int
@@ -226,7 +280,7 @@ class FailJob:
 
 @dataclass(frozen=True, slots=True)
 class RequestCompleted:
-    """Answer to CheckpointRequested."""
+    """Answer to CheckpointRequested or StopRequested."""
 
     request_id: str
     checkpoint: CompletedCheckpoint
@@ -234,7 +288,7 @@ class RequestCompleted:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """Answer to CheckpointRequested."""
+    """Answer to CheckpointRequested or StopRequested."""
 
     request_id: str
     reason: FailureReason
@@ -262,10 +316,12 @@ class CheckpointCompleted:
 
 
 CoordinatorAction = (
-    TriggerTask
+    CheckpointTriggered
+    | TriggerTask
     | AcknowledgeAnswered
     | WriteMetadata
     | NotifyComplete
+    | NotifySavepointComplete
     | NotifyAborted
     | DiscardStates
     | DiscardCheckpoint

@@ -30,7 +30,7 @@ class FailureReason(Enum):
     CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER = "A cancellation arrived on an input."
     CHECKPOINT_DECLINED_INPUT_END_OF_STREAM = "An input ended before its barrier."
     CHECKPOINT_COORDINATOR_SHUTDOWN = "The checkpoint coordinator is shut down."
-    CHECKPOINT_COORDINATOR_SUSPEND = "The job is restarting."
+    CHECKPOINT_COORDINATOR_SUSPEND = "Checkpoints are suspended: the job restarts or is being stopped."
     JOB_FAILURE = "The job has failed."
     JOB_FAILOVER_REGION = "A part of the job is restarting."
     TASK_FAILURE = "A task has failed."

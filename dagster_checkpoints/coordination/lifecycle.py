@@ -1,10 +1,11 @@
 """How a task ends: finish, wait for a final checkpoint, commit, close.
 
     RUNNING ── EndOfData ──> FINISHING ── finished ──> WAITING_FOR_FINAL_CHECKPOINT ── completed ──> FINISHED
+       └── a suspend's snapshot: paused ── its savepoint completed ──────────────────────────────────────┘
 
 One machine per task, driven by the task's own thread. Must not know: how operators finish, commit or close.
 
-Source: FLIP-147, "Final Checkpoint and Stopping Job With Savepoint".
+Source: FLIP-147, "Final Checkpoint and Stopping Job With Savepoint"; FLIP-34.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class EndOfDataReceived:
     """No more records on any input, or the source is exhausted or was stopped.
 
     Attributes:
-        drain: False after a suspend: nothing is flushed, because the job is meant to be resumed. It comes
-            only when the savepoint is complete, so the task then ends at once.
+        drain: False after a suspend: it comes from a task that has ended with the savepoint, and says that the
+            savepoint is complete. The task itself ends when the coordinator tells it so.
     """
 
     drain: bool = True
@@ -46,14 +47,28 @@ class OperatorsFinished:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken:
-    """The task has taken its snapshot for this checkpoint."""
+    """The task has taken its snapshot for this checkpoint.
+
+    Attributes:
+        stops_job: of a stop's savepoint: the task ends with exactly this one.
+        savepoint: of a savepoint; of a job that runs on unless `stops_job`.
+    """
 
     checkpoint_id: int
+    stops_job: bool = False
+    savepoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
     """The coordinator says that this checkpoint has completed."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointCompleted:
+    """The coordinator says that this savepoint of a job that runs on is done: there is nothing to commit."""
 
     checkpoint_id: int
 
@@ -70,14 +85,37 @@ class RestoredAfterFinish:
     """The task was restored from a snapshot that it had taken after finish(): it must not finish again."""
 
 
+@dataclass(frozen=True, slots=True)
+class DrainAnnounced:
+    """The job is stopped with a savepoint after a drain: also a task that has no checkpoints to wait for waits for
+    that savepoint. Comes before the end of data that the stop causes."""
+
+
 LifecycleEvent = (
-    EndOfDataReceived | OperatorsFinished | SnapshotTaken | CheckpointCompleted | CheckpointAborted | RestoredAfterFinish
+    EndOfDataReceived
+    | OperatorsFinished
+    | SnapshotTaken
+    | CheckpointCompleted
+    | SavepointCompleted
+    | CheckpointAborted
+    | RestoredAfterFinish
+    | DrainAnnounced
 )
 
 
 @dataclass(frozen=True, slots=True)
 class FinishOperators:
     """Emit MAX_WATERMARK, call end_input of every input and finish; then send OperatorsFinished."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseOperators:
+    """Process nothing more: the snapshot of a suspend's savepoint was taken. To be done before a record can pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeOperators:
+    """That savepoint has failed: process on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +152,16 @@ class TaskFinished:
     """Tell the coordinator that the task is FINISHED."""
 
 
-LifecycleAction = FinishOperators | EmitEndOfData | CommitUpTo | CloseOperators | EmitEndOfPartition | TaskFinished
+LifecycleAction = (
+    FinishOperators
+    | PauseOperators
+    | ResumeOperators
+    | EmitEndOfData
+    | CommitUpTo
+    | CloseOperators
+    | EmitEndOfPartition
+    | TaskFinished
+)
 
 
 class TaskLifecycle:
@@ -128,14 +175,25 @@ class TaskLifecycle:
     def __init__(self, checkpointing: bool = True) -> None:
         self._checkpointing = checkpointing
         self._state = LifecycleState.RUNNING
-        self._before_finish: set[int] = set()
-        """Snapshots taken before finish whose outcome is open: waited for, but they let nobody go."""
+        self._awaited: set[int] = set()
+        """Snapshots whose outcome is waited for although it lets nobody go: of checkpoints before finish, of
+        savepoints."""
         self._after_finish: set[int] = set()
         self._final_completed = False
+        self._stop: int | None = None
+        """The stop's savepoint that the task has taken: it ends with exactly this one."""
+        self._paused = False
+        self._data_ended = False
+        """The data ended while the task was paused."""
 
     @property
     def state(self) -> LifecycleState:
         return self._state
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing may be processed, because a suspend's savepoint is pending."""
+        return self._paused
 
     @property
     def operators_finished(self) -> bool:
@@ -149,38 +207,43 @@ class TaskLifecycle:
             UnexpectedEvent: the event cannot come in this state.
         """
         match event:
-            case EndOfDataReceived(drain):
-                return self._end_of_data(drain)
+            case EndOfDataReceived():
+                return self._end_of_data(event)
             case OperatorsFinished():
-                if self._state is not LifecycleState.FINISHING:
+                if self._state is not LifecycleState.FINISHING or self._paused:
                     self._refuse(event)
                 return self._wait()
             case RestoredAfterFinish():
                 if self._state is not LifecycleState.RUNNING:
                     self._refuse(event)
                 return self._wait()
-            case SnapshotTaken(checkpoint_id):
+            case SnapshotTaken():
                 if self._state is LifecycleState.FINISHED:
                     self._refuse(event)
-                taken = self._after_finish if self.operators_finished else self._before_finish
-                taken.add(checkpoint_id)
-                return []
+                return self._snapshot_taken(event)
             case CheckpointCompleted(checkpoint_id):
                 return self._completed(checkpoint_id)
-            case CheckpointAborted(checkpoint_id):
-                self._before_finish.discard(checkpoint_id)
-                self._after_finish.discard(checkpoint_id)
+            case SavepointCompleted(checkpoint_id):
+                self._awaited.discard(checkpoint_id)
                 return self._end_if_done()
+            case CheckpointAborted(checkpoint_id):
+                return self._aborted(checkpoint_id)
+            case DrainAnnounced():
+                self._checkpointing = True
+                return []
 
-    def _end_of_data(self, drain: bool) -> list[LifecycleAction]:
+    def _end_of_data(self, event: EndOfDataReceived) -> list[LifecycleAction]:
+        if self._paused:
+            # What ends while nothing may be processed is a matter for afterwards, if there is one.
+            self._data_ended |= event.drain
+            return []
         if self._state is not LifecycleState.RUNNING:
             # After a restore the inputs say once more that they have ended.
             return []
-        if drain:
-            self._state = LifecycleState.FINISHING
-            return [FinishOperators()]
-        self._state = LifecycleState.FINISHED
-        return [EmitEndOfData(False), CloseOperators(), EmitEndOfPartition(), TaskFinished()]
+        if not event.drain:
+            self._refuse(event)
+        self._state = LifecycleState.FINISHING
+        return [FinishOperators()]
 
     def _wait(self) -> list[LifecycleAction]:
         self._state = LifecycleState.WAITING_FOR_FINAL_CHECKPOINT
@@ -189,23 +252,52 @@ class TaskLifecycle:
             return actions
         return [*actions, CommitUpTo(None), *self._end()]
 
+    def _snapshot_taken(self, event: SnapshotTaken) -> list[LifecycleAction]:
+        if event.stops_job:
+            self._stop = event.checkpoint_id
+            if self.operators_finished or self._paused:
+                return []
+            self._paused = True
+            return [PauseOperators()]
+        lets_go = self.operators_finished and not event.savepoint
+        (self._after_finish if lets_go else self._awaited).add(event.checkpoint_id)
+        return []
+
     def _completed(self, checkpoint_id: int) -> list[LifecycleAction]:
         if self._state is LifecycleState.FINISHED:
             return []
-        self._before_finish.discard(checkpoint_id)
+        if checkpoint_id == self._stop:
+            ended: list[LifecycleAction] = [EmitEndOfData(False)] if self._paused else []
+            return [CommitUpTo(checkpoint_id), *ended, *self._end()]
+        self._awaited.discard(checkpoint_id)
         # A later checkpoint holds what an earlier one held, so any id from the first one on lets the task go.
         if any(taken <= checkpoint_id for taken in self._after_finish):
             self._final_completed = True
         return [CommitUpTo(checkpoint_id), *self._end_if_done()]
 
+    def _aborted(self, checkpoint_id: int) -> list[LifecycleAction]:
+        self._awaited.discard(checkpoint_id)
+        self._after_finish.discard(checkpoint_id)
+        if checkpoint_id != self._stop:
+            return self._end_if_done()
+        self._stop = None
+        if not self._paused:
+            return self._end_if_done()
+        self._paused = False
+        resumed: list[LifecycleAction] = [ResumeOperators()]
+        if self._data_ended:
+            resumed += self._end_of_data(EndOfDataReceived(True))
+        return resumed
+
     def _end_if_done(self) -> list[LifecycleAction]:
-        waiting = self._state is LifecycleState.WAITING_FOR_FINAL_CHECKPOINT
-        if not waiting or not self._final_completed or self._before_finish:
+        waiting = self._state is LifecycleState.WAITING_FOR_FINAL_CHECKPOINT and self._stop is None
+        if not waiting or not self._final_completed or self._awaited:
             return []
         return self._end()
 
     def _end(self) -> list[LifecycleAction]:
         self._state = LifecycleState.FINISHED
+        self._paused = False
         return [CloseOperators(), EmitEndOfPartition(), TaskFinished()]
 
     def _refuse(self, event: LifecycleEvent) -> NoReturn:

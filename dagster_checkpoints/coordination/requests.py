@@ -106,6 +106,12 @@ class RequestQueue:
                 return Dropped(first, FailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, retry_at=allowed_at)
         return first
 
+    def withdraw(self, request_id: str) -> bool:
+        """Take the request with this id out of the queue; whether it was there."""
+        before = len(self._queue)
+        self._queue = [queued for queued in self._queue if queued.request.request_id != request_id]
+        return len(self._queue) < before
+
     def withdraw_end_of_data(self) -> None:
         """The checkpoint for the end of the data is no longer needed: another one serves."""
         self._queue = [queued for queued in self._queue if not queued.request.for_end_of_data]

@@ -5,18 +5,9 @@ Must not know: what a checkpoint is, whether one can be triggered.
 
 from __future__ import annotations
 
-from enum import Enum
-
 from dagster_checkpoints.coordination.config import CheckpointConfig
 
 _LONGEST_BACK_OFF = 1.0
-
-
-class _Final(Enum):
-    NOT_YET = "some task has not reached its end of data"
-    WANTED = "every task has reached its end of data"
-    TRIGGERED = "the final checkpoint is pending"
-    DONE = "a checkpoint that serves every task has completed"
 
 
 class CheckpointSchedule:
@@ -29,38 +20,33 @@ class CheckpointSchedule:
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
         self._next_periodic: float | None = None
-        self._final = _Final.NOT_YET
+        self._periodic_over = False
+        self._final_wanted = False
         self._final_at = 0.0
-        self._final_id: int | None = None
-        self._draining = False
-        self._for_served = False
-        """The final checkpoint is put off because a task is just finishing."""
+        self._finals: set[int] = set()
+        """Pending checkpoints that were triggered after every task's end of data: any of them lets all go."""
 
     @property
-    def ends_periodic(self) -> bool:
+    def periodic_over(self) -> bool:
         """Whether periodic checkpoints have no purpose any more: the final one replaces them."""
-        return self._draining or self._final is not _Final.NOT_YET
+        return self._periodic_over
 
     def drain(self) -> None:
         """Every source ends now: periodic checkpoints stop, so that all tasks end with the final one."""
-        self._draining = True
+        self._periodic_over = True
 
-    def next_due(self, *, periodic_queued: bool) -> float | None:
-        """When something is due; a periodic checkpoint that waits in the queue is not due again."""
-        if self._final is _Final.WANTED:
-            return self._final_at
-        if self.ends_periodic or periodic_queued:
-            return None
-        return self._next_periodic
+    def resume(self, now: float) -> None:
+        """Checkpoints were suspended and go on: the next periodic one is due an interval later."""
+        if self._next_periodic is not None and self._config.interval is not None:
+            self._next_periodic = now + self._config.interval
 
-    def observe(self, *, running: bool, at_end: bool, served: int, unserved: int, now: float) -> None:
+    def observe(self, *, running: bool, at_end: bool, leaving: bool, now: float) -> None:
         """Take note of the tasks that are left.
 
         Args:
             running: whether all of them run.
             at_end: whether all of them run and have reached their end of data.
-            served: how many a completed checkpoint has let go, so that they are about to be FINISHED.
-            unserved: how many still wait for one.
+            leaving: whether a completed checkpoint has let some of them go, so that they are about to be FINISHED.
             now: seconds.
         """
         if self._config.interval is None:
@@ -68,20 +54,17 @@ class CheckpointSchedule:
         if running and self._next_periodic is None:
             delay = self._config.initial_delay
             self._next_periodic = now + (self._config.interval if delay is None else delay)
-        if at_end and self._final is _Final.NOT_YET and self._config.tasks_wait_for_final_checkpoint:
-            self._final = _Final.WANTED
-            # A task that is just finishing would abort the checkpoint: give it a moment to be gone.
-            self._final_at = now + self._back_off if served else now
-            self._for_served = served > 0
-        if self._final is _Final.WANTED and self._for_served and not served:
-            self._for_served = False
-            self._final_at = now
-        if self._final is _Final.WANTED and at_end and not unserved:
-            self._final = _Final.DONE
+        all_wait = at_end and self._config.tasks_wait_for_final_checkpoint
+        self._periodic_over |= all_wait
+        self._final_wanted = all_wait and not leaving and not self._finals
 
-    @property
-    def _back_off(self) -> float:
-        return min(self._config.interval or _LONGEST_BACK_OFF, _LONGEST_BACK_OFF)
+    def next_due(self, *, periodic_queued: bool, final_queued: bool) -> float | None:
+        """When something is due, seconds; what waits in the queue already is not due again."""
+        if self._final_wanted:
+            return None if final_queued else self._final_at
+        return None if self._periodic_over or periodic_queued else self._next_periodic
+
+    # Periodic checkpoints
 
     def take_periodic(self, now: float) -> bool:
         """Whether a periodic checkpoint is due now; the next one is then due an interval later."""
@@ -97,28 +80,28 @@ class CheckpointSchedule:
         if self._next_periodic is not None:
             self._next_periodic = until
 
+    # The final checkpoint
+
     @property
     def final_wanted(self) -> bool:
-        return self._final is _Final.WANTED
+        """Whether every task waits for a checkpoint and none that would let them go is pending."""
+        return self._final_wanted
 
     def final_due(self, now: float) -> bool:
-        return self._final is _Final.WANTED and now >= self._final_at
+        return self._final_wanted and now >= self._final_at
 
     def final_triggered(self, checkpoint_id: int) -> None:
         """A checkpoint was triggered after every task's end of data."""
-        if self._final is not _Final.DONE:
-            self._final = _Final.TRIGGERED
-            self._final_id = checkpoint_id
+        self._finals.add(checkpoint_id)
+        self._final_wanted = False
 
-    def final_failed(self, checkpoint_id: int | None, now: float) -> None:
-        """A checkpoint failed (None: it could not be triggered); if it was the final one, another is
-        wanted."""
-        is_final = self._final is _Final.TRIGGERED and checkpoint_id == self._final_id
-        if is_final or (self._final is _Final.WANTED and checkpoint_id is None):
-            self._final = _Final.WANTED
-            self._final_at = now + self._back_off
+    def final_not_triggered(self, now: float) -> None:
+        """It could not be: another attempt after the back-off."""
+        self._final_at = now + min(self._config.interval or _LONGEST_BACK_OFF, _LONGEST_BACK_OFF)
 
-    def completed(self, checkpoint_id: int) -> None:
-        """A checkpoint completed. One triggered after every task's end of data serves every task."""
-        if self._final is _Final.TRIGGERED and self._final_id is not None and checkpoint_id >= self._final_id:
-            self._final = _Final.DONE
+    def ended(self, checkpoint_id: int, *, failed: bool, now: float) -> None:
+        """A checkpoint has completed or failed; if it was a final one that failed, another is wanted."""
+        if checkpoint_id in self._finals:
+            self._finals.discard(checkpoint_id)
+            if failed:
+                self.final_not_triggered(now)

@@ -10,6 +10,7 @@ from dagster_checkpoints.coordination.lifecycle import (
     CheckpointCompleted,
     CloseOperators,
     CommitUpTo,
+    DrainAnnounced,
     EmitEndOfData,
     EmitEndOfPartition,
     EndOfDataReceived,
@@ -17,7 +18,10 @@ from dagster_checkpoints.coordination.lifecycle import (
     LifecycleAction,
     LifecycleEvent,
     OperatorsFinished,
+    PauseOperators,
     RestoredAfterFinish,
+    ResumeOperators,
+    SavepointCompleted,
     SnapshotTaken,
     TaskFinished,
 )
@@ -27,20 +31,26 @@ EVENTS: dict[str, LifecycleEvent] = {
     "suspend": EndOfDataReceived(False),
     "finished": OperatorsFinished(),
     "restored": RestoredAfterFinish(),
+    "drain": DrainAnnounced(),
 }
 CLOSE: list[LifecycleAction] = [CloseOperators(), EmitEndOfPartition(), TaskFinished()]
 
 
 def event(text: str) -> LifecycleEvent:
-    """Reads ``s42`` (snapshot taken), ``c42`` (completed), ``a42`` (aborted) or a name of EVENTS."""
+    """Reads ``s42`` (snapshot taken; ``p`` of a savepoint, ``t`` of a stop's), ``c42`` (completed; ``d`` a savepoint
+    of a job that runs on), ``a42`` (aborted) or a name of EVENTS."""
     if text in EVENTS:
         return EVENTS[text]
-    kinds: dict[str, type[SnapshotTaken | CheckpointCompleted | CheckpointAborted]] = {
-        "s": SnapshotTaken,
-        "c": CheckpointCompleted,
-        "a": CheckpointAborted,
+    checkpoint_id = int(text[1:])
+    events: dict[str, LifecycleEvent] = {
+        "s": SnapshotTaken(checkpoint_id),
+        "p": SnapshotTaken(checkpoint_id, savepoint=True),
+        "t": SnapshotTaken(checkpoint_id, stops_job=True, savepoint=True),
+        "c": CheckpointCompleted(checkpoint_id),
+        "d": SavepointCompleted(checkpoint_id),
+        "a": CheckpointAborted(checkpoint_id),
     }
-    return kinds[text[0]](int(text[1:]))
+    return events[text[0]]
 
 
 @pytest.mark.parametrize(
@@ -115,14 +125,96 @@ def test_with_checkpointing_off_nobody_waits(events: str) -> None:
     assert actions[-5:] == [EmitEndOfData(True), CommitUpTo(None), *CLOSE]
 
 
-def test_a_suspended_task_flushes_nothing() -> None:
+# Savepoints
+
+
+@pytest.mark.parametrize(
+    ("events", "steps"),
+    [
+        # A savepoint of a job that runs on lets nobody go and commits nothing, and is waited for.
+        ("p1 d1", ["", ""]),
+        ("end finished p1 d1", ["finish", "end(true)", "", ""]),
+        ("end finished p1 s2 c2 d1", ["finish", "end(true)", "", "", "commit2", "close"]),
+        ("end finished p1 s2 c2 a1", ["finish", "end(true)", "", "", "commit2", "close"]),
+        ("p1 end finished s2 c2 d1", ["", "finish", "end(true)", "", "commit2", "close"]),
+        # Suspend: paused by the snapshot, ended by its completion, without MAX_WATERMARK, end_input, finish.
+        ("t5 c5", ["pause", "commit5 end(false) close"]),
+        ("s4 t5 a4 c5", ["", "pause", "", "commit5 end(false) close"]),
+        # It fails: processes on.
+        ("t5 a5 s6 c6", ["pause", "resume", "", "commit6"]),
+        ("t5 a5 t6 c6", ["pause", "resume", "pause", "commit6 end(false) close"]),
+        # An abort's notice that comes after the next stop's barrier.
+        ("t5 t6 a5 c6", ["pause", "", "", "commit6 end(false) close"]),
+        # Data that ends in the meantime ends afterwards, if there is one.
+        ("t5 end a5 finished", ["pause", "", "resume finish", "end(true)"]),
+        ("t5 end c5", ["pause", "", "commit5 end(false) close"]),
+        # A neighbour has heard of the completion first.
+        ("t5 suspend c5", ["pause", "", "commit5 end(false) close"]),
+        ("t5 c5 suspend", ["pause", "commit5 end(false) close", ""]),
+        # In the middle of finish.
+        ("end t5 a5 finished", ["finish", "pause", "resume", "end(true)"]),
+        ("end t5 c5", ["finish", "pause", "commit5 end(false) close"]),
+        # Drain, or a suspend that finds the task at its end: nothing to pause.
+        ("end finished t5 c5", ["finish", "end(true)", "", "commit5 close"]),
+        ("end finished t5 suspend c5", ["finish", "end(true)", "", "", "commit5 close"]),
+        # While waiting for the final checkpoint: the task ends with exactly the stop's savepoint …
+        ("end finished s4 t5 c4 c5", ["finish", "end(true)", "", "", "commit4", "commit5 close"]),
+        ("end finished s4 t5 a4 c5", ["finish", "end(true)", "", "", "", "commit5 close"]),
+        ("end finished t5 s6 c6 c5", ["finish", "end(true)", "", "", "commit6", "commit5 close"]),
+        # … and if that fails, with whatever else has let it go.
+        ("end finished s4 t5 c4 a5", ["finish", "end(true)", "", "", "commit4", "close"]),
+        ("end finished s4 t5 a5 c4", ["finish", "end(true)", "", "", "", "commit4 close"]),
+        ("end finished t5 a5 s6 c6", ["finish", "end(true)", "", "", "", "commit6 close"]),
+    ],
+)
+def test_savepoints(events: str, steps: list[str]) -> None:
     life = TaskLifecycle()
-    life.handle(SnapshotTaken(5))
-    assert life.handle(CheckpointCompleted(5)) == [CommitUpTo(5)]
-    assert life.handle(EndOfDataReceived(False)) == [EmitEndOfData(False), *CLOSE]
+    assert [described(life.handle(event(text))) for text in events.split()] == steps
+    assert (life.state is LifecycleState.FINISHED) == any("close" in step for step in steps)
 
 
-@pytest.mark.parametrize("events", ["finished", "end finished finished", "end restored", "restored restored", "suspend s1"])
+@pytest.mark.parametrize(("events", "paused"), [("t5", True), ("t5 a5", False), ("t5 c5", False), ("end finished t5", False)])
+def test_whether_records_may_pass(events: str, paused: bool) -> None:
+    life = TaskLifecycle()
+    for text in events.split():
+        life.handle(event(text))
+    assert life.paused == paused
+
+
+def test_with_checkpointing_off_a_drain_is_waited_for() -> None:
+    life = TaskLifecycle(checkpointing=False)
+    steps = [described(life.handle(event(text))) for text in ["drain", "end", "finished", "t1", "c1"]]
+    assert steps == ["", "finish", "end(true)", "", "commit1 close"]
+
+
+def described(actions: list[LifecycleAction]) -> str:
+    words = []
+    for action in actions:
+        match action:
+            case FinishOperators():
+                words.append("finish")
+            case PauseOperators():
+                words.append("pause")
+            case ResumeOperators():
+                words.append("resume")
+            case EmitEndOfData(drain):
+                words.append(f"end({str(drain).lower()})")
+            case CommitUpTo(checkpoint_id):
+                words.append(f"commit{checkpoint_id}")
+            case CloseOperators():
+                words.append("close")
+    # Closing is always the whole of it, in this order, and last.
+    if "close" in words:
+        assert actions[-3:] == CLOSE
+        assert words[-1] == "close"
+    else:
+        assert len(words) == len(actions)
+    return " ".join(words)
+
+
+@pytest.mark.parametrize(
+    "events", ["finished", "end finished finished", "end restored", "restored restored", "t1 c1 s1", "suspend", "end t1 finished"]
+)
 def test_what_cannot_come_is_refused(events: str) -> None:
     life = TaskLifecycle()
     *before, last = events.split()

@@ -37,6 +37,7 @@ from dagster_checkpoints.coordination import (
     MetadataWritten,
     NotifyAborted,
     NotifyComplete,
+    NotifySavepointComplete,
     RequestCompleted,
     RequestFailed,
     Shutdown,
@@ -634,11 +635,23 @@ def test_a_checkpoint_asked_for_serves_as_well(graph_of: Graphs) -> None:
     job.checkpoint()
     for task in job.tasks:
         job.do(EndOfDataReached(task))
+    job.do(CheckpointRequested("c"))
+    assert triggered(job.complete(1)) == [(2, A)]
+    assert triggered(job.complete(2, AFTER_FINISH)) == []
+    assert triggered(job.at(50)) == []
+
+
+def test_a_savepoint_does_not(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
     job.do(CheckpointRequested("s", SAVEPOINT))
     assert job.coordinator.pending_ids == (1, 2)
-    assert triggered(job.complete(1)) == []
-    assert triggered(job.complete(2)) == []
-    assert triggered(job.at(50)) == []
+    actions = job.complete(2, AFTER_FINISH)
+    assert [a.checkpoint_id for a in pick(actions, NotifySavepointComplete)] == [2]
+    assert pick(actions, NotifyComplete) == []
+    assert triggered(job.complete(1)) == [(3, A)]
 
 
 def test_a_failed_one_is_repeated_after_a_back_off(graph_of: Graphs) -> None:
@@ -667,16 +680,48 @@ def test_a_task_that_is_just_finishing_is_let_go_first(graph_of: Graphs) -> None
     assert triggered(job.state(A, TaskState.FINISHED)) == [(2, B)]
 
 
+@pytest.mark.parametrize("properties", [CheckpointProperties(), SAVEPOINT])
+def test_nothing_is_triggered_while_a_task_is_just_finishing(graph_of: Graphs, properties: CheckpointProperties) -> None:
+    job = job_whose_first_task_is_leaving(graph_of)
+    assert triggered(job.at(25)) == []
+    assert triggered(job.do(CheckpointRequested("r", properties))) == []
+    assert (2, B) in triggered(job.state(A, TaskState.FINISHED))
+    assert failed(job.actions) == []
+
+
 def test_but_not_for_ever(graph_of: Graphs) -> None:
-    job = Job(graph_of(CHAIN))
+    job = job_whose_first_task_is_leaving(graph_of, timeout=60.0)
+    assert triggered(job.at(59)) == []
+    assert job.coordinator.next_deadline() == 60
+    assert triggered(job.at(60)) == [(2, A)]
+    assert failed(job.at(120)) == [(2, FailureReason.CHECKPOINT_EXPIRED)]
+
+
+def test_a_final_checkpoint_whose_commits_all_hang_is_followed_by_another(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), timeout=60.0)
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    job.complete(1, AFTER_FINISH)
+    assert triggered(job.at(59)) == []
+    assert triggered(job.at(60)) == [(2, A)]
+
+
+def job_whose_first_task_is_leaving(graph_of: Graphs, **settings: object) -> Job:
+    job = Job(graph_of(CHAIN), **settings)  # type: ignore[arg-type]
     job.do(EndOfDataReached(A))
     job.checkpoint()
     job.ack(1, A, statistics=AFTER_FINISH)
     job.ack(1, B, C)
     job.do(MetadataWritten(1, "x"))
-    job.do(EndOfDataReached(B))
-    job.do(EndOfDataReached(C))
-    assert triggered(job.at(1)) == [(2, A)]
+    return job
+
+
+def test_nothing_is_due_while_the_final_checkpoint_waits_in_the_queue(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), timeout=60.0)
+    job.checkpoint()
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    assert job.coordinator.next_deadline() == 60
 
 
 def test_when_only_some_tasks_are_at_their_end_the_next_periodic_one_serves(graph_of: Graphs) -> None:

@@ -1,0 +1,247 @@
+"""The checkpoints under way: acknowledgements in, completion or abort out.
+
+Collects, has the metadata written, keeps what has completed, counts failures. Must not know: when a checkpoint
+is triggered, which request it answers first, what a stop is.
+
+Source: Flink's CheckpointCoordinator (receiveAcknowledgeMessage, completePendingCheckpoint, abortPendingCheckpoint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+
+from dagster_checkpoints.coordination.checkpoints import (
+    AcknowledgeAnswer,
+    CheckpointProperties,
+    CompletedCheckpoint,
+    PendingCheckpoint,
+)
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.events import (
+    AcknowledgeAnswered,
+    Acknowledged,
+    CheckpointCompleted,
+    CheckpointFailed,
+    CheckpointTriggered,
+    CoordinatorAction,
+    DiscardCheckpoint,
+    DiscardStates,
+    FailJob,
+    NotifyAborted,
+    NotifyComplete,
+    NotifySavepointComplete,
+    RequestCompleted,
+    RequestFailed,
+    TriggerTask,
+    WriteMetadata,
+)
+from dagster_checkpoints.coordination.failures import FailureCounter, FailureReason
+from dagster_checkpoints.coordination.plan import CheckpointPlan, TaskStates
+from dagster_checkpoints.coordination.retention import CompletedCheckpoints, JobStatus
+
+_SHOWN = 5
+"""How many tasks a message names."""
+
+
+class PendingCheckpoints:
+    """From trigger to completion or abort.
+
+    Args:
+        states: the latest known state of every task; who is told of an outcome depends on it.
+        config: the settings.
+        next_checkpoint_id: the id that the next checkpoint gets.
+        completed: the retained checkpoints that the store holds, in any order.
+    """
+
+    def __init__(
+        self, states: TaskStates, config: CheckpointConfig, next_checkpoint_id: int, completed: Sequence[CompletedCheckpoint]
+    ) -> None:
+        self._states = states
+        self._config = config
+        self._first_id = self._next_id = next_checkpoint_id
+        self._pending: dict[int, PendingCheckpoint] = {}
+        self._finalizing: PendingCheckpoint | None = None
+        self.completed = CompletedCheckpoints(config.retained, completed)
+        self._completed_ids = {c.checkpoint_id for c in completed}
+        self.failures = FailureCounter(config.tolerable_failed_checkpoints)
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(self._pending)
+
+    @property
+    def finalizing(self) -> int | None:
+        """The checkpoint whose metadata is being written."""
+        return self._finalizing.checkpoint_id if self._finalizing is not None else None
+
+    def deadlines(self) -> list[float]:
+        """When the checkpoints that wait for acknowledgements expire, seconds."""
+        return [self._expires_at(pending) for pending in self._pending.values() if not pending.fully_acknowledged]
+
+    def trigger(
+        self, properties: CheckpointProperties, plan: CheckpointPlan, request_id: str | None, now: float
+    ) -> list[CoordinatorAction]:
+        """Give a checkpoint its id and start it in the plan's roots; the first action names it."""
+        pending = PendingCheckpoint(self._next_id, properties, plan, now, request_id)
+        self._next_id += 1
+        self._pending[pending.checkpoint_id] = pending
+        barrier = pending.barrier
+        triggered = CheckpointTriggered(pending.checkpoint_id, properties, request_id, len(plan.wait))
+        return [triggered, *(TriggerTask(task, barrier) for task in plan.trigger)]
+
+    # Acknowledgements
+
+    def acknowledge(self, event: Acknowledged, now: float) -> list[CoordinatorAction]:
+        self._states.position(event.task)
+        pending = self._pending.get(event.checkpoint_id)
+        if pending is None:
+            if event.checkpoint_id in self._completed_ids:
+                # Its state belongs to the completed checkpoint: nothing may be thrown away.
+                return [AcknowledgeAnswered(event.task, event.checkpoint_id, AcknowledgeAnswer.DUPLICATE)]
+            known = self._first_id <= event.checkpoint_id < self._next_id
+            return self.late(event, AcknowledgeAnswer.DISCARDED if known else AcknowledgeAnswer.UNKNOWN)
+        answer = pending.acknowledge(event.task, event.state, event.statistics, now)
+        answered = AcknowledgeAnswered(event.task, event.checkpoint_id, answer)
+        if answer is AcknowledgeAnswer.SUCCESS and pending.fully_acknowledged:
+            return [answered, *self._finalize_next()]
+        return [answered]
+
+    @staticmethod
+    def late(event: Acknowledged, answer: AcknowledgeAnswer) -> list[CoordinatorAction]:
+        """The answer to a state that belongs to no checkpoint (any more)."""
+        states = MappingProxyType({event.task: event.state})
+        return [AcknowledgeAnswered(event.task, event.checkpoint_id, answer), DiscardStates(event.checkpoint_id, states)]
+
+    def decline(self, checkpoint_id: int, reason: FailureReason, message: str) -> list[CoordinatorAction]:
+        pending = self._pending.get(checkpoint_id)
+        if pending is None or pending.fully_acknowledged:
+            return []
+        return self._abort(pending, reason, message)
+
+    # Completion
+
+    def _finalize_next(self) -> list[CoordinatorAction]:
+        """Have the metadata of the oldest acknowledged checkpoint written; one at a time, so that the store's
+        newest checkpoint never goes back."""
+        if self._finalizing is not None:
+            return []
+        for pending in self._pending.values():
+            if pending.fully_acknowledged:
+                self._finalizing = pending
+                return [WriteMetadata(pending.snapshot())]
+        return []
+
+    def complete(self, checkpoint_id: int, location: str, now: float) -> list[CoordinatorAction]:
+        """The store names it: whoever took part is told, and what it makes needless is given up."""
+        if checkpoint_id != self.finalizing:
+            return []
+        pending = self._take(checkpoint_id)
+        completed = pending.complete(location, now)
+        given_up = self.completed.add(completed)
+        self._completed_ids.add(checkpoint_id)
+        self.failures.completed(checkpoint_id)
+        tasks = self._states.running_among(pending.plan.commit)
+        notify = NotifyComplete if completed.properties.commits else NotifySavepointComplete
+        actions: list[CoordinatorAction] = [CheckpointCompleted(completed), notify(tasks, checkpoint_id)]
+        if not completed.is_savepoint:
+            actions += self.abort_where(
+                lambda other: other.checkpoint_id < checkpoint_id and not other.properties.is_savepoint,
+                FailureReason.CHECKPOINT_SUBSUMED,
+                f"checkpoint {checkpoint_id} has completed",
+            )
+        if pending.request_id is not None:
+            actions.append(RequestCompleted(pending.request_id, completed))
+        actions += [DiscardCheckpoint(checkpoint) for checkpoint in given_up]
+        return actions + self._finalize_next()
+
+    def finalize_failed(
+        self, checkpoint_id: int, reason: FailureReason, message: str, *, discard: bool
+    ) -> list[CoordinatorAction]:
+        if checkpoint_id != self.finalizing:
+            return []
+        actions = self._abort(self._pending[checkpoint_id], reason, message or reason.value, discard=discard)
+        return actions + self._finalize_next()
+
+    def restored(self, checkpoint: CompletedCheckpoint) -> list[CoordinatorAction]:
+        """The store names a checkpoint that was never reported as written."""
+        if checkpoint.checkpoint_id in self._completed_ids:
+            return []
+        self._completed_ids.add(checkpoint.checkpoint_id)
+        return [DiscardCheckpoint(given_up) for given_up in self.completed.add(checkpoint)]
+
+    def shut_down(self, status: JobStatus) -> list[CoordinatorAction]:
+        """The job has ended: what is no longer needed."""
+        given_up = self.completed.shut_down(status, self._config.keep_on_finish)
+        return [DiscardCheckpoint(checkpoint) for checkpoint in given_up]
+
+    # Failure
+
+    def expire(self, now: float) -> list[CoordinatorAction]:
+        actions: list[CoordinatorAction] = []
+        for pending in list(self._pending.values()):
+            if now >= self._expires_at(pending) and not pending.fully_acknowledged:
+                missing = (task for task in pending.plan.wait if task not in pending.states)
+                named = ", ".join(str(task) for task, _ in zip(missing, range(_SHOWN), strict=False))
+                message = (
+                    f"not complete {self._config.timeout} s after it was triggered; "
+                    f"{len(pending.plan.wait) - len(pending.states)} tasks have not acknowledged, among them {named}"
+                )
+                actions += self._abort(pending, FailureReason.CHECKPOINT_EXPIRED, message)
+        return actions
+
+    def abort_where(
+        self,
+        chosen: Callable[[PendingCheckpoint], bool],
+        reason: FailureReason,
+        message: str,
+        *,
+        counts: bool = True,
+    ) -> list[CoordinatorAction]:
+        """Abort those that are chosen and whose metadata is not being written: of that, the outcome decides."""
+        victims = [p for p in self._pending.values() if p is not self._finalizing and chosen(p)]
+        return [action for pending in victims for action in self._abort(pending, reason, message, counts=counts)]
+
+    def abort_all(self, reason: FailureReason, message: str) -> list[CoordinatorAction]:
+        """Abort everything. What is being written may land in the store after all: its states stay."""
+        return [
+            action
+            for pending in list(self._pending.values())
+            for action in self._abort(pending, reason, message, discard=pending is not self._finalizing)
+        ]
+
+    def _abort(
+        self, pending: PendingCheckpoint, reason: FailureReason, message: str, *, discard: bool = True, counts: bool = True
+    ) -> list[CoordinatorAction]:
+        checkpoint_id = self._take(pending.checkpoint_id).checkpoint_id
+        actions: list[CoordinatorAction] = [CheckpointFailed(checkpoint_id, reason, message)]
+        tasks = self._states.running_among(pending.plan.wait)
+        if tasks:
+            actions.append(NotifyAborted(tasks, checkpoint_id, reason, self.completed.latest_id))
+        if discard and pending.states:
+            actions.append(DiscardStates(checkpoint_id, MappingProxyType(pending.states)))
+        if pending.request_id is not None:
+            actions.append(RequestFailed(pending.request_id, reason, message))
+        # A savepoint's failure is answered to whoever asked for it; the job does not fail because of it.
+        if counts and not pending.properties.is_savepoint and self.failures.failed(checkpoint_id, reason):
+            actions.append(FailJob(reason, self._too_many(checkpoint_id, message)))
+        return actions
+
+    def _too_many(self, checkpoint_id: int, message: str) -> str:
+        tolerable = self._config.tolerable_failed_checkpoints
+        return (
+            f"more than {tolerable} checkpoints in a row failed (tolerable_failed_checkpoints); "
+            f"the last, {checkpoint_id}: {message}"
+        )
+
+    def _take(self, checkpoint_id: int) -> PendingCheckpoint:
+        pending = self._pending.pop(checkpoint_id)
+        if pending is self._finalizing:
+            self._finalizing = None
+        return pending
+
+    def _expires_at(self, pending: PendingCheckpoint) -> float:
+        return pending.triggered_at + self._config.timeout

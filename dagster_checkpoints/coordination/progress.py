@@ -1,0 +1,102 @@
+"""How far the job's tasks are: who runs, who has reached its end of data, who has been let go.
+
+Must not know: checkpoints under way, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.plan import CheckpointPlan, NotAllRunning, TaskState, TaskStates, compute_plan
+from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
+
+_STARTING = frozenset({TaskState.CREATED, TaskState.DEPLOYING, TaskState.INITIALIZING})
+
+
+class TaskProgress:
+    """The tasks of one attempt after the other.
+
+    Args:
+        graph: what runs.
+        config: the settings.
+        finished: tasks that are not started, because they had finished before.
+    """
+
+    def __init__(self, graph: ExecutionGraph, config: CheckpointConfig, finished: Iterable[TaskId]) -> None:
+        self._config = config
+        self.states = TaskStates(graph, finished)
+        self._at_end: set[TaskId] = set()
+        """Unfinished tasks that have reached their end of data."""
+        self._leaving: set[TaskId] = set()
+        self._leaving_until = 0.0
+
+    def reset(self, finished: Iterable[TaskId]) -> None:
+        """The tasks start again, except those finished."""
+        self.states.reset(finished)
+        self._at_end.clear()
+        self._leaving.clear()
+
+    @property
+    def any_left(self) -> bool:
+        return self.states.unfinished > 0
+
+    @property
+    def all_run(self) -> bool:
+        """Whether tasks are left, and all of them run."""
+        return self.states.all_unfinished_run
+
+    @property
+    def all_at_end_of_data(self) -> bool:
+        """Whether tasks are left, all of them run, and every one has reached its end of data."""
+        return self.all_run and len(self._at_end) == self.states.unfinished
+
+    def plan(self) -> CheckpointPlan | NotAllRunning:
+        return compute_plan(self.states, after_tasks_finish=self._config.checkpoints_after_tasks_finish)
+
+    def plan_or_obstacle(self) -> CheckpointPlan | str:
+        """The plan of a checkpoint that concerns somebody, or what stands in its way."""
+        plan = self.plan()
+        if isinstance(plan, NotAllRunning):
+            return plan.message
+        return plan if plan.wait else "every task has finished"
+
+    # Events
+
+    def changed(self, task: TaskId, state: TaskState) -> None:
+        self.states.set(task, state)
+        if state is not TaskState.RUNNING:
+            self._leaving.discard(task)
+        if state is TaskState.FINISHED or state in _STARTING:
+            self._at_end.discard(task)
+
+    def at_end_of_data(self, task: TaskId) -> None:
+        if self.states.get(task) is not TaskState.FINISHED:
+            self._at_end.add(task)
+
+    def let_go(self, completed: CompletedCheckpoint, now: float) -> None:
+        """A checkpoint that commits has completed: whoever took part after its finish() is about to end."""
+        self._leaving |= {
+            task
+            for task, statistics in completed.statistics.items()
+            if statistics.operators_finished and self.states.get(task) is TaskState.RUNNING
+        }
+        self._leaving_until = now + self._config.timeout
+
+    # Tasks that are just finishing
+
+    @property
+    def somebody_is_leaving(self) -> bool:
+        """Whether a completed checkpoint has let a task go that is not FINISHED yet: it would abort the next one."""
+        return bool(self._leaving)
+
+    @property
+    def patience_ends_at(self) -> float | None:
+        """When those who are leaving are no longer waited for, seconds."""
+        return self._leaving_until if self._leaving else None
+
+    def lose_patience(self, now: float) -> None:
+        """A commit that hangs must not silence checkpoints for ever: they fail then, and the job with them."""
+        if now >= self._leaving_until:
+            self._leaving.clear()

@@ -1,0 +1,197 @@
+"""Stopping a job with a savepoint, from the request to the answer: the savepoint first, then every task's end.
+
+    WAITING_FOR_SAVEPOINT ── SavepointCompleted ──> SAVEPOINT_CREATED ── AllTasksFinished ──> FINAL
+
+The answer comes only when the job has ended, because what follows the savepoint (commits) can fail too: the savepoint is
+then kept, and named to whoever asked. Must not know: how a savepoint is taken (`suspension` is the coordinator's part),
+how a job fails over.
+
+Source: FLIP-34; Flink's StopWithSavepointTerminationManager and StopWithSavepointTerminationHandlerImpl.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NoReturn
+
+from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.coordination.failures import FailureReason
+
+
+class StopState(Enum):
+    """How far the stop is."""
+
+    WAITING_FOR_SAVEPOINT = "waiting for the savepoint"
+    SAVEPOINT_CREATED = "the savepoint is created, waiting for the tasks to end"
+    FINAL = "answered"
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointCompleted:
+    """The coordinator has answered with RequestCompleted."""
+
+    checkpoint_id: int
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointFailed:
+    """The coordinator has answered with RequestFailed."""
+
+    reason: FailureReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """A task has failed; before the savepoint this is the job's own matter, and the coordinator's."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllTasksFinished:
+    """Every task is FINISHED."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobCanceled:
+    """The job was canceled in the meantime."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """The job has ended FAILED, and is not restarted."""
+
+    message: str
+
+
+StopEvent = SavepointCompleted | SavepointFailed | TaskFailed | AllTasksFinished | JobCanceled | JobFailed
+
+# Actions
+
+
+@dataclass(frozen=True, slots=True)
+class FailOver:
+    """Restart the job from its latest checkpoint: after a savepoint that is the savepoint, and its commits are
+    retried."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDone:
+    """The job has ended, and everything that the savepoint holds is committed."""
+
+    checkpoint_id: int
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFailed:
+    """The job has not stopped as it was asked to.
+
+    Attributes:
+        location: the savepoint, if there is one in spite of the failure.
+    """
+
+    reason: FailureReason
+    message: str
+    location: str | None = None
+
+
+StopAction = FailOver | AnswerDone | AnswerFailed
+
+
+class StopWithSavepoint:
+    """One stop.
+
+    Args:
+        request_id: who asked.
+        drain: whether the sources were ended: a job whose drain fails cannot go on.
+    """
+
+    def __init__(self, request_id: str, drain: bool) -> None:
+        self.request_id = request_id
+        self.drain = drain
+        self._state = StopState.WAITING_FOR_SAVEPOINT
+        self._savepoint: SavepointCompleted | None = None
+
+    @property
+    def state(self) -> StopState:
+        return self._state
+
+    @property
+    def savepoint(self) -> SavepointCompleted | None:
+        """The savepoint, once it has completed."""
+        return self._savepoint
+
+    def handle(self, event: StopEvent) -> list[StopAction]:
+        """Take one event, return what to do, in this order. After the answer nothing matters any more.
+
+        Raises:
+            UnexpectedEvent: a second outcome of the savepoint.
+        """
+        if self._state is StopState.FINAL:
+            return []
+        if self._savepoint is None:
+            return self._before_savepoint(event)
+        return self._after_savepoint(event, self._savepoint)
+
+    def _before_savepoint(self, event: StopEvent) -> list[StopAction]:
+        match event:
+            case SavepointCompleted():
+                self._state = StopState.SAVEPOINT_CREATED
+                self._savepoint = event
+                return []
+            case SavepointFailed(reason, message):
+                answer = self._failed(reason, message)
+                return [*answer, FailOver(f"the drain's savepoint failed: {message}")] if self.drain else answer
+            case TaskFailed():
+                # Its outcome is still open: the savepoint may just be in the middle of being written.
+                return []
+            case AllTasksFinished():
+                reason = FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
+                return self._failed(reason, "every task has finished before the savepoint")
+            case JobCanceled():
+                return self._failed(FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "the job was canceled before the savepoint")
+            case JobFailed(message):
+                return self._failed(FailureReason.JOB_FAILURE, message)
+
+    def _after_savepoint(self, event: StopEvent, savepoint: SavepointCompleted) -> list[StopAction]:
+        match event:
+            case AllTasksFinished():
+                self._state = StopState.FINAL
+                return [AnswerDone(savepoint.checkpoint_id, savepoint.location)]
+            case TaskFailed(message):
+                answer = self._failed(FailureReason.TASK_FAILURE, message)
+                return [*answer, FailOver(self._kept(message))]
+            case JobCanceled():
+                return self._failed(FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "the job was canceled")
+            case JobFailed(message):
+                return self._failed(FailureReason.JOB_FAILURE, message)
+            case SavepointCompleted() | SavepointFailed():
+                self._refuse(event, savepoint)
+
+    def _failed(self, reason: FailureReason, message: str) -> list[StopAction]:
+        self._state = StopState.FINAL
+        location = self._savepoint.location if self._savepoint is not None else None
+        return [AnswerFailed(reason, self._kept(message), location)]
+
+    def _kept(self, message: str) -> str:
+        if self._savepoint is None:
+            return message
+        return (
+            f"{message} (after savepoint {self._savepoint.checkpoint_id} had completed; it is kept at "
+            f"{self._savepoint.location}, and a start from it commits what is not committed yet)"
+        )
+
+    def _refuse(self, event: StopEvent, savepoint: SavepointCompleted) -> NoReturn:
+        raise UnexpectedEvent(
+            f"A stop whose savepoint {savepoint.checkpoint_id} has completed cannot take {event!r}: "
+            "a savepoint has one outcome. Send the answers of the stop's own request only."
+        )

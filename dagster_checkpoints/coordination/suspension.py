@@ -1,0 +1,57 @@
+"""A stop with savepoint, as the coordinator sees it: while it lasts, no other checkpoint is triggered.
+
+Must not know: checkpoints, tasks, what happens to the job afterwards (`stop_with_savepoint`).
+Source: FLIP-34.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
+
+
+class StopPhase(Enum):
+    """How far the stop is."""
+
+    WAITING = "its savepoint is not triggered yet"
+    """Something is being finalized, a task is just finishing, or (drain) not every task is at its end of data."""
+    PENDING = "its savepoint is pending"
+    ENDING = "its savepoint has completed, the job ends"
+    BROKEN = "its savepoint has failed, and a drained job cannot go on: it restarts"
+
+
+@dataclass(slots=True)
+class StopUnderWay:
+    """The one stop that a job may have.
+
+    Attributes:
+        checkpoint_id: its savepoint's, once triggered.
+    """
+
+    request_id: str
+    drain: bool
+    properties: CheckpointProperties
+    phase: StopPhase = StopPhase.WAITING
+    checkpoint_id: int | None = None
+
+    @property
+    def waiting(self) -> bool:
+        return self.phase is StopPhase.WAITING
+
+    @property
+    def title(self) -> str:
+        """For messages to others."""
+        how = "drain" if self.drain else "suspend"
+        return f"the job is being stopped ({how}) by request {self.request_id!r}: {self.phase.value}"
+
+    def triggered(self, checkpoint_id: int) -> None:
+        self.phase = StopPhase.PENDING
+        self.checkpoint_id = checkpoint_id
+
+    def completed(self) -> None:
+        self.phase = StopPhase.ENDING
+
+    def broken(self) -> None:
+        self.phase = StopPhase.BROKEN

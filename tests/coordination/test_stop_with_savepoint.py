@@ -1,0 +1,95 @@
+"""The stop's own machine: every state, every event, what is answered and whether the savepoint is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_checkpoints.coordination import (
+    AllTasksFinished,
+    AnswerDone,
+    AnswerFailed,
+    FailOver,
+    FailureReason,
+    JobCanceled,
+    JobFailed,
+    SavepointCompleted,
+    SavepointFailed,
+    StopEvent,
+    StopState,
+    StopWithSavepoint,
+    TaskFailed,
+    UnexpectedEvent,
+)
+
+EVENTS: dict[str, StopEvent] = {
+    "created": SavepointCompleted(7, "savepoints/savepoint-7-x"),
+    "failed": SavepointFailed(FailureReason.CHECKPOINT_EXPIRED, "too slow"),
+    "task failed": TaskFailed("the disk is full"),
+    "finished": AllTasksFinished(),
+    "canceled": JobCanceled(),
+    "job failed": JobFailed("no more attempts"),
+}
+CREATED = StopState.SAVEPOINT_CREATED
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize(
+    ("events", "state", "reason", "fails_over"),
+    [
+        ("created", CREATED, None, "never"),
+        ("created, finished", StopState.FINAL, None, "never"),
+        ("task failed", StopState.WAITING_FOR_SAVEPOINT, None, "never"),
+        ("task failed, failed", StopState.FINAL, FailureReason.CHECKPOINT_EXPIRED, "drain"),
+        ("task failed, created", CREATED, None, "never"),
+        ("failed", StopState.FINAL, FailureReason.CHECKPOINT_EXPIRED, "drain"),
+        ("finished", StopState.FINAL, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, "never"),
+        ("canceled", StopState.FINAL, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "never"),
+        ("job failed", StopState.FINAL, FailureReason.JOB_FAILURE, "never"),
+        ("created, task failed", StopState.FINAL, FailureReason.TASK_FAILURE, "always"),
+        ("created, canceled", StopState.FINAL, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "never"),
+        ("created, job failed", StopState.FINAL, FailureReason.JOB_FAILURE, "never"),
+    ],
+)
+def test_every_outcome(drain: bool, events: str, state: StopState, reason: FailureReason | None, fails_over: str) -> None:
+    stop = StopWithSavepoint("r", drain)
+    actions = [action for name in events.split(", ") for action in stop.handle(EVENTS[name])]
+    created = "created" in events
+    assert stop.state is state
+    assert (stop.savepoint == EVENTS["created"]) == created
+    answers = [action for action in actions if not isinstance(action, FailOver)]
+    assert len(answers) == (state is StopState.FINAL)
+    for answer in answers:
+        if isinstance(answer, AnswerFailed):
+            assert answer.reason is reason
+            # The caller's error names the savepoint, if there is one.
+            assert answer.location == ("savepoints/savepoint-7-x" if created else None)
+            assert ("savepoint 7" in answer.message) == ("savepoints/savepoint-7-x" in answer.message) == created
+        else:
+            assert reason is None
+            assert answer == AnswerDone(7, "savepoints/savepoint-7-x")
+    expected = fails_over == "always" or (fails_over == "drain" and drain)
+    assert [type(action) for action in actions[len(answers) :]] == [FailOver] * expected
+
+
+def test_the_fail_over_after_the_savepoint_names_it_and_its_cause() -> None:
+    stop = StopWithSavepoint("r", drain=False)
+    stop.handle(EVENTS["created"])
+    fail_over = stop.handle(EVENTS["task failed"])[-1]
+    assert isinstance(fail_over, FailOver)
+    assert "the disk is full" in fail_over.message and "savepoints/savepoint-7-x" in fail_over.message
+
+
+@pytest.mark.parametrize("name", list(EVENTS))
+def test_after_the_answer_nothing_matters(name: str) -> None:
+    stop = StopWithSavepoint("r", drain=True)
+    stop.handle(EVENTS["failed"])
+    assert stop.handle(EVENTS[name]) == []
+    assert stop.state is StopState.FINAL
+
+
+@pytest.mark.parametrize("name", ["created", "failed"])
+def test_a_second_outcome_of_the_savepoint_is_refused(name: str) -> None:
+    stop = StopWithSavepoint("r", drain=False)
+    stop.handle(EVENTS["created"])
+    with pytest.raises(UnexpectedEvent, match="savepoint 7"):
+        stop.handle(EVENTS[name])
