@@ -1,0 +1,441 @@
+"""PROTOCOL section 6, the coordinator's side: rows of what happens, and what must have come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import pytest
+
+from dagster_checkpoints.coordination import (
+    Acknowledged,
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CheckpointFailed,
+    CheckpointProperties,
+    CheckpointRequested,
+    CheckpointTriggered,
+    CoordinatorAction,
+    CoordinatorEvent,
+    Declined,
+    DiscardCheckpoint,
+    EndOfDataReached,
+    FailJob,
+    FailureReason,
+    JobRestarting,
+    JobStatus,
+    MetadataOutcomeUnknown,
+    MetadataWriteFailed,
+    MetadataWritten,
+    NotifyAborted,
+    NotifyComplete,
+    NotifySavepointComplete,
+    RequestCompleted,
+    RequestFailed,
+    RequestWithdrawn,
+    Shutdown,
+    StopRequested,
+    TaskState,
+    TaskStateChanged,
+    TaskStatistics,
+    Tick,
+    TriggerFailed,
+    TriggerTask,
+    WriteMetadata,
+)
+from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
+
+Graphs = Callable[[str], ExecutionGraph]
+T = TypeVar("T")
+A, B, C = TASKS = TaskId("V0", 0), TaskId("V1", 0), TaskId("V2", 0)
+SAVEPOINT = CheckpointProperties.for_savepoint()
+SUSPENDED = FailureReason.CHECKPOINT_COORDINATOR_SUSPEND
+
+
+class Job:
+    """Three tasks in a row and their coordinator, driven by words."""
+
+    def __init__(self, graph_of: Graphs, words: str = "", *, running: bool = True, **settings: object) -> None:
+        defaults: dict[str, object] = {"interval": 10.0, "timeout": 60.0, "tolerable_failed_checkpoints": 0}
+        config = CheckpointConfig(**{**defaults, **settings})  # type: ignore[arg-type]
+        self.coordinator = CheckpointCoordinator(graph_of("V0 p1 -ALL-> V1 p1 -ALL-> V2 p1"), config)
+        self.now = 0.0
+        self.actions: list[CoordinatorAction] = []
+        if running:
+            self.start()
+        self.do(words)
+
+    def start(self) -> None:
+        for task in TASKS:
+            self.handle(TaskStateChanged(task, TaskState.RUNNING))
+
+    def handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
+        actions = self.coordinator.handle(event, self.now)
+        self.actions += actions
+        return actions
+
+    def do(self, words: str) -> list[CoordinatorAction]:
+        """Performs e.g. ``suspend ack1 written1 A-finished +10``."""
+        return [action for word in words.split() for action in self._word(word)]
+
+    def _word(self, word: str) -> list[CoordinatorAction]:
+        if word.startswith("+"):
+            return self.turn(self.now + float(word))
+        if word.startswith("ack"):
+            finished = self.coordinator.all_at_end_of_data
+            running = [task for task in TASKS if self.coordinator.state_of(task) is TaskState.RUNNING]
+            measured = TaskStatistics(operators_finished=finished)
+            return [a for task in running for a in self.handle(Acknowledged(task, int(word[3:]), str(task), measured))]
+        task, _, what = word.partition("-")
+        if what:
+            states = {"finished": TaskState.FINISHED, "failed": TaskState.FAILED, "runs": TaskState.RUNNING}
+            event = TaskStateChanged({"A": A, "B": B, "C": C}[task], states[what])
+            return self.handle(event)
+        if word == "ends":
+            return [action for task in TASKS for action in self.handle(EndOfDataReached(task))]
+        if word == "finish":
+            return [action for task in TASKS for action in self.handle(TaskStateChanged(task, TaskState.FINISHED))]
+        fixed: dict[str, CoordinatorEvent] = {
+            "suspend": StopRequested("stop"),
+            "drain": StopRequested("stop", drain=True),
+            "checkpoint": CheckpointRequested("checkpoint"),
+            "savepoint": CheckpointRequested("savepoint", SAVEPOINT),
+            "again": StopRequested("second stop"),
+            "withdrawn": RequestWithdrawn("stop", "nobody waits any longer"),
+            "restart": JobRestarting(),
+        }
+        if word in fixed:
+            return self.handle(fixed[word])
+        kind, checkpoint_id = word.rstrip("0123456789"), int("".join(c for c in word if c.isdigit()))
+        events: dict[str, CoordinatorEvent] = {
+            "written": MetadataWritten(checkpoint_id, f"at-{checkpoint_id}"),
+            "unwritten": MetadataWriteFailed(checkpoint_id, "no space"),
+            "unknown": MetadataOutcomeUnknown(checkpoint_id, "time-out"),
+            "declined": Declined(B, checkpoint_id, message="not now"),
+            "untriggered": TriggerFailed(A, checkpoint_id),
+        }
+        return self.handle(events[kind])
+
+    def turn(self, now: float) -> list[CoordinatorAction]:
+        actions: list[CoordinatorAction] = []
+        while (due := self.coordinator.next_deadline()) is not None and due <= now:
+            self.now = max(self.now, due)
+            actions += self.handle(Tick())
+        self.now = now
+        return actions
+
+    @property
+    def answers(self) -> dict[str, str]:
+        """What each request was answered with: a location or a reason. Twice is an error."""
+        found: dict[str, str] = {}
+        for action in self.actions:
+            if isinstance(action, RequestCompleted | RequestFailed):
+                assert action.request_id not in found
+                failed = isinstance(action, RequestFailed)
+                found[action.request_id] = action.reason.name if failed else action.checkpoint.location
+        return found
+
+
+def pick(actions: Iterable[CoordinatorAction], kind: type[T]) -> list[T]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def triggered(actions: Iterable[CoordinatorAction]) -> list[int]:
+    ids = [action.checkpoint_id for action in pick(actions, CheckpointTriggered)]
+    assert sorted({a.barrier.checkpoint_id for a in pick(actions, TriggerTask)}) == ids
+    return ids
+
+
+# Savepoints of a job that runs on
+
+
+def test_a_savepoint_commits_nothing_and_is_not_what_a_restart_begins_from(graph_of: Graphs) -> None:
+    job = Job(graph_of, "savepoint ack1")
+    actions = job.do("written1")
+    assert [set(a.tasks) for a in pick(actions, NotifySavepointComplete)] == [set(TASKS)]
+    assert pick(actions, NotifyComplete) == []
+    assert job.answers == {"savepoint": "at-1"}
+    assert job.coordinator.latest_completed is None
+
+
+def test_a_savepoint_lets_nobody_go(graph_of: Graphs) -> None:
+    # Every task took it after its finish(), and none may end with it: the final checkpoint follows.
+    job = Job(graph_of, "checkpoint savepoint ends ack2 written2")
+    assert triggered(job.do("ack1 written1")) == []
+    job = Job(graph_of, "savepoint ends", max_concurrent=2)
+    assert job.coordinator.pending_ids == (1, 2)
+    assert triggered(job.do("ack1 written1 ack2 written2")) == []
+
+
+def test_what_was_asked_for_is_carried_along(graph_of: Graphs) -> None:
+    properties = CheckpointProperties.for_savepoint(target="s3://elsewhere")
+    job = Job(graph_of)
+    announced, *triggers = job.handle(CheckpointRequested("r", properties))
+    assert announced == CheckpointTriggered(1, properties, "r", waiting=3)
+    assert [t.barrier.properties.target for t in pick(triggers, TriggerTask)] == ["s3://elsewhere"]
+    assert len(triggers) == 1
+    job.do("ack1")
+    (write,) = pick(job.actions, WriteMetadata)
+    assert write.checkpoint.request_id == "r"
+    assert write.checkpoint.properties is properties
+
+
+# The stop's savepoint
+
+
+@pytest.mark.parametrize("begin", ["suspend", "drain ends"])
+def test_a_stop_commits_with_one_savepoint_for_every_task(graph_of: Graphs, begin: str) -> None:
+    job = Job(graph_of)
+    actions = job.do(begin)
+    assert triggered(actions) == [1]
+    barrier = pick(actions, TriggerTask)[0].barrier
+    assert barrier.properties.stops_job and barrier.properties.is_savepoint
+    actions = job.do("ack1 written1")
+    assert [(set(a.tasks), a.checkpoint_id) for a in pick(actions, NotifyComplete)] == [(set(TASKS), 1)]
+    assert pick(actions, NotifySavepointComplete) == []
+    assert job.answers == {"stop": "at-1"}
+    assert [c.location for c in job.coordinator.completed] == ["at-1"]
+    # Until the last task is gone, and afterwards, there is no other checkpoint.
+    assert triggered(job.do("+100 A-finished +100 finish +100")) == []
+    assert pick(job.handle(Shutdown(JobStatus.FINISHED)), DiscardCheckpoint) == []
+
+
+def test_a_drain_waits_for_the_end_of_the_data_and_takes_the_final_checkpoints_place(graph_of: Graphs) -> None:
+    job = Job(graph_of)
+    assert triggered(job.do("drain +50")) == []
+    assert job.coordinator.next_deadline() is None
+    assert triggered(job.do("ends +50 ack1 written1 +50")) == [1]
+
+
+def test_other_checkpoints_are_aborted_when_it_begins(graph_of: Graphs) -> None:
+    job = Job(graph_of, "checkpoint savepoint", max_queued=5)
+    job.handle(CheckpointRequested("queued"))
+    actions = job.do("suspend")
+    assert [(a.checkpoint_id, a.reason) for a in pick(actions, CheckpointFailed)] == [(1, SUSPENDED), (2, SUSPENDED)]
+    assert [a.checkpoint_id for a in pick(actions, NotifyAborted)] == [1, 2]
+    assert job.answers == dict.fromkeys(["checkpoint", "savepoint", "queued"], SUSPENDED.name)
+    assert all("'stop'" in a.message for a in pick(actions, RequestFailed))
+    assert triggered(actions) == [3]
+    assert pick(job.actions, FailJob) == []
+
+
+def test_one_that_is_being_finalized_is_waited_for(graph_of: Graphs) -> None:
+    job = Job(graph_of, "checkpoint ack1", max_concurrent=2)
+    assert triggered(job.do("suspend +30")) == []
+    actions = job.do("written1")
+    assert triggered(actions) == [2]
+    assert job.answers == {"checkpoint": "at-1"}
+
+
+def test_nobody_may_end_in_the_middle_of_it(graph_of: Graphs) -> None:
+    job = Job(graph_of)
+    job.handle(EndOfDataReached(A))
+    job.do("checkpoint")
+    job.handle(Acknowledged(A, 1, "a", TaskStatistics(operators_finished=True)))
+    job.do("ack1 written1")
+    assert triggered(job.do("suspend +30")) == []
+    assert triggered(job.do("A-finished")) == [2]
+
+
+def test_somebody_who_does_not_end_is_not_waited_for_for_ever(graph_of: Graphs) -> None:
+    job = Job(graph_of)
+    job.handle(EndOfDataReached(A))
+    job.do("checkpoint")
+    job.handle(Acknowledged(A, 1, "a", TaskStatistics(operators_finished=True)))
+    job.do("ack1 written1 suspend")
+    assert triggered(job.do("+59")) == []
+    assert triggered(job.do("+1")) == [2]
+    assert job.do("A-finished") != []
+    assert job.answers["stop"] == "CHECKPOINT_DECLINED_TASK_CLOSING"
+
+
+@pytest.mark.parametrize("stop", ["suspend", "drain"])
+@pytest.mark.parametrize("so_far", ["", "ends", "ends ack1", "ends ack1 written1"])
+def test_while_it_is_under_way_other_requests_are_refused(graph_of: Graphs, stop: str, so_far: str) -> None:
+    job = Job(graph_of, f"{stop} {so_far}")
+    actions = job.do("checkpoint savepoint again")
+    refusals = pick(actions, RequestFailed)
+    assert [(a.request_id, a.reason) for a in refusals] == [
+        (name, SUSPENDED) for name in ("checkpoint", "savepoint", "second stop")
+    ]
+    assert all("'stop'" in a.message and stop in a.message for a in refusals)
+    assert job.coordinator.stopping == "stop"
+
+
+@pytest.mark.parametrize(("words", "message"), [("A-failed", "V0[0] is FAILED"), ("finish", "every task has finished")])
+@pytest.mark.parametrize("stop", ["suspend", "drain"])
+def test_no_stop_without_tasks_that_run(graph_of: Graphs, stop: str, words: str, message: str) -> None:
+    job = Job(graph_of, f"{words} {stop}")
+    (refusal,) = pick(job.actions, RequestFailed)
+    assert refusal.reason is FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
+    assert message in refusal.message
+    assert job.coordinator.stopping is None
+
+
+def test_a_stop_before_all_tasks_run_changes_nothing(graph_of: Graphs) -> None:
+    job = Job(graph_of, "suspend", running=False)
+    assert job.answers == {"stop": "NOT_ALL_REQUIRED_TASKS_RUNNING"}
+    job.start()
+    assert triggered(job.do("+10")) == [1]
+
+
+@pytest.mark.parametrize("stop", ["suspend", "drain"])
+def test_a_job_that_ends_by_itself_first(graph_of: Graphs, stop: str) -> None:
+    job = Job(graph_of, f"ends ack1 {stop} written1 finish")
+    assert job.answers == {"stop": "NOT_ALL_REQUIRED_TASKS_RUNNING"}
+    assert [c.checkpoint_id for c in job.coordinator.completed] == [1]
+
+
+# While the tasks wait for their final checkpoint
+
+
+@pytest.mark.parametrize("stop", ["suspend", "drain"])
+def test_a_stop_that_arrives_while_waiting_for_the_final_checkpoint_replaces_it(graph_of: Graphs, stop: str) -> None:
+    job = Job(graph_of, "ends")
+    actions = job.do(stop)
+    assert [(a.checkpoint_id, a.reason) for a in pick(actions, CheckpointFailed)] == [(1, SUSPENDED)]
+    assert triggered(actions) == [2]
+    assert triggered(job.do("ack2 written2 finish +100")) == []
+    assert job.answers == {"stop": "at-2"}
+
+
+def test_a_suspend_that_fails_there_is_followed_by_the_final_checkpoint(graph_of: Graphs) -> None:
+    job = Job(graph_of, "ends suspend declined2")
+    assert triggered(job.do("+1")) == [3]
+    assert triggered(job.do("ack3 written3 finish +100")) == []
+
+
+# A savepoint that fails
+
+WAYS_TO_FAIL = {
+    "declined1": "CHECKPOINT_DECLINED",
+    "untriggered1": "TRIGGER_CHECKPOINT_FAILURE",
+    "B-failed": "TASK_FAILURE",
+    "B-finished": "CHECKPOINT_DECLINED_TASK_CLOSING",
+    "+60": "CHECKPOINT_EXPIRED",
+    "withdrawn": "CHECKPOINT_EXPIRED",
+    "ack1 unwritten1": "FINALIZE_CHECKPOINT_FAILURE",
+    "ack1 unknown1": "FINALIZE_CHECKPOINT_FAILURE",
+}
+
+
+@pytest.mark.parametrize("words", WAYS_TO_FAIL)
+def test_after_a_failed_suspend_checkpoints_go_on(graph_of: Graphs, words: str) -> None:
+    job = Job(graph_of, f"+3 suspend {words}")
+    assert job.answers == {"stop": WAYS_TO_FAIL[words]}
+    assert job.coordinator.stopping is None
+    assert pick(job.actions, FailJob) == []
+    if words == "B-failed":
+        job.do("B-runs")
+    assert triggered(job.do("+9.9")) == []
+    assert triggered(job.do("+0.1")) == [2]
+
+
+@pytest.mark.parametrize("words", WAYS_TO_FAIL)
+def test_after_a_failed_drain_nothing_is_triggered_until_the_job_restarts(graph_of: Graphs, words: str) -> None:
+    job = Job(graph_of, f"drain ends {words}")
+    assert job.answers == {"stop": WAYS_TO_FAIL[words]}
+    assert pick(job.actions, FailJob) == []
+    assert triggered(job.do("+1000 ends +100")) == []
+    (refusal,) = pick(job.do("checkpoint"), RequestFailed)
+    assert refusal.reason is SUSPENDED and "'stop'" in refusal.message
+    job.do("restart")
+    job.start()
+    # It is no longer draining.
+    assert job.coordinator.stopping is None
+    assert triggered(job.do("+10")) == [2]
+    assert job.answers == {"stop": WAYS_TO_FAIL[words], "checkpoint": SUSPENDED.name}
+
+
+def test_a_suspend_can_be_tried_again(graph_of: Graphs) -> None:
+    job = Job(graph_of, "suspend declined1")
+    assert triggered(job.do("again ack2 written2")) == [2]
+    assert job.answers == {"stop": "CHECKPOINT_DECLINED", "second stop": "at-2"}
+
+
+def test_the_task_whose_failure_ends_the_wait_is_named(graph_of: Graphs) -> None:
+    job = Job(graph_of, "checkpoint ack1 suspend B-failed")
+    assert job.answers == {}
+    job.do("written1")
+    assert "V1[0] is FAILED" in pick(job.actions, RequestFailed)[0].message
+
+
+# The asker's deadline
+
+
+@pytest.mark.parametrize("stop", ["suspend", "drain"])
+def test_a_stop_that_waits_can_be_withdrawn(graph_of: Graphs, stop: str) -> None:
+    job = Job(graph_of, f"checkpoint ack1 {stop} withdrawn written1")
+    assert job.answers == {"stop": "CHECKPOINT_EXPIRED", "checkpoint": "at-1"}
+    assert "nobody waits" in pick(job.actions, RequestFailed)[0].message
+    # The sources of a drained job have been told to end: it cannot go on.
+    assert bool(triggered(job.do("+20"))) == (stop == "suspend")
+
+
+def test_what_is_being_written_is_not_withdrawn(graph_of: Graphs) -> None:
+    job = Job(graph_of, "suspend ack1")
+    assert job.do("withdrawn") == []
+    job.do("written1")
+    assert job.answers == {"stop": "at-1"}
+
+
+def test_a_request_can_be_withdrawn_from_the_queue_and_from_the_tasks(graph_of: Graphs) -> None:
+    job = Job(graph_of, "checkpoint", tolerable_failed_checkpoints=0)
+    job.handle(CheckpointRequested("queued"))
+    for request_id in ("queued", "checkpoint", "unknown"):
+        job.handle(RequestWithdrawn(request_id, "too late"))
+    assert job.answers == {"queued": "CHECKPOINT_EXPIRED", "checkpoint": "CHECKPOINT_EXPIRED"}
+    assert job.coordinator.pending_ids == ()
+    # Impatience does not count against the job.
+    assert pick(job.actions, FailJob) == []
+    assert job.coordinator.consecutive_failures == 0
+
+
+# The job's end and its restarts
+
+
+@pytest.mark.parametrize(
+    "words", ["checkpoint ack1 suspend written1", "suspend", "drain", "drain ends", "suspend declined1 again"]
+)
+def test_a_restart_fails_the_stop(graph_of: Graphs, words: str) -> None:
+    job = Job(graph_of, words)
+    job.do("restart")
+    assert job.answers["second stop" if "again" in words else "stop"] == SUSPENDED.name
+    job.start()
+    assert job.coordinator.stopping is None
+    assert len(triggered(job.do("+10"))) == 1
+
+
+def test_a_restart_after_the_savepoint_begins_from_it_and_goes_on(graph_of: Graphs) -> None:
+    job = Job(graph_of, "checkpoint ack1 written1 suspend ack2 written2")
+    job.do("B-failed restart")
+    latest = job.coordinator.latest_completed
+    assert latest is not None and latest.location == "at-2"
+    assert [c.location for c in job.coordinator.completed] == ["at-1", "at-2"]
+    job.start()
+    assert triggered(job.do("+10")) == [3]
+    discarded = pick(job.do("ack3 written3"), DiscardCheckpoint)
+    # The savepoint is the user's.
+    assert [a.checkpoint.location for a in discarded] == ["at-1"]
+
+
+@pytest.mark.parametrize("words", ["drain", "suspend", "checkpoint ack1 suspend"])
+def test_a_shutdown_answers_it(graph_of: Graphs, words: str) -> None:
+    job = Job(graph_of, words)
+    job.handle(Shutdown(JobStatus.CANCELED))
+    assert job.answers["stop"] == "CHECKPOINT_COORDINATOR_SHUTDOWN"
+    assert job.handle(StopRequested("late"))[0] == RequestFailed(
+        "late", FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN.value
+    )
+
+
+# Without periodic checkpoints
+
+
+@pytest.mark.parametrize("words", ["suspend", "drain ends"])
+def test_a_job_without_periodic_checkpoints_can_be_stopped(graph_of: Graphs, words: str) -> None:
+    job = Job(graph_of, words, interval=None)
+    job.do("ack1 written1")
+    assert job.answers == {"stop": "at-1"}
+    job = Job(graph_of, "suspend declined1", interval=None)
+    assert job.coordinator.next_deadline() is None
