@@ -20,6 +20,8 @@ from dagster_checkpoints.pipeline import Pipeline, Stage
 PIPELINE = "dagster_checkpoints/pipeline"
 STAGE = "dagster_checkpoints/stage"
 INSTANCES = "dagster_checkpoints/instances"
+FINISHED_BEFORE = "finished_before_this_run"
+"""In the metadata of a materialization: the stage had finished when the run began."""
 
 
 class NotAPipelineAssetError(DagsterCheckpointsError):
@@ -103,6 +105,15 @@ def instance_assets(assets: dg.AssetsDefinition) -> list[dg.AssetSpec]:
     return specs
 
 
+def stage_keys(assets: dg.AssetsDefinition, pipeline: Pipeline) -> dict[str, dg.AssetKey]:
+    """Asset key by stage; empty if `@pipeline_assets` did not make the assets for this pipeline."""
+    return {
+        str(_value(spec.metadata[STAGE])): spec.key
+        for spec in assets.specs
+        if _value(spec.metadata.get(PIPELINE)) == pipeline.name and STAGE in spec.metadata
+    }
+
+
 @dataclass(frozen=True)
 class StageAssets:
     """The assets of the run that materializes a pipeline.
@@ -122,11 +133,7 @@ class StageAssets:
         Raises:
             NotAPipelineAssetError: The function was not decorated with `@pipeline_assets` for this pipeline.
         """
-        keys = {
-            str(_value(spec.metadata[STAGE])): spec.key
-            for spec in context.assets_def.specs
-            if _value(spec.metadata.get(PIPELINE)) == pipeline.name and STAGE in spec.metadata
-        }
+        keys = stage_keys(context.assets_def, pipeline)
         chosen = context.selected_asset_keys
         selected = frozenset(stage for stage, key in keys.items() if key in chosen)
         if not selected or not selected <= {stage.name for stage in pipeline.stages}:

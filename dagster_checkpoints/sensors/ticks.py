@@ -1,0 +1,234 @@
+"""One tick of a sensor: how it reaches a pipeline's storage, within seconds, and what it finds there.
+
+A tick writes a request or looks at an answer; it never waits for the pipeline. It must not know what any one sensor is for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import dagster as dg
+
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.sensors.cursors import Cursor, write_cursor
+from dagster_checkpoints.storage import (
+    Answer,
+    CorruptStatus,
+    ObjectInfo,
+    OutcomeUnknown,
+    PipelineControl,
+    PipelineState,
+    PipelineStatus,
+    StorageUnavailable,
+    UnknownRequest,
+    WriteConflict,
+)
+from dagster_checkpoints.storage.pipeline_state import describe_end
+
+if TYPE_CHECKING:
+    from dagster_checkpoints.resource import CheckpointCoordinatorResource
+
+STORAGE_SECONDS = 15.0
+"""What a tick grants to storage altogether; Dagster ends a tick after 60 s."""
+RESOURCE = "checkpoint_coordinator"
+_TRANSIENT = (StorageUnavailable, OutcomeUnknown, WriteConflict)
+_NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_.\-]+")
+
+Result = TypeVar("Result")
+
+
+class StorageSilent(DagsterCheckpointsError):
+    """Storage has not answered within what a tick may take."""
+
+
+class Reins:
+    """A :class:`PipelineControl` for the length of a tick: all that is done with it takes a limited time altogether.
+
+    What is still under way when the time is up goes on in the background, so only do what may be done again.
+
+    Args:
+        control: makes it; called when it is first needed.
+        seconds: for everything together.
+        monotonic: clock, seconds.
+    """
+
+    def __init__(
+        self, control: Callable[[], PipelineControl], seconds: float, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._make = control
+        self._control: PipelineControl | None = None
+        self._seconds = seconds
+        self._monotonic = monotonic
+        self._until = monotonic() + seconds
+
+    def do(self, what: Callable[[PipelineControl], Result]) -> Result:
+        """Do something with the pipeline's control.
+
+        Raises:
+            StorageSilent: the time is up.
+        """
+        answer: queue.Queue[Callable[[], Result]] = queue.Queue()
+
+        def work() -> None:
+            try:
+                self._control = self._control or self._make()
+                result = what(self._control)
+            except Exception as error:
+                answer.put(_raising(error))
+            else:
+                answer.put(lambda: result)
+
+        threading.Thread(target=work, name="sensor-storage", daemon=True).start()
+        try:
+            take = answer.get(timeout=max(self._until - self._monotonic(), 0.001))
+        except queue.Empty:
+            raise StorageSilent(
+                f"Storage has not answered within the {self._seconds:g} s that a sensor grants it; the next tick tries again."
+            ) from None
+        return take()
+
+    def look(self) -> RunningPipeline | str:
+        """What runs; a text that says how the latest run ended if nothing does."""
+        state = self.do(PipelineControl.state)
+        if state is None or state.lease is None:
+            return f"The pipeline is not running. {describe_end(state)}"
+        try:
+            status = self.do(PipelineControl.status)
+        except CorruptStatus:  # it is for display; the owner writes it anew
+            status = None
+        return RunningPipeline(state, status if status is not None and status.epoch == state.epoch else None)
+
+    def poll(self, request_id: str) -> Answer | None:
+        """The newest answer to a request; None if there is none, or nobody knows the request any more."""
+        try:
+            return self.do(lambda control: control.handle(request_id).poll())
+        except UnknownRequest:
+            return None
+
+
+@dataclass(frozen=True)
+class RunningPipeline:
+    """A pipeline that somebody owns.
+
+    Attributes:
+        state: Who owns it.
+        status: What that very owner last said of itself; None if it has not said anything yet.
+    """
+
+    state: PipelineState
+    status: PipelineStatus | None
+
+    @property
+    def run_id(self) -> str:
+        """Of the owner: the Dagster run."""
+        assert self.state.lease is not None
+        return self.state.lease.owner.run_id
+
+    @property
+    def job_id(self) -> int:
+        """Of the job, which outlives runs: a run after a crash or a suspend goes on with it."""
+        return self.state.job.job_id
+
+    @property
+    def job_started_at(self) -> datetime:
+        """When the job was begun, by the clock of its first owner."""
+        assert self.state.lease is not None
+        return self.state.job.started_at or self.state.lease.acquired_at
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What a sensor has at hand.
+
+    Attributes:
+        dagster: Dagster's context.
+        reins: The pipeline's control.
+        head: An object in storage: by its key below the pipeline's directory, or by URL or absolute path.
+        now: Wall clock.
+    """
+
+    dagster: dg.SensorEvaluationContext
+    reins: Reins
+    head: Callable[[str], ObjectInfo | None]
+    now: datetime
+
+
+Evaluate = Callable[[Tick], dg.SensorResult]
+
+
+def pipeline_sensor(
+    evaluate: Evaluate,
+    *,
+    pipeline: Pipeline,
+    name: str,
+    description: str,
+    minimum_interval_seconds: int,
+    default_status: dg.DefaultSensorStatus,
+    resource_key: str,
+    jobs: Sequence[Any] | None = None,
+    storage_seconds: float = STORAGE_SECONDS,
+) -> dg.SensorDefinition:
+    """A sensor that holds a pipeline's reins. Storage that is out of reach is a reason to skip the tick, with the old cursor."""
+
+    @dg.sensor(
+        name=name,
+        description=description,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        required_resource_keys={resource_key},
+        jobs=jobs,
+    )
+    def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        coordinator: CheckpointCoordinatorResource = getattr(context.resources, resource_key)
+        instance = context.instance
+
+        def control() -> PipelineControl:
+            return coordinator.control(pipeline, instance=instance, asked_by=f"sensor {name}")
+
+        def head(where: str) -> ObjectInfo | None:
+            folder, _, name = where.rpartition("/")
+            if "://" in where or where.startswith("/"):
+                return reins.do(lambda control: coordinator.open_store(folder).head(name))
+            storage = coordinator.checkpoint_storage(pipeline, instance=instance)
+            return reins.do(lambda control: storage.store.head(storage.layout.at(folder, name)))
+
+        reins = Reins(control, storage_seconds)
+        try:
+            return evaluate(Tick(context, reins, head, datetime.now(UTC)))
+        except (*_TRANSIENT, StorageSilent) as error:
+            return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
+
+    return tick
+
+
+def skip(reason: str, cursor: Cursor, asset_events: Sequence[dg.AssetObservation] = ()) -> dg.SensorResult:
+    """Nothing to launch: what was seen instead, and what to remember."""
+    return dg.SensorResult(skip_reason=reason, cursor=write_cursor(cursor), asset_events=list(asset_events))
+
+
+def request_id(*parts: object) -> str:
+    """An id for a request: the same parts give the same one, on every machine, at any time.
+
+    Parts with characters that an id cannot have are shortened and told apart by a hash.
+    """
+    plain = "-".join(str(part) for part in parts)
+    if not _NOT_IN_AN_ID.search(plain) and len(plain) <= 120:
+        return plain
+    digest = hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:12]
+    return f"{_NOT_IN_AN_ID.sub('_', plain)[:100]}-{digest}"
+
+
+def _raising(error: Exception) -> Callable[[], Any]:
+    def raise_it() -> Any:
+        raise error
+
+    return raise_it
