@@ -1,8 +1,9 @@
-"""The whole protocol without an engine: random pipelines, random schedules, crashes; every record once.
+"""The whole protocol without an engine: random pipelines, schedules, crashes, savepoints, stops; every record once.
 
 A miniature runtime drives the real coordinator, barrier handlers and life cycles. A record is a number; a
 task forwards every record it reads to each of its outputs, and pre-commits it in its sink. What must come out
-is known: so many records as there are ways from a source to the task. One seed reproduces a run.
+is known: so many records as there are ways from a source to the task. What the coordinator tells a task lies in
+its mailbox for a while. One seed reproduces a run.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from dagster_checkpoints.coordination import (
     AbortAlignment,
     Acknowledged,
     AlignedBarrierHandler,
+    AllTasksFinished,
+    AnswerDone,
+    AnswerFailed,
     BarrierEvent,
     BarrierReceived,
     BlockChannel,
@@ -26,18 +30,31 @@ from dagster_checkpoints.coordination import (
     CheckpointConfig,
     CheckpointCoordinator,
     CheckpointFailed,
+    CheckpointProperties,
+    CheckpointRequested,
     CheckpointSnapshot,
     CoordinatorEvent,
     Declined,
     EndOfDataReached,
     EndOfPartitionReceived,
     FailJob,
+    FailOver,
     JobRestarting,
     LifecycleState,
+    MetadataWriteFailed,
     MetadataWritten,
     NotifyAborted,
     NotifyComplete,
+    NotifySavepointComplete,
+    RequestCompleted,
+    RequestFailed,
+    SavepointCompleted,
+    SavepointFailed,
+    StopEvent,
+    StopRequested,
+    StopWithSavepoint,
     TakeSnapshot,
+    TaskFailed,
     TaskLifecycle,
     TaskState,
     TaskStateChanged,
@@ -59,7 +76,7 @@ from dagster_checkpoints.pipeline import (
     pointwise_producers,
 )
 
-END_OF_DATA, END_OF_PARTITION = "end of data", "end of partition"
+END_OF_DATA, SUSPENDED, END_OF_PARTITION = "end of data", "suspended", "end of partition"
 Element = int | str | CheckpointBarrier
 
 
@@ -85,6 +102,7 @@ class Task:
     open_transaction: list[int] = field(default_factory=list)
     pre_committed: dict[int, list[int]] = field(default_factory=dict)
     blocked: set[str] = field(default_factory=set)
+    mailbox: deque[BarrierEvent | lifecycle.LifecycleEvent] = field(default_factory=deque)
     life: TaskLifecycle = field(default_factory=TaskLifecycle)
     barriers: AlignedBarrierHandler = field(init=False)
 
@@ -111,6 +129,12 @@ class Simulation:
         self.writing: CheckpointSnapshot | None = None
         self.sinks: dict[TaskId, list[int]] = {t: [] for t in self.all_tasks()}
         self.completed: list[int] = []
+        self.savepoints = 0
+        """How many of a job that ran on have completed."""
+        self.requests = 0
+        self.stop: StopWithSavepoint | None = None
+        self.answer: tuple[bool, AnswerDone | AnswerFailed | None] = (False, None)
+        """Of the latest stop: whether it was a drain, and what came of it."""
         self.start(frozenset(), {})
 
     def random_graph(self) -> ExecutionGraph:
@@ -144,6 +168,7 @@ class Simulation:
     # Starting, from nothing or from a checkpoint
 
     def start(self, finished: frozenset[TaskId], snapshots: dict[TaskId, Snapshot]) -> None:
+        self.fails_over = False
         self.logs: dict[str, deque[Element]] = {name: deque() for _, _, name in self.channels()}
         self.tasks: dict[TaskId, Task] = {}
         for task_id in self.all_tasks():
@@ -180,23 +205,28 @@ class Simulation:
         for action in self.coordinator.handle(event, self.now):
             match action:
                 case TriggerTask(task_id, barrier):
-                    if task_id in self.tasks and self.tasks[task_id].life.state is not LifecycleState.FINISHED:
-                        self.gate(self.tasks[task_id], TriggerReceived(barrier))
-                    else:
-                        self.tell(TriggerFailed(task_id, barrier.checkpoint_id))
+                    self.tasks[task_id].mailbox.append(TriggerReceived(barrier))
                 case WriteMetadata(checkpoint):
                     assert self.writing is None
                     self.writing = checkpoint
                 case CheckpointCompleted(checkpoint):
                     self.completed.append(checkpoint.checkpoint_id)
                 case NotifyComplete(tasks, checkpoint_id):
-                    for task_id in list(tasks):
-                        self.live(self.tasks[task_id], lifecycle.CheckpointCompleted(checkpoint_id))
+                    for task_id in tasks:
+                        self.tasks[task_id].mailbox.append(lifecycle.CheckpointCompleted(checkpoint_id))
+                case NotifySavepointComplete(tasks, checkpoint_id):
+                    for task_id in tasks:
+                        self.tasks[task_id].mailbox.append(lifecycle.SavepointCompleted(checkpoint_id))
                 case NotifyAborted(tasks, checkpoint_id):
-                    for task_id in list(tasks):
-                        task = self.tasks[task_id]
-                        self.gate(task, CancellationReceived(None, checkpoint_id))
-                        self.live(task, lifecycle.CheckpointAborted(checkpoint_id))
+                    for task_id in tasks:
+                        self.tasks[task_id].mailbox += [
+                            CancellationReceived(None, checkpoint_id),
+                            lifecycle.CheckpointAborted(checkpoint_id),
+                        ]
+                case RequestCompleted(request_id, checkpoint) if self.stop and request_id == self.stop.request_id:
+                    self.outcome(SavepointCompleted(checkpoint.checkpoint_id, checkpoint.location))
+                case RequestFailed(request_id, reason, message) if self.stop and request_id == self.stop.request_id:
+                    self.outcome(SavepointFailed(reason, message))
                 case FailJob(_, message):
                     raise AssertionError(message)
                 case CheckpointFailed():
@@ -208,10 +238,43 @@ class Simulation:
         checkpoint, self.writing = self.writing, None
         states = {t: s for t, s in checkpoint.states.items() if isinstance(s, Snapshot)}
         assert len(states) == len(checkpoint.states)
+        if checkpoint.properties.is_savepoint and self.random.random() < 0.2:
+            return self.tell(MetadataWriteFailed(checkpoint.checkpoint_id, "no space"))
         self.check_consistent(frozenset(checkpoint.plan.finished), states)
-        self.latest = checkpoint.checkpoint_id
-        self.store[self.latest] = (frozenset(checkpoint.plan.finished), states)
-        self.tell(MetadataWritten(self.latest, "x"))
+        if checkpoint.properties.commits:
+            self.latest = checkpoint.checkpoint_id
+            self.store[self.latest] = (frozenset(checkpoint.plan.finished), states)
+        else:
+            self.savepoints += 1
+        self.tell(MetadataWritten(checkpoint.checkpoint_id, "x"))
+
+    # Requests
+
+    def ask_for_savepoint(self) -> None:
+        self.requests += 1
+        self.tell(CheckpointRequested(str(self.requests), CheckpointProperties.for_savepoint()))
+
+    def ask_to_stop(self, drain: bool) -> None:
+        """Begin a stop unless the coordinator refuses: another is under way, or there is nothing to stop."""
+        self.requests += 1
+        request_id = str(self.requests)
+        self.tell(StopRequested(request_id, drain))
+        if self.coordinator.stopping == request_id:
+            self.stop = StopWithSavepoint(request_id, drain)
+
+    def outcome(self, event: StopEvent) -> None:
+        assert self.stop is not None
+        stop = self.stop
+        for action in stop.handle(event):
+            if isinstance(action, FailOver):
+                self.fails_over = True
+            else:
+                self.answer, self.stop = (stop.drain, action), None
+
+    @property
+    def draining(self) -> bool:
+        """Sources have been told to end, because the stop was accepted."""
+        return self.stop is not None and self.stop.drain
 
     def check_consistent(self, finished: frozenset[TaskId], states: dict[TaskId, Snapshot]) -> None:
         """Across every channel the consumer has read exactly what the producer had sent."""
@@ -227,9 +290,17 @@ class Simulation:
     def crash(self) -> None:
         while self.writing is not None:
             self.write()
+        if self.stop is not None:
+            self.outcome(TaskFailed("a crash"))
         finished, states = self.store[self.latest] if self.latest is not None else (frozenset(), {})
-        self.tasks = {}
         self.tell(JobRestarting(finished))
+        self.start(finished, states)
+
+    def resume(self) -> None:
+        """A new job begins from the newest checkpoint, the savepoint of the stop."""
+        assert self.latest is not None
+        finished, states = self.store[self.latest]
+        self.coordinator = CheckpointCoordinator(self.graph, self.config, next_checkpoint_id=self.latest + 1, finished=finished)
         self.start(finished, states)
 
     # A task's side
@@ -253,7 +324,8 @@ class Simulation:
         state = Snapshot(task.remaining, dict(task.read), set(task.at_end), task.emitted, held, after_finish)
         for name in task.outputs:
             self.logs[name].append(barrier)
-        self.live(task, lifecycle.SnapshotTaken(barrier.checkpoint_id))
+        kind = barrier.properties
+        self.live(task, lifecycle.SnapshotTaken(barrier.checkpoint_id, kind.stops_job, kind.is_savepoint))
         statistics = TaskStatistics(operators_finished=after_finish)
         self.tell(Acknowledged(task.id, barrier.checkpoint_id, state, statistics))
 
@@ -262,9 +334,12 @@ class Simulation:
             match action:
                 case lifecycle.FinishOperators():
                     self.live(task, lifecycle.OperatorsFinished())
-                case lifecycle.EmitEndOfData():
-                    self.emit_control(task, END_OF_DATA)
-                    self.tell(EndOfDataReached(task.id))
+                case lifecycle.PauseOperators() | lifecycle.ResumeOperators():
+                    assert task.life.paused == isinstance(action, lifecycle.PauseOperators)
+                case lifecycle.EmitEndOfData(drain):
+                    self.emit_control(task, END_OF_DATA if drain else SUSPENDED)
+                    if drain:
+                        self.tell(EndOfDataReached(task.id))
                 case lifecycle.CommitUpTo(checkpoint_id):
                     assert checkpoint_id is not None
                     for earlier in [i for i in task.pre_committed if i <= checkpoint_id]:
@@ -288,7 +363,7 @@ class Simulation:
         task.emitted += 1
 
     def can_step(self, task: Task) -> list[str | None]:
-        if task.life.state is LifecycleState.FINISHED:
+        if task.life.state is LifecycleState.FINISHED or task.life.paused:
             return []
         readable: list[str | None] = [n for n in task.inputs if n not in task.blocked and self.logs[n]]
         source = not task.inputs and task.life.state is LifecycleState.RUNNING
@@ -296,7 +371,7 @@ class Simulation:
 
     def step(self, task: Task, channel: str | None) -> None:
         if channel is None:
-            if task.remaining:
+            if task.remaining and not self.draining:
                 task.remaining -= 1
                 self.record(task)
             else:
@@ -309,6 +384,8 @@ class Simulation:
             task.at_end.add(channel)
             if len(task.at_end) == len(task.inputs):
                 self.live(task, lifecycle.EndOfDataReceived(True))
+        elif element == SUSPENDED:
+            self.live(task, lifecycle.EndOfDataReceived(False))
         elif element == END_OF_PARTITION:
             self.gate(task, EndOfPartitionReceived(channel))
         else:
@@ -317,13 +394,36 @@ class Simulation:
             task.read[channel] += 1
             self.record(task)
 
-    def run(self, crashes: int) -> None:
+    def take_mail(self, task: Task) -> None:
+        mail = task.mailbox.popleft()
+        if isinstance(mail, lifecycle.CheckpointCompleted | lifecycle.SavepointCompleted | lifecycle.CheckpointAborted):
+            self.live(task, mail)
+        elif task.life.state is not LifecycleState.FINISHED:
+            assert isinstance(mail, TriggerReceived | CancellationReceived)
+            self.gate(task, mail)
+        elif isinstance(mail, TriggerReceived):
+            self.tell(TriggerFailed(task.id, mail.barrier.checkpoint_id))
+
+    def run(self, crashes: int, asking: float = 0.0) -> None:
+        """Until every task has finished, in the job's own time or by a stop that was asked for."""
+        self.answer = (False, None)
         for _ in range(50_000):
             if all(task.life.state is LifecycleState.FINISHED for task in self.tasks.values()):
+                if self.stop is not None:
+                    self.outcome(AllTasksFinished())
                 return
-            if crashes and self.random.random() < 0.02:
-                crashes -= 1
+            if self.fails_over or (crashes and self.random.random() < 0.02):
+                crashes -= not self.fails_over
                 self.crash()
+                continue
+            if self.random.random() < asking:
+                if self.random.random() < 0.5:
+                    self.ask_for_savepoint()
+                else:
+                    self.ask_to_stop(drain=self.random.random() < 0.5)
+            letters = [task for task in self.tasks.values() if task.mailbox]
+            if letters and self.random.random() < 0.4:
+                self.take_mail(self.random.choice(letters))
                 continue
             choices = [(t, c) for t in self.tasks.values() for c in self.can_step(t)]
             if self.writing is not None and self.random.random() < 0.3:
@@ -335,11 +435,13 @@ class Simulation:
                 self.tell(Tick())
         raise AssertionError(f"not finished; pending {self.coordinator.pending_ids}")
 
-    def expected(self) -> dict[TaskId, int]:
+    def expected(self, *, read: bool = False) -> dict[TaskId, int]:
+        """How many records each task has to commit, of all that there are or of those that the sources have read."""
         count: dict[TaskId, int] = {}
         for task in self.all_tasks():
             producers = [producer for producer, consumer, _ in self.channels() if consumer == task]
-            count[task] = sum(count[p] for p in producers) if producers else self.records
+            left = self.tasks[task].remaining if read and task in self.tasks else 0
+            count[task] = sum(count[p] for p in producers) if producers else self.records - left
         return count
 
 
@@ -359,3 +461,18 @@ def test_without_periodic_checkpoints_in_between_one_checkpoint_ends_everything(
     simulation.start(frozenset(), {})
     simulation.run(crashes=0)
     assert simulation.completed == [1]
+
+
+@pytest.mark.parametrize("seed", range(200, 400))
+def test_savepoints_and_stops_lose_and_repeat_nothing(seed: int) -> None:
+    simulation = Simulation(seed)
+    for _ in range(100):
+        simulation.run(crashes=seed % 3, asking=0.02)
+        # What was read is committed everywhere, exactly once, and nothing else.
+        assert simulation.sinks == {t: list(range(n)) for t, n in simulation.expected(read=True).items()}
+        drain, answer = simulation.answer
+        if drain or not isinstance(answer, AnswerDone):
+            break
+        simulation.resume()
+    if not drain:
+        assert simulation.expected(read=True) == simulation.expected()
