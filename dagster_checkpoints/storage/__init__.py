@@ -1,7 +1,7 @@
 """Where checkpoints live: S3 or a directory, behind one small interface.
 
 Read in this order: :mod:`base` (the object store), :mod:`local` and :mod:`s3` (the two kinds), :mod:`opening`
-(from a URL to a store), :mod:`layout` (what lies where), :mod:`pipeline_state`, :mod:`acquisition` and
+(from a URL to a store), :mod:`layout` (what lies where), :mod:`pipeline_state`, :mod:`state_changes`, :mod:`acquisition` and
 :mod:`ownership` (one owner per pipeline, and the commit point), :mod:`shared_state` and :mod:`state_files`
 (content-addressed state), and :mod:`checkpoints`, the face over all of it. Beside them: :mod:`requests` and
 :mod:`request_box` (what is asked of a running pipeline), :mod:`control` (the asker's side of it) and :mod:`status` (how it
@@ -50,7 +50,15 @@ from dagster_checkpoints.storage.errors import (
 from dagster_checkpoints.storage.local import LocalStore
 from dagster_checkpoints.storage.opening import open_store
 from dagster_checkpoints.storage.ownership import Ownership
-from dagster_checkpoints.storage.pipeline_state import CheckpointPointer, JobStatus, Owner, PipelineState
+from dagster_checkpoints.storage.pipeline_state import (
+    CheckpointPointer,
+    EndedBy,
+    Job,
+    JobStatus,
+    Owner,
+    PipelineState,
+    describe_end,
+)
 from dagster_checkpoints.storage.renewal import LeaseRenewer
 from dagster_checkpoints.storage.request_box import RequestBox
 from dagster_checkpoints.storage.requests import (
@@ -95,10 +103,12 @@ __all__ = [
     "CorruptRequest",
     "CorruptStateFile",
     "CorruptStatus",
+    "EndedBy",
     "InstanceStatus",
     "InvalidKey",
     "InvalidRequest",
     "InvalidStorageUrl",
+    "Job",
     "JobStatus",
     "LeaseRenewer",
     "LocalStore",
@@ -144,6 +154,7 @@ __all__ = [
     "UpdateVersion",
     "WriteConflict",
     "decode_status",
+    "describe_end",
     "encode_status",
     "open_store",
 ]

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import msgspec
 
+from dagster_checkpoints.storage import state_changes as changes
 from dagster_checkpoints.storage.base import ObjectStore, UpdateVersion
 from dagster_checkpoints.storage.errors import (
     NotFound,
@@ -26,7 +27,7 @@ from dagster_checkpoints.storage.errors import (
 from dagster_checkpoints.storage.layout import Layout
 from dagster_checkpoints.storage.pipeline_state import (
     CheckpointPointer,
-    Job,
+    EndedBy,
     JobStatus,
     PipelineState,
     decode_state,
@@ -77,6 +78,8 @@ class Ownership:
         self._wall = wall
         self._lock = threading.RLock()
         self._forgotten: set[str] = set()
+        self._stopped_with = ""
+        self._ending: tuple[JobStatus, EndedBy, str] | None = None
         self._lost: str | None = None
         self._released = False
 
@@ -99,6 +102,11 @@ class Ownership:
     def retained(self) -> tuple[CheckpointPointer, ...]:
         """Completed checkpoints that are kept, newest first."""
         return self._without_forgotten(self._state.retained)
+
+    @property
+    def highest_checkpoint_id(self) -> int:
+        """Of all that were ever completed or reserved: the next one is larger, or follows what it was restored from."""
+        return self._state.highest_checkpoint_id
 
     @property
     def lease_seconds(self) -> float:
@@ -128,32 +136,48 @@ class Ownership:
             )
             raise OwnershipLost(self._lost)
 
-    def begin_job(self, *, resume: bool, restored: str | None = None) -> int:
+    def begin_job(self, *, resume: bool, restored: CheckpointPointer | None = None) -> int:
         """Say that a job runs now.
 
         Args:
-            resume: go on with the previous job from its newest checkpoint. Otherwise a new job starts:
-                ``newest`` becomes None, so that a crash before its first checkpoint does not resume the
-                previous one. Call it before sinks are told of the new start.
-            restored: location of the retained checkpoint that a resumed job goes on from, where it is not the
-                newest: it becomes the newest, so that a restart does not fall back to the one passed over.
+            resume: go on with the previous job. Otherwise a new job starts: ``newest`` becomes ``restored`` or None, so that
+                a crash before its first checkpoint does not resume the previous one. Call it before sinks are told of the
+                new start.
+            restored: what the job begins from. It becomes the newest, so that a restart does not fall back to one that was
+                passed over, nor to the start. None, resuming: what was the newest.
 
         Returns:
             The job's id: the previous one's, or a new one.
         """
 
-        def change(state: PipelineState) -> PipelineState:
-            if resume:
-                job = msgspec.structs.replace(state.job, status="RUNNING", ended_at=None)
-                chosen = [pointer for pointer in state.retained if pointer.location == restored]
-                return msgspec.structs.replace(state, job=job, newest=chosen[0] if chosen else state.newest)
-            job = Job(job_id=state.job.job_id + 1, status="RUNNING", started_at=self._wall())
-            return msgspec.structs.replace(state, job=job, newest=None)
-
         with self._lock:
             self.ensure()
-            self._replace(change)
+            self._replace(lambda state: changes.begun(state, resume=resume, restored=restored, at=self._wall()))
             return self._state.job.job_id
+
+    def reserve(self, checkpoint_id: int) -> None:
+        """Take an id for a savepoint that ``state.json`` will not name: no later checkpoint may have it.
+
+        Call it before the savepoint's metadata is written: sinks name what they commit by the id.
+
+        Raises:
+            OwnershipLost: another run owns the pipeline: the savepoint must not be completed.
+            StorageUnavailable, WriteConflict, OutcomeUnknown: it may be tried again; until then the id is not taken.
+        """
+        with self._lock:
+            self.ensure()
+            if self._state.highest_checkpoint_id < checkpoint_id:
+                self._replace(lambda state: changes.reserved(state, checkpoint_id))
+
+    def claim(self, pointer: CheckpointPointer) -> None:
+        """A savepoint is the pipeline's own from now on: it is retained, and deleted when it is so no longer.
+
+        Raises:
+            OwnershipLost, StorageUnavailable, WriteConflict, OutcomeUnknown: as :meth:`complete`.
+        """
+        with self._lock:
+            self.ensure()
+            self._replace(lambda state: changes.claimed(state, pointer))
 
     def renew(self) -> bool:
         """Renew the lease; call it about every third of it.
@@ -185,8 +209,8 @@ class Ownership:
 
         Args:
             checkpoint_id: its id.
-            location: what ``write_metadata`` returned.
-            kind: ``checkpoint`` or ``savepoint``.
+            location: what ``write_metadata`` returned: of the storage, or of a stop's savepoint's directory.
+            kind: ``checkpoint``, or ``savepoint`` for that of a stop.
             completed_at: wall clock; now by default.
 
         Raises:
@@ -205,14 +229,9 @@ class Ownership:
                 job_id=self.job_id,
                 completed_at=completed_at or self._wall(),
             )
-            self._replace(
-                lambda state: msgspec.structs.replace(
-                    state,
-                    newest=pointer,
-                    retained=(pointer, *(old for old in state.retained if old.location != location)),
-                    highest_checkpoint_id=max(state.highest_checkpoint_id, checkpoint_id),
-                )
-            )
+            if kind == "savepoint":
+                self._stopped_with = location
+            self._replace(lambda state: changes.completed(state, pointer))
             return pointer
 
     def forget(self, location: str) -> None:
@@ -224,29 +243,36 @@ class Ownership:
         with self._lock:
             self._forgotten.add(location)
             if self._state.newest is not None and self._state.newest.location == location:
-                self._replace(lambda state: msgspec.structs.replace(state, newest=None))
+                self._replace(lambda state: changes.forgotten(state, location))
 
-    def end_job(self, status: JobStatus, *, keep_checkpoints: bool = True) -> tuple[CheckpointPointer, ...]:
+    def end_job(
+        self, status: JobStatus, *, keep_checkpoints: bool = True, ended_by: EndedBy = ""
+    ) -> tuple[CheckpointPointer, ...]:
         """Say how the job ended while the lease is still held, so that checkpoints can be deleted after it.
 
         Deleting them first would leave a moment in which a crash looks like a job that never had any.
 
         Args:
             status: the job's end state.
-            keep_checkpoints: otherwise none is listed any more.
+            keep_checkpoints: otherwise none is listed any more, but for the savepoint of a suspend: it stays the newest.
+            ended_by: what brought a FINISHED job to its end; of a stop, its savepoint is recorded.
 
         Returns:
-            The checkpoints no longer listed, for ``CheckpointStorage.delete_checkpoint``.
+            The checkpoints no longer listed that are the system's to delete, for ``CheckpointStorage.delete_checkpoint``.
 
         Raises:
             OwnershipLost, StorageUnavailable, WriteConflict, OutcomeUnknown: as :meth:`complete`.
         """
         with self._lock:
             self.ensure()
-            dropped = () if keep_checkpoints else self.retained
+            newest = self.newest.location if self.newest is not None else ""
+            kept = newest if ended_by == "suspend" else ""
+            dropped = () if keep_checkpoints else tuple(old for old in self.retained if old.location != kept)
             self._forgotten.update(pointer.location for pointer in dropped)
-            self._replace(lambda state: self._ended(state, status, keep_checkpoints))
-            return dropped
+            savepoint = newest if ended_by in ("drain", "suspend") and newest == self._stopped_with else ""
+            self._ending = (status, ended_by, savepoint)  # should this fail, the release says it
+            self._replace(self._ended(status, keep_checkpoints))
+            return tuple(pointer for pointer in dropped if pointer.ours)
 
     def release(self, status: JobStatus | None = None) -> None:
         """Free the lease and say how the job ended; does nothing when already released.
@@ -263,14 +289,20 @@ class Ownership:
                 return
             if self._lost is not None:
                 raise OwnershipLost(self._lost)
-            self._replace(lambda state: msgspec.structs.replace(self._ended(state, status), lease=None))
+
+            def change(state: PipelineState) -> PipelineState:
+                if status is not None and state.job.status != status:
+                    state = self._ended(status, True)(state)
+                return msgspec.structs.replace(state, lease=None)
+
+            self._replace(change)
             self._released = True
 
-    def _ended(self, state: PipelineState, status: JobStatus | None, keep: bool = True) -> PipelineState:
-        if status is None or (state.job.status == status and keep):
-            return state
-        job = msgspec.structs.replace(state.job, status=status, ended_at=self._wall())
-        return msgspec.structs.replace(state, job=job, newest=state.newest if keep else None)
+    def _ended(self, status: JobStatus, keep: bool) -> Change:
+        said, ended_by, savepoint = self._ending or (status, "", "")
+        if said != status:
+            ended_by, savepoint = "", ""
+        return lambda state: changes.ended(state, status, keep=keep, ended_by=ended_by, savepoint=savepoint, at=self._wall())
 
     def _replace(self, change: Change) -> None:
         """Replace ``state.json`` by a changed version of what this owner last wrote, if nobody else has."""

@@ -13,10 +13,14 @@ import msgspec
 
 from dagster_checkpoints.storage.errors import CorruptPipelineState, UnknownPipelineStateVersion
 
-VERSION = 1
+VERSION = 2
+_READABLE = frozenset({1, VERSION})
+"""Version 2 added how a job ended, its stop's savepoint, and claimed savepoints; all have defaults."""
 
 JobStatus = Literal["NONE", "RUNNING", "FINISHED", "CANCELED", "FAILED", "SUSPENDED"]
 """How the job is or ended; NONE: an owner came, but no job was begun."""
+EndedBy = Literal["", "end_of_data", "drain", "suspend"]
+"""What brought a FINISHED job to its end; "" for others, and where version 1 did not say."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,11 +52,12 @@ class CheckpointPointer(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         checkpoint_id: its id within the job.
-        location: relative to the pipeline's directory, such as ``checkpoints/chk-42-3``.
+        location: relative to the pipeline's directory, such as ``checkpoints/chk-42-3``; the URL of a savepoint elsewhere.
         kind: checkpoint or savepoint.
         epoch: of the owner that completed it.
         job_id: of the job that it belongs to.
         completed_at: wall clock of the owner; for display.
+        claimed: a savepoint that the pipeline was given, to delete when it is no longer retained.
     """
 
     checkpoint_id: int
@@ -61,6 +66,12 @@ class CheckpointPointer(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     job_id: int
     completed_at: datetime
+    claimed: bool = False
+
+    @property
+    def ours(self) -> bool:
+        """The system may delete it: every checkpoint, but only claimed savepoints."""
+        return self.claimed or self.kind != "savepoint"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,12 +82,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         status: how it goes, or how it ended.
         started_at: wall clock.
         ended_at: wall clock; None while it runs, or when its process died.
+        ended_by: what brought it to its end, if it is FINISHED.
+        savepoint: location of the savepoint that it was stopped with, or "".
     """
 
     job_id: int = 0
     status: JobStatus = "NONE"
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    ended_by: EndedBy = ""
+    savepoint: str = ""
 
 
 class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,9 +103,11 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
         token: differs in every version of the file, so that a write whose answer was lost is recognised.
         lease: None when nobody owns the pipeline.
         job: the latest.
-        newest: what a restart resumes from; None when the latest job has completed no checkpoint.
-        retained: completed checkpoints that are kept, newest first, ``newest`` included.
-        highest_checkpoint_id: of all that were ever completed, whatever their job.
+        newest: what a restart resumes from: a checkpoint, the savepoint of a stop, or one that the job was started from; None
+            when the latest job has none.
+        retained: completed checkpoints that are kept, newest first, ``newest`` included; of savepoints only that of a stop,
+            and claimed ones.
+        highest_checkpoint_id: of all that were ever completed, or reserved for a savepoint, whatever their job.
         version: of this format.
     """
 
@@ -127,8 +144,9 @@ def decode_state(data: bytes, where: str) -> PipelineState:
     """
     try:
         version = msgspec.json.decode(data, type=_Version).version
-        if version == VERSION:
-            return msgspec.json.decode(data, type=PipelineState)
+        if version in _READABLE:
+            # What is written next is of this version.
+            return msgspec.structs.replace(msgspec.json.decode(data, type=PipelineState), version=VERSION)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptPipelineState(
             f"expected the state of a pipeline as JSON in {where}, found {len(data)} bytes that are not: "
@@ -137,7 +155,7 @@ def decode_state(data: bytes, where: str) -> PipelineState:
             "explicitly"
         ) from error
     raise UnknownPipelineStateVersion(
-        f"expected version {VERSION} in {where}, found version {version}: a newer release of "
+        f"expected version {VERSION} or older in {where}, found version {version}: a newer release of "
         "dagster-checkpoints wrote it. Run that release"
     )
 
@@ -162,4 +180,7 @@ def describe_end(state: PipelineState | None) -> str:
     if job.status == "RUNNING":
         return f"Its latest job ({job.job_id}) did not end by itself: its process is gone{newest}"
     at = f" at {job.ended_at:%Y-%m-%d %H:%M:%S} UTC" if job.ended_at is not None else ""
-    return f"Its latest job ({job.job_id}) ended {job.status}{at}{newest}"
+    by = f" by {job.ended_by.replace('_', ' ')}" if job.ended_by else ""
+    if job.savepoint:
+        newest = f"; savepoint: {job.savepoint}"
+    return f"Its latest job ({job.job_id}) ended {job.status}{by}{at}{newest}"

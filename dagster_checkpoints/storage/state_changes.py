@@ -1,0 +1,60 @@
+"""What an owner's acts change in ``state.json``: pure functions from one state to the next.
+
+Must not know how the file is replaced, or whether it may be: see :mod:`ownership`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from dagster_checkpoints.storage.pipeline_state import CheckpointPointer, EndedBy, Job, JobStatus, PipelineState
+
+
+def begun(state: PipelineState, *, resume: bool, restored: CheckpointPointer | None, at: datetime) -> PipelineState:
+    """A job runs: the previous one goes on, or a new one starts; from ``restored``, or where it stood."""
+    if resume:
+        job = msgspec.structs.replace(state.job, status="RUNNING", ended_at=None, ended_by="", savepoint="")
+    else:
+        job = Job(job_id=state.job.job_id + 1, status="RUNNING", started_at=at)
+    if restored is None:
+        return msgspec.structs.replace(state, job=job, newest=state.newest if resume else None)
+    listed = next((pointer for pointer in state.retained if pointer.location == restored.location), None)
+    # The number of the job in a savepoint from elsewhere would say nothing here.
+    newest = listed or msgspec.structs.replace(restored, job_id=job.job_id)
+    retained = state.retained if listed or not newest.ours else (newest, *state.retained)
+    return msgspec.structs.replace(state, job=job, newest=newest, retained=retained)
+
+
+def reserved(state: PipelineState, checkpoint_id: int) -> PipelineState:
+    """The id is taken: no later checkpoint may have it."""
+    return msgspec.structs.replace(state, highest_checkpoint_id=max(state.highest_checkpoint_id, checkpoint_id))
+
+
+def completed(state: PipelineState, pointer: CheckpointPointer) -> PipelineState:
+    """A checkpoint, or the savepoint of a stop, is the newest."""
+    retained = (pointer, *(old for old in state.retained if old.location != pointer.location))
+    return reserved(msgspec.structs.replace(state, newest=pointer, retained=retained), pointer.checkpoint_id)
+
+
+def claimed(state: PipelineState, pointer: CheckpointPointer) -> PipelineState:
+    """A savepoint is the pipeline's own: retained, and deleted when it is so no longer."""
+    ours = msgspec.structs.replace(pointer, claimed=True, job_id=state.job.job_id)
+    newest = ours if state.newest is not None and state.newest.location == ours.location else state.newest
+    retained = (ours, *(old for old in state.retained if old.location != ours.location))
+    return reserved(msgspec.structs.replace(state, newest=newest, retained=retained), ours.checkpoint_id)
+
+
+def forgotten(state: PipelineState, location: str) -> PipelineState:
+    """What lay there is no restart's beginning any more."""
+    is_newest = state.newest is not None and state.newest.location == location
+    return msgspec.structs.replace(state, newest=None) if is_newest else state
+
+
+def ended(
+    state: PipelineState, status: JobStatus, *, keep: bool, ended_by: EndedBy, savepoint: str, at: datetime
+) -> PipelineState:
+    """The job is over. What it would be resumed from stays only if it may be resumed."""
+    job = msgspec.structs.replace(state.job, status=status, ended_at=at, ended_by=ended_by, savepoint=savepoint)
+    return msgspec.structs.replace(state, job=job, newest=state.newest if keep or ended_by == "suspend" else None)

@@ -1,0 +1,229 @@
+"""What ``state.json`` says of savepoints and of how a job ended; every version of it stays readable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.storage import (
+    CheckpointPointer,
+    CheckpointStorage,
+    CorruptPipelineState,
+    OutcomeUnknown,
+    Owner,
+    Ownership,
+    OwnershipLost,
+    PipelineState,
+    StorageUnavailable,
+    describe_end,
+)
+from dagster_checkpoints.storage.pipeline_state import decode_state, encode_state
+
+LEASE = 30.0
+STATE = "flights/state.json"
+NOW = datetime(2025, 6, 1, 12, 8, 0, 250000, tzinfo=UTC)
+EXAMPLES = Path(__file__).parent / "examples"
+
+
+def _pointer(number: int, kind: str = "savepoint", location: str = "", **changes: Any) -> CheckpointPointer:
+    given = {"epoch": 1, "job_id": 1, "completed_at": NOW, **changes}
+    return CheckpointPointer(checkpoint_id=number, location=location or f"savepoints/savepoint-{number}-x", kind=kind, **given)
+
+
+def _state(storage: CheckpointStorage) -> PipelineState:
+    state = storage.read_state()
+    assert state is not None
+    return state
+
+
+@pytest.fixture
+def owner(storage: CheckpointStorage, alice: Owner) -> Ownership:
+    owner = storage.acquire(alice, LEASE)
+    owner.begin_job(resume=False)
+    return owner
+
+
+# -- versions
+
+
+def test_version_1_stays_readable() -> None:
+    state = decode_state((EXAMPLES / "state-version-1.json").read_bytes(), "example")
+    assert (state.pipeline, state.epoch, state.highest_checkpoint_id) == ("flights", 3, 57)
+    assert state.lease is not None and state.lease.owner == Owner(run_id="2f0c7d", host="alpha", pid=4711)
+    assert state.newest == _pointer(42, "checkpoint", "checkpoints/chk-42-3", epoch=3, job_id=2)
+    assert [pointer.checkpoint_id for pointer in state.retained] == [42, 41]
+    assert (state.job.status, state.job.ended_by, state.job.savepoint) == ("RUNNING", "", "")
+    finished = decode_state((EXAMPLES / "state-version-1-finished.json").read_bytes(), "example")
+    assert (finished.lease, finished.job.status, finished.job.ended_by) == (None, "FINISHED", "")
+
+
+def test_version_2_stays_readable() -> None:
+    state = decode_state((EXAMPLES / "state-version-2.json").read_bytes(), "example")
+    assert (state.job.status, state.job.ended_by) == ("FINISHED", "suspend")
+    assert state.job.savepoint == "s3://elsewhere/savepoint-44-nightly"
+    assert state.newest == _pointer(44, location=state.job.savepoint, epoch=4, job_id=2)
+    assert [(pointer.checkpoint_id, pointer.claimed, pointer.ours) for pointer in state.retained] == [
+        (44, False, False),
+        (43, True, True),
+        (42, False, True),
+    ]
+
+
+def test_an_owner_goes_on_from_what_version_1_said(storage: CheckpointStorage, alice: Owner) -> None:
+    storage.store.put(STATE, (EXAMPLES / "state-version-1-finished.json").read_bytes())
+    owner = storage.acquire(alice, LEASE)
+    assert (owner.epoch, owner.highest_checkpoint_id) == (5, 58)
+    owner.begin_job(resume=False)
+    owner.end_job("FINISHED", ended_by="end_of_data")
+    found = json.loads(storage.store.get(STATE))
+    assert (found["version"], found["job"]["ended_by"], found["job"]["job_id"]) == (2, "end_of_data", 3)
+
+
+@pytest.mark.parametrize("name", ["state-version-1.json", "state-version-2.json"])
+def test_a_truncated_state_is_never_misread(name: str) -> None:
+    data = (EXAMPLES / name).read_bytes().rstrip()
+    for end in range(0, len(data), 7):
+        with pytest.raises(CorruptPipelineState):
+            decode_state(data[:end], "here")
+
+
+# -- savepoints
+
+
+def test_a_reserved_id_is_not_given_twice(storage: CheckpointStorage, second: CheckpointStorage, owner: Ownership) -> None:
+    owner.complete(6, "checkpoints/chk-6-1")
+    owner.reserve(7)
+    assert owner.highest_checkpoint_id == _state(second).highest_checkpoint_id == 7
+    assert _state(second).newest is not None and _state(second).newest.checkpoint_id == 6  # type: ignore[union-attr]
+    written = storage.store.puts  # type: ignore[attr-defined]
+    owner.reserve(5)
+    assert storage.store.puts == written and owner.highest_checkpoint_id == 7  # type: ignore[attr-defined]
+
+
+def test_who_lost_the_pipeline_reserves_and_claims_nothing(owner: Ownership, second: CheckpointStorage, clock: Any) -> None:
+    clock.now += LEASE
+    actions: tuple[Callable[[], None], ...] = (lambda: owner.reserve(7), lambda: owner.claim(_pointer(7)))
+    for action in actions:
+        with pytest.raises(OwnershipLost):
+            action()
+    assert _state(second).highest_checkpoint_id == 0
+
+
+def test_of_two_owners_the_old_one_reserves_nothing(
+    storage: CheckpointStorage, owner: Ownership, second: CheckpointStorage, bob: Owner, clock: Any
+) -> None:
+    started = clock.now
+    taken = second.acquire(bob, LEASE)
+    clock.now = started  # as if the first one's clock had stood still
+    with pytest.raises(OwnershipLost, match="run-b on host beta"):
+        owner.reserve(7)
+    taken.reserve(7)
+    assert _state(storage).highest_checkpoint_id == 7
+
+
+@pytest.mark.parametrize("faults", [["lost answer"], ["lost request"], ["lost request", "lost answer"]])
+def test_a_reservation_whose_answer_is_lost_is_recognised(owner: Ownership, faulty: Any, faults: list[str]) -> None:
+    faulty.faults = list(faults)
+    owner.reserve(7)
+    assert owner.highest_checkpoint_id == 7
+    faulty.faults = ["lost request"] * 3
+    with pytest.raises(OutcomeUnknown):
+        owner.reserve(8)
+    assert owner.renew() and owner.highest_checkpoint_id == 7
+    owner.reserve(8)
+    assert owner.highest_checkpoint_id == 8
+
+
+def test_a_claimed_savepoint_is_retained_until_it_is_forgotten(owner: Ownership, second: CheckpointStorage) -> None:
+    elsewhere = _pointer(9, location="s3://elsewhere/savepoint-9-x", job_id=77)
+    owner.begin_job(resume=False, restored=elsewhere)
+    owner.claim(elsewhere)
+    owner.claim(elsewhere)
+    state = _state(second)
+    assert state.newest == state.retained[0] and len(state.retained) == 1
+    assert state.retained[0].claimed and state.retained[0].ours and state.retained[0].job_id == 2
+    assert state.highest_checkpoint_id == 9
+    owner.complete(10, "checkpoints/chk-10-1")
+    owner.forget("s3://elsewhere/savepoint-9-x")
+    owner.renew()
+    assert [pointer.checkpoint_id for pointer in _state(second).retained] == [10]
+
+
+def test_a_job_begun_from_a_savepoint_begins_there_again_after_a_crash(owner: Ownership, second: CheckpointStorage) -> None:
+    owner.complete(3, "checkpoints/chk-3-1")
+    assert owner.begin_job(resume=False, restored=_pointer(9, job_id=1)) == 2
+    state = _state(second)
+    assert state.newest == _pointer(9, job_id=2)
+    assert [pointer.checkpoint_id for pointer in state.retained] == [3]  # an unclaimed savepoint is the user's
+    assert owner.begin_job(resume=True, restored=_pointer(2, "checkpoint", "checkpoints/chk-2-1")) == 2
+    state = _state(second)
+    assert [pointer.checkpoint_id for pointer in state.retained] == [2, 3]  # a checkpoint of our own is ours
+    assert state.newest == state.retained[0]
+
+
+# -- the end
+
+
+def test_a_suspend_is_resumed_from_its_savepoint(owner: Ownership, storage: CheckpointStorage, second: Any, bob: Owner) -> None:
+    owner.complete(3, "checkpoints/chk-3-1")
+    owner.complete(4, "savepoints/savepoint-4-x", kind="savepoint")
+    dropped = owner.end_job("FINISHED", keep_checkpoints=False, ended_by="suspend")
+    assert [pointer.location for pointer in dropped] == ["checkpoints/chk-3-1"]
+    owner.release("FINISHED")
+    state = _state(second)
+    assert (state.job.status, state.job.ended_by, state.job.savepoint) == ("FINISHED", "suspend", "savepoints/savepoint-4-x")
+    assert state.newest is not None and state.retained == (state.newest,) and state.newest.checkpoint_id == 4
+    assert "ended FINISHED by suspend at 20" in describe_end(state) and describe_end(state).endswith("savepoint-4-x")
+    owner = second.acquire(bob, LEASE)
+    owner.begin_job(resume=True, restored=owner.previous.newest)
+    state = _state(storage)
+    assert (state.job.job_id, state.job.status, state.job.ended_by, state.job.savepoint) == (1, "RUNNING", "", "")
+
+
+@pytest.mark.parametrize(("ended_by", "kind", "named"), [("drain", "savepoint", True), ("end_of_data", "checkpoint", False)])
+def test_a_job_that_is_over_leaves_its_savepoint_and_nothing_to_resume(
+    owner: Ownership, second: CheckpointStorage, ended_by: Any, kind: str, named: bool
+) -> None:
+    owner.complete(3, "checkpoints/chk-3-1")
+    owner.complete(4, "s3://elsewhere/savepoint-4-x", kind=kind)
+    dropped = owner.end_job("FINISHED", keep_checkpoints=False, ended_by=ended_by)
+    assert [pointer.checkpoint_id for pointer in dropped] == ([3] if named else [4, 3])
+    state = _state(second)
+    assert (state.newest, state.retained, state.job.ended_by) == (None, (), ended_by)
+    assert state.job.savepoint == ("s3://elsewhere/savepoint-4-x" if named else "")
+
+
+def test_a_savepoint_that_the_job_began_from_is_not_the_one_that_stopped_it(owner: Ownership, second: CheckpointStorage) -> None:
+    owner.begin_job(resume=False, restored=_pointer(9))
+    owner.end_job("FINISHED", ended_by="drain")
+    assert _state(second).job.savepoint == ""
+
+
+def test_an_end_that_could_not_be_said_is_said_with_the_release(owner: Ownership, second: CheckpointStorage, faulty: Any) -> None:
+    owner.complete(4, "savepoints/savepoint-4-x", kind="savepoint")
+    faulty.faults = ["unavailable"]
+    with pytest.raises(StorageUnavailable):
+        owner.end_job("FINISHED", ended_by="suspend")
+    owner.release("FINISHED")
+    state = _state(second)
+    assert (state.job.ended_by, state.job.savepoint) == ("suspend", "savepoints/savepoint-4-x")
+
+
+def test_a_stop_that_ended_otherwise_is_no_stop(owner: Ownership, second: CheckpointStorage, faulty: Any) -> None:
+    faulty.faults = ["unavailable"]
+    with pytest.raises(StorageUnavailable):
+        owner.end_job("FINISHED", ended_by="suspend")
+    owner.release("FAILED")
+    state = _state(second)
+    assert (state.job.status, state.job.ended_by, state.job.savepoint) == ("FAILED", "", "")
+
+
+def test_encoding_is_stable() -> None:
+    """Written by this release, byte for byte: a change of the format needs a new version or a default."""
+    data = (EXAMPLES / "state-version-2.json").read_bytes()
+    assert encode_state(decode_state(data, "example")) == data
