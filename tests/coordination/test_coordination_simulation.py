@@ -133,8 +133,10 @@ class Simulation:
         """How many of a job that ran on have completed."""
         self.requests = 0
         self.stop: StopWithSavepoint | None = None
-        self.answer: tuple[bool, AnswerDone | AnswerFailed | None] = (False, None)
-        """Of the latest stop: whether it was a drain, and what came of it."""
+        self.drained = False
+        """A drain's savepoint has completed: whatever happens, the job ends with what was read by then."""
+        self.answer: AnswerDone | AnswerFailed | None = None
+        """What came of the latest stop."""
         self.start(frozenset(), {})
 
     def random_graph(self) -> ExecutionGraph:
@@ -224,6 +226,7 @@ class Simulation:
                             lifecycle.CheckpointAborted(checkpoint_id),
                         ]
                 case RequestCompleted(request_id, checkpoint) if self.stop and request_id == self.stop.request_id:
+                    self.drained |= self.stop.drain
                     self.outcome(SavepointCompleted(checkpoint.checkpoint_id, checkpoint.location))
                 case RequestFailed(request_id, reason, message) if self.stop and request_id == self.stop.request_id:
                     self.outcome(SavepointFailed(reason, message))
@@ -269,7 +272,7 @@ class Simulation:
             if isinstance(action, FailOver):
                 self.fails_over = True
             else:
-                self.answer, self.stop = (stop.drain, action), None
+                self.answer, self.stop = action, None
 
     @property
     def draining(self) -> bool:
@@ -406,7 +409,7 @@ class Simulation:
 
     def run(self, crashes: int, asking: float = 0.0) -> None:
         """Until every task has finished, in the job's own time or by a stop that was asked for."""
-        self.answer = (False, None)
+        self.answer = None
         for _ in range(50_000):
             if all(task.life.state is LifecycleState.FINISHED for task in self.tasks.values()):
                 if self.stop is not None:
@@ -470,9 +473,8 @@ def test_savepoints_and_stops_lose_and_repeat_nothing(seed: int) -> None:
         simulation.run(crashes=seed % 3, asking=0.02)
         # What was read is committed everywhere, exactly once, and nothing else.
         assert simulation.sinks == {t: list(range(n)) for t, n in simulation.expected(read=True).items()}
-        drain, answer = simulation.answer
-        if drain or not isinstance(answer, AnswerDone):
+        if simulation.drained or not isinstance(simulation.answer, AnswerDone):
             break
         simulation.resume()
-    if not drain:
+    if not simulation.drained:
         assert simulation.expected(read=True) == simulation.expected()
