@@ -168,23 +168,29 @@ class Histories(RuleBasedStateMachine):
 
     @rule(index=st.sampled_from(INSTANCES), rows=st.integers(1, 3), fuse=FUSE)
     def process_rows(self, index: int, rows: int, fuse: int | None) -> None:
+        with self.process(fuse):
+            self.write(index, rows)
+
+    def write(self, index: int, rows: int) -> None:
         segment = self.folder / f"segment-{next(self.numbers)}"
         segment.write_text("".join(f"{index}:{n}\n" for n in range(self.positions[index], self.positions[index] + rows)))
-        with self.process(fuse):
-            self.sinks[index]._sink.write(BATCH, [str(segment)], self.batch)
-            self.batch += 1
-            self.positions[index] += rows
+        self.sinks[index]._sink.write(BATCH, [str(segment)], self.batch)
+        self.batch += 1
+        self.positions[index] += rows
 
-    @rule(fuse=FUSE)
-    def trigger_checkpoint(self, fuse: int | None) -> None:
+    @rule(index=st.sampled_from(INSTANCES), rows=st.integers(0, 2), fuse=FUSE)
+    def trigger_checkpoint(self, index: int, rows: int, fuse: int | None) -> None:
         with self.process(fuse):
+            if rows:
+                self.write(index, rows)
             self.pending.append(self.snapshot(savepoint=False))
 
-    @rule(fuse=FUSE, data=st.data())
-    def take_savepoint(self, fuse: int | None, data: st.DataObject) -> None:
+    @rule(index=st.sampled_from(INSTANCES), rows=st.integers(0, 2), fuse=FUSE, data=st.data())
+    def take_savepoint(self, index: int, rows: int, fuse: int | None, data: st.DataObject) -> None:
         with self.process(fuse):
+            if rows:
+                self.write(index, rows)
             taken = self.snapshot(savepoint=True)
-            self.uploading = taken
             # A checkpoint may complete while it is being stored.
             self.complete_one(data.draw(st.booleans()), data)
             files = tuple(self.copied(named, "savepoints") for named in taken.files)
@@ -258,6 +264,6 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestHistories = Histories.TestCase

@@ -142,6 +142,23 @@ def test_going_back_and_forward_again_between_savepoints(job: Job) -> None:
     assert job.rows() == [str(n) for n in range(1, 9)]
 
 
+def test_rows_in_sight_and_taken_back_at_once_are_shown_once(job: Job) -> None:
+    sink = job.attempt(None)
+    checkpoint = committed(job, sink, 1, "1")
+    job.write(sink, "2")
+    transactions, files = job.savepoint(sink, 2)
+    sink.commit_up_to(2)
+    job.attempt(checkpoint, 1)
+    job.attempt(transactions, None, files)  # nobody says which one it is, so nothing is brought back: committed anew
+    assert job.rows() == ["1", "2"]
+    job.attempt(checkpoint, 1)
+    assert job.rows() == ["1"]
+    job.attempt(transactions, None, files)
+    job.attempt(transactions, 2, files)
+    assert job.rows() == ["1", "2"]
+    assert list((job.table / ".taken-back").iterdir()) == []
+
+
 def test_rows_taken_back_and_then_deleted_by_hand_are_missed_by_name(job: Job) -> None:
     sink = job.attempt(None)
     earlier = committed(job, sink, 1, "1")
