@@ -47,7 +47,7 @@ class _Pending:
     aligned: set[str] = field(default_factory=set)
     """Aligning: the open channels on which the barrier is next."""
     announced: set[str] = field(default_factory=set)
-    """Aligning: those on which it lies behind records."""
+    """Aligning: those on which it has arrived, as far as the gate has said so."""
     in_flight: set[str] | None = None
     """Capturing: those on which it, or the end, has not been seen yet. None while aligning."""
 
@@ -133,17 +133,16 @@ class _SingleCheckpointHandler:
             pending = self._pending = _Pending(barrier)
         if pending.in_flight is not None:
             return self._captured(pending, {received, announced})
-        new = received in self._channels.open and received not in pending.aligned
-        if received is not None and new:
-            pending.aligned.add(received)
-            pending.announced.discard(received)
-        if announced in self._channels.open - pending.aligned:
+        if announced is not None:
             pending.announced.add(announced)
+        last = received if received in self._channels.open - pending.aligned else None
+        if last is not None:
+            pending.aligned.add(last)
         if self._may_overtake(barrier) and (barrier.properties.unaligned or self._timeout == 0):
-            return actions + self._overtake(last=received)
+            return actions + self._overtake(last)
         if pending.aligned == self._channels.open:
-            return actions + self._take(pending, last=received)
-        return [*actions, BlockChannel(received)] if received is not None and new else actions
+            return actions + self._take(pending, last)
+        return actions if last is None else [*actions, BlockChannel(last)]
 
     def _end(self, channel: str) -> list[BarrierAction]:
         self._channels.open.discard(channel)
@@ -154,7 +153,6 @@ class _SingleCheckpointHandler:
             return self._captured(pending, {channel})
         # It has ended instead of waiting; it must not be unblocked later.
         pending.aligned.discard(channel)
-        pending.announced.discard(channel)
         return self._take(pending) if pending.aligned == self._channels.open else []
 
     def _take(self, pending: _Pending, last: str | None = None) -> list[BarrierAction]:
