@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 
 from dagster_checkpoints.spark.events import JobEvent, JobResult
 from dagster_checkpoints.spark.job import JobExecution
+from dagster_checkpoints.storage import Answer, ControlRequest
 
 _LOOK_SECONDS = 0.5
 
@@ -36,7 +37,7 @@ class JobEnded:
     error: BaseException | None
 
 
-JobNews = JobEvent | LogLine | JobEnded
+JobNews = JobEvent | LogLine | Answer | JobEnded
 
 
 class JobThread:
@@ -48,7 +49,7 @@ class JobThread:
     """
 
     def __init__(self, create: Callable[[Callable[[JobEvent], None], logging.Logger], JobExecution], *, name: str) -> None:
-        self._news: SimpleQueue[JobEvent | logging.LogRecord | JobEnded] = SimpleQueue()
+        self._news: SimpleQueue[JobEvent | logging.LogRecord | Answer | JobEnded] = SimpleQueue()
         log = logging.Logger(f"dagster_checkpoints.{name}", logging.INFO)
         log.addHandler(QueueHandler(self._news))
         self.job = create(self._news.put, log)
@@ -65,6 +66,10 @@ class JobThread:
         except Empty:
             return None
         return LogLine(news.levelno, news.getMessage()) if isinstance(news, logging.LogRecord) else news
+
+    def ask(self, request: ControlRequest) -> None:
+        """Ask the job for something; the answer is among the news."""
+        self.job.ask(request, self._news.put)
 
     def cancel(self, seconds: float) -> JobEnded | None:
         """Cancel the job and wait for its end; None if it had not ended after `seconds`."""

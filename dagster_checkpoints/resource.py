@@ -11,6 +11,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,19 @@ from dagster_checkpoints.spark.job import JobExecution
 from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.session import build_session, session_config
 from dagster_checkpoints.stage_assets import StageAssets
-from dagster_checkpoints.storage import CheckpointStorage, open_store
+from dagster_checkpoints.state import ClaimMode
+from dagster_checkpoints.storage import (
+    Answer,
+    CheckpointStorage,
+    ControlRequest,
+    ObjectStore,
+    PipelineControl,
+    open_store,
+)
+from dagster_checkpoints.storage_root import storage_root
 
 CANCEL_SECONDS = 30.0
 _POLL_SECONDS = 1.0
-
-
-class NoStorageError(DagsterCheckpointsError):
-    """Nothing says where checkpoints are to be stored."""
 
 
 class IncompleteRunError(DagsterCheckpointsError):
@@ -64,6 +71,11 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
             path. By default a directory for temporary files, good for a local Spark.
         max_queued_bytes: How far a stage may be ahead of its consumer, per channel.
         observe_every: Seconds between two observations of each running stage; they are made when a checkpoint completes.
+        savepoint_on_termination: When Dagster terminates a run, suspend the pipeline first: with a savepoint, from which the
+            next run continues. Otherwise it continues from the newest checkpoint.
+        termination_timeout: Seconds for that; then the run is cancelled without it.
+        request_poll_seconds: Between two looks for control requests in storage (one LIST each).
+        status_seconds: Between two versions of the running pipeline's status in storage (one PUT each).
         spark_config: Settings of the Spark session, such as `{"spark.master": "local[4]"}`, nested or flat.
         spark: Alternatively a `dagster_pyspark` resource. Only its `spark_config` is used: the session is created on another
             thread than Dagster's, where Dagster cannot interrupt it in the middle of a call.
@@ -88,6 +100,10 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
     work_directory: str | None = Field(default=None, description="for records between stages; visible to all executors")
     max_queued_bytes: int = Field(default=256 * 1024 * 1024, gt=0, description="how far a stage may be ahead of another")
     observe_every: float = Field(default=30.0, ge=0, description="seconds between two observations of a running stage")
+    savepoint_on_termination: bool = Field(default=False, description="suspend with a savepoint when a run is terminated")
+    termination_timeout: float = Field(default=60.0, gt=0, description="seconds for that savepoint")
+    request_poll_seconds: float = Field(default=1.0, gt=0, description="seconds between two looks for control requests")
+    status_seconds: float = Field(default=5.0, gt=0, description="seconds between two versions of the status in storage")
     spark_config: dict[str, Any] = Field(default={}, description="settings of the Spark session")
     spark: LazyPySparkResource | None = None
     s3: S3Resource | None = None
@@ -142,7 +158,7 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
         except dg.Failure:
             raise
         except BaseException:  # Dagster's interrupt among them: nothing may go on behind its back
-            self._cancel(context, thread)
+            self._terminate(pipeline, context, thread, reporter)
             raise
 
     def job_status(self, pipeline: Pipeline, *, context: dg.AssetExecutionContext) -> str | None:
@@ -153,12 +169,42 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
         Raises:
             StorageError: Storage cannot be read.
         """
-        storage = self._storage(pipeline, context)
-        try:
+        with self.checkpoint_storage(pipeline, instance=context.instance) as storage:
             state = storage.read_state()
-        finally:
-            storage.close()
         return None if state is None or state.job.status == "NONE" else state.job.status
+
+    def control(self, pipeline: Pipeline, *, instance: dg.DagsterInstance, asked_by: str) -> PipelineControl:
+        """The reins of a running pipeline: checkpoint, savepoint, stop, end of a source. From any process.
+
+        Args:
+            pipeline: What runs, anywhere.
+            instance: Where storage is if neither the resource nor the environment says.
+            asked_by: Who asks, for people: the name of a sensor, a run.
+
+        Raises:
+            NoStorageError: Nothing says where storage is.
+        """
+        return PipelineControl(self.checkpoint_storage(pipeline, instance=instance), asked_by=asked_by)
+
+    def checkpoint_storage(self, pipeline: Pipeline, *, instance: dg.DagsterInstance) -> CheckpointStorage:
+        """The pipeline's checkpoints and savepoints; nothing is read before it is asked for.
+
+        Args:
+            pipeline: Whose.
+            instance: Where storage is if neither the resource nor the environment says.
+
+        Raises:
+            NoStorageError: Nothing says where storage is.
+        """
+        return CheckpointStorage(self.open_store(self._storage_url(instance)), pipeline.name)
+
+    def open_store(self, url: str) -> ObjectStore:
+        """The objects below any URL or path, through this resource's S3 client if it is S3's.
+
+        Raises:
+            InvalidStorageUrl: Another kind of URL.
+        """
+        return open_store(url, client_factory=self.s3.get_client if self.s3 else None)
 
     # The run
 
@@ -181,8 +227,10 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
                     with interrupts_delayed():
                         context.log.log(level, text)
                 case JobEnded():
-                    self._check_end(pipeline, news, reporter)
+                    self._check_end(pipeline, context, news, reporter)
                     return
+                case Answer():
+                    pass
                 case event:
                     with interrupts_delayed():
                         materialized = list(reporter.report(event))
@@ -197,12 +245,17 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
                     thread.job.drain()
                     ask_at = None
 
-    def _check_end(self, pipeline: Pipeline, ended: JobEnded, reporter: RunReporter) -> None:
+    def _check_end(
+        self, pipeline: Pipeline, context: dg.AssetExecutionContext, ended: JobEnded, reporter: RunReporter
+    ) -> None:
         result, error = ended.result, ended.error
         last = reporter.last_checkpoint.location if reporter.last_checkpoint else None
         if result is not None:
             last = result.last_checkpoint_location or last
             error = result.error
+            if result.status == "FINISHED" and result.ended_by == "suspend":
+                reporter.suspended(result.savepoint or "")
+                return
             if error is None and (result.status != "FINISHED" or reporter.missing()):
                 missing = ", ".join(map(repr, reporter.missing())) or "none"
                 error = IncompleteRunError(
@@ -212,17 +265,61 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
         if error is not None:
             raise failure(pipeline, error, last) from None
 
-    def _cancel(self, context: dg.AssetExecutionContext, thread: JobThread) -> None:
-        ended = thread.cancel(CANCEL_SECONDS)
+    def _terminate(
+        self, pipeline: Pipeline, context: dg.AssetExecutionContext, thread: JobThread, reporter: RunReporter
+    ) -> None:
+        """Dagster ends the run: end the job too, with a savepoint if that is wanted and can be had in time."""
+        ended = None
+        if self.savepoint_on_termination:
+            with suppress(BaseException):  # a second interrupt among them: then at once
+                ended = self._suspend(pipeline, context, thread, reporter)
+        if ended is None:
+            ended = thread.cancel(CANCEL_SECONDS)
         if ended is None:
             context.log.warning(
                 f"Spark did not stop within {CANCEL_SECONDS:g} s. The run ends nevertheless; its process takes Spark along."
             )
-        elif ended.result is not None and ended.result.last_checkpoint_id is not None:
+        elif ended.result is not None and ended.result.ended_by != "suspend" and ended.result.last_checkpoint_id is not None:
             context.log.info(
                 f"Canceled. The next run continues from checkpoint {ended.result.last_checkpoint_id} "
                 f"({ended.result.last_checkpoint_location})."
             )
+
+    def _suspend(
+        self, pipeline: Pipeline, context: dg.AssetExecutionContext, thread: JobThread, reporter: RunReporter
+    ) -> JobEnded | None:
+        """Stop the job with a savepoint. Returns its end, or None if it has not ended in time."""
+        now = datetime.now(UTC)
+        request = ControlRequest(
+            request_id=f"termination-{now:%Y%m%dT%H%M%S}",
+            kind="stop",
+            epoch=0,  # it does not travel through storage
+            deadline_seconds=self.termination_timeout,
+            asked_by=f"termination of run {context.run.run_id}",
+            asked_at=now,
+            name=f"termination-{now:%Y%m%dT%H%M%S}",
+        )
+        context.log.info(f"Suspending pipeline {pipeline.name!r} before the run ends; at most {self.termination_timeout:g} s.")
+        thread.ask(request)
+        deadline = time.monotonic() + self.termination_timeout
+        while time.monotonic() < deadline:
+            match thread.next(_POLL_SECONDS):
+                case JobEnded() as ended:
+                    if ended.result is not None and ended.result.ended_by == "suspend":
+                        reporter.suspended(ended.result.savepoint or "")
+                    return ended
+                case Answer(status="failed", message=message):
+                    context.log.warning(f"There is no savepoint of the terminated run: {message}")
+                    return None
+                case LogLine(level, text):
+                    context.log.log(level, text)
+                case None | Answer():
+                    pass
+                case event:
+                    with interrupts_delayed():
+                        list(reporter.report(event))
+        context.log.warning(f"The savepoint was not complete within {self.termination_timeout:g} s; the run ends without it.")
+        return None
 
     # From the settings to a job
 
@@ -235,7 +332,7 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
         on_event: Callable[[JobEvent], None],
         log: logging.Logger,
     ) -> JobExecution:
-        storage = self._storage(pipeline, context)
+        storage = self.checkpoint_storage(pipeline, instance=context.instance)
         spark_config = self._spark_config()
         everything = assets.selected == {stage.name for stage in pipeline.stages}
         return JobExecution(
@@ -265,6 +362,9 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
             allow_older_checkpoint=config.allow_older_checkpoint,
             lease_seconds=self.lease_seconds,
             max_queued_bytes=self.max_queued_bytes,
+            claim_mode=ClaimMode(config.claim_mode),
+            request_poll_seconds=self.request_poll_seconds,
+            status_seconds=self.status_seconds,
         )
 
     def _work_directory(self, storage: CheckpointStorage) -> Path:
@@ -277,20 +377,6 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
         chosen = {**(self.spark.spark_config if self.spark else {}), **self.spark_config}
         return session_config(dict(flatten_dict(chosen)))
 
-    def _storage(self, pipeline: Pipeline, context: dg.AssetExecutionContext) -> CheckpointStorage:
-        factory = self.s3.get_client if self.s3 else None
-        return CheckpointStorage(open_store(self._storage_url(context.instance), client_factory=factory), pipeline.name)
-
     def _storage_url(self, instance: dg.DagsterInstance) -> str:
-        chosen = self.storage or os.environ.get("CHECKPOINT_STORAGE")
-        if chosen:
-            return chosen
-        home = os.environ.get("DAGSTER_HOME")
-        if home:
-            return str(Path(home).absolute() / "checkpoints")
-        if not instance.is_ephemeral:
-            return str(Path(instance.root_directory) / "checkpoints")
-        raise NoStorageError(
-            "Nothing says where checkpoints are to be stored. Pass storage= to CheckpointCoordinatorResource "
-            "(s3://bucket/prefix, file:///path or a path), or set CHECKPOINT_STORAGE or DAGSTER_HOME."
-        )
+        kept = None if instance.is_ephemeral else instance.root_directory
+        return storage_root(self.storage, instance_directory=kept, setting="storage= of CheckpointCoordinatorResource")

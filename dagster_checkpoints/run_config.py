@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import dagster as dg
 from dagster._config import ConfigScalar, ConfigScalarKind
 from dagster._config.errors import PostProcessingError
 from pydantic import Field, field_validator
 
+from dagster_checkpoints.state import ClaimMode
+
 _CHECKPOINT = re.compile(r"(chk-)?\d+")
-_LOCATION = re.compile(r"chk-\d+-\d+|.*/.*")
+_LOCATION = re.compile(r"(chk|savepoint)-\d+-.+|.*/.*")
 
 
 class PipelineRunConfig(dg.Config):
@@ -31,9 +33,12 @@ class PipelineRunConfig(dg.Config):
               restore_from: none
 
     Args:
-        restore_from: "latest": the newest checkpoint of a job that was canceled or failed, a new start after one that has
-            finished. "none": a new start. A checkpoint's id, such as 42, as long as it is retained. A checkpoint's location,
-            such as "checkpoints/chk-42-3" or its URL.
+        restore_from: "latest": the savepoint of a job that was suspended, the newest checkpoint of one that was canceled or
+            failed, a new start after one that has come to its own end or was drained. "none": a new start. The id of a
+            checkpoint that is retained, or of a savepoint, such as 42. A location, such as "checkpoints/chk-42-3" or
+            "savepoints/savepoint-43-before-upgrade", or a URL; a savepoint's directory may have been copied anywhere.
+        claim_mode: "no_claim": a savepoint that is restored stays yours; nothing of it is needed once the first checkpoint has
+            completed. "claim": it becomes the pipeline's own, which deletes it as it deletes old checkpoints.
         allow_non_restored_state: Go on although the checkpoint holds state of stages that the pipeline no longer has; it is
             left behind.
         allow_older_checkpoint: If the checkpoint is corrupt or incomplete, try older ones that are retained.
@@ -47,7 +52,10 @@ class PipelineRunConfig(dg.Config):
 
     restore_from: str = Field(
         default="latest",
-        description='"latest", "none" for a new start, the id of a retained checkpoint, or a checkpoint\'s location',
+        description='"latest", "none" for a new start, the id or location of a checkpoint, or a savepoint\'s id, location or URL',
+    )
+    claim_mode: Literal["no_claim", "claim"] = Field(
+        default="no_claim", description="whose a restored savepoint is: yours (no_claim), or the pipeline's to delete (claim)"
     )
     allow_non_restored_state: bool = Field(
         default=False, description="leave behind what the checkpoint holds of stages that no longer exist"
@@ -77,8 +85,8 @@ def check_restore_from(value: str) -> str:
     if value in ("latest", "none") or _CHECKPOINT.fullmatch(value) or _LOCATION.fullmatch(value):
         return value
     raise ValueError(
-        f'restore_from is {value!r}; expected "latest", "none", the id of a retained checkpoint such as "42", or a '
-        'location such as "checkpoints/chk-42-3" or "s3://bucket/prefix/pipeline/checkpoints/chk-42-3"'
+        f'restore_from is {value!r}; expected "latest", "none", the id of a checkpoint or savepoint such as "42", or a '
+        'location such as "checkpoints/chk-42-3" or "s3://bucket/prefix/pipeline/savepoints/savepoint-43-before-upgrade"'
     )
 
 
@@ -95,9 +103,12 @@ class _RestoreFrom(ConfigScalar):
             raise PostProcessingError(str(error)) from None
 
 
+_CLAIM_MODE = dg.Enum("ClaimMode", [dg.EnumValue(mode.value) for mode in ClaimMode])
+
+
 def run_config_schema() -> dict[str, dg.Field]:
     """The schema of :class:`PipelineRunConfig`, for an op."""
-    types: dict[str, Any] = {"restore_from": _RestoreFrom()}
+    types: dict[str, Any] = {"restore_from": _RestoreFrom(), "claim_mode": _CLAIM_MODE}
     return {
         name: dg.Field(
             types.get(name, field.annotation), default_value=field.default, description=field.description, is_required=False

@@ -25,10 +25,11 @@ from dagster_checkpoints.spark.events import (
     JobEvent,
     JobRestarting,
     JobStarted,
+    SavepointDone,
     StageFinished,
     StageProgress,
 )
-from dagster_checkpoints.stage_assets import StageAssets, instance_key
+from dagster_checkpoints.stage_assets import FINISHED_BEFORE, StageAssets, instance_key
 
 
 class RunReporter:
@@ -70,6 +71,8 @@ class RunReporter:
                 self._started(event)
             case CheckpointDone():
                 self._checkpoint_done(event)
+            case SavepointDone():
+                self._savepoint_done(event)
             case CheckpointNotDone(checkpoint_id, reason, message):
                 which = f"Checkpoint {checkpoint_id}" if checkpoint_id is not None else "A checkpoint"
                 # One that met the end of a task is nothing to worry about, one that was not even begun nothing to tell.
@@ -85,6 +88,19 @@ class RunReporter:
             case StageFinished():
                 self._stage_finished(event)
         yield from self._materializations()
+
+    def suspended(self, savepoint: str) -> None:
+        """The job was suspended: its unfinished stages go on in the next run.
+
+        Args:
+            savepoint: URL of the savepoint.
+        """
+        self._context.log.info(
+            f"Pipeline {self._pipeline.name!r} is suspended with savepoint {savepoint}. The next run continues from it."
+        )
+        metadata = {"state": "suspended", "savepoint": dg.MetadataValue.path(savepoint)}
+        for stage in self.missing():
+            self._context.log_event(dg.AssetObservation(self._assets.keys[stage], metadata=metadata))
 
     def missing(self) -> list[str]:
         """The selected stages that have not been materialized, in topological order."""
@@ -121,6 +137,16 @@ class RunReporter:
                 self._context.log_event(
                     dg.AssetObservation(self._assets.keys[stage], metadata=self._progress(event, stage, progress))
                 )
+
+    def _savepoint_done(self, event: SavepointDone) -> None:
+        done = event.checkpoint
+        purpose = {"": "taken in flight", "suspend": "of the suspend", "drain": "of the drain"}[event.stops]
+        self._context.log.info(
+            f"Savepoint {done.checkpoint_id} ({purpose}, asked for by {event.asked_by or 'this run'}) completed in "
+            f"{done.duration:.2f} s; {done.total_bytes:,} bytes; {event.location}"
+        )
+        if not event.recorded_by_asker:
+            record_savepoint(self._context, self._pipeline, event)
 
     def _progress(self, event: CheckpointDone, stage: str, progress: StageProgress) -> dict[str, Any]:
         metadata: dict[str, Any] = {
@@ -169,7 +195,7 @@ class RunReporter:
         if event.checkpoint_id is not None:
             metadata["checkpoint"] = event.checkpoint_id
         if event.restored:
-            metadata["finished_before_this_run"] = True
+            metadata[FINISHED_BEFORE] = True
         elif event.stage in self._counted:
             metadata["rows"] = event.rows
         path = getattr(stage.sink, "path", None)

@@ -154,6 +154,13 @@ class ChannelTask(Task):
 
     # Life
 
+    @property
+    def caught_up(self) -> bool | None:
+        if self.lifecycle.state is not LifecycleState.RUNNING:
+            return True
+        arrived = all(not c.channel.elements_from(c.scanned) for c in self._channels.values())
+        return self._ready and arrived and self._caught_up()
+
     def begin(self) -> None:
         if self.plan is not None and not any(i.static for i in self._inputs):
             self._start(self.plan)
@@ -170,7 +177,7 @@ class ChannelTask(Task):
             return  # only static inputs: one evaluation, see `step`
         self._publish_gates()
         if plan.own_watermark:
-            self.catch_up_watermark()
+            self.query.log.plan_due_watermark()
         self.start_query()
 
     def step(self) -> None:
@@ -412,7 +419,7 @@ class ChannelTask(Task):
         if not self.plan.own_watermark and self._max_watermark_matters():
             self.wait_until(self._max_watermark_reached)
         self.query.stop()
-        if self.plan.own_watermark and self.query.log.last_committed() >= 0 and self.holds_state():
+        if self.plan.own_watermark and self.query.log.last_committed() >= 0 and self.query.log.holds_state():
             self.run_planned_batch(MAX_WATERMARK_MS)
 
     def _max_watermark_matters(self) -> bool:

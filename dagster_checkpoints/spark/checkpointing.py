@@ -1,4 +1,4 @@
-"""Writing a fully acknowledged checkpoint, and reading it again for a restart within the run.
+"""Writing a fully acknowledged checkpoint or savepoint, and reading it again for a restart within the run.
 
 The commit point is one conditional replacement of the pipeline's `state.json`; see `storage.ownership`. It must not know
 when checkpoints are taken.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dagster_checkpoints.coordination import (
@@ -21,6 +21,8 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.pipeline import Pipeline, TaskId
 from dagster_checkpoints.spark.deployment import Deployment, Restored
+from dagster_checkpoints.spark.restoring import read_restored
+from dagster_checkpoints.spark.savepoints import SavepointsInProgress
 from dagster_checkpoints.state import (
     ChainMetadata,
     CheckpointMetadata,
@@ -28,9 +30,8 @@ from dagster_checkpoints.state import (
     StageMetadata,
     TaskSnapshot,
     check_union_states,
-    decode,
     encode,
-    validate_restore,
+    task_files,
 )
 from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage, OutcomeUnknown, StorageUnavailable
 
@@ -41,6 +42,7 @@ class CheckpointWriter:
     """Writes the checkpoints of one job.
 
     Args:
+        savepoints: Where those in progress go.
         wall: Wall-clock seconds since 1970, for the times that people read.
     """
 
@@ -48,6 +50,7 @@ class CheckpointWriter:
         self,
         pipeline: Pipeline,
         storage: CheckpointStorage,
+        savepoints: SavepointsInProgress,
         job_id: int,
         run_id: str,
         spark_version: str,
@@ -56,7 +59,8 @@ class CheckpointWriter:
     ) -> None:
         self._pipeline = pipeline
         self._storage = storage
-        self._job_id = job_id
+        self._savepoints = savepoints
+        self.job_id = job_id
         self._run_id = run_id
         self._spark_version = spark_version
         self._wall = wall
@@ -68,22 +72,42 @@ class CheckpointWriter:
         self._deployment = deployment
 
     def write(self, snapshot: CheckpointSnapshot, finished: frozenset[TaskId]) -> Outcome:
-        """Write the metadata, then make `state.json` name it. Never raises: the outcome says what is known."""
+        """Write the metadata, then make `state.json` name it. Never raises: the outcome says what is known.
+
+        A savepoint that does not stop the job is complete with its metadata: no restart begins from it.
+        """
         checkpoint_id = snapshot.checkpoint_id
         ownership = self._storage.ownership
         assert ownership is not None
         try:
             metadata = self.metadata(snapshot, finished)
             check_union_states(metadata)
-            location = self._storage.write_metadata(checkpoint_id, ownership.epoch, encode(metadata))
-            ownership.complete(checkpoint_id, location, kind=metadata.kind)
+            if snapshot.properties.is_savepoint:
+                location = self._write_savepoint(snapshot, metadata)
+            else:
+                location = self._storage.write_metadata(checkpoint_id, ownership.epoch, encode(metadata))
+            if snapshot.properties.stops_job or not snapshot.properties.is_savepoint:
+                ownership.complete(checkpoint_id, location, kind=metadata.kind)
+            self._savepoints.keep(checkpoint_id)
         except OutcomeUnknown as error:
+            self._savepoints.keep(checkpoint_id)
             return MetadataOutcomeUnknown(checkpoint_id, str(error))
         except PartlyFinishedUnionState as error:
             return MetadataWriteFailed(checkpoint_id, str(error), FailureReason.CHECKPOINT_DECLINED)
         except Exception as error:
             return MetadataWriteFailed(checkpoint_id, f"{type(error).__name__}: {error}")
         return MetadataWritten(checkpoint_id, location)
+
+    def _write_savepoint(self, snapshot: CheckpointSnapshot, metadata: CheckpointMetadata) -> str:
+        ownership = self._storage.ownership
+        assert ownership is not None
+        # First: no later checkpoint of this job may have the savepoint's id, for sinks name what they commit by it.
+        ownership.reserve(snapshot.checkpoint_id)
+        directory = self._savepoints.directory(snapshot.checkpoint_id, snapshot.properties)
+        files = {
+            file.sha256: file.size for chain in metadata.chains for task in chain.tasks.values() for file in task_files(task)
+        }
+        return directory.write_metadata(encode(metadata), files)
 
     def metadata(self, snapshot: CheckpointSnapshot, finished: frozenset[TaskId]) -> CheckpointMetadata:
         """What the checkpoint holds, from what the tasks acknowledged with."""
@@ -118,7 +142,7 @@ class CheckpointWriter:
             stages=stages,
             chains=tuple(chains),
             kind=snapshot.properties.kind.value,
-            job_id=str(self._job_id),
+            job_id=str(self.job_id),
             run_id=self._run_id,
             epoch=self._storage.ownership.epoch,
             triggered_at=now - (self._monotonic() - snapshot.triggered_at),
@@ -166,16 +190,22 @@ class CheckpointWriter:
         if not self._storage.ownership.renew():  # after an unknown outcome this learns which write has landed
             raise StorageUnavailable(f"expected {self._storage.url} to say which checkpoint is the newest, found no answer")
         newest = self._storage.ownership.newest
-        if newest is None:
-            return None
-        metadata = decode(self._storage.read_metadata(newest.location), self._storage.url_of(newest.location))
-        plan = validate_restore(pipeline, metadata, allow_non_restored_state)
-        return Restored(metadata, plan, newest.location)
+        return None if newest is None else read_restored(pipeline, self._storage, newest.location, allow_non_restored_state)
+
+    def forget_savepoints(self, retained: Sequence[CompletedCheckpoint]) -> None:
+        """A savepoint that is retained no longer is nobody's restart point; it stays where it is."""
+        ownership = self._storage.ownership
+        assert ownership is not None
+        kept = {checkpoint.location for checkpoint in retained}
+        for pointer in ownership.retained:
+            if not pointer.ours and pointer.location not in kept:
+                ownership.forget(pointer.location)
 
     def delete(self, checkpoint: CompletedCheckpoint) -> None:
         """Delete a checkpoint that is no longer retained, and the files that only it names."""
         self._storage.delete_checkpoint(checkpoint.location)
 
     def discard_states(self, checkpoint_id: int) -> None:
-        """Delete what only an aborted checkpoint names."""
+        """Delete what only an aborted checkpoint or savepoint names."""
+        self._savepoints.discard(checkpoint_id)
         self._storage.discard_states(checkpoint_id)

@@ -43,8 +43,8 @@ from dagster_checkpoints.spark.task import Task
 from dagster_checkpoints.spark.task_parts import StageInstance, TaskParts
 from dagster_checkpoints.spark.uploads import SnapshotUploader
 from dagster_checkpoints.spark.wiring import Wiring, restored_segment
-from dagster_checkpoints.state import CheckpointMetadata, RestorePlan, TaskSnapshot
-from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.state import CheckpointMetadata, RestorePlan, StateFile, TaskSnapshot
+from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,11 +52,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Restored:
-    """The checkpoint that an attempt starts from."""
+    """The checkpoint or savepoint that an attempt starts from.
+
+    Attributes:
+        savepoint: The directory that holds the files; None for a checkpoint, whose files are in `shared/`.
+    """
 
     metadata: CheckpointMetadata
     plan: RestorePlan
     location: str
+    savepoint: SavepointDirectory | None = None
 
 
 @dataclass(frozen=True)
@@ -214,7 +219,7 @@ class _Attempt:
         folder = self.settings.folder / "tasks" / f"{chain.name}.{index}"
         after_finish = snapshot is not None and snapshot.end_of_data == "drain"
         if snapshot is not None and snapshot.query is not None and not after_finish:
-            self.storage.fetch_state(snapshot.query.files, folder / "checkpoint", checkpoint=self._where)
+            self._fetch(snapshot.query.files, folder / "checkpoint")
         tables = self._restored_tables(snapshot, folder)
         inputs = self._inputs(chain, index, folder)
         self.wiring.restore_in_flight(task, snapshot, folder, self._fetch_segments)
@@ -250,6 +255,7 @@ class _Attempt:
             report=report,
             checkpointing=self.settings.checkpointing,
             take_back_after=self.settings.take_back_after,
+            transaction_files=self._restored_transactions(chain, snapshot, folder),
         )
         if not inputs:
             return self._source_task(parts)
@@ -414,10 +420,27 @@ class _Attempt:
     def _where(self) -> str:
         return self.restored.location if self.restored else ""
 
-    def _fetch_segments(self, snapshot_files: Sequence[object], folder: Path) -> Path:
+    def _fetch(self, files: Sequence[StateFile], target: Path) -> None:
+        savepoint = self.restored.savepoint if self.restored else None
+        if savepoint is not None:
+            savepoint.fetch_state(files, target)
+        else:
+            self.storage.fetch_state(files, target, checkpoint=self._where)
+
+    def _fetch_segments(self, files: Sequence[StateFile], folder: Path) -> Path:
         target = folder / "restored"
-        self.storage.fetch_state(snapshot_files, target, checkpoint=self._where)  # type: ignore[arg-type]
+        self._fetch(files, target)
         return target
+
+    def _restored_transactions(self, chain: Chain, snapshot: TaskSnapshot | None, folder: Path) -> dict[int, dict[str, Path]]:
+        """The files of a savepoint's transactions, which may have been aborted since."""
+        kept = snapshot.stages.get(chain.stages[-1]) if snapshot else None
+        root = folder / "transactions"
+        restored = {}
+        for position, files in kept.transaction_files.items() if kept else ():
+            self._fetch(files, root)
+            restored[position] = {Path(file.path).name: root / file.path for file in files}
+        return restored
 
     def _restored_tables(self, snapshot: TaskSnapshot | None, folder: Path) -> dict[str, list[SegmentFiles]]:
         tables: dict[str, list[SegmentFiles]] = {}

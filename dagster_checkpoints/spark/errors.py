@@ -56,3 +56,7 @@ class SelectionError(DagsterCheckpointsError):
 
 class RestoredSchemaError(DagsterCheckpointsError):
     """A finished stage's output schema is not in the checkpoint, so its consumers cannot be restored."""
+
+
+class StopFailedError(DagsterCheckpointsError):
+    """A stop with savepoint has failed in a way after which the job has to start again from its latest checkpoint."""

@@ -88,6 +88,26 @@ class CheckpointDone:
 
 
 @dataclass(frozen=True)
+class SavepointDone:
+    """A savepoint has completed.
+
+    Attributes:
+        location: Below the pipeline's directory, or a URL elsewhere.
+        stops: "" for one taken in flight, "suspend" or "drain" for that of a stop.
+        asked_by: Who asked for it, for people.
+        recorded_by_asker: Whoever asked reports it to Dagster.
+        checkpoint: What else is to be told of it, as of a checkpoint.
+    """
+
+    location: str
+    stops: Literal["", "suspend", "drain"]
+    request_id: str
+    asked_by: str
+    recorded_by_asker: bool
+    checkpoint: CheckpointDone
+
+
+@dataclass(frozen=True)
 class CheckpointNotDone:
     """A checkpoint failed, or could not be triggered. The pipeline goes on unless a `JobFailed`-like result follows."""
 
@@ -105,7 +125,7 @@ class JobRestarting:
     cause: str
 
 
-JobEvent = JobStarted | InstanceFinished | StageFinished | CheckpointDone | CheckpointNotDone | JobRestarting
+JobEvent = JobStarted | InstanceFinished | StageFinished | CheckpointDone | SavepointDone | CheckpointNotDone | JobRestarting
 
 
 @dataclass(frozen=True)
@@ -115,6 +135,8 @@ class JobResult:
     Attributes:
         error: Why, if FAILED.
         rows: Per stage, emitted since the job began.
+        ended_by: How a FINISHED job came to its end.
+        savepoint: URL of the savepoint that it was stopped with.
     """
 
     status: JobStatus
@@ -124,3 +146,5 @@ class JobResult:
     last_checkpoint_location: str | None
     finished_stages: tuple[str, ...]
     rows: Mapping[str, int]
+    ended_by: Literal["", "end_of_data", "drain", "suspend"] = ""
+    savepoint: str | None = None

@@ -1,8 +1,7 @@
-"""One execution of a pipeline in this process: the loop around the coordinator.
+"""One execution of a pipeline in this process: from acquiring it to saying how it ended.
 
-A single thread owns the pure coordinator; tasks, uploads and requests reach it through one queue, and it performs the
-actions that come back. It acquires the pipeline, decides where to start, deploys, restarts after failures, and releases
-the pipeline with how the job ended. It must not know Dagster.
+It decides where to start, deploys, restarts after failures, and releases the pipeline. What happens in between is
+`job_loop`'s. It must not know Dagster.
 """
 
 from __future__ import annotations
@@ -15,103 +14,57 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dagster_checkpoints.coordination import (
-    CheckpointCompleted,
+    CheckpointBarrier,
     CheckpointCoordinator,
-    CheckpointFailed,
-    CheckpointProperties,
-    CheckpointRequested,
     CompletedCheckpoint,
-    CoordinatorAction,
-    CoordinatorEvent,
     DiscardCheckpoint,
     DiscardStates,
-    DrainBegan,
-    FailJob,
     GiveUp,
-    NotifyAborted,
-    NotifyComplete,
-    RequestFailed,
+    JobRestarting,
     Shutdown,
-    TaskState,
-    TaskStateChanged,
-    Tick,
-    TriggerFailed,
-    TriggerTask,
-    WriteMetadata,
 )
-from dagster_checkpoints.coordination import JobRestarting as CoordinatorRestarting
 from dagster_checkpoints.coordination import JobStatus as CoordinatorStatus
-from dagster_checkpoints.pipeline import Pipeline, TaskId
+from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark import events
 from dagster_checkpoints.spark.checkpointing import CheckpointWriter
+from dagster_checkpoints.spark.control import ControlRequests, RequestPoller
 from dagster_checkpoints.spark.deployment import AttemptSettings, Deployer, Deployment, Restored
-from dagster_checkpoints.spark.errors import JobFailedError, NothingToRestoreError, SelectionError
+from dagster_checkpoints.spark.errors import JobFailedError, NothingToRestoreError, SelectionError, StageError, StopFailedError
 from dagster_checkpoints.spark.events import JobEvent, JobResult, JobStatus
+from dagster_checkpoints.spark.job_loop import Canceled, JobLoop, TaskFailure
 from dagster_checkpoints.spark.job_options import JobOptions
-from dagster_checkpoints.spark.mail import (
-    AskCheckpoint,
-    Cancel,
-    CheckpointIsAborted,
-    CheckpointIsComplete,
-    EndInput,
-    EndSources,
-    FromAttempt,
-    Item,
-    OwnershipIsLost,
-    TaskFailed,
-    TriggerCheckpoint,
-)
-from dagster_checkpoints.spark.reporting import checkpoint_done, stage_rows
+from dagster_checkpoints.spark.mail import AskCheckpoint, Asked, Cancel, EndSources, FromAttempt, Item, OwnershipIsLost
+from dagster_checkpoints.spark.reporting import stage_rows
 from dagster_checkpoints.spark.restoring import StartPoint, choose_start, has_later
+from dagster_checkpoints.spark.savepoints import SavepointsInProgress
+from dagster_checkpoints.spark.status import StatusReporter
 from dagster_checkpoints.spark.uploads import SnapshotUploader
 from dagster_checkpoints.storage import (
+    Answer,
     CheckpointStorage,
+    ControlRequest,
     CorruptStateFile,
     LeaseRenewer,
     MissingStateFile,
     Owner,
+    Ownership,
+    RequestBox,
     StorageError,
     StorageUnavailable,
+    StoredFile,
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
 CANCEL_SECONDS = 30.0
-_IDLE_TICK = 0.5
-
-
-class _Canceled(Exception):
-    """Unwinds the loop when the job is cancelled."""
-
-
-@dataclass
-class RunState:
-    """What exists once a job has its Spark session.
-
-    Attributes:
-        finished: Tasks that have finished, in this run or before.
-        told: Those of them whose end was told in this run.
-        announced: Stages whose end was told.
-    """
-
-    coordinator: CheckpointCoordinator
-    writer: CheckpointWriter
-    deployer: Deployer
-    spark: SparkSession
-    uploads: ThreadPoolExecutor
-    io: ThreadPoolExecutor
-    attempt: int = 0
-    deployment: Deployment | None = None
-    finished: set[TaskId] = field(default_factory=set)
-    told: set[TaskId] = field(default_factory=set)
-    announced: set[str] = field(default_factory=set)
 
 
 class JobExecution:
@@ -149,12 +102,15 @@ class JobExecution:
         self._selection = selection
         self._strategy = options.restart.fresh()
         self._unusable: list[str] = []
-        self._ended_sources: set[tuple[str, str]] = set()
         self._restored: Restored | None = None
         self._log = log or logging.getLogger("dagster_checkpoints")
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._cancel_asked = threading.Event()
-        self._run: RunState | None = None
+        self._savepoints = SavepointsInProgress(storage)
+        self._control = ControlRequests(storage, self._savepoints)
+        self._run: JobLoop | None = None
+        self._draining = False
+        self._attempt = 0
         self._job_id = 0
         self._start: StartPoint | None = None
         self._work = options.work_directory / pipeline.name
@@ -167,8 +123,16 @@ class JobExecution:
         self._queue.put(Cancel())
 
     def drain(self) -> None:
-        """End every source as if its input were exhausted: windows fire, everything is committed, the job is FINISHED."""
+        """End every source as if its input were exhausted: windows fire, everything is committed, the job is FINISHED.
+
+        Without a savepoint: with the job's end its checkpoints go.
+        """
+        self._draining = True
         self._queue.put(EndSources(None, None))
+
+    def ask(self, request: ControlRequest, respond: Callable[[Answer], None]) -> None:
+        """Ask for something as others do through storage; `respond` receives the answer, once, on some thread."""
+        self._queue.put(Asked(request, respond, time.monotonic()))
 
     def end_source(self, stage: str, instance: str | None = None) -> None:
         """End one source, or one instance of it.
@@ -205,27 +169,66 @@ class JobExecution:
         owner = Owner(run_id=self.run_id, host=socket.gethostname(), pid=os.getpid())
         ownership = self.storage.acquire(owner, self.options.lease_seconds)
         status: JobStatus | None = None
-        renewer = LeaseRenewer(ownership, lambda error: self._queue.put(OwnershipIsLost(error)))
-        renewer.start()
+        error: BaseException | None = None
+        box = RequestBox(self.storage.store, self.storage.layout)
+        answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
+        self._status = StatusReporter(self.pipeline, self.storage, self.run_id, self.options.status_seconds, self._log)
+        self._status.report("starting")
         try:
-            start = choose_start(self.pipeline, self.storage, self.options)
-            self._check_selection(start.restored)
-            self._begin(start)
-            status = "FAILED"
-            error = self._execute(start)
-            status = "FINISHED" if error is None else "CANCELED" if isinstance(error, _Canceled) else "FAILED"
-            return self._result(status, None if isinstance(error, _Canceled) else error)
+            with self._owning(ownership, box, answers):
+                start = choose_start(self.pipeline, self.storage, self.options)
+                self._check_selection(start.restored)
+                self._begin(start)
+                status = "FAILED"
+                error = self._execute(start)
+                status = "FINISHED" if error is None else "CANCELED" if isinstance(error, Canceled) else "FAILED"
+                return self._result(status, None if isinstance(error, Canceled) else error)
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
-            renewer.stop(5.0)
+            self._status.close(self._run)
             self._release(status)
             self._clear_work(ownership.epoch, own=True)
+            # Whoever is told that the pipeline has stopped may start it again at once.
+            self._control.over(status or "before it began", error, self._not_taken())
+            answers.shutdown(wait=True)
+            self.storage.close()
+
+    @contextlib.contextmanager
+    def _owning(self, ownership: Ownership, box: RequestBox, answers: ThreadPoolExecutor) -> Iterator[None]:
+        """Renew the lease, and look for requests."""
+
+        def answer(final: Answer) -> None:
+            answers.submit(self._quietly, lambda: box.answer(final))
+
+        renewer = LeaseRenewer(ownership, lambda error: self._queue.put(OwnershipIsLost(error)))
+        poller = RequestPoller(box, ownership.epoch, self._queue.put, answer, self.options.request_poll_seconds, self._log)
+        renewer.start()
+        poller.start()
+        try:
+            yield
+        finally:
+            poller.stop(5.0)
+            renewer.stop(5.0)
+
+    def _not_taken(self) -> list[Asked]:
+        """Requests that came when nobody looked into the queue any more."""
+        rest = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if isinstance(item, Asked):
+                    rest.append(item)
+        return rest
 
     def _begin(self, start: StartPoint) -> None:
         ownership = self.storage.ownership
         assert ownership is not None
         self._start = start
-        location = start.restored.location if start.restored else None
-        self._job_id = ownership.begin_job(resume=start.resume, restored=location)
+        self._job_id = ownership.begin_job(resume=start.resume, restored=start.pointer)
+        if start.claimed and start.pointer is not None:
+            ownership.claim(start.pointer)
 
     def _begin_older(self, start: StartPoint, error: StorageError) -> StartPoint:
         """A state file of the chosen checkpoint is corrupt or gone: go on from an older one, if the user allows it."""
@@ -241,48 +244,44 @@ class JobExecution:
         return older
 
     def _execute(self, start: StartPoint) -> BaseException | None:
-        assert self.storage.ownership is not None
-        self._clear_work(self.storage.ownership.epoch, own=False)
+        """All attempts. Returns what the job failed or was cancelled with; None if it has FINISHED."""
+        ownership = self.storage.ownership
+        assert ownership is not None
+        self._clear_work(ownership.epoch, own=False)
         uploads = ThreadPoolExecutor(self.options.upload_threads, thread_name_prefix="snapshot")
         io = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-io")
         status: JobStatus = "FAILED"
         try:
-            if start.sweep:
-                io.submit(self._quietly, self.storage.delete_unreferenced)
+            io.submit(self._quietly, lambda: self._sweep(start))
             spark = self._session()
-            writer = CheckpointWriter(self.pipeline, self.storage, self._job_id, self.run_id, spark.version)
-            coordinator = None
+            deployer = self._deployer(spark)
             restored = start.restored
             while True:
-                settings = self._attempt_settings(restored)
-                deployer = self._run.deployer if self._run else self._deployer(spark)
-                attempt = settings.number
-                uploader = SnapshotUploader(self.storage, uploads, lambda e, a=attempt: self._report(a, e))  # type: ignore[misc]
                 try:
-                    deployment = deployer.deploy(settings, restored, uploader, lambda e, a=attempt: self._report(a, e))  # type: ignore[misc]
+                    deployment = self._deploy(deployer, restored, uploads)
                 except (CorruptStateFile, MissingStateFile) as unusable:
-                    if coordinator is not None:
+                    if self._run is not None:
                         raise
                     start = self._begin_older(start, unusable)
                     restored = start.restored
                     continue
-                if restored is not None:
-                    self.storage.known(restored.metadata.files())  # each was fetched and verified just now
-                if coordinator is None:
-                    coordinator = self._coordinator(deployment, start)
-                    self._run = RunState(coordinator, writer, deployer, spark, uploads, io)
-                run = self._run
-                assert run is not None
-                error = self._one_attempt(run, deployment, restored, attempt)
+                except StageError as broken:
+                    if self._run is None:
+                        raise
+                    error: BaseException | None = broken  # a restart could not be deployed: another one may
+                else:
+                    if self._run is None:
+                        self._run = self._loop(spark, deployment, start, io)
+                    error = self._one_attempt(self._run, deployment, restored)
                 if error is None:
                     status = "FINISHED"
                     return None
-                again = self._restart(run, error)
+                again = self._restart(self._run, error)
                 if again is not None:
-                    status = "CANCELED" if isinstance(again, _Canceled) else "FAILED"
+                    status = "CANCELED" if isinstance(again, Canceled) else "FAILED"
                     return again
                 restored = self._restored
-        except _Canceled as canceled:
+        except Canceled as canceled:
             status = "CANCELED"
             return canceled
         except Exception as error:
@@ -292,148 +291,72 @@ class JobExecution:
             uploads.shutdown(wait=True, cancel_futures=True)
             io.shutdown(wait=True)
 
-    def _one_attempt(
-        self, run: RunState, deployment: Deployment, restored: Restored | None, attempt: int
-    ) -> BaseException | None:
+    def _sweep(self, start: StartPoint) -> None:
+        """Delete what killed runs have left behind."""
+        self.storage.sweep_savepoints()
+        self.storage.sweep_metadata()
+        if start.sweep:
+            self.storage.delete_unreferenced()
+
+    def _deploy(self, deployer: Deployer, restored: Restored | None, uploads: ThreadPoolExecutor) -> Deployment:
+        settings = self._attempt_settings(restored)
+        attempt = settings.number
+
+        def report(event: object) -> None:
+            self._queue.put(FromAttempt(attempt, event))  # type: ignore[arg-type]
+
+        uploader = SnapshotUploader(self._upload, uploads, report)
+        deployment = deployer.deploy(settings, restored, uploader, report)
+        if restored is not None and restored.savepoint is None:
+            self.storage.known(restored.metadata.files())  # each was fetched and verified just now
+        return deployment
+
+    def _upload(self, barrier: CheckpointBarrier, files: Mapping[str, Path]) -> Mapping[str, StoredFile]:
+        if barrier.properties.is_savepoint:
+            return self._savepoints.directory(barrier.checkpoint_id, barrier.properties).upload_files(files)
+        return self.storage.upload_files(barrier.checkpoint_id, files)
+
+    def _loop(self, spark: SparkSession, deployment: Deployment, start: StartPoint, io: ThreadPoolExecutor) -> JobLoop:
+        writer = CheckpointWriter(self.pipeline, self.storage, self._savepoints, self._job_id, self.run_id, spark.version)
+        loop = JobLoop(
+            self.pipeline,
+            spark,
+            self._coordinator(deployment, start),
+            writer,
+            self._control,
+            self._savepoints,
+            self._queue,
+            io,
+            self._on_event,
+            self._status,
+            self._log,
+        )
+        loop.passed_over = tuple(DiscardCheckpoint(checkpoint) for checkpoint in start.passed_over)
+        return loop
+
+    def _one_attempt(self, loop: JobLoop, deployment: Deployment, restored: Restored | None) -> BaseException | None:
         """Run one deployment. Returns None when every task has finished, else what ended it; its tasks are stopped."""
-        run.attempt, run.deployment = attempt, deployment
-        run.finished = set(deployment.finished)
-        run.writer.deployed(deployment)
-        self._announce_start(run, restored, attempt)
+        assert self.storage.ownership is not None
+        loop.begin_attempt(deployment, self.storage.ownership.epoch * 10_000 + self._attempt, restored)
         try:
             for task in deployment.tasks.values():
                 task.start()
-            while len(run.finished) < deployment.graph.instance_count:
-                self._take(run, self._next(run))
+            while not loop.all_finished:
+                loop.turn()
+                self._status.report("stopping" if self._control.stop else "running", loop)
+            self._control.all_finished()
             return None
-        except (_Canceled, TaskFailure, JobFailedError, StorageError) as error:
+        except (Canceled, TaskFailure, JobFailedError, StopFailedError, StorageError) as error:
             return error
         finally:
-            self._stop_tasks(run, deployment)
+            self._stop_tasks(loop, deployment)
 
-    def _next(self, run: RunState) -> Item:
-        deadline = run.coordinator.next_deadline()
-        wait = _IDLE_TICK if deadline is None else min(max(deadline - time.monotonic(), 0.0), _IDLE_TICK)
-        try:
-            return self._queue.get(timeout=wait) if wait > 0 else self._queue.get_nowait()
-        except queue.Empty:
-            return Tick()
-
-    def _take(self, run: RunState, item: Item) -> None:
-        match item:
-            case Cancel():
-                raise _Canceled
-            case OwnershipIsLost(error):
-                raise error
-            case EndSources(stage, instance):
-                self._end_sources(run, stage, instance)
-            case AskCheckpoint(request_id):
-                self._handle(run, CheckpointRequested(request_id, CheckpointProperties()))
-            case FromAttempt(attempt, event):
-                if attempt == run.attempt:
-                    self._take_report(run, event)
-            case event:
-                self._handle(run, event)
-
-    def _take_report(self, run: RunState, event: CoordinatorEvent | TaskFailed) -> None:
-        if isinstance(event, TaskFailed):
-            raise TaskFailure(event.task, event.error)
-        self._handle(run, event)
-        if isinstance(event, TaskStateChanged) and event.state is TaskState.FINISHED:
-            self._task_finished(run, event.task)
-
-    def _handle(self, run: RunState, event: CoordinatorEvent) -> None:
-        for action in run.coordinator.handle(event, time.monotonic()):
-            self._perform(run, action)
-
-    def _perform(self, run: RunState, action: CoordinatorAction) -> None:
-        tasks = run.deployment.tasks if run.deployment else {}
-        match action:
-            case TriggerTask(task, barrier):
-                if task in tasks and task not in run.finished:
-                    tasks[task].send(TriggerCheckpoint(barrier))
-                else:
-                    self._queue.put(TriggerFailed(task, barrier.checkpoint_id))
-            case WriteMetadata(checkpoint):
-                writer, finished = run.writer, frozenset(checkpoint.plan.finished)
-                run.io.submit(lambda: self._queue.put(writer.write(checkpoint, finished)))
-            case NotifyComplete(notified, checkpoint_id):
-                for task in notified:
-                    if task in tasks:
-                        tasks[task].send(CheckpointIsComplete(checkpoint_id))
-            case NotifyAborted(notified, checkpoint_id):
-                for task in notified:
-                    if task in tasks:
-                        tasks[task].send(CheckpointIsAborted(checkpoint_id))
-            case DiscardStates(checkpoint_id):
-                discarded = checkpoint_id
-                run.io.submit(self._quietly, lambda: run.writer.discard_states(discarded))
-            case DiscardCheckpoint(completed):
-                run.io.submit(self._quietly, lambda: run.writer.delete(completed))
-            case CheckpointCompleted(completed):
-                self._drop_passed_over(run)
-                assert run.deployment is not None
-                self._on_event(checkpoint_done(run.deployment, completed))
-            case RequestFailed(_, reason, message) if reason.pre_flight:
-                self._on_event(events.CheckpointNotDone(None, reason.name, message))
-            case CheckpointFailed(checkpoint_id, reason, message):
-                self._on_event(events.CheckpointNotDone(checkpoint_id, reason.name, message))
-            case FailJob(reason, message):
-                raise JobFailedError(
-                    f"Pipeline {self.pipeline.name!r}: {message} ({reason.name}). More consecutive checkpoints failed "
-                    f"than tolerable_failed_checkpoints={self.options.checkpoints.tolerable_failed_checkpoints} allows."
-                )
-            case _:
-                pass
-
-    def _drop_passed_over(self, run: RunState) -> None:
-        """The job has gone on from an earlier checkpoint: the later ones, whose rows were taken back, are of no use."""
-        if self._start is not None and self._start.passed_over:
-            for checkpoint in self._start.passed_over:
-                self._perform(run, DiscardCheckpoint(checkpoint))
-            self._start = replace(self._start, passed_over=())
-
-    # Tasks
-
-    def _end_sources(self, run: RunState, stage: str | None, instance: str | None) -> None:
-        assert run.deployment is not None
-        if stage is None:
-            self._handle(run, DrainBegan())
-        for chain in run.deployment.chains:
-            source = self.pipeline.stage(chain.stages[0])
-            if not source.kind.is_source or stage not in (None, source.name):
-                continue
-            for index, name in enumerate(source.instances):
-                task = run.deployment.tasks.get(TaskId(chain.name, index))
-                if instance in (None, name):
-                    self._ended_sources.add((source.name, name))  # also after a restart
-                    if task is not None:
-                        task.send(EndInput())
-
-    def _task_finished(self, run: RunState, task: TaskId) -> None:
-        assert run.deployment is not None
-        run.finished.add(task)
-        chain = next(c for c in run.deployment.chains if c.name == task.vertex)
-        rows = run.deployment.tasks[task].rows_out
-        tail = chain.stages[-1]
-        if task not in run.told:  # a task restored after its finish ends once more
-            run.told.add(task)
-            for stage in chain.stages:
-                kept = rows if stage == tail else 0
-                self._on_event(events.InstanceFinished(stage, chain.instances[task.index], kept))
-        if all(TaskId(chain.name, index) in run.finished for index in range(len(chain.instances))):
-            latest = run.coordinator.latest_completed
-            for stage in (name for name in chain.stages if name not in run.announced):
-                run.announced.add(stage)
-                total = stage_rows(run.deployment, stage)
-                self._on_event(events.StageFinished(stage, total, latest.checkpoint_id if latest else None))
-
-    def _stop_tasks(self, run: RunState, deployment: Deployment) -> None:
-        unfinished = [task for task_id, task in deployment.tasks.items() if task_id not in run.finished]
+    def _stop_tasks(self, loop: JobLoop, deployment: Deployment) -> None:
+        unfinished = [task for task_id, task in deployment.tasks.items() if task_id not in loop.finished]
         for task in unfinished:
             task.cancel()
         if unfinished:
-            run.spark.sparkContext.cancelAllJobs()
+            loop.spark.sparkContext.cancelAllJobs()
         deadline = time.monotonic() + CANCEL_SECONDS
         for task in deployment.tasks.values():
             if not task.join(max(0.1, deadline - time.monotonic())):
@@ -442,62 +365,53 @@ class JobExecution:
             for channel in task.output.channels:
                 channel.close()
 
-    def _restart(self, run: RunState, error: BaseException) -> BaseException | None:
+    def _restart(self, loop: JobLoop, error: BaseException) -> BaseException | None:
         """After a failed attempt: wait as the strategy says. Returns the error if there is no other attempt."""
-        if isinstance(error, _Canceled | StorageError):
+        if isinstance(error, Canceled | StorageError):
             return error
         cause = error.cause if isinstance(error, TaskFailure) else error
+        loop.restarting = True
+        self._control.attempt_failed(str(cause))
         decision = self._strategy.on_failure(time.monotonic())
         if isinstance(decision, GiveUp):
             failed = JobFailedError(f"Pipeline {self.pipeline.name!r} failed, and {decision.reason}. {cause}")
             failed.__cause__ = cause
             return failed
         self._on_event(events.JobRestarting(decision.attempt + 1, decision.delay, str(cause)))
+        self._status.report("restarting", loop)
         until = time.monotonic() + decision.delay
         try:
-            self._tell_tasks_are_gone(run, error)
+            loop.tasks_are_gone(error)
             # A checkpoint whose metadata is being written must be known before the start is chosen.
-            while run.coordinator.finalizing is not None or time.monotonic() < until:
-                item = self._next(run)
-                if not isinstance(item, FromAttempt):
-                    self._take(run, item)
-            latest = self._latest(run)
-        except (_Canceled, StorageError, JobFailedError) as ended:
+            while loop.coordinator.finalizing is not None or time.monotonic() < until:
+                loop.take(loop.next())
+            self._control.attempt_failed(str(cause))
+            latest = self._latest(loop)
+        except (Canceled, StorageError, JobFailedError) as ended:
             return ended
         if latest is None:
-            self._handle(run, CoordinatorRestarting())
+            loop.handle(JobRestarting())
         else:
             own = latest is not self._restored_at_start
             known = CompletedCheckpoint(latest.plan.checkpoint_id, latest.location) if own else None
-            self._handle(run, CoordinatorRestarting(frozenset(latest.plan.finished), known))
+            loop.handle(JobRestarting(frozenset(latest.plan.finished), known))
         self._restored = latest
         return None
 
-    def _latest(self, run: RunState) -> Restored | None:
+    def _latest(self, loop: JobLoop) -> Restored | None:
         """What to restart from. While storage is away it is waited for, as long as the lease holds."""
         while True:
             try:
-                latest = run.writer.latest(self.pipeline, self.options.allow_non_restored_state)
-                newest, epoch = run.writer.newest, run.writer.epoch
+                latest = loop.writer.latest(self.pipeline, self.options.allow_non_restored_state)
+                newest, epoch = loop.writer.newest, loop.writer.epoch
                 return latest if newest is not None and newest.epoch == epoch else self._restored_at_start
             except StorageUnavailable as error:
                 self._log.warning("The restart waits for storage: %s", error)
-                item = self._next(run)
-                if not isinstance(item, FromAttempt):
-                    self._take(run, item)
+                loop.take(loop.next())
 
     @property
     def _restored_at_start(self) -> Restored | None:
         return self._start.restored if self._start else None
-
-    def _tell_tasks_are_gone(self, run: RunState, error: BaseException) -> None:
-        """No checkpoint is triggered, and none waits for a task, between a failure and the restart."""
-        assert run.deployment is not None
-        failed = error.task if isinstance(error, TaskFailure) else None
-        for task in run.deployment.tasks:
-            if task not in run.finished:
-                state = TaskState.FAILED if task == failed else TaskState.CANCELED
-                self._handle(run, TaskStateChanged(task, state))
 
     # Beginning and end
 
@@ -511,28 +425,28 @@ class JobExecution:
             self._work.rmdir()
 
     def _attempt_settings(self, restored: Restored | None) -> AttemptSettings:
-        number = (self._run.attempt % 10_000 if self._run else 0) + 1
+        self._attempt += 1
         ownership = self.storage.ownership
         assert ownership is not None
-        folder = self._work / f"epoch-{ownership.epoch}-attempt-{number}"
+        folder = self._work / f"epoch-{ownership.epoch}-attempt-{self._attempt}"
         self._clear_work(ownership.epoch, own=True)
         folder.mkdir(parents=True)
         later = restored is not None and has_later(self.storage, restored.plan.checkpoint_id)
         return AttemptSettings(
             folder=folder,
-            number=ownership.epoch * 10_000 + number,
-            token=f"e{ownership.epoch}a{number}",
+            number=ownership.epoch * 10_000 + self._attempt,
+            token=f"e{ownership.epoch}a{self._attempt}",
             job_id=self._job_id,
             checkpointing=self.options.checkpoints.tasks_wait_for_final_checkpoint,
             max_queued_bytes=self.options.max_queued_bytes,
             take_back_after=restored.plan.checkpoint_id if later and restored else None,
-            ended_sources=frozenset(self._ended_sources),
+            ended_sources=frozenset(self._run.ended_sources) if self._run else frozenset(),
         )
 
     def _deployer(self, spark: SparkSession) -> Deployer:
         def check_canceled() -> None:
             if self._cancel_asked.is_set():
-                raise _Canceled
+                raise Canceled
 
         return Deployer(self.pipeline, spark, self.storage, self._log, check_canceled)
 
@@ -545,28 +459,36 @@ class JobExecution:
             completed=start.retained,
         )
 
+    @property
+    def _ended_by(self) -> Literal["", "end_of_data", "drain", "suspend"]:
+        """In what way a FINISHED job has come to its end."""
+        stopped = self._control.stopped
+        if stopped is not None:
+            return "drain" if stopped.drain else "suspend"
+        return "drain" if self._draining else "end_of_data"
+
     def _shut_down(self, status: JobStatus) -> None:
         if self._run is None:
             return
         actions = self._run.coordinator.handle(Shutdown(CoordinatorStatus[status]), time.monotonic())
-        if any(isinstance(action, DiscardCheckpoint) for action in actions):
+        if status == "FINISHED":
             # First it is said that the job is over: without its checkpoints a crash would look like a new start.
             ownership = self.storage.ownership
             assert ownership is not None
+            keep = not any(isinstance(action, DiscardCheckpoint) for action in actions)
             try:
-                ownership.end_job(status, keep_checkpoints=False)
+                ownership.end_job(status, keep_checkpoints=keep, ended_by=self._ended_by)
             except StorageError as error:
                 self._log.warning("The checkpoints of the finished job are kept: %s", error)
                 return
         for action in actions:
             if isinstance(action, DiscardCheckpoint | DiscardStates):
-                self._perform(self._run, action)
+                self._run.perform(action)
 
     def _release(self, status: JobStatus | None) -> None:
         ownership = self.storage.ownership
         if ownership is not None:
             self._quietly(lambda: ownership.release(status))
-        self.storage.close()
 
     def _quietly(self, act: Callable[[], object]) -> None:
         """Cleaning up: what fails here is swept up by a later run."""
@@ -588,49 +510,18 @@ class JobExecution:
                 "every unfinished stage."
             )
 
-    # Reporting
-
-    def _report(self, attempt: int, event: CoordinatorEvent | TaskFailed) -> None:
-        self._queue.put(FromAttempt(attempt, event))
-
-    def _announce_start(self, run: RunState, restored: Restored | None, attempt: int) -> None:
-        assert run.deployment is not None
-        fully = tuple(s.name for s in self.pipeline.stages if restored and s.name in restored.plan.fully_finished)
-        self._on_event(
-            events.JobStarted(
-                attempt=attempt % 10_000,
-                job_id=self._job_id,
-                restored_checkpoint=restored.plan.checkpoint_id if restored else None,
-                restored_location=restored.location if restored else None,
-                finished_stages=fully,
-                chains=tuple(chain.stages for chain in run.deployment.chains),
-            )
-        )
-        for stage in fully:
-            if stage not in run.announced:
-                run.announced.add(stage)
-                rows = stage_rows(run.deployment, stage)
-                self._on_event(events.StageFinished(stage, rows, restored.plan.checkpoint_id if restored else None, True))
-
     def _result(self, status: JobStatus, error: BaseException | None) -> JobResult:
-        run = self._run
-        latest = run.coordinator.latest_completed if run else None
-        finished = tuple(s.name for s in self.pipeline.stages if run and s.name in run.announced)
+        loop = self._run
+        latest = loop.coordinator.latest_completed if loop else None
+        stopped = self._control.stopped
         return JobResult(
             status=status,
             error=error,
             job_id=self._job_id,
             last_checkpoint_id=latest.checkpoint_id if latest else None,
             last_checkpoint_location=latest.location if latest else None,
-            finished_stages=finished,
+            finished_stages=tuple(s.name for s in self.pipeline.stages if loop and s.name in loop.announced),
             rows=self.rows(),
+            ended_by=self._ended_by if status == "FINISHED" else "",
+            savepoint=self.storage.url_of(stopped.location) if stopped else None,
         )
-
-
-class TaskFailure(Exception):
-    """A task has failed."""
-
-    def __init__(self, task: TaskId, cause: BaseException) -> None:
-        super().__init__(str(cause))
-        self.task = task
-        self.cause = cause

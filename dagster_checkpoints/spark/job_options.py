@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dagster_checkpoints.coordination import CheckpointConfig, RestartStrategy
+from dagster_checkpoints.state import ClaimMode
 
 
 @dataclass(frozen=True)
@@ -16,12 +17,16 @@ class JobOptions:
         checkpoints: Interval, timeout and the like.
         restart: What to do when a task fails.
         work_directory: For segments, gates and Spark's own checkpoints; executors must see it under the same path.
-        restore_from: "latest" (after the job's own end, a new start), "none" for a new start, or a checkpoint's location.
+        restore_from: "latest" (after the job's own end or a drain, a new start), "none" for a new start, the id or location of
+            a checkpoint, or a savepoint's id, location, URL or path.
         allow_non_restored_state: Leave state behind that no stage claims.
         allow_older_checkpoint: If the chosen checkpoint is corrupt or incomplete, try older retained ones.
         lease_seconds: How long this process may be silent before another may take the pipeline over.
         max_queued_bytes: Per channel; a producer waits when its consumer is so far behind.
         upload_threads: Snapshots stored at the same time.
+        claim_mode: Whose a savepoint is that the run starts from.
+        request_poll_seconds: Between two looks for control requests in storage.
+        status_seconds: Between two versions of the pipeline's status in storage.
     """
 
     checkpoints: CheckpointConfig
@@ -33,3 +38,6 @@ class JobOptions:
     lease_seconds: float = 15.0
     max_queued_bytes: int = 256 * 1024 * 1024
     upload_threads: int = 4
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+    request_poll_seconds: float = 1.0
+    status_seconds: float = 5.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dagster_checkpoints.coordination import CheckpointBarrier, CoordinatorEvent
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.storage import StorageError
+from dagster_checkpoints.storage import Answer, ControlRequest, StorageError
 
 # To a task
 
@@ -30,6 +30,13 @@ class CheckpointIsAborted:
 
 
 @dataclass(frozen=True)
+class SavepointIsComplete:
+    """A plain savepoint, which commits nothing."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
 class EndInput:
     """A source shall end as if its input were exhausted."""
 
@@ -39,7 +46,7 @@ class LookAgain:
     """Something has arrived on a channel."""
 
 
-Mail = TriggerCheckpoint | CheckpointIsComplete | CheckpointIsAborted | EndInput | LookAgain
+Mail = TriggerCheckpoint | CheckpointIsComplete | CheckpointIsAborted | SavepointIsComplete | EndInput | LookAgain
 
 
 # From a task
@@ -80,6 +87,20 @@ class AskCheckpoint:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """A control request.
+
+    Attributes:
+        respond: Takes the final answer; called once, on the loop's thread.
+        seen_at: When it was found, monotonic seconds; its deadline counts from here.
+    """
+
+    request: ControlRequest
+    respond: Callable[[Answer], None]
+    seen_at: float
+
+
+@dataclass(frozen=True)
 class OwnershipIsLost:
     """From the lease's renewer: another run owns the pipeline, or may."""
 
@@ -94,4 +115,4 @@ class FromAttempt:
     event: CoordinatorEvent | TaskFailed
 
 
-Item = Cancel | EndSources | AskCheckpoint | OwnershipIsLost | FromAttempt | CoordinatorEvent
+Item = Cancel | EndSources | AskCheckpoint | Asked | OwnershipIsLost | FromAttempt | CoordinatorEvent

@@ -61,6 +61,8 @@ class TaskQuery:
         self._before_batch = before_batch
         self._lock = threading.Lock()
         self._closing = False
+        self._going = threading.Event()  # cleared while the query is paused
+        self._going.set()
         self._last_batch: int | None = None
         self._query: StreamingQuery | None = None
 
@@ -77,12 +79,16 @@ class TaskQuery:
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
         try:
-            self._before_batch(lambda: self._closing)
-            with self._lock:
-                if self._closing:
-                    raise QueryClosing
-                self._on_batch(frame, batch_id)
-                self._last_batch = batch_id
+            while True:
+                self._before_batch(lambda: self._closing)
+                self._going.wait()
+                with self._lock:
+                    if self._closing:
+                        raise QueryClosing
+                    if self._going.is_set():  # it may have been paused while this batch waited for the lock
+                        self._on_batch(frame, batch_id)
+                        self._last_batch = batch_id
+                        return
         except QueryClosing:
             raise
         except BaseException as error:
@@ -100,6 +106,18 @@ class TaskQuery:
             if self._last_batch is not None and self._query is not None:
                 self._await_commit(self._last_batch)
             yield self.log.last_committed()
+
+    def pause(self) -> None:
+        """Let no further batch be processed until :meth:`resume`. Call it between two batches, under the lock."""
+        self._going.clear()
+
+    def resume(self) -> None:
+        """Go on with the batch that waits, if one does."""
+        self._going.set()
+
+    @property
+    def paused(self) -> bool:
+        return not self._going.is_set()
 
     @contextmanager
     def lock_if_free(self) -> Iterator[bool]:
@@ -193,11 +211,13 @@ class TaskQuery:
             if self._last_batch is not None and self.active:
                 self._await_commit(self._last_batch)
             self._closing = True
+        self._going.set()  # a paused batch finds that the query is closing
         if self._query is not None:
             self._query.stop()  # outside the lock: Spark waits for foreachBatch, which waits for the lock
 
     def kill(self) -> None:
         """Stop at once: a batch that runs is cancelled and never committed."""
         self._closing = True
+        self._going.set()
         if self._query is not None:
             self._query.stop()

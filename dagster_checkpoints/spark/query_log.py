@@ -74,6 +74,21 @@ class QueryLog:
         os.replace(scratch, target)
         (self._offsets / f".{batch_id}.crc").unlink(missing_ok=True)
 
+    def plan_due_watermark(self) -> None:
+        """Before a restored query starts: plan the batch that its own watermark is due.
+
+        The committed batch may promise a later watermark than it ran under. Without new input nothing would act on it, so
+        the due windows get a batch of their own, which the query runs first.
+        """
+        batch_id = self.last_committed()
+        if batch_id >= 0 and self.next_watermark(batch_id) > self.planned(batch_id).watermark_ms:
+            self.plan_batch(batch_id + 1, self.next_watermark(batch_id))
+
+    def holds_state(self) -> bool:
+        """Whether the query has a stateful operator, as its checkpoint says: also before the first batch of an attempt."""
+        state = self.path / "state"
+        return state.exists() and any(state.iterdir())
+
     def forget_planned_after(self, batch_id: int) -> None:
         """Remove the plans of batches later than `batch_id`; they were planned but never committed."""
         for entry in list(self._offsets.iterdir()) if self._offsets.exists() else []:

@@ -6,11 +6,13 @@ It must not change anything. Rows are counted where they leave a chain: a stage 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from dagster_checkpoints.coordination import CompletedCheckpoint
 from dagster_checkpoints.pipeline import Chain, TaskId
 from dagster_checkpoints.spark.deployment import Deployment
-from dagster_checkpoints.spark.events import CheckpointDone, StageProgress
+from dagster_checkpoints.spark.events import CheckpointDone, SavepointDone, StageProgress
+from dagster_checkpoints.storage import ControlRequest
 
 
 def stage_rows(deployment: Deployment, stage: str) -> int:
@@ -37,6 +39,21 @@ def checkpoint_done(deployment: Deployment, completed: CompletedCheckpoint) -> C
         new_bytes=sum(s.new_bytes for s in statistics),
         total_bytes=sum(s.total_bytes for s in statistics),
         stages=_progress(deployment, completed),
+    )
+
+
+def savepoint_done(deployment: Deployment, completed: CompletedCheckpoint, asked: ControlRequest | None) -> SavepointDone:
+    """The event that tells of a completed savepoint."""
+    stops: Literal["", "suspend", "drain"] = ""
+    if completed.properties.stops_job:
+        stops = "drain" if asked is not None and asked.drain else "suspend"
+    return SavepointDone(
+        location=completed.location,
+        stops=stops,
+        request_id=completed.properties.target,
+        asked_by=asked.asked_by if asked else "",
+        recorded_by_asker=asked.recorded_by_asker if asked else False,
+        checkpoint=checkpoint_done(deployment, completed),
     )
 
 

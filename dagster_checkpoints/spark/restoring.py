@@ -1,20 +1,21 @@
-"""Where a run starts from: a new start, the newest checkpoint, or one that the user names.
+"""Where a run starts from: a new start, the newest checkpoint, or a checkpoint or savepoint that the user names.
 
 It must not know Spark. Everything is checked before anything starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol
 
-from dagster_checkpoints.coordination import CompletedCheckpoint
+from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.deployment import Restored
 from dagster_checkpoints.spark.errors import NothingToRestoreError
-from dagster_checkpoints.state import CheckpointMetadata, StateError, decode, validate_restore
-from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage, StorageError, StorageUnavailable
+from dagster_checkpoints.state import ClaimMode, StateError, decode, validate_restore
+from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage, PipelineState, StorageError, StorageUnavailable
 
 OVER = frozenset({"FINISHED", "NONE"})
 
@@ -28,6 +29,8 @@ class RestoreOptions(Protocol):
     def allow_non_restored_state(self) -> bool: ...
     @property
     def allow_older_checkpoint(self) -> bool: ...
+    @property
+    def claim_mode(self) -> ClaimMode: ...
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,9 @@ class StartPoint:
     Attributes:
         restored: None for a new start.
         resume: The run goes on with the job before, whose id it keeps.
-        retained: The checkpoints of that job which are kept.
+        pointer: To what is restored.
+        claimed: It is a savepoint that becomes the pipeline's own, to delete when it is subsumed.
+        retained: The checkpoints of that job which are kept, and a claimed savepoint.
         passed_over: Later checkpoints of that job: no longer of use once the job has gone on from an earlier one.
         sweep: Every retained checkpoint could be read, so files that none of them names may be deleted.
     """
@@ -45,6 +50,8 @@ class StartPoint:
     restored: Restored | None
     resume: bool
     next_checkpoint_id: int
+    pointer: CheckpointPointer | None = None
+    claimed: bool = False
     retained: tuple[CompletedCheckpoint, ...] = ()
     passed_over: tuple[CompletedCheckpoint, ...] = ()
     sweep: bool = False
@@ -68,16 +75,15 @@ def choose_start(
     assert ownership is not None
     previous = ownership.previous
     retained = storage.list_checkpoints()
-    metadata = _read_retained(storage, retained)
-    goes_on = options.restore_from != "none" and (options.restore_from != "latest" or previous.job.status not in OVER)
-    sweep = len(metadata) == len(retained)
-    candidates = _candidates(storage, options, retained, previous.newest) if goes_on else []
+    readable = _read_retained(storage, retained)
+    sweep = len(readable) == len(retained)
+    candidates = _candidates(storage, options, retained, previous)
     if not candidates:
         return StartPoint(None, False, 1, sweep=sweep)
     failures: list[Exception] = []
     for location in (c for c in candidates if c not in unusable):
         try:
-            restored = _restore(pipeline, storage, location, options.allow_non_restored_state)
+            restored = read_restored(pipeline, storage, location, options.allow_non_restored_state)
         except StorageUnavailable:
             raise
         except (StateError, StorageError) as error:
@@ -85,50 +91,97 @@ def choose_start(
             if not options.allow_older_checkpoint:
                 break
             continue
-        this_job = [p for p in retained if p.job_id == previous.job.job_id]
-        chosen = restored.plan.checkpoint_id
-        kept = [p for p in this_job if p.checkpoint_id <= chosen and p.location in metadata]
-        later = [p for p in this_job if p.checkpoint_id > chosen]
-        next_id = max([chosen, *(p.checkpoint_id for p in later)]) + 1
-        return StartPoint(restored, True, next_id, _completed(kept), _completed(later), sweep)
+        return _start_from(restored, storage, previous, readable, options, sweep)
     if not failures:
         raise NothingToRestoreError(f"None of the checkpoints in {storage.url} can be restored: {', '.join(candidates)}.")
     raise failures[0]
 
 
+def _start_from(
+    restored: Restored,
+    storage: CheckpointStorage,
+    previous: PipelineState,
+    readable: Collection[str],
+    options: RestoreOptions,
+    sweep: bool,
+) -> StartPoint:
+    chosen, own_id = restored.plan.checkpoint_id, previous.job.job_id
+    savepoint = restored.savepoint
+    pointer = CheckpointPointer(
+        checkpoint_id=chosen,
+        location=restored.location,
+        kind=restored.metadata.kind,
+        epoch=restored.metadata.epoch,
+        job_id=int(restored.metadata.job_id or 0),
+        completed_at=datetime.fromtimestamp(restored.metadata.completed_at, UTC),
+    )
+    # What was copied here from elsewhere may carry the same number by chance.
+    resume = savepoint is None or (savepoint.own and pointer.job_id == own_id)
+    claimed = savepoint is not None and options.claim_mode is ClaimMode.CLAIM
+    kept: list[CompletedCheckpoint] = []
+    later: list[CompletedCheckpoint] = []
+    if resume:
+        this_job = [p for p in storage.list_checkpoints() if p.job_id == own_id and p.location != restored.location]
+        kept = [_completed(p) for p in this_job if p.checkpoint_id <= chosen and p.location in readable]
+        later = [_completed(p) for p in this_job if p.checkpoint_id > chosen]
+    # A claimed savepoint is like a checkpoint: ours to delete.
+    kept.append(CompletedCheckpoint(chosen, restored.location) if claimed else _completed(pointer))
+    next_id = max(chosen, previous.highest_checkpoint_id if resume else 0) + 1
+    return StartPoint(restored, resume, next_id, pointer, claimed, tuple(kept), tuple(later), sweep)
+
+
 def has_later(storage: CheckpointStorage, checkpoint_id: int) -> bool:
-    """Whether the job has completed later checkpoints: what sinks committed with them has to be taken back."""
+    """Whether later checkpoints were completed: what sinks committed with them has to be taken back."""
     ownership = storage.ownership
     assert ownership is not None
-    return any(p.checkpoint_id > checkpoint_id for p in ownership.retained if p.job_id == ownership.job_id)
+    return ownership.highest_checkpoint_id > checkpoint_id
 
 
-def _completed(pointers: Iterable[CheckpointPointer]) -> tuple[CompletedCheckpoint, ...]:
-    return tuple(CompletedCheckpoint(pointer.checkpoint_id, pointer.location) for pointer in pointers)
+def _completed(pointer: CheckpointPointer) -> CompletedCheckpoint:
+    # A savepoint that is the user's is never deleted; one that was claimed is like a checkpoint.
+    properties = CheckpointProperties() if pointer.ours else CheckpointProperties.for_savepoint(stops_job=True)
+    return CompletedCheckpoint(pointer.checkpoint_id, pointer.location, properties)
 
 
 def _candidates(
-    storage: CheckpointStorage,
-    options: RestoreOptions,
-    retained: list[CheckpointPointer],
-    newest: CheckpointPointer | None,
+    storage: CheckpointStorage, options: RestoreOptions, retained: list[CheckpointPointer], previous: PipelineState
 ) -> list[str]:
+    """Locations to try, best first; none for a new start."""
+    if options.restore_from == "none":
+        return []
     if options.restore_from == "latest":
-        if newest is None:
+        newest = previous.newest
+        suspended = previous.job.ended_by == "suspend"
+        if newest is None or (previous.job.status in OVER and not suspended):
             return []
         return [newest.location, *_older(retained, newest)]
     wanted = options.restore_from.removeprefix("chk-")
     if wanted.isdigit():
-        found = [p for p in retained if p.checkpoint_id == int(wanted)]
-        if not found:
-            there = ", ".join(str(p.checkpoint_id) for p in retained) or "none"
-            raise NothingToRestoreError(
-                f"restore_from: {options.restore_from!r} asks for a checkpoint that {storage.url} does not hold; retained: "
-                f"{there}. Name one of these, or restore from 'latest' or 'none'."
-            )
-        return [found[0].location, *_older(retained, found[0])]
+        return _by_id(storage, options.restore_from, int(wanted), retained)
+    if storage.is_savepoint(options.restore_from):
+        return [storage.open_savepoint(options.restore_from).location]
     location = storage.relative(options.restore_from)
     return [location, *(older for p in retained if p.location == location for older in _older(retained, p))]
+
+
+def _by_id(storage: CheckpointStorage, asked: str, wanted: int, retained: list[CheckpointPointer]) -> list[str]:
+    found = [p for p in retained if p.checkpoint_id == wanted]
+    if found:
+        return [found[0].location, *_older(retained, found[0])]
+    savepoints = storage.list_savepoints()
+    named = [savepoint.location for savepoint in savepoints if savepoint.checkpoint_id == wanted]
+    if len(named) == 1:
+        return named
+    if named:
+        raise NothingToRestoreError(
+            f"restore_from: {asked!r} fits several savepoints: {', '.join(named)}. Name one of them by its location."
+        )
+    checkpoints = ", ".join(str(p.checkpoint_id) for p in retained) or "none"
+    there = ", ".join(savepoint.location for savepoint in savepoints) or "none"
+    raise NothingToRestoreError(
+        f"restore_from: {asked!r} asks for a checkpoint that {storage.url} does not hold. Retained checkpoints: {checkpoints}; "
+        f"savepoints: {there}. Name one of these, or restore from 'latest' or 'none'."
+    )
 
 
 def _older(retained: list[CheckpointPointer], than: CheckpointPointer) -> list[str]:
@@ -136,23 +189,37 @@ def _older(retained: list[CheckpointPointer], than: CheckpointPointer) -> list[s
     return [p.location for p in retained if p.job_id == than.job_id and p.checkpoint_id < than.checkpoint_id]
 
 
-def _restore(pipeline: Pipeline, storage: CheckpointStorage, location: str, allow_non_restored_state: bool) -> Restored:
-    metadata = decode(storage.read_metadata(location), storage.url_of(location))
-    if storage.layout.parse_checkpoint(location) is not None:
-        storage.register(location, metadata.files())  # also one that is not retained must not be swept away now
-    return Restored(metadata, validate_restore(pipeline, metadata, allow_non_restored_state), location)
+def read_restored(pipeline: Pipeline, storage: CheckpointStorage, location: str, allow_non_restored_state: bool) -> Restored:
+    """Read a checkpoint or savepoint and check that the pipeline can be restored from it.
+
+    Raises:
+        StateError, StorageError: It is corrupt, of an unknown version, gone, or does not fit.
+    """
+    savepoint = storage.open_savepoint(location) if storage.is_savepoint(location) else None
+    if savepoint is not None:
+        metadata = decode(savepoint.read_metadata(), savepoint.url)
+    else:
+        metadata = decode(storage.read_metadata(location), storage.url_of(location))
+        if storage.layout.parse_checkpoint(location) is not None:
+            storage.register(location, metadata.files())  # also one that is not retained must not be swept away now
+    return Restored(metadata, validate_restore(pipeline, metadata, allow_non_restored_state), location, savepoint)
 
 
-def _read_retained(storage: CheckpointStorage, retained: list[CheckpointPointer]) -> dict[str, CheckpointMetadata]:
-    """Register which files the retained checkpoints name, so that none of them is deleted while it is retained."""
-    found = {}
+def _read_retained(storage: CheckpointStorage, retained: list[CheckpointPointer]) -> set[str]:
+    """Register which files the retained checkpoints name, so that none of them is deleted while it is retained.
+
+    Returns:
+        The locations of those that could be read.
+    """
+    readable = set()
     for pointer in retained:
-        try:
-            metadata = decode(storage.read_metadata(pointer.location), storage.url_of(pointer.location))
-        except StorageUnavailable:
-            raise  # its files would count as nobody's
-        except (StateError, StorageError):
-            continue  # it stays where it is; whoever restores from it gets the error
-        storage.register(pointer.location, metadata.files())
-        found[pointer.location] = metadata
-    return found
+        if pointer.kind != "savepoint":  # whose files are its own
+            try:
+                metadata = decode(storage.read_metadata(pointer.location), storage.url_of(pointer.location))
+            except StorageUnavailable:
+                raise  # its files would count as nobody's
+            except (StateError, StorageError):
+                continue  # it stays where it is; whoever restores from it gets the error
+            storage.register(pointer.location, metadata.files())
+        readable.add(pointer.location)
+    return readable

@@ -27,10 +27,21 @@ class SourceTask(Task):
         self._last_busy_at = time.monotonic()
         self._idle = False
 
+    @property
+    def caught_up(self) -> bool | None:
+        if self.lifecycle.state is not LifecycleState.RUNNING:
+            return True
+        if not self.query.started:
+            return None
+        try:
+            return self.query.waits_for_data
+        except Exception:  # the query is being stopped this very moment
+            return None
+
     def begin(self) -> None:
         if self._idle_after is not None and self.parts.restored is not None:
             self.output.append(WatermarkStatus(False))  # the checkpoint may hold that it was idle
-        self.catch_up_watermark()
+        self.query.log.plan_due_watermark()
         self.start_query({"availableNow": True} if self._bounded else None)
 
     def step(self) -> None:
@@ -60,7 +71,7 @@ class SourceTask(Task):
         return PinnedSnapshot(TaskSnapshot())
 
     def reach_max_watermark(self) -> None:
-        if self.query.log.last_committed() >= 0 and self.holds_state():
+        if self.query.log.last_committed() >= 0 and self.query.log.holds_state():
             self.run_planned_batch(MAX_WATERMARK_MS)
 
     def committed_watermark(self, batch_id: int) -> int | None:

@@ -18,7 +18,7 @@ import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,20 +38,21 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.spark import plans
-from dagster_checkpoints.spark.blame import own_line, stage_of
 from dagster_checkpoints.spark.channels import BarrierMark, EndOfData, EndOfPartition, SegmentFiles, WatermarkAt
-from dagster_checkpoints.spark.errors import StageError, StageFailedError
+from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.mail import (
     CheckpointIsAborted,
     CheckpointIsComplete,
     EndInput,
     LookAgain,
     Mail,
+    SavepointIsComplete,
     TaskFailed,
     TriggerCheckpoint,
 )
 from dagster_checkpoints.spark.query import TaskQuery
 from dagster_checkpoints.spark.snapshots import pin
+from dagster_checkpoints.spark.stage_errors import StageErrors
 from dagster_checkpoints.spark.task_parts import StageInstance, TaskParts
 from dagster_checkpoints.spark.uploads import PinnedSnapshot
 from dagster_checkpoints.state import StageInstanceSnapshot, TaskSnapshot
@@ -76,11 +77,16 @@ class Task(ABC):
         self.id = parts.id
         self.output = parts.output
         self.plan = parts.plan
+        self.stages = StageErrors(parts.instances)
         self.lifecycle = TaskLifecycle(parts.checkpointing)
         self.query = TaskQuery(parts.folder / "checkpoint", str(parts.id), self._on_batch, self.output.wait_for_consumers)
         self.output_watermark: int | None = parts.restored.watermark if parts.restored else None
         self.rows_before = self._restored_rows()
         self.error: BaseException | None = None
+        self.suspended = False
+        """Its data has not ended: it goes on when the job is resumed from the savepoint."""
+        self.drain_announced = False
+        """A stop with drain is under way; said before any source ends. Set by the job."""
         self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self._canceled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"task {parts.id}", daemon=True)
@@ -121,6 +127,11 @@ class Task(ABC):
         return self.rows_before + self.output.rows
 
     @property
+    def caught_up(self) -> bool | None:
+        """Whether it has processed all that was there when it last looked; None if that is not known. Any thread."""
+        return None
+
+    @property
     def tail(self) -> StageInstance:
         """The chain's last stage: the one whose output leaves the task."""
         return self.parts.instances[-1]
@@ -142,13 +153,13 @@ class Task(ABC):
                 self._read_mail()
                 if not self._done and time.monotonic() >= self._look_at:
                     self._look_at = time.monotonic() + LOOK_SECONDS
-                    self.look_at_query()
-                if not self._done:
+                    self._check_query() if self.query.paused else self.look_at_query()
+                if not self._done and not self.query.paused:
                     self.step()
         except Canceled:
             self.query.kill()
         except BaseException as error:
-            self.error = self._explain(error)
+            self.error = self.stages.explain(error)
             with contextlib.suppress(Exception):
                 self.query.kill()
             self.parts.report(TaskFailed(self.id, self.error))
@@ -173,9 +184,11 @@ class Task(ABC):
             case CheckpointIsAborted(checkpoint_id):
                 self.aborted(checkpoint_id)
                 for instance in self.parts.instances:
-                    with self._in_stage(instance):
+                    with self.stages.running(instance):
                         instance.stage.notify_checkpoint_aborted(checkpoint_id)
                 self._perform(self.lifecycle.handle(life.CheckpointAborted(checkpoint_id)))
+            case SavepointIsComplete(checkpoint_id):
+                self._perform(self.lifecycle.handle(life.SavepointCompleted(checkpoint_id)))
             case EndInput():
                 self.end_input_asked()
             case LookAgain():
@@ -266,7 +279,7 @@ class Task(ABC):
             spark = batch.sparkSession
             files = [str(file) for file in segment.files]
             given = spark.read.schema(batch.schema).parquet(*files) if files else spark.createDataFrame([], batch.schema)
-            with self._in_stage(tail):
+            with self.stages.running(tail):
                 processed = tail.stage.process_batch(given, batch_id)
             assert self.plan is not None
             return None if processed is None else plans.conform(tail.call, "process_batch", processed, self.plan.schema)
@@ -315,16 +328,19 @@ class Task(ABC):
     def snapshot(self, barrier: CheckpointBarrier, alignment_seconds: float = 0.0) -> None:
         """Pin everything under the lock, send the barrier on, and have the rest stored in the background."""
         started = time.monotonic()
-        checkpoint_id = barrier.checkpoint_id
+        checkpoint_id, properties = barrier.checkpoint_id, barrier.properties
         target = self.parts.folder / "snapshots" / f"chk-{checkpoint_id}"
         try:
             with self.query.between_batches() as batch_id:
                 if self.lifecycle.state is LifecycleState.RUNNING:
                     self.forward_watermark()
                 stages = self._snapshot_stages(checkpoint_id)
-                pinned = self._pin(batch_id, target, stages)
+                pinned = self._pin(batch_id, target, stages, with_transactions=properties.is_savepoint)
                 pinned.hold()
                 self.output.append(BarrierMark(barrier))
+                taken = life.SnapshotTaken(checkpoint_id, stops_job=properties.stops_job, savepoint=properties.is_savepoint)
+                # Still under the lock: behind a suspend's snapshot nothing may be processed.
+                self._perform(self.lifecycle.handle(taken))
         except StageError:
             raise
         except Exception as error:
@@ -332,33 +348,36 @@ class Task(ABC):
             reason = FailureReason.CHECKPOINT_DECLINED
             self.parts.report(Declined(self.id, checkpoint_id, reason, f"{type(error).__name__}: {error}"))
             return
-        self._perform(self.lifecycle.handle(life.SnapshotTaken(checkpoint_id)))
         statistics = TaskStatistics(
             operators_finished=self.lifecycle.operators_finished,
             alignment_seconds=alignment_seconds,
             sync_seconds=time.monotonic() - started,
         )
-        self.parts.uploader.submit(self.id, checkpoint_id, pinned, statistics)
+        self.parts.uploader.submit(self.id, barrier, pinned, statistics)
 
-    def _pin(self, batch_id: int, target: Path, stages: dict[str, StageInstanceSnapshot]) -> PinnedSnapshot:
+    def _pin(
+        self, batch_id: int, target: Path, stages: dict[str, StageInstanceSnapshot], *, with_transactions: bool
+    ) -> PinnedSnapshot:
         inputs = self.pin_inputs()
         finished = self.lifecycle.operators_finished
         query = None
         if batch_id >= 0 and not finished:
-            pin(self.query.checkpoint, batch_id, target)
-            query = (target, batch_id, bool(self.plan and self.plan.own_watermark))
+            pin(self.query.checkpoint, batch_id, target / "query")
+            query = (target / "query", batch_id, bool(self.plan and self.plan.own_watermark))
+        sink = self.parts.sink if with_transactions else None
         task = TaskSnapshot(
             stages=stages,
             end_of_data="drain" if finished else "none",
             watermark=self.output_watermark,
             valve_watermark=inputs.task.valve_watermark,
         )
-        return PinnedSnapshot(task, query, inputs.channels, inputs.static)
+        transactions = sink.pin_transactions(target / "transactions") if sink else {}
+        return PinnedSnapshot(task, query, inputs.channels, inputs.static, transactions, (target,))
 
     def _snapshot_stages(self, checkpoint_id: int) -> dict[str, StageInstanceSnapshot]:
         stages = {}
         for instance in self.parts.instances:
-            with self._in_stage(instance):
+            with self.stages.running(instance):
                 instance.stage.snapshot_state(checkpoint_id)
             is_tail = instance is self.tail
             stages[instance.stage.name] = StageInstanceSnapshot(
@@ -373,6 +392,8 @@ class Task(ABC):
     def end_of_data(self, drain: bool) -> None:
         """There are no more records: finish, wait for the final checkpoint."""
         if self.lifecycle.state is LifecycleState.RUNNING:
+            if self.drain_announced:
+                self._perform(self.lifecycle.handle(life.DrainAnnounced()))
             self._perform(self.lifecycle.handle(life.EndOfDataReceived(drain)))
 
     def _perform(self, actions: Sequence[life.LifecycleAction]) -> None:
@@ -381,9 +402,17 @@ class Task(ABC):
                 case life.FinishOperators():
                     self._finish_operators()
                     self._perform(self.lifecycle.handle(life.OperatorsFinished()))
+                case life.PauseOperators():
+                    self.query.pause()
+                case life.ResumeOperators():
+                    self.query.resume()
                 case life.EmitEndOfData(drain):
+                    if not drain:
+                        self.suspended = True
+                        self.query.kill()  # a batch that waits is not processed: it comes again when the job is resumed
                     self.output.append(EndOfData(drain))
-                    self.parts.report(EndOfDataReached(self.id))
+                    if drain:
+                        self.parts.report(EndOfDataReached(self.id))
                 case life.CommitUpTo(checkpoint_id):
                     self._commit(checkpoint_id)
                 case life.CloseOperators():
@@ -398,9 +427,9 @@ class Task(ABC):
         self.reach_max_watermark()
         for instance in self.parts.instances:
             for name in instance.stage.inputs:
-                with self._in_stage(instance):
+                with self.stages.running(instance):
                     instance.stage.end_input(name)
-            with self._in_stage(instance):
+            with self.stages.running(instance):
                 held_back = instance.stage.finish()
             if held_back is not None:
                 assert self.plan is not None
@@ -414,28 +443,12 @@ class Task(ABC):
         if self.parts.sink is not None:
             if checkpoint_id is None:
                 self.parts.sink.pre_commit(0)
-            with self._in_stage(self.tail):
+            with self.stages.running(self.tail):
                 self.parts.sink.commit_up_to(checkpoint_id)
         if checkpoint_id is not None:
             for instance in self.parts.instances:
-                with self._in_stage(instance):
+                with self.stages.running(instance):
                     instance.stage.notify_checkpoint_complete(checkpoint_id)
-
-    def catch_up_watermark(self) -> None:
-        """Before a restored query starts: plan the batch that its own watermark is due.
-
-        The committed batch may promise a later watermark than it ran under. Without new input nothing would act on it, so
-        the due windows get a batch of their own, which the query runs first.
-        """
-        log = self.query.log
-        batch_id = log.last_committed()
-        if batch_id >= 0 and log.next_watermark(batch_id) > log.planned(batch_id).watermark_ms:
-            log.plan_batch(batch_id + 1, log.next_watermark(batch_id))
-
-    def holds_state(self) -> bool:
-        """Whether the query has a stateful operator, as its checkpoint says: also before the first batch of an attempt."""
-        state = self.query.checkpoint / "state"
-        return state.exists() and any(state.iterdir())
 
     def run_planned_batch(self, watermark: int) -> None:
         """Run one batch without input under the given watermark, through the offset log; the query is stopped."""
@@ -459,9 +472,9 @@ class Task(ABC):
         if self.parts.sink is not None:
             restored = self.parts.restored
             kept = restored.stages.get(self.tail.stage.name) if restored else None
-            with self._in_stage(self.tail):
+            with self.stages.running(self.tail):
                 transactions = None if restored is None else kept.transactions if kept else ()
-                self.parts.sink.open(transactions, self.parts.take_back_after)
+                self.parts.sink.open(transactions, self.parts.take_back_after, self.parts.transaction_files)
 
     def _close(self) -> None:
         if self._closed:
@@ -486,30 +499,3 @@ class Task(ABC):
     def _check_canceled(self) -> None:
         if self._canceled.is_set():
             raise Canceled
-
-    @contextlib.contextmanager
-    def _in_stage(self, instance: StageInstance) -> Iterator[None]:
-        """Errors raised within are the stage's own."""
-        try:
-            yield
-        except Exception as error:
-            if isinstance(error, StageError):
-                raise
-            raise self._stage_failed(instance, error) from error
-
-    def _explain(self, error: BaseException) -> BaseException:
-        if isinstance(error, StageError):
-            return error
-        found = stage_of(error, [instance.stage for instance in self.parts.instances])
-        raised_in = next((i for i in self.parts.instances if i.stage is found), self.tail)
-        return self._stage_failed(raised_in, error)
-
-    def _stage_failed(self, instance: StageInstance, error: BaseException) -> StageFailedError:
-        stage = instance.stage
-        names = " -> ".join(i.stage.name for i in self.parts.instances)
-        within = f" (in the query of {names})" if len(self.parts.instances) > 1 else ""
-        return StageFailedError(
-            stage.name,
-            instance.call.context.instance,
-            f"failed{within}: {type(error).__name__}: {error}\n  at {own_line(error, stage.location.file)}",
-        )

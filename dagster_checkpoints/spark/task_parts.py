@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,7 @@ class TaskParts:
         restored: Its snapshot, if the job was restored.
         checkpointing: Whether it waits for a final checkpoint.
         take_back_after: See `TaskSink.open`.
+        transaction_files: Of a savepoint's transactions, by position and name, fetched.
     """
 
     id: TaskId
@@ -54,3 +56,4 @@ class TaskParts:
     report: Report
     checkpointing: bool
     take_back_after: int | None
+    transaction_files: Mapping[int, Mapping[str, Path]]

@@ -12,7 +12,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dagster_checkpoints.coordination import Acknowledged, Declined, FailureReason, TaskStatistics
+import msgspec
+
+from dagster_checkpoints.coordination import Acknowledged, CheckpointBarrier, Declined, FailureReason, TaskStatistics
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.spark.channels import (
     Element,
@@ -32,12 +34,13 @@ from dagster_checkpoints.state import (
     IdleElement,
     QuerySnapshot,
     Segment,
+    StageInstanceSnapshot,
     StateFile,
     StaticTableSnapshot,
     TaskSnapshot,
     WatermarkElement,
 )
-from dagster_checkpoints.storage import CheckpointStorage, StorageError
+from dagster_checkpoints.storage import StorageError, StoredFile
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,16 @@ class PinnedSnapshot:
         task: Everything that needs no upload.
         query: The linked checkpoint directory and the batch it is of; None without a query.
         static: The segments of each static input that is ready.
+        transactions: For a savepoint, the files of the sink's uncommitted transactions, by position and name.
+        folders: What was made for this snapshot alone.
     """
 
     task: TaskSnapshot
     query: tuple[Path, int, bool] | None = None
     channels: tuple[PinnedChannel, ...] = ()
     static: Mapping[str, tuple[SegmentFiles, ...]] = field(default_factory=dict)
+    transactions: Mapping[int, Mapping[str, Path]] = field(default_factory=dict)
+    folders: tuple[Path, ...] = ()
 
     def segments(self) -> Iterable[SegmentFiles]:
         for channel in self.channels:
@@ -76,32 +83,37 @@ class PinnedSnapshot:
     def release(self) -> None:
         for segment in self.segments():
             segment.release()
-        if self.query is not None:
-            shutil.rmtree(self.query[0], ignore_errors=True)
+        for folder in self.folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+Upload = Callable[[CheckpointBarrier, Mapping[str, Path]], Mapping[str, StoredFile]]
+"""Stores files for a checkpoint or savepoint: in the shared directory, or in the savepoint's own."""
 
 
 class SnapshotUploader:
     """Stores pinned snapshots and reports the outcome.
 
     Args:
-        storage: Where to.
+        upload: Stores the files.
         pool: Threads on which it runs, so that tasks go on meanwhile.
         report: Receives `Acknowledged` or `Declined`.
     """
 
-    def __init__(self, storage: CheckpointStorage, pool: Executor, report: Callable[[Acknowledged | Declined], None]) -> None:
-        self._storage = storage
+    def __init__(self, upload: Upload, pool: Executor, report: Callable[[Acknowledged | Declined], None]) -> None:
+        self._store_files = upload
         self._pool = pool
         self._report = report
 
-    def submit(self, task: TaskId, checkpoint_id: int, pinned: PinnedSnapshot, statistics: TaskStatistics) -> None:
+    def submit(self, task: TaskId, barrier: CheckpointBarrier, pinned: PinnedSnapshot, statistics: TaskStatistics) -> None:
         """Store a snapshot in the background; takes over a pinned snapshot that is held."""
-        self._pool.submit(self._upload, task, checkpoint_id, pinned, statistics)
+        self._pool.submit(self._upload, task, barrier, pinned, statistics)
 
-    def _upload(self, task: TaskId, checkpoint_id: int, pinned: PinnedSnapshot, statistics: TaskStatistics) -> None:
+    def _upload(self, task: TaskId, barrier: CheckpointBarrier, pinned: PinnedSnapshot, statistics: TaskStatistics) -> None:
         started = time.monotonic()
+        checkpoint_id = barrier.checkpoint_id
         try:
-            snapshot, new_bytes, total_bytes = self._store(checkpoint_id, pinned)
+            snapshot, new_bytes, total_bytes = self._store(barrier, pinned)
         except StorageError as error:
             self._report(Declined(task, checkpoint_id, FailureReason.IO_EXCEPTION, str(error)))
         except Exception as error:
@@ -113,7 +125,7 @@ class SnapshotUploader:
         finally:
             pinned.release()
 
-    def _store(self, checkpoint_id: int, pinned: PinnedSnapshot) -> tuple[TaskSnapshot, int, int]:
+    def _store(self, barrier: CheckpointBarrier, pinned: PinnedSnapshot) -> tuple[TaskSnapshot, int, int]:
         wanted: dict[str, Path] = {}
         query_files: list[Path] = []
         if pinned.query is not None:
@@ -122,7 +134,9 @@ class SnapshotUploader:
             wanted.update({f"query/{file}": folder / file for file in query_files})
         for segment in pinned.segments():
             wanted.update({str(file): file for file in segment.files})
-        stored = self._storage.upload_files(checkpoint_id, wanted)
+        for position, named in pinned.transactions.items():
+            wanted.update({f"transactions/{position}/{name}": file for name, file in named.items()})
+        stored = self._store_files(barrier, wanted)
 
         def state_file(name: str, path: str) -> StateFile:
             return StateFile(path=path, sha256=stored[name].sha256, size=stored[name].size)
@@ -143,9 +157,13 @@ class SnapshotUploader:
             StaticTableSnapshot(input=name, segments=tuple(segment_of(segment) for segment in segments))
             for name, segments in pinned.static.items()
         )
+        transaction_files = {
+            position: tuple(state_file(f"transactions/{position}/{name}", f"{position}/{name}") for name in sorted(named))
+            for position, named in pinned.transactions.items()
+        }
         done = pinned.task
         snapshot = TaskSnapshot(
-            stages=done.stages,
+            stages=_with_transaction_files(done.stages, transaction_files),
             query=query,
             channels=channels,
             static=static,
@@ -156,6 +174,17 @@ class SnapshotUploader:
         distinct = {file.sha256: file.size for file in stored.values()}
         new = {file.sha256: file.size for file in stored.values() if file.uploaded}
         return snapshot, sum(new.values()), sum(distinct.values())
+
+
+def _with_transaction_files(
+    stages: Mapping[str, StageInstanceSnapshot], files: Mapping[int, tuple[StateFile, ...]]
+) -> dict[str, StageInstanceSnapshot]:
+    """They are those of the chain's last stage: only that one has a sink."""
+    found = dict(stages)
+    if files:
+        tail = list(found)[-1]
+        found[tail] = msgspec.structs.replace(found[tail], transaction_files=dict(files))
+    return found
 
 
 def _with_in_flight(channel: ChannelSnapshot, elements: Sequence[ChannelElement]) -> ChannelSnapshot:

@@ -33,6 +33,7 @@ from dagster_checkpoints.state import (
     EndOfPartitionElement,
     IdleElement,
     Segment,
+    StateFile,
     TaskSnapshot,
     WatermarkElement,
 )
@@ -92,7 +93,7 @@ class Wiring:
         task: TaskId,
         snapshot: TaskSnapshot | None,
         folder: Path,
-        fetch: Callable[[Sequence[object], Path], Path],
+        fetch: Callable[[Sequence[StateFile], Path], Path],
     ) -> None:
         """Begin the task's input channels with their in-flight elements, and end those whose producer has finished."""
         in_flight = {c.channel: c for c in snapshot.channels} if snapshot else {}

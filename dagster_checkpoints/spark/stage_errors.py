@@ -1,0 +1,51 @@
+"""Errors of a task, in the words of its stages: which one, which instance, which line of the user's.
+
+It must not know the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from dagster_checkpoints.spark.blame import own_line, stage_of
+from dagster_checkpoints.spark.errors import StageError, StageFailedError
+from dagster_checkpoints.spark.task_parts import StageInstance
+
+
+class StageErrors:
+    """Explains the errors of a chain's stages in one task."""
+
+    def __init__(self, instances: Sequence[StageInstance]) -> None:
+        self._instances = tuple(instances)
+
+    @contextmanager
+    def running(self, instance: StageInstance) -> Iterator[None]:
+        """Errors raised within are this stage's own.
+
+        Raises:
+            StageFailedError: For any other error than a StageError.
+        """
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, StageError):
+                raise
+            raise self._failed(instance, error) from error
+
+    def explain(self, error: BaseException) -> BaseException:
+        """An error of the query, or of the task itself, as that of the stage within whose code it was raised."""
+        if isinstance(error, StageError):
+            return error
+        found = stage_of(error, [instance.stage for instance in self._instances])
+        return self._failed(next((i for i in self._instances if i.stage is found), self._instances[-1]), error)
+
+    def _failed(self, instance: StageInstance, error: BaseException) -> StageFailedError:
+        stage = instance.stage
+        names = " -> ".join(i.stage.name for i in self._instances)
+        within = f" (in the query of {names})" if len(self._instances) > 1 else ""
+        return StageFailedError(
+            stage.name,
+            instance.call.context.instance,
+            f"failed{within}: {type(error).__name__}: {error}\n  at {own_line(error, stage.location.file)}",
+        )

@@ -1,0 +1,206 @@
+"""Telling storage, every few seconds, how the run goes: for displays and sensors in other processes.
+
+Written on a thread of its own; while one version is being written no other is made. It must not change anything, nor fail the
+job.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dagster_checkpoints.coordination import (
+    MAX_WATERMARK_MS,
+    AcknowledgeAnswer,
+    AcknowledgeAnswered,
+    CheckpointCompleted,
+    CheckpointFailed,
+    CheckpointTriggered,
+    CompletedCheckpoint,
+    CoordinatorAction,
+    TaskState,
+)
+from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId
+from dagster_checkpoints.spark.deployment import Deployment
+from dagster_checkpoints.spark.reporting import stage_rows
+from dagster_checkpoints.storage import (
+    CheckpointStatus,
+    CheckpointStorage,
+    InstanceStatus,
+    PendingStatus,
+    Phase,
+    PipelineStatus,
+    StageStatus,
+    StopStatus,
+    StorageError,
+)
+
+if TYPE_CHECKING:
+    from dagster_checkpoints.spark.job_loop import JobLoop
+
+
+@dataclass
+class _Pending:
+    kind: str
+    expected: int
+    triggered_at: float
+    acknowledged: int = 0
+
+
+class StatusReporter:
+    """Reports one run; all methods are for the thread of the run.
+
+    Args:
+        storage: Owned by this run.
+        seconds: Between two versions.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        storage: CheckpointStorage,
+        run_id: str,
+        seconds: float,
+        log: logging.Logger,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._pipeline = pipeline
+        self._storage = storage
+        self._run_id = run_id
+        self._seconds = seconds
+        self._log = log
+        self._monotonic = monotonic
+        self._wall = wall
+        self._started_at = wall()
+        self._due = monotonic()
+        self._sequence = 0
+        self._phase: Phase | None = None
+        self._last: CompletedCheckpoint | None = None
+        self._pending: dict[int, _Pending] = {}
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="status")
+        self._writing: Future[None] | None = None
+        self._troubled = False
+
+    def saw(self, action: CoordinatorAction) -> None:
+        """Take note of what the coordinator says of its checkpoints."""
+        match action:
+            case CheckpointTriggered(checkpoint_id, properties, _, waiting):
+                kind = properties.kind.value
+                self._pending[checkpoint_id] = _Pending(kind, waiting, self._monotonic())
+            case AcknowledgeAnswered(_, checkpoint_id, AcknowledgeAnswer.SUCCESS) if checkpoint_id in self._pending:
+                self._pending[checkpoint_id].acknowledged += 1
+            case CheckpointCompleted(checkpoint):
+                self._last = checkpoint
+                self._pending.pop(checkpoint.checkpoint_id, None)
+            case CheckpointFailed(checkpoint_id) if checkpoint_id is not None:
+                self._pending.pop(checkpoint_id, None)
+
+    def report(self, phase: Phase, loop: JobLoop | None = None) -> None:
+        """Write a version if one is due, or the phase has changed."""
+        now = self._monotonic()
+        writing = self._writing is not None and not self._writing.done()
+        if writing or (now < self._due and phase == self._phase):
+            return
+        self._due, self._phase = now + self._seconds, phase
+        self._writing = self._writer.submit(self._write, self._status(phase, loop))
+
+    def close(self, loop: JobLoop | None) -> None:
+        """The run is over: say so, as the last version."""
+        self._writer.submit(self._write, self._status("ended", loop))
+        self._writer.shutdown(wait=True)
+
+    def _write(self, status: PipelineStatus) -> None:
+        try:
+            self._storage.write_status(status)
+            self._troubled = False
+        except StorageError as error:
+            if not self._troubled:
+                self._log.warning("The status of the pipeline cannot be written now: %s", error)
+            self._troubled = True
+
+    def _status(self, phase: Phase, loop: JobLoop | None) -> PipelineStatus:
+        ownership = self._storage.ownership
+        assert ownership is not None
+        self._sequence += 1
+        status = PipelineStatus(
+            pipeline=self._pipeline.name,
+            run_id=self._run_id,
+            epoch=ownership.epoch,
+            phase=phase,
+            sequence=self._sequence,
+            updated_at=self._wall(),
+            started_at=self._started_at,
+            job_id=ownership.job_id,
+            interval=self._seconds,
+        )
+        if loop is None or loop.deployment is None:
+            return status
+        now = self._monotonic()
+        pending = tuple(
+            PendingStatus(
+                checkpoint_id=checkpoint_id,
+                kind=one.kind,
+                acknowledged=one.acknowledged,
+                expected=one.expected,
+                seconds=now - one.triggered_at,
+            )
+            for checkpoint_id, one in self._pending.items()
+        )
+        last = _checkpoint(self._last, status.updated_at, now) if self._last else None
+        return msgspec.structs.replace(_of_loop(status, loop, loop.deployment), pending=pending, last_checkpoint=last)
+
+
+def _of_loop(status: PipelineStatus, loop: JobLoop, deployment: Deployment) -> PipelineStatus:
+    stages = []
+    for stage in loop.pipeline.stages:
+        chain = next(c for c in deployment.chains if stage.name in c.stages)
+        instances = tuple(_instance(loop, chain, index) for index in range(stage.parallelism))
+        finished = stage.name in loop.announced
+        stages.append(
+            StageStatus(name=stage.name, finished=finished, rows=stage_rows(deployment, stage.name), instances=instances)
+        )
+    stop = loop.control.stop
+    return msgspec.structs.replace(
+        status,
+        attempt=loop.attempt % 10_000,
+        roots=() if loop.restarting else loop.coordinator.roots,
+        chains=tuple(chain.stages for chain in deployment.chains),
+        stages=tuple(stages),
+        stop=StopStatus(request_id=stop.request_id, drain=stop.drain, state=stop.state.name) if stop else None,
+    )
+
+
+def _instance(loop: JobLoop, chain: Chain, index: int) -> InstanceStatus:
+    task = loop.tasks.get(TaskId(chain.name, index))
+    name = chain.instances[index]
+    if task is None:
+        return InstanceStatus(name=name, state=TaskState.FINISHED.name, end_of_data=True)
+    watermark = task.output_watermark
+    return InstanceStatus(
+        name=name,
+        state=loop.coordinator.state_of(task.id).name,
+        end_of_data=task.lifecycle.operators_finished,
+        caught_up=task.caught_up,
+        watermark_ms=watermark if watermark is not None and watermark < MAX_WATERMARK_MS else None,
+    )
+
+
+def _checkpoint(last: CompletedCheckpoint, at: datetime, now: float) -> CheckpointStatus:
+    statistics = last.statistics.values()
+    return CheckpointStatus(
+        checkpoint_id=last.checkpoint_id,
+        location=last.location,
+        completed_at=at - timedelta(seconds=now - last.completed_at),
+        kind=last.properties.kind.value,
+        duration=last.duration,
+        new_bytes=sum(s.new_bytes for s in statistics),
+        total_bytes=sum(s.total_bytes for s in statistics),
+    )
