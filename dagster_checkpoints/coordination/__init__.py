@@ -1,11 +1,13 @@
 """The checkpoint protocol as pure state machines: events in, actions out; no threads, no clock, no storage.
 
-Read `plan` (whom a checkpoint concerns), `checkpoints` (what one is), `coordinator` with its vocabulary in
-`events` (the job's side), then the task's side: `barriers`, `watermarks`, `lifecycle`. `requests`,
-`schedule`, `failures`, `retention` and `restarts` are the coordinator's rules, one each.
+Read `plan` (whom a checkpoint concerns), `checkpoints` (what one is), `coordinator` (when one is triggered) and
+`pending_checkpoints` (what becomes of it), with their vocabulary in `events`: the job's side. Then the task's side:
+`barriers`, `watermarks`, `lifecycle`. `progress`, `requests`, `schedule`, `suspension`, `failures`, `retention` and
+`restarts` are the coordinator's rules, one each; `stop_with_savepoint` is a stop from its request to its answer,
+`statistics` what checkpoints cost.
 
-The life cycle's own events and actions are named in `coordination.lifecycle`: two of them share a name with
-the coordinator's.
+The life cycle's own events and actions are named in `coordination.lifecycle`: some share a name with the
+coordinator's or the stop's.
 """
 
 from dagster_checkpoints.coordination.barriers import (
@@ -30,6 +32,14 @@ from dagster_checkpoints.coordination.barriers import (
     UnalignedBarrierHandler,
     UnblockChannels,
 )
+from dagster_checkpoints.coordination.checkpoint_record import (
+    Acknowledgement,
+    CheckpointRecord,
+    CheckpointStatus,
+    Distribution,
+    InstanceStatistics,
+    VertexStatistics,
+)
 from dagster_checkpoints.coordination.checkpoints import (
     AcknowledgeAnswer,
     CheckpointBarrier,
@@ -53,6 +63,7 @@ from dagster_checkpoints.coordination.errors import (
 from dagster_checkpoints.coordination.events import (
     AcknowledgeAnswered,
     Acknowledged,
+    BacklogChanged,
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointRequested,
@@ -104,6 +115,7 @@ from dagster_checkpoints.coordination.restarts import (
     RestartStrategy,
 )
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints, JobStatus
+from dagster_checkpoints.coordination.statistics import CheckpointCounts, CheckpointStatistics, CheckpointSummary
 from dagster_checkpoints.coordination.stop_with_savepoint import (
     AllTasksFinished,
     AnswerDone,
@@ -138,12 +150,14 @@ __all__ = [
     "AcknowledgeAnswer",
     "AcknowledgeAnswered",
     "Acknowledged",
+    "Acknowledgement",
     "AlignedBarrierHandler",
     "AlignedWithTimeoutBarrierHandler",
     "AlignmentTick",
     "AllTasksFinished",
     "AnswerDone",
     "AnswerFailed",
+    "BacklogChanged",
     "BarrierAction",
     "BarrierAnnounced",
     "BarrierEvent",
@@ -157,14 +171,19 @@ __all__ = [
     "CheckpointCompleted",
     "CheckpointConfig",
     "CheckpointCoordinator",
+    "CheckpointCounts",
     "CheckpointFailed",
     "CheckpointKind",
     "CheckpointPlan",
     "CheckpointProperties",
+    "CheckpointRecord",
     "CheckpointRequest",
     "CheckpointRequested",
     "CheckpointSnapshot",
+    "CheckpointStatistics",
+    "CheckpointStatus",
     "CheckpointStillFinalizing",
+    "CheckpointSummary",
     "CheckpointTriggered",
     "CompletedCheckpoint",
     "CompletedCheckpoints",
@@ -174,6 +193,7 @@ __all__ = [
     "Declined",
     "DiscardCheckpoint",
     "DiscardStates",
+    "Distribution",
     "DrainBegan",
     "Dropped",
     "EndOfDataReached",
@@ -186,6 +206,7 @@ __all__ = [
     "FailureReason",
     "FixedDelayRestart",
     "GiveUp",
+    "InstanceStatistics",
     "InvalidCheckpointConfig",
     "JobCanceled",
     "JobFailed",
@@ -236,6 +257,7 @@ __all__ = [
     "UnknownChannel",
     "UnknownTask",
     "ValveState",
+    "VertexStatistics",
     "WatermarkValve",
     "WriteMetadata",
     "compute_plan",

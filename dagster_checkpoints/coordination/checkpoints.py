@@ -91,6 +91,7 @@ class TaskStatistics:
         async_seconds: the upload.
         new_bytes: uploaded for this checkpoint.
         total_bytes: everything that the snapshot refers to.
+        in_flight_bytes: of these, records that the barrier overtook or found in front of it.
     """
 
     operators_finished: bool = False
@@ -99,6 +100,7 @@ class TaskStatistics:
     async_seconds: float = 0.0
     new_bytes: int = 0
     total_bytes: int = 0
+    in_flight_bytes: int = 0
 
 
 class AcknowledgeAnswer(Enum):

@@ -14,6 +14,8 @@ class CheckpointConfig:
 
     Attributes:
         interval: seconds between periodic checkpoints; None for none, and then tasks end without a final one.
+        interval_during_backlog: the interval while a source works off a backlog (FLIP-309): at least `interval`, or 0
+            for no periodic checkpoints meanwhile; None for no difference.
         timeout: a checkpoint that has not been acknowledged by then is aborted.
         min_pause: between the completion of one checkpoint and the next periodic one.
         max_concurrent: how many may be pending.
@@ -24,6 +26,7 @@ class CheckpointConfig:
         initial_delay: from the moment all tasks run to the first periodic checkpoint; None for the interval.
         max_queued: how many requests may wait.
         keep_on_finish: keep the retained checkpoints when the job ends FINISHED.
+        history: of how many ended checkpoints the statistics keep every detail.
     """
 
     interval: float | None
@@ -37,6 +40,8 @@ class CheckpointConfig:
     initial_delay: float | None = None
     max_queued: int = 1000
     keep_on_finish: bool = False
+    interval_during_backlog: float | None = None
+    history: int = 10
 
     def __post_init__(self) -> None:
         """Check the ranges.
@@ -53,6 +58,10 @@ class CheckpointConfig:
         self._check("mode", self.mode in ("exactly_once", "at_least_once"), "exactly_once or at_least_once")
         self._check("initial_delay", self.initial_delay is None or self.initial_delay >= 0, "0 or more, or None")
         self._check("max_queued", self.max_queued >= 1, "1 or more")
+        self._check("history", self.history >= 0, "0 or more")
+        backlog = self.interval_during_backlog
+        longer = backlog is None or (self.interval is not None and (backlog == 0 or backlog >= self.interval))
+        self._check("interval_during_backlog", longer, "0, or at least `interval`, which must be set, or None")
 
     def _check(self, name: str, valid: bool, expected: str) -> None:
         if not valid:

@@ -17,6 +17,7 @@ from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import CheckpointStillFinalizing
 from dagster_checkpoints.coordination.events import (
     Acknowledged,
+    BacklogChanged,
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointRequested,
@@ -49,6 +50,7 @@ from dagster_checkpoints.coordination.plan import (
 from dagster_checkpoints.coordination.progress import TaskProgress
 from dagster_checkpoints.coordination.requests import CheckpointRequest, Dropped, RequestQueue
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
+from dagster_checkpoints.coordination.statistics import CheckpointStatistics
 from dagster_checkpoints.coordination.suspension import StopUnderWay
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
@@ -82,6 +84,7 @@ class CheckpointCoordinator:
         self._schedule = CheckpointSchedule(config)
         self._stop: StopUnderWay | None = None
         self._last_completion: float | None = None
+        self.statistics = CheckpointStatistics(graph, config.history)
         self._shut_down = False
 
     # What others may ask
@@ -160,9 +163,15 @@ class CheckpointCoordinator:
             UnknownTask: the event names a task that is not in the graph.
             CheckpointStillFinalizing: JobRestarting while metadata is being written.
         """
-        if self._shut_down:
-            return self._after_shutdown(event)
+        actions = self._after_shutdown(event) if self._shut_down else self._handle(event, now)
+        self.statistics.observe(event, actions, now)
+        return actions
+
+    def _handle(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
         actions = self._dispatch(event, now)
+        if isinstance(event, Acknowledged):
+            # By far the most frequent, and no reason to trigger anything: the last one begins a write, no more.
+            return actions
         self._take_outcomes(actions, now)
         if not self._shut_down:
             actions += self._go_on(now)
@@ -179,6 +188,9 @@ class CheckpointCoordinator:
                 return self._task_state(task, state)
             case EndOfDataReached(task):
                 self._tasks.at_end_of_data(task)
+                return []
+            case BacklogChanged(task, backlog):
+                self._tasks.backlog_changed(task, backlog)
                 return []
             case DrainBegan():
                 self._schedule.drain()
@@ -262,7 +274,13 @@ class CheckpointCoordinator:
 
     def _ask_itself(self, now: float) -> list[CoordinatorAction]:
         schedule, tasks = self._schedule, self._tasks
-        schedule.observe(running=tasks.all_run, at_end=tasks.all_at_end_of_data, leaving=tasks.somebody_is_leaving, now=now)
+        schedule.observe(
+            running=tasks.all_run,
+            at_end=tasks.all_at_end_of_data,
+            leaving=tasks.somebody_is_leaving,
+            backlog=tasks.any_in_backlog,
+            now=now,
+        )
         actions: list[CoordinatorAction] = []
         if not schedule.final_wanted:
             self._queue.withdraw_end_of_data()
@@ -333,9 +351,7 @@ class CheckpointCoordinator:
         ]
 
     def _go_on_stopping(self, stop: StopUnderWay, now: float) -> list[CoordinatorAction]:
-        if not stop.waiting:
-            return []
-        plan = self._plan_of_stop(stop)
+        plan = stop.plan(self._tasks, finalizing=self.finalizing is not None)
         if plan is None:
             return []
         if isinstance(plan, str):
@@ -343,17 +359,6 @@ class CheckpointCoordinator:
         actions = self._pending.trigger(stop.properties, plan, stop.request_id, now)
         stop.triggered(_triggered_id(actions))
         return actions
-
-    def _plan_of_stop(self, stop: StopUnderWay) -> CheckpointPlan | str | None:
-        """The plan of the stop's savepoint, what stands in its way for good, or None: it has to wait.
-
-        Nobody may end in the middle of it, so whoever is about to end is let go first.
-        """
-        tasks = self._tasks
-        busy = self.finalizing is not None or tasks.somebody_is_leaving or (stop.drain and not tasks.all_at_end_of_data)
-        if busy and tasks.any_left:
-            return None
-        return self._tasks.plan_or_obstacle()
 
     def _fail_stop(self, stop: StopUnderWay, reason: FailureReason, message: str, now: float) -> list[CoordinatorAction]:
         self._stop_failed(stop, now)
@@ -394,7 +399,12 @@ class CheckpointCoordinator:
         self._tasks.reset(finished)
         actions = self._abort_everything(FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, "the job is restarting")
         self._schedule = CheckpointSchedule(self.config)
-        return actions if restored is None else actions + self._pending.restored(restored)
+        if restored is not None:
+            actions += self._pending.restored(restored)
+        latest = restored or self.latest_completed
+        if latest is not None:
+            self.statistics.restored(latest)
+        return actions
 
     def _shutdown(self, event: Shutdown) -> list[CoordinatorAction]:
         reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN

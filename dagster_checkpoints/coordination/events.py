@@ -45,6 +45,14 @@ class EndOfDataReached:
 
 
 @dataclass(frozen=True, slots=True)
+class BacklogChanged:
+    """A source's task begins or ends to work off a backlog: latency does not matter meanwhile (FLIP-309)."""
+
+    task: TaskId
+    backlog: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DrainBegan:
     """Every source was told to end: periodic checkpoints stop until the final one, with which all tasks end."""
 
@@ -170,6 +178,7 @@ class Shutdown:
 CoordinatorEvent = (
     TaskStateChanged
     | EndOfDataReached
+    | BacklogChanged
     | DrainBegan
     | Tick
     | CheckpointRequested
@@ -195,12 +204,14 @@ class CheckpointTriggered:
     Attributes:
         request_id: who asked for it; None for the interval and for the end of the data.
         waiting: how many tasks must acknowledge.
+        finished: the tasks that had finished before.
     """
 
     checkpoint_id: int
     properties: CheckpointProperties
     request_id: str | None
     waiting: int
+    finished: Set[TaskId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

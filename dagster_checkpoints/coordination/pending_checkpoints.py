@@ -90,7 +90,7 @@ class PendingCheckpoints:
         self._next_id += 1
         self._pending[pending.checkpoint_id] = pending
         barrier = pending.barrier
-        triggered = CheckpointTriggered(pending.checkpoint_id, properties, request_id, len(plan.wait))
+        triggered = CheckpointTriggered(pending.checkpoint_id, properties, request_id, len(plan.wait), plan.finished)
         return [triggered, *(TriggerTask(task, barrier) for task in plan.trigger)]
 
     # Acknowledgements

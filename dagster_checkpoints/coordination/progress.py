@@ -31,12 +31,14 @@ class TaskProgress:
         """Unfinished tasks that have reached their end of data."""
         self._leaving: set[TaskId] = set()
         self._leaving_until = 0.0
+        self._in_backlog: set[TaskId] = set()
 
     def reset(self, finished: Iterable[TaskId]) -> None:
         """The tasks start again, except those finished."""
         self.states.reset(finished)
         self._at_end.clear()
         self._leaving.clear()
+        self._in_backlog.clear()
 
     @property
     def any_left(self) -> bool:
@@ -70,10 +72,18 @@ class TaskProgress:
             self._leaving.discard(task)
         if state is TaskState.FINISHED or state in _STARTING:
             self._at_end.discard(task)
+            self._in_backlog.discard(task)
 
     def at_end_of_data(self, task: TaskId) -> None:
         if self.states.get(task) is not TaskState.FINISHED:
             self._at_end.add(task)
+            self._in_backlog.discard(task)
+
+    def backlog_changed(self, task: TaskId, backlog: bool) -> None:
+        if backlog and self.states.get(task) is not TaskState.FINISHED:
+            self._in_backlog.add(task)
+        else:
+            self._in_backlog.discard(task)
 
     def let_go(self, completed: CompletedCheckpoint, now: float) -> None:
         """A checkpoint that commits has completed: whoever took part after its finish() is about to end."""
@@ -83,6 +93,11 @@ class TaskProgress:
             if statistics.operators_finished and self.states.get(task) is TaskState.RUNNING
         }
         self._leaving_until = now + self._config.timeout
+
+    @property
+    def any_in_backlog(self) -> bool:
+        """Whether some task works off a backlog."""
+        return bool(self._in_backlog)
 
     # Tasks that are just finishing
 

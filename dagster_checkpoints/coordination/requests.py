@@ -8,6 +8,7 @@ CheckpointRequestDecider.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
@@ -59,26 +60,35 @@ class RequestQueue:
         self._max_queued = max_queued
         self._queue: list[_Queued] = []
         self._sequence = 0
+        self._periodic = 0
+        self._end_of_data = 0
 
     def __len__(self) -> int:
         return len(self._queue)
 
+    # Asked at every event: counted, not looked for.
+
     @property
     def has_periodic(self) -> bool:
-        return any(queued.request.properties.periodic for queued in self._queue)
+        return self._periodic > 0
 
     @property
     def has_end_of_data(self) -> bool:
-        return any(queued.request.for_end_of_data for queued in self._queue)
+        return self._end_of_data > 0
+
+    def _count(self, request: CheckpointRequest, change: int) -> CheckpointRequest:
+        self._periodic += change * request.properties.periodic
+        self._end_of_data += change * request.for_end_of_data
+        return request
 
     def add(self, request: CheckpointRequest) -> Dropped | None:
         """Queue a request; a full queue drops its last entry, which may be another one."""
         self._sequence += 1
         p = request.properties
         rank = (not p.is_savepoint, not p.forced, p.periodic, request.requested_at, self._sequence)
-        insort(self._queue, _Queued(rank, request))
+        insort(self._queue, _Queued(rank, self._count(request, 1)))
         if len(self._queue) > self._max_queued:
-            return Dropped(self._queue.pop().request, FailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
+            return Dropped(self._count(self._queue.pop().request, -1), FailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
         return None
 
     def choose(
@@ -99,7 +109,7 @@ class RequestQueue:
         first = self._queue[0].request
         if pending >= self._max_concurrent and not first.properties.forced:
             return None
-        del self._queue[0]
+        self._count(self._queue.pop(0).request, -1)
         if first.properties.periodic and not first.properties.forced and last_completion is not None:
             allowed_at = last_completion + self._min_pause
             if now < allowed_at:
@@ -108,20 +118,28 @@ class RequestQueue:
 
     def withdraw(self, request_id: str) -> bool:
         """Take the request with this id out of the queue; whether it was there."""
-        before = len(self._queue)
-        self._queue = [queued for queued in self._queue if queued.request.request_id != request_id]
-        return len(self._queue) < before
+        return self._take_out(lambda request: request.request_id == request_id) > 0
 
     def withdraw_end_of_data(self) -> None:
         """The checkpoint for the end of the data is no longer needed: another one serves."""
-        self._queue = [queued for queued in self._queue if not queued.request.for_end_of_data]
+        if self.has_end_of_data:
+            self._take_out(lambda request: request.for_end_of_data)
 
     def withdraw_periodic(self) -> None:
         """Periodic checkpoints are no longer wanted."""
-        self._queue = [queued for queued in self._queue if not queued.request.properties.periodic]
+        if self.has_periodic:
+            self._take_out(lambda request: request.properties.periodic)
 
     def drain(self) -> list[CheckpointRequest]:
         """Take everything out of the queue."""
         requests = [queued.request for queued in self._queue]
-        self._queue = []
+        self._take_out(lambda request: True)
         return requests
+
+    def _take_out(self, chosen: Callable[[CheckpointRequest], bool]) -> int:
+        kept = [queued for queued in self._queue if not chosen(queued.request)]
+        taken = len(self._queue) - len(kept)
+        self._queue = kept
+        self._periodic = sum(queued.request.properties.periodic for queued in kept)
+        self._end_of_data = sum(queued.request.for_end_of_data for queued in kept)
+        return taken

@@ -20,6 +20,7 @@ class CheckpointSchedule:
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
         self._next_periodic: float | None = None
+        self._backlog = False
         self._periodic_over = False
         self._final_wanted = False
         self._final_at = 0.0
@@ -40,13 +41,14 @@ class CheckpointSchedule:
         if self._next_periodic is not None and self._config.interval is not None:
             self._next_periodic = now + self._config.interval
 
-    def observe(self, *, running: bool, at_end: bool, leaving: bool, now: float) -> None:
+    def observe(self, *, running: bool, at_end: bool, leaving: bool, backlog: bool, now: float) -> None:
         """Take note of the tasks that are left.
 
         Args:
             running: whether all of them run.
             at_end: whether all of them run and have reached their end of data.
             leaving: whether a completed checkpoint has let some of them go, so that they are about to be FINISHED.
+            backlog: whether some of them work off a backlog.
             now: seconds.
         """
         if self._config.interval is None:
@@ -54,6 +56,8 @@ class CheckpointSchedule:
         if running and self._next_periodic is None:
             delay = self._config.initial_delay
             self._next_periodic = now + (self._config.interval if delay is None else delay)
+        if backlog != self._backlog:
+            self._backlog_changed(backlog, self._config.interval, now)
         all_wait = at_end and self._config.tasks_wait_for_final_checkpoint
         self._periodic_over |= all_wait
         self._final_wanted = all_wait and not leaving and not self._finals
@@ -62,14 +66,27 @@ class CheckpointSchedule:
         """When something is due, seconds; what waits in the queue already is not due again."""
         if self._final_wanted:
             return None if final_queued else self._final_at
-        return None if self._periodic_over or periodic_queued else self._next_periodic
+        return None if self._periodic_over or periodic_queued or not self._interval else self._next_periodic
 
     # Periodic checkpoints
 
+    @property
+    def _interval(self) -> float | None:
+        """The one that applies now; None or 0 for no periodic checkpoints."""
+        longer = self._config.interval_during_backlog
+        return longer if self._backlog and longer is not None else self._config.interval
+
+    def _backlog_changed(self, backlog: bool, interval: float, now: float) -> None:
+        """What is due soon stays due; after a backlog nothing is due later than without one."""
+        if not backlog and self._next_periodic is not None:
+            suspended = not self._interval and self._next_periodic < now
+            self._next_periodic = now + interval if suspended else min(self._next_periodic, now + interval)
+        self._backlog = backlog
+
     def take_periodic(self, now: float) -> bool:
         """Whether a periodic checkpoint is due now; the next one is then due an interval later."""
-        interval = self._config.interval
-        if interval is None or self._next_periodic is None or now < self._next_periodic:
+        interval = self._interval
+        if not interval or self._next_periodic is None or now < self._next_periodic:
             return False
         missed = int((now - self._next_periodic) // interval)
         self._next_periodic += (missed + 1) * interval

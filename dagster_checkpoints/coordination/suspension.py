@@ -1,6 +1,6 @@
 """A stop with savepoint, as the coordinator sees it: while it lasts, no other checkpoint is triggered.
 
-Must not know: checkpoints, tasks, what happens to the job afterwards (`stop_with_savepoint`).
+Must not know: the checkpoints under way, what happens to the job afterwards (`stop_with_savepoint`).
 Source: FLIP-34.
 """
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
+from dagster_checkpoints.coordination.plan import CheckpointPlan
+from dagster_checkpoints.coordination.progress import TaskProgress
 
 
 class StopPhase(Enum):
@@ -45,6 +47,16 @@ class StopUnderWay:
         """For messages to others."""
         how = "drain" if self.drain else "suspend"
         return f"the job is being stopped ({how}) by request {self.request_id!r}: {self.phase.value}"
+
+    def plan(self, tasks: TaskProgress, *, finalizing: bool) -> CheckpointPlan | str | None:
+        """The plan of the savepoint, what stands in its way for good, or None: it is triggered later or was already.
+
+        Nobody may end in the middle of it, so whoever is about to end is let go first.
+        """
+        busy = finalizing or tasks.somebody_is_leaving or (self.drain and not tasks.all_at_end_of_data)
+        if not self.waiting or (busy and tasks.any_left):
+            return None
+        return tasks.plan_or_obstacle()
 
     def triggered(self, checkpoint_id: int) -> None:
         self.phase = StopPhase.PENDING

@@ -1,0 +1,217 @@
+"""What is known of one checkpoint: its life, and every instance's part in it.
+
+Values only. Must not know: how they are collected, how any of it is shown.
+
+Source: Flink's AbstractCheckpointStats, TaskStateStats, SubtaskStateStats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from enum import Enum
+from math import ceil
+from typing import NamedTuple
+
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties, TaskStatistics
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, Vertex
+
+
+class CheckpointStatus(Enum):
+    """Where a checkpoint is in its life."""
+
+    IN_PROGRESS = "in progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class Acknowledgement(NamedTuple):
+    """A task's part.
+
+    Attributes:
+        at: the coordinator's `now`, seconds.
+    """
+
+    at: float
+    measured: TaskStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """How a quantity is distributed.
+
+    Attributes:
+        count, minimum, maximum, mean: over all values; 0 without any.
+        sample: the latest values, sorted.
+    """
+
+    count: int = 0
+    minimum: float = 0.0
+    maximum: float = 0.0
+    mean: float = 0.0
+    sample: tuple[float, ...] = field(default=(), repr=False)
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Distribution:
+        sample = sorted(values)
+        if not sample:
+            return Distribution()
+        return Distribution(len(sample), sample[0], sample[-1], sum(sample) / len(sample), tuple(sample))
+
+    def percentile(self, percent: float) -> float:
+        """The smallest value of the sample that so many percent of it do not exceed; 0 without any."""
+        if not self.sample:
+            return 0.0
+        return self.sample[max(0, ceil(len(self.sample) * percent / 100) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceStatistics:
+    """One instance's part in a checkpoint.
+
+    Attributes:
+        acknowledged_after: seconds from the trigger to its acknowledgement; None as long as there is none.
+        measured: what it reported with it.
+        finished: it had finished before the checkpoint was triggered, and has no part.
+    """
+
+    index: int
+    acknowledged_after: float | None = None
+    measured: TaskStatistics | None = None
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VertexStatistics:
+    """The part of a vertex of the graph: of one stage, or of a chain of several.
+
+    Attributes:
+        stages: the stages that its tasks run.
+        instances: all of them, by index.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    instances: tuple[InstanceStatistics, ...]
+
+    @property
+    def expected(self) -> int:
+        """How many instances take part."""
+        return sum(not instance.finished for instance in self.instances)
+
+    @property
+    def acknowledged(self) -> int:
+        return sum(instance.measured is not None for instance in self.instances)
+
+    @property
+    def acknowledged_after(self) -> float | None:
+        """Seconds from the trigger to the latest acknowledgement; None without any."""
+        return max((i.acknowledged_after for i in self.instances if i.acknowledged_after is not None), default=None)
+
+    @property
+    def alignment_seconds(self) -> Distribution:
+        return self._over(lambda measured: measured.alignment_seconds)
+
+    @property
+    def sync_seconds(self) -> Distribution:
+        return self._over(lambda measured: measured.sync_seconds)
+
+    @property
+    def async_seconds(self) -> Distribution:
+        return self._over(lambda measured: measured.async_seconds)
+
+    @property
+    def new_bytes(self) -> int:
+        return sum(measured.new_bytes for measured in self._measured)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(measured.total_bytes for measured in self._measured)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return sum(measured.in_flight_bytes for measured in self._measured)
+
+    @property
+    def _measured(self) -> list[TaskStatistics]:
+        return [instance.measured for instance in self.instances if instance.measured is not None]
+
+    def _over(self, quantity: Callable[[TaskStatistics], float]) -> Distribution:
+        return Distribution.of(quantity(measured) for measured in self._measured)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """What is known of one checkpoint.
+
+    Attributes:
+        triggered_at, ended_at: the coordinator's `now`, seconds; `ended_at` is None while it is in progress.
+        expected: how many tasks must acknowledge.
+        finished: the tasks that had finished before.
+        acknowledgements: the parts of those that have; of a checkpoint in progress this grows.
+        location: of a completed one.
+        reason, message: of a failed one.
+    """
+
+    graph: ExecutionGraph = field(repr=False)
+    checkpoint_id: int
+    properties: CheckpointProperties
+    request_id: str | None
+    triggered_at: float
+    expected: int
+    finished: Set[TaskId] = field(repr=False)
+    acknowledgements: Mapping[TaskId, Acknowledgement] = field(repr=False)
+    status: CheckpointStatus = CheckpointStatus.IN_PROGRESS
+    ended_at: float | None = None
+    location: str | None = None
+    reason: FailureReason | None = None
+    message: str = ""
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds from the trigger to the end; None while it is in progress."""
+        return None if self.ended_at is None else self.ended_at - self.triggered_at
+
+    @property
+    def acknowledged(self) -> int:
+        return len(self.acknowledgements)
+
+    @property
+    def new_bytes(self) -> int:
+        """Uploaded for this checkpoint, by those who have acknowledged."""
+        return sum(part.measured.new_bytes for part in self.acknowledgements.values())
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything that it refers to."""
+        return sum(part.measured.total_bytes for part in self.acknowledgements.values())
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return sum(part.measured.in_flight_bytes for part in self.acknowledgements.values())
+
+    def vertices(self) -> tuple[VertexStatistics, ...]:
+        """The parts of all vertices, in topological order."""
+        return tuple(self._vertex(vertex) for vertex in self.graph.vertices)
+
+    def stage(self, name: str) -> VertexStatistics:
+        """The part of the vertex that runs this stage.
+
+        Raises:
+            KeyError: the graph has no such stage.
+        """
+        for vertex in self.graph.vertices:
+            if name in vertex.stages:
+                return self._vertex(vertex)
+        raise KeyError(name)
+
+    def _vertex(self, vertex: Vertex) -> VertexStatistics:
+        instances = tuple(self._instance(TaskId(vertex.name, index)) for index in range(vertex.parallelism))
+        return VertexStatistics(vertex.name, vertex.stages, instances)
+
+    def _instance(self, task: TaskId) -> InstanceStatistics:
+        part = self.acknowledgements.get(task)
+        if part is None:
+            return InstanceStatistics(task.index, finished=task in self.finished)
+        return InstanceStatistics(task.index, part.at - self.triggered_at, part.measured)

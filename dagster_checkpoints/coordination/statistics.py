@@ -1,0 +1,198 @@
+"""What checkpoints cost: counts, a bounded history with every instance's part, and a summary.
+
+Fed with what the coordinator is told and answers; draws no conclusion that anything depends on. Must not know: the
+coordinator's rules, how any of it is shown.
+
+Source: Flink's CheckpointStatsTracker, CheckpointStatsHistory, CompletedCheckpointStatsSummary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from dagster_checkpoints.coordination.checkpoint_record import (
+    Acknowledgement,
+    CheckpointRecord,
+    CheckpointStatus,
+    Distribution,
+)
+from dagster_checkpoints.coordination.checkpoints import AcknowledgeAnswer, CompletedCheckpoint
+from dagster_checkpoints.coordination.events import (
+    AcknowledgeAnswered,
+    Acknowledged,
+    CheckpointCompleted,
+    CheckpointFailed,
+    CheckpointTriggered,
+    CoordinatorAction,
+    CoordinatorEvent,
+)
+from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
+
+_WINDOW = 10_000
+"""Over how many of the latest values percentiles are taken, as in Flink."""
+
+
+class _Quantity:
+    """A distribution that grows."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._minimum = self._maximum = self._sum = 0.0
+        self._latest: deque[float] = deque(maxlen=_WINDOW)
+
+    def add(self, value: float) -> None:
+        self._minimum = min(self._minimum, value) if self._count else value
+        self._maximum = max(self._maximum, value) if self._count else value
+        self._count += 1
+        self._sum += value
+        self._latest.append(value)
+
+    def distribution(self) -> Distribution:
+        if not self._count:
+            return Distribution()
+        mean = self._sum / self._count
+        return Distribution(self._count, self._minimum, self._maximum, mean, tuple(sorted(self._latest)))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """Over all completed checkpoints and savepoints of this coordinator; seconds and bytes."""
+
+    duration: Distribution
+    new_bytes: Distribution
+    total_bytes: Distribution
+    in_flight_bytes: Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCounts:
+    """How many there were.
+
+    Attributes:
+        triggered: that have got an id.
+        failed: also those that failed before they had one.
+        savepoints: completed ones; also counted as completed.
+        restored: how often the job was started from one.
+    """
+
+    triggered: int = 0
+    in_progress: int = 0
+    completed: int = 0
+    failed: int = 0
+    savepoints: int = 0
+    restored: int = 0
+
+
+class CheckpointStatistics:
+    """The statistics of one coordinator.
+
+    Args:
+        graph: what runs.
+        history: how many ended checkpoints are kept with every detail.
+    """
+
+    def __init__(self, graph: ExecutionGraph, history: int = 10) -> None:
+        self._graph = graph
+        self._numbers: Counter[str] = Counter()
+        self._in_progress: dict[int, tuple[CheckpointRecord, dict[TaskId, Acknowledgement]]] = {}
+        self._history: deque[CheckpointRecord] = deque(maxlen=history)
+        self._quantities = [_Quantity() for _ in range(4)]
+        self.latest_completed: CheckpointRecord | None = None
+        """The latest completed checkpoint, not savepoint."""
+        self.latest_savepoint: CheckpointRecord | None = None
+        self.latest_failed: CheckpointRecord | None = None
+        self.latest_restored: CompletedCheckpoint | None = None
+
+    @property
+    def counts(self) -> CheckpointCounts:
+        return CheckpointCounts(in_progress=len(self._in_progress), **self._numbers)
+
+    @property
+    def in_progress(self) -> tuple[CheckpointRecord, ...]:
+        """Oldest first."""
+        return tuple(record for record, _ in self._in_progress.values())
+
+    @property
+    def history(self) -> tuple[CheckpointRecord, ...]:
+        """Those that have ended, the latest first."""
+        return tuple(reversed(self._history))
+
+    @property
+    def summary(self) -> CheckpointSummary:
+        return CheckpointSummary(*(quantity.distribution() for quantity in self._quantities))
+
+    def record(self, checkpoint_id: int) -> CheckpointRecord | None:
+        """What is known of this checkpoint; None if it is not in the history any more."""
+        if checkpoint_id in self._in_progress:
+            return self._in_progress[checkpoint_id][0]
+        return next((record for record in self._history if record.checkpoint_id == checkpoint_id), None)
+
+    # What it is fed with
+
+    def observe(self, event: CoordinatorEvent, actions: Sequence[CoordinatorAction], now: float) -> None:
+        """Take note of what the coordinator was told and has answered.
+
+        Args:
+            event: what has happened.
+            actions: everything that the coordinator made of it.
+            now: seconds.
+        """
+        for action in actions:
+            match action:
+                case AcknowledgeAnswered(task, checkpoint_id, AcknowledgeAnswer.SUCCESS):
+                    if isinstance(event, Acknowledged):
+                        self._in_progress[checkpoint_id][1][task] = Acknowledgement(now, event.statistics)
+                case CheckpointTriggered():
+                    self._triggered(action, now)
+                case CheckpointCompleted(checkpoint):
+                    self._completed(checkpoint)
+                case CheckpointFailed():
+                    self._failed(action, now)
+
+    def restored(self, checkpoint: CompletedCheckpoint) -> None:
+        """The job is started from this checkpoint."""
+        self._numbers["restored"] += 1
+        self.latest_restored = checkpoint
+
+    def _triggered(self, action: CheckpointTriggered, now: float) -> None:
+        self._numbers["triggered"] += 1
+        parts: dict[TaskId, Acknowledgement] = {}
+        record = CheckpointRecord(
+            graph=self._graph,
+            checkpoint_id=action.checkpoint_id,
+            properties=action.properties,
+            request_id=action.request_id,
+            triggered_at=now,
+            expected=action.waiting,
+            finished=action.finished,
+            acknowledgements=MappingProxyType(parts),
+        )
+        self._in_progress[action.checkpoint_id] = (record, parts)
+
+    def _completed(self, checkpoint: CompletedCheckpoint) -> None:
+        record, _ = self._in_progress.pop(checkpoint.checkpoint_id)
+        record = replace(
+            record, status=CheckpointStatus.COMPLETED, ended_at=checkpoint.completed_at, location=checkpoint.location
+        )
+        self._numbers["completed"] += 1
+        self._numbers["savepoints"] += checkpoint.is_savepoint
+        values = (checkpoint.duration, record.new_bytes, record.total_bytes, record.in_flight_bytes)
+        for quantity, value in zip(self._quantities, values, strict=True):
+            quantity.add(value)
+        if checkpoint.is_savepoint:
+            self.latest_savepoint = record
+        else:
+            self.latest_completed = record
+        self._history.append(record)
+
+    def _failed(self, action: CheckpointFailed, now: float) -> None:
+        self._numbers["failed"] += 1
+        if action.checkpoint_id is None:
+            return
+        record, _ = self._in_progress.pop(action.checkpoint_id)
+        record = replace(record, status=CheckpointStatus.FAILED, ended_at=now, reason=action.reason, message=action.message)
+        self.latest_failed = record
+        self._history.append(record)
