@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
-from dagster_checkpoints.coordination.checkpoints import AcknowledgeAnswer, CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.coordination.checkpoints import AcknowledgeAnswer, CompletedCheckpoint
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import CheckpointStillFinalizing
 from dagster_checkpoints.coordination.events import (
@@ -144,10 +144,8 @@ class CheckpointCoordinator:
         """When a Tick is due, in the unit of `now`; None if nothing is."""
         if self._shut_down:
             return None
-        due = [*self._pending.deadlines(), self._tasks.patience_ends_at]
-        if self._stop is None:
-            queue = self._queue
-            due.append(self._schedule.next_due(periodic_queued=queue.has_periodic, final_queued=queue.has_end_of_data))
+        scheduled = self._schedule.next_due(self._queue) if self._stop is None else None
+        due = [*self._pending.deadlines(), self._tasks.patience_ends_at, scheduled]
         return min((at for at in due if at is not None), default=None)
 
     # Events
@@ -196,7 +194,9 @@ class CheckpointCoordinator:
                 self._schedule.drain()
                 return []
             case CheckpointRequested(request_id, properties):
-                return self._requested(CheckpointRequest(properties, now, request_id))
+                if self._stop is not None:
+                    return [self._stop.refuse(request_id)]
+                return self._enqueue(CheckpointRequest(properties, now, request_id))
             case StopRequested():
                 return self._begin_stop(event)
             case RequestWithdrawn(request_id, message):
@@ -263,7 +263,9 @@ class CheckpointCoordinator:
         self._tasks.lose_patience(now)
         if self._stop is not None:
             return self._go_on_stopping(self._stop, now)
-        actions = self._ask_itself(now)
+        actions: list[CoordinatorAction] = []
+        for request in self._schedule.due(self._tasks, self._queue, now):
+            actions += self._enqueue(request)
         # A task that is just finishing would abort every checkpoint: it is let go first.
         while not self._tasks.somebody_is_leaving:
             chosen = self._queue.choose(pending=len(self._pending), last_completion=self._last_completion, now=now)
@@ -271,32 +273,6 @@ class CheckpointCoordinator:
                 break
             actions += self._dropped(chosen) if isinstance(chosen, Dropped) else self._run(chosen, now)
         return actions
-
-    def _ask_itself(self, now: float) -> list[CoordinatorAction]:
-        schedule, tasks = self._schedule, self._tasks
-        schedule.observe(
-            running=tasks.all_run,
-            at_end=tasks.all_at_end_of_data,
-            leaving=tasks.somebody_is_leaving,
-            backlog=tasks.any_in_backlog,
-            now=now,
-        )
-        actions: list[CoordinatorAction] = []
-        if not schedule.final_wanted:
-            self._queue.withdraw_end_of_data()
-        elif schedule.final_due(now) and not self._queue.has_end_of_data:
-            actions += self._enqueue(CheckpointRequest(CheckpointProperties(), now, for_end_of_data=True))
-        if schedule.periodic_over:
-            self._queue.withdraw_periodic()
-        elif schedule.take_periodic(now) and not self._queue.has_periodic:
-            actions += self._enqueue(CheckpointRequest(CheckpointProperties.for_periodic(), now))
-        return actions
-
-    def _requested(self, request: CheckpointRequest) -> list[CoordinatorAction]:
-        if self._stop is not None:
-            assert request.request_id is not None
-            return [self._refused(request.request_id, self._stop)]
-        return self._enqueue(request)
 
     def _enqueue(self, request: CheckpointRequest) -> list[CoordinatorAction]:
         dropped = self._queue.add(request)
@@ -339,7 +315,7 @@ class CheckpointCoordinator:
 
     def _begin_stop(self, event: StopRequested) -> list[CoordinatorAction]:
         if self._stop is not None:
-            return [self._refused(event.request_id, self._stop)]
+            return [self._stop.refuse(event.request_id)]
         plan = self._tasks.plan_or_obstacle()
         if isinstance(plan, str):
             return [RequestFailed(event.request_id, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, plan)]
@@ -370,10 +346,6 @@ class CheckpointCoordinator:
         else:
             self._stop = None
             self._schedule.resume(now)
-
-    @staticmethod
-    def _refused(request_id: str, stop: StopUnderWay) -> RequestFailed:
-        return RequestFailed(request_id, FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, stop.title)
 
     def _refuse_queued(self, reason: FailureReason, message: str) -> list[CoordinatorAction]:
         ids = [request.request_id for request in self._queue.drain()]

@@ -1,11 +1,14 @@
 """When the coordinator asks itself for a checkpoint: by the interval, and at the end of the data.
 
-Must not know: what a checkpoint is, whether one can be triggered.
+Must not know: the checkpoints under way, whether one can be triggered.
 """
 
 from __future__ import annotations
 
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
 from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.progress import TaskProgress
+from dagster_checkpoints.coordination.requests import CheckpointRequest, RequestQueue
 
 _LONGEST_BACK_OFF = 1.0
 
@@ -27,11 +30,6 @@ class CheckpointSchedule:
         self._finals: set[int] = set()
         """Pending checkpoints that were triggered after every task's end of data: any of them lets all go."""
 
-    @property
-    def periodic_over(self) -> bool:
-        """Whether periodic checkpoints have no purpose any more: the final one replaces them."""
-        return self._periodic_over
-
     def drain(self) -> None:
         """Every source ends now: periodic checkpoints stop, so that all tasks end with the final one."""
         self._periodic_over = True
@@ -41,32 +39,37 @@ class CheckpointSchedule:
         if self._next_periodic is not None and self._config.interval is not None:
             self._next_periodic = now + self._config.interval
 
-    def observe(self, *, running: bool, at_end: bool, leaving: bool, backlog: bool, now: float) -> None:
-        """Take note of the tasks that are left.
+    def due(self, tasks: TaskProgress, queue: RequestQueue, now: float) -> list[CheckpointRequest]:
+        """Look how far the tasks are: what is no longer wanted leaves the queue, what is due now is returned."""
+        self._observe(tasks, now)
+        due = []
+        if not self._final_wanted:
+            queue.withdraw_end_of_data()
+        elif now >= self._final_at and not queue.has_end_of_data:
+            due.append(CheckpointRequest(CheckpointProperties(), now, for_end_of_data=True))
+        if self._periodic_over:
+            queue.withdraw_periodic()
+        elif self._take_periodic(now) and not queue.has_periodic:
+            due.append(CheckpointRequest(CheckpointProperties.for_periodic(), now))
+        return due
 
-        Args:
-            running: whether all of them run.
-            at_end: whether all of them run and have reached their end of data.
-            leaving: whether a completed checkpoint has let some of them go, so that they are about to be FINISHED.
-            backlog: whether some of them work off a backlog.
-            now: seconds.
-        """
-        if self._config.interval is None:
-            return
-        if running and self._next_periodic is None:
-            delay = self._config.initial_delay
-            self._next_periodic = now + (self._config.interval if delay is None else delay)
-        if backlog != self._backlog:
-            self._backlog_changed(backlog, self._config.interval, now)
-        all_wait = at_end and self._config.tasks_wait_for_final_checkpoint
-        self._periodic_over |= all_wait
-        self._final_wanted = all_wait and not leaving and not self._finals
-
-    def next_due(self, *, periodic_queued: bool, final_queued: bool) -> float | None:
+    def next_due(self, queue: RequestQueue) -> float | None:
         """When something is due, seconds; what waits in the queue already is not due again."""
         if self._final_wanted:
-            return None if final_queued else self._final_at
-        return None if self._periodic_over or periodic_queued or not self._interval else self._next_periodic
+            return None if queue.has_end_of_data else self._final_at
+        return None if self._periodic_over or queue.has_periodic or not self._interval else self._next_periodic
+
+    def _observe(self, tasks: TaskProgress, now: float) -> None:
+        if self._config.interval is None:
+            return
+        if tasks.all_run and self._next_periodic is None:
+            delay = self._config.initial_delay
+            self._next_periodic = now + (self._config.interval if delay is None else delay)
+        if tasks.any_in_backlog != self._backlog:
+            self._backlog_changed(tasks.any_in_backlog, self._config.interval, now)
+        all_wait = self._config.tasks_wait_for_final_checkpoint and tasks.all_at_end_of_data
+        self._periodic_over |= all_wait
+        self._final_wanted = all_wait and not tasks.somebody_is_leaving and not self._finals
 
     # Periodic checkpoints
 
@@ -83,7 +86,7 @@ class CheckpointSchedule:
             self._next_periodic = now + interval if suspended else min(self._next_periodic, now + interval)
         self._backlog = backlog
 
-    def take_periodic(self, now: float) -> bool:
+    def _take_periodic(self, now: float) -> bool:
         """Whether a periodic checkpoint is due now; the next one is then due an interval later."""
         interval = self._interval
         if not interval or self._next_periodic is None or now < self._next_periodic:
@@ -98,14 +101,6 @@ class CheckpointSchedule:
             self._next_periodic = until
 
     # The final checkpoint
-
-    @property
-    def final_wanted(self) -> bool:
-        """Whether every task waits for a checkpoint and none that would let them go is pending."""
-        return self._final_wanted
-
-    def final_due(self, now: float) -> bool:
-        return self._final_wanted and now >= self._final_at
 
     def final_triggered(self, checkpoint_id: int) -> None:
         """A checkpoint was triggered after every task's end of data."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
+from dagster_checkpoints.coordination.events import RequestFailed
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.coordination.plan import CheckpointPlan
 from dagster_checkpoints.coordination.progress import TaskProgress
 
@@ -47,6 +49,10 @@ class StopUnderWay:
         """For messages to others."""
         how = "drain" if self.drain else "suspend"
         return f"the job is being stopped ({how}) by request {self.request_id!r}: {self.phase.value}"
+
+    def refuse(self, request_id: str) -> RequestFailed:
+        """The answer to any other request."""
+        return RequestFailed(request_id, FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, self.title)
 
     def plan(self, tasks: TaskProgress, *, finalizing: bool) -> CheckpointPlan | str | None:
         """The plan of the savepoint, what stands in its way for good, or None: it is triggered later or was already.
