@@ -11,6 +11,7 @@ from dagster_checkpoints.coordination import (
     AcknowledgeAnswer,
     AcknowledgeAnswered,
     Acknowledged,
+    BacklogChanged,
     CheckpointCompleted,
     CheckpointConfig,
     CheckpointCoordinator,
@@ -393,6 +394,74 @@ def test_intervals_that_were_missed_are_not_made_up_for(graph_of: Graphs) -> Non
     assert triggered(job.do(Tick())) == [(1, A)]
     job.complete(1)
     assert job.coordinator.next_deadline() == 50
+
+
+@pytest.mark.parametrize(
+    ("longer", "events", "at"),
+    [
+        # What happens when (+ a backlog begins, - it ends), and when a checkpoint is triggered until 120; interval 10.
+        (30.0, "", [*range(10, 121, 10)]),
+        (None, "1+", [*range(10, 121, 10)]),
+        # What is due soon stays due, then the longer interval applies.
+        (30.0, "1+", [10, 40, 70, 100]),
+        # After a backlog nothing is due later than without one …
+        (30.0, "1+ 12-", [10, 22, 32, 42, 52, 62, 72, 82, 92, 102, 112]),
+        # … and what is due earlier stays due.
+        (30.0, "1+ 35-", [10, 40, 50, 60, 70, 80, 90, 100, 110, 120]),
+        # None at all meanwhile.
+        (0.0, "1+", []),
+        (0.0, "1+ 95-", [105, 115]),
+        (0.0, "1+ 5-", [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120]),
+        (0.0, "15+ 96-", [10, 106, 116]),
+    ],
+)
+def test_the_interval_during_a_backlog(graph_of: Graphs, longer: float | None, events: str, at: list[float]) -> None:
+    job = Job(graph_of("V0 p2 -ALL-> V1 p1"), interval_during_backlog=longer)
+    found: list[float] = []
+
+    def turn(now: float) -> None:
+        while (due := job.coordinator.next_deadline()) is not None and due <= now:
+            for checkpoint_id, _ in triggered(job.at(due))[:1]:
+                found.append(job.now)
+                job.complete(checkpoint_id)
+        job.at(now)
+
+    for event in events.split():
+        turn(float(event[:-1]))
+        job.do(BacklogChanged(A, event.endswith("+")))
+    turn(120)
+    assert found == at
+
+
+@pytest.mark.parametrize(
+    ("events", "due"),
+    [
+        ([BacklogChanged(A, True)], None),
+        ([BacklogChanged(A, True), BacklogChanged(TaskId("V0", 1), True), BacklogChanged(A, False)], None),
+        ([BacklogChanged(A, True), BacklogChanged(A, False)], 10),
+        # A source that has ended has no backlog any more, nor has one that starts again.
+        ([BacklogChanged(A, True), EndOfDataReached(A)], 10),
+        ([BacklogChanged(A, True), TaskStateChanged(A, TaskState.FINISHED)], 10),
+        ([TaskStateChanged(A, TaskState.FINISHED), BacklogChanged(A, True)], 10),
+        ([BacklogChanged(A, True), JobRestarting()], None),
+    ],
+)
+def test_who_works_off_a_backlog(graph_of: Graphs, events: list[CoordinatorEvent], due: float | None) -> None:
+    job = Job(graph_of("V0 p2 -ALL-> V1 p1"), interval_during_backlog=0.0)
+    for event in events:
+        job.do(event)
+    assert job.coordinator.next_deadline() == due
+    if isinstance(events[-1], JobRestarting):
+        job.start()
+        assert job.coordinator.next_deadline() == 10
+
+
+def test_a_backlog_does_not_delay_the_final_checkpoint(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), interval_during_backlog=0.0)
+    job.do(BacklogChanged(B, True))
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    assert triggered(job.actions) == [(1, A)]
 
 
 def test_max_concurrent_and_forced_savepoints(graph_of: Graphs) -> None:
@@ -890,6 +959,9 @@ def test_shutdown_keeps_the_states_of_what_is_being_written(graph_of: Graphs) ->
         {"interval": 1, "mode": "at_most_once"},
         {"interval": 1, "initial_delay": -1},
         {"interval": 1, "max_queued": 0},
+        {"interval": 1, "history": -1},
+        {"interval": 2, "interval_during_backlog": 1},
+        {"interval": None, "interval_during_backlog": 1},
     ],
 )
 def test_settings_outside_their_range_are_refused_by_name(settings: dict[str, object]) -> None:

@@ -1,0 +1,223 @@
+"""What is told of checkpoints: counts, the history and its details, the summary; a manual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from dagster_checkpoints.coordination import (
+    Acknowledged,
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CheckpointCounts,
+    CheckpointProperties,
+    CheckpointRequested,
+    CheckpointStatistics,
+    CheckpointStatus,
+    CompletedCheckpoint,
+    CoordinatorEvent,
+    Declined,
+    Distribution,
+    FailureReason,
+    InstanceStatistics,
+    JobRestarting,
+    JobStatus,
+    MetadataWritten,
+    Shutdown,
+    TaskState,
+    TaskStateChanged,
+    TaskStatistics,
+)
+from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
+
+Graphs = Callable[[str], ExecutionGraph]
+A0, A1, B0 = TaskId("V0", 0), TaskId("V0", 1), TaskId("V1", 0)
+TASKS = (A0, A1, B0)
+SAVEPOINT = CheckpointProperties.for_savepoint()
+
+
+class Job:
+    def __init__(self, graph_of: Graphs, history: int = 10, finished: tuple[TaskId, ...] = ()) -> None:
+        config = CheckpointConfig(interval=None, history=history, tolerable_failed_checkpoints=100, max_concurrent=3)
+        self.coordinator = CheckpointCoordinator(graph_of("V0 p2 -ALL-> V1 p1"), config, finished=finished)
+        self.running = [task for task in TASKS if task not in finished]
+        self.now = 0.0
+        for task in self.running:
+            self.do(TaskStateChanged(task, TaskState.RUNNING))
+
+    @property
+    def statistics(self) -> CheckpointStatistics:
+        return self.coordinator.statistics
+
+    def do(self, event: CoordinatorEvent) -> None:
+        self.coordinator.handle(event, self.now)
+
+    def trigger(self, request: str = "r", properties: CheckpointProperties | None = None) -> None:
+        self.do(CheckpointRequested(request, properties or CheckpointProperties()))
+
+    def complete(self, checkpoint_id: int, seconds: float = 1.0, measured: TaskStatistics | None = None) -> None:
+        self.now += seconds
+        for task in self.running:
+            self.do(Acknowledged(task, checkpoint_id, None, measured or TaskStatistics()))
+        self.do(MetadataWritten(checkpoint_id, f"chk-{checkpoint_id}"))
+
+
+def test_nothing_yet(graph_of: Graphs) -> None:
+    statistics = Job(graph_of).statistics
+    assert statistics.counts == CheckpointCounts()
+    assert statistics.history == statistics.in_progress == ()
+    assert statistics.latest_completed is statistics.latest_savepoint is statistics.latest_failed is None
+    assert statistics.summary.duration == Distribution()
+    assert statistics.summary.duration.percentile(99) == 0
+    assert statistics.record(1) is None
+
+
+def test_a_checkpoint_in_progress(graph_of: Graphs) -> None:
+    job = Job(graph_of)
+    job.now = 5
+    job.trigger("mine", CheckpointProperties.for_savepoint(target="there"))
+    job.now = 7.5
+    job.do(Acknowledged(A1, 1, None, TaskStatistics(sync_seconds=0.5, new_bytes=10, total_bytes=30, in_flight_bytes=2)))
+    (record,) = job.statistics.in_progress
+    assert record is job.statistics.record(1)
+    assert (record.checkpoint_id, record.request_id, record.properties.target) == (1, "mine", "there")
+    assert (record.triggered_at, record.ended_at, record.duration) == (5, None, None)
+    assert (record.status, record.expected, record.acknowledged) == (CheckpointStatus.IN_PROGRESS, 3, 1)
+    assert (record.new_bytes, record.total_bytes, record.in_flight_bytes) == (10, 30, 2)
+    assert job.statistics.counts == CheckpointCounts(triggered=1, in_progress=1)
+    job.do(Acknowledged(A1, 1, None, TaskStatistics(new_bytes=99)))
+    assert record.new_bytes == 10, "a duplicate changes nothing"
+
+
+def test_every_instances_part(graph_of: Graphs) -> None:
+    job = Job(graph_of)
+    job.trigger()
+    parts = {
+        A0: (1.0, TaskStatistics(alignment_seconds=0.25, sync_seconds=0.5, async_seconds=2, new_bytes=1, total_bytes=10)),
+        A1: (3.0, TaskStatistics(alignment_seconds=0.75, sync_seconds=1.5, async_seconds=4, new_bytes=2, total_bytes=20)),
+        B0: (4.0, TaskStatistics(in_flight_bytes=7)),
+    }
+    for task, (at, measured) in parts.items():
+        job.now = at
+        job.do(Acknowledged(task, 1, None, measured))
+    job.now = 6
+    job.do(MetadataWritten(1, "chk-1"))
+    record = job.statistics.record(1)
+    assert record is not None and record is job.statistics.latest_completed
+    assert (record.status, record.location, record.duration) == (CheckpointStatus.COMPLETED, "chk-1", 6)
+    v0, v1 = record.vertices()
+    assert v0 == record.stage("v0")
+    assert (v0.name, v0.stages, v0.expected, v0.acknowledged, v0.acknowledged_after) == ("V0", ("v0",), 2, 2, 3)
+    assert v0.instances == (InstanceStatistics(0, 1, parts[A0][1]), InstanceStatistics(1, 3, parts[A1][1]))
+    assert (v0.alignment_seconds.minimum, v0.alignment_seconds.maximum, v0.alignment_seconds.mean) == (0.25, 0.75, 0.5)
+    assert (v0.sync_seconds.mean, v0.async_seconds.mean) == (1, 3)
+    assert (v0.new_bytes, v0.total_bytes, v0.in_flight_bytes) == (3, 30, 0)
+    assert v1.in_flight_bytes == record.in_flight_bytes == 7
+    with pytest.raises(KeyError):
+        record.stage("nobody")
+
+
+def test_finished_instances_have_no_part(graph_of: Graphs) -> None:
+    job = Job(graph_of, finished=(A0,))
+    job.trigger()
+    job.do(Acknowledged(A1, 1))
+    record = job.statistics.record(1)
+    assert record is not None and record.expected == 2
+    v0, v1 = record.vertices()
+    assert v0.instances == (InstanceStatistics(0, finished=True), InstanceStatistics(1, 0, TaskStatistics()))
+    assert (v0.expected, v0.acknowledged) == (1, 1)
+    assert (v1.expected, v1.acknowledged, v1.acknowledged_after) == (1, 0, None)
+
+
+def test_a_failed_checkpoint_keeps_what_was_known(graph_of: Graphs) -> None:
+    job = Job(graph_of)
+    job.trigger()
+    job.do(Acknowledged(A0, 1, None, TaskStatistics(new_bytes=5)))
+    job.now = 2
+    job.do(Declined(B0, 1, message="the disk is full"))
+    record = job.statistics.latest_failed
+    assert record is not None and record == job.statistics.record(1)
+    assert (record.status, record.reason) == (CheckpointStatus.FAILED, FailureReason.CHECKPOINT_DECLINED)
+    assert "the disk is full" in record.message
+    assert (record.duration, record.acknowledged, record.new_bytes) == (2, 1, 5)
+    assert job.statistics.summary.duration.count == 0
+
+
+def test_counts(graph_of: Graphs) -> None:
+    job = Job(graph_of)
+    job.trigger("1")
+    job.complete(1)
+    job.trigger("2", SAVEPOINT)
+    job.complete(2)
+    job.trigger("3")
+    job.do(Declined(A0, 3))
+    job.trigger("4")
+    job.trigger("5")
+    # 4 is subsumed.
+    job.complete(5)
+    job.trigger("6")
+    assert job.statistics.counts == CheckpointCounts(triggered=6, in_progress=1, completed=3, failed=2, savepoints=1)
+    assert job.statistics.latest_savepoint is not None and job.statistics.latest_savepoint.checkpoint_id == 2
+    assert job.statistics.latest_completed is not None and job.statistics.latest_completed.checkpoint_id == 5
+    job.do(Shutdown(JobStatus.CANCELED))
+    assert job.statistics.counts.in_progress == 0
+    assert job.statistics.counts.failed == 3
+
+
+def test_one_that_fails_before_it_has_an_id_counts(graph_of: Graphs) -> None:
+    coordinator = CheckpointCoordinator(graph_of("V0 p1; V1 p1"), CheckpointConfig(interval=5.0))
+    for vertex in ("V0", "V1"):
+        coordinator.handle(TaskStateChanged(TaskId(vertex, 0), TaskState.RUNNING), 0)
+    coordinator.handle(TaskStateChanged(TaskId("V0", 0), TaskState.INITIALIZING), 5)
+    assert coordinator.statistics.counts == CheckpointCounts(failed=1)
+    assert coordinator.statistics.history == ()
+
+
+@pytest.mark.parametrize(("history", "kept"), [(0, []), (1, [4]), (3, [4, 3, 2]), (9, [4, 3, 2, 1])])
+def test_the_history_is_bounded_and_the_counts_are_not(graph_of: Graphs, history: int, kept: list[int]) -> None:
+    job = Job(graph_of, history=history)
+    for checkpoint_id in range(1, 5):
+        job.trigger(str(checkpoint_id))
+        job.complete(checkpoint_id)
+    assert [record.checkpoint_id for record in job.statistics.history] == kept
+    assert (job.statistics.record(1) is None) == (1 not in kept)
+    assert job.statistics.counts.completed == job.statistics.summary.duration.count == 4
+    assert job.statistics.latest_completed is not None and job.statistics.latest_completed.checkpoint_id == 4
+
+
+def test_the_summary_is_over_everything_that_completed(graph_of: Graphs) -> None:
+    job = Job(graph_of, history=1)
+    for checkpoint_id, seconds in enumerate([4.0, 1.0, 10.0, 5.0], start=1):
+        job.trigger(str(checkpoint_id))
+        measured = TaskStatistics(new_bytes=checkpoint_id, total_bytes=10 * checkpoint_id, in_flight_bytes=100)
+        job.complete(checkpoint_id, seconds, measured)
+    summary = job.statistics.summary
+    duration = summary.duration
+    assert (duration.count, duration.minimum, duration.maximum, duration.mean) == (4, 1, 10, 5)
+    # Three tasks each.
+    assert (summary.new_bytes.maximum, summary.total_bytes.mean, summary.in_flight_bytes.minimum) == (12, 75, 300)
+    assert [duration.percentile(p) for p in (50, 75, 99)] == [4, 5, 10]
+
+
+@pytest.mark.parametrize(("percent", "value"), [(0, 1), (1, 1), (10, 1), (10.1, 2), (50, 5), (90, 9), (99, 10), (100, 10)])
+def test_percentiles_are_values_that_occurred(percent: float, value: float) -> None:
+    assert Distribution.of([10, 3, 1, 2, 4, 5, 6, 9, 8, 7]).percentile(percent) == value
+
+
+def test_how_often_the_job_was_restored(graph_of: Graphs) -> None:
+    job = Job(graph_of)
+    job.do(JobRestarting())
+    assert job.statistics.counts.restored == 0, "there was nothing to restore from"
+    for task in TASKS:
+        job.do(TaskStateChanged(task, TaskState.RUNNING))
+    job.trigger()
+    job.complete(1)
+    job.do(JobRestarting())
+    assert job.statistics.latest_restored == job.coordinator.latest_completed
+    found = CompletedCheckpoint(2, "found in the store")
+    job.do(JobRestarting(restored=found))
+    assert job.statistics.latest_restored == found
+    assert job.statistics.counts.restored == 2
+    job.statistics.restored(found)
+    assert job.statistics.counts.restored == 3
