@@ -148,7 +148,13 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
             thread = JobThread(
                 lambda events, log: self._job(pipeline, context, settings, assets, events, log), name=pipeline.name
             )
-            reporter = RunReporter(context, pipeline, assets, observe_every=self.observe_every)
+            reporter = RunReporter(
+                context,
+                pipeline,
+                assets,
+                observe_every=self.observe_every,
+                storage=lambda: self.checkpoint_storage(pipeline, instance=context.instance),
+            )
         except (DagsterCheckpointsError, ValueError) as error:
             raise failure(pipeline, error, None) from None
         try:
@@ -245,9 +251,7 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
                     thread.job.drain()
                     ask_at = None
 
-    def _check_end(
-        self, pipeline: Pipeline, context: dg.AssetExecutionContext, ended: JobEnded, reporter: RunReporter
-    ) -> None:
+    def _check_end(self, pipeline: Pipeline, context: dg.AssetExecutionContext, ended: JobEnded, reporter: RunReporter) -> None:
         result, error = ended.result, ended.error
         last = reporter.last_checkpoint.location if reporter.last_checkpoint else None
         if result is not None:
@@ -265,9 +269,7 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
         if error is not None:
             raise failure(pipeline, error, last) from None
 
-    def _terminate(
-        self, pipeline: Pipeline, context: dg.AssetExecutionContext, thread: JobThread, reporter: RunReporter
-    ) -> None:
+    def _terminate(self, pipeline: Pipeline, context: dg.AssetExecutionContext, thread: JobThread, reporter: RunReporter) -> None:
         """Dagster ends the run: end the job too, with a savepoint if that is wanted and can be had in time."""
         ended = None
         if self.savepoint_on_termination:

@@ -17,6 +17,7 @@ import dagster as dg
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.savepoints.recording import record_savepoint
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.events import (
     CheckpointDone,
@@ -30,6 +31,7 @@ from dagster_checkpoints.spark.events import (
     StageProgress,
 )
 from dagster_checkpoints.stage_assets import FINISHED_BEFORE, StageAssets, instance_key
+from dagster_checkpoints.storage import CheckpointStorage
 
 
 class RunReporter:
@@ -40,6 +42,7 @@ class RunReporter:
         pipeline: The pipeline that runs.
         assets: Which asset stands for which stage.
         observe_every: Seconds between two observations of a running stage; the first checkpoint is always observed.
+        storage: The pipeline's, for what a savepoint says of itself.
         clock: Monotonic seconds.
     """
 
@@ -50,6 +53,7 @@ class RunReporter:
         assets: StageAssets,
         *,
         observe_every: float,
+        storage: Callable[[], CheckpointStorage],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.last_checkpoint: CheckpointDone | None = None
@@ -57,6 +61,7 @@ class RunReporter:
         self._pipeline = pipeline
         self._assets = assets
         self._observe_every = observe_every
+        self._storage = storage
         self._clock = clock
         self._observed_at: float | None = None
         self._counted: frozenset[str] = frozenset()  # stages whose rows are known: those at the end of a chain
@@ -98,7 +103,7 @@ class RunReporter:
         self._context.log.info(
             f"Pipeline {self._pipeline.name!r} is suspended with savepoint {savepoint}. The next run continues from it."
         )
-        metadata = {"state": "suspended", "savepoint": dg.MetadataValue.path(savepoint)}
+        metadata: dict[str, Any] = {"state": "suspended", "savepoint": dg.MetadataValue.path(savepoint)}
         for stage in self.missing():
             self._context.log_event(dg.AssetObservation(self._assets.keys[stage], metadata=metadata))
 
@@ -146,7 +151,7 @@ class RunReporter:
             f"{done.duration:.2f} s; {done.total_bytes:,} bytes; {event.location}"
         )
         if not event.recorded_by_asker:
-            record_savepoint(self._context, self._pipeline, event)
+            record_savepoint(self._context, self._pipeline, event, self._storage)
 
     def _progress(self, event: CheckpointDone, stage: str, progress: StageProgress) -> dict[str, Any]:
         metadata: dict[str, Any] = {

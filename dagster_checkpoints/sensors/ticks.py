@@ -6,10 +6,7 @@ A tick writes a request or looks at an answer; it never waits for the pipeline. 
 from __future__ import annotations
 
 import hashlib
-import queue
 import re
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
 
-from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.sensors.cursors import Cursor, write_cursor
 from dagster_checkpoints.storage import (
@@ -33,6 +29,7 @@ from dagster_checkpoints.storage import (
     WriteConflict,
 )
 from dagster_checkpoints.storage.pipeline_state import describe_end
+from dagster_checkpoints.time_limits import TimeLimit, TimeLimitExceeded
 
 if TYPE_CHECKING:
     from dagster_checkpoints.resource import CheckpointCoordinatorResource
@@ -40,61 +37,37 @@ if TYPE_CHECKING:
 STORAGE_SECONDS = 15.0
 """What a tick grants to storage altogether; Dagster ends a tick after 60 s."""
 RESOURCE = "checkpoint_coordinator"
-_TRANSIENT = (StorageUnavailable, OutcomeUnknown, WriteConflict)
+TRANSIENT = (StorageUnavailable, OutcomeUnknown, WriteConflict, TimeLimitExceeded)
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_.\-]+")
 
 Result = TypeVar("Result")
 
 
-class StorageSilent(DagsterCheckpointsError):
-    """Storage has not answered within what a tick may take."""
-
-
 class Reins:
     """A :class:`PipelineControl` for the length of a tick: all that is done with it takes a limited time altogether.
-
-    What is still under way when the time is up goes on in the background, so only do what may be done again.
 
     Args:
         control: makes it; called when it is first needed.
         seconds: for everything together.
-        monotonic: clock, seconds.
     """
 
-    def __init__(
-        self, control: Callable[[], PipelineControl], seconds: float, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, control: Callable[[], PipelineControl], seconds: float) -> None:
         self._make = control
         self._control: PipelineControl | None = None
-        self._seconds = seconds
-        self._monotonic = monotonic
-        self._until = monotonic() + seconds
+        self._limit = TimeLimit(seconds, "storage")
 
     def do(self, what: Callable[[PipelineControl], Result]) -> Result:
-        """Do something with the pipeline's control.
+        """Do something with the pipeline's control that may be done again.
 
         Raises:
-            StorageSilent: the time is up.
+            TimeLimitExceeded: the time is up.
         """
-        answer: queue.Queue[Callable[[], Result]] = queue.Queue()
 
-        def work() -> None:
-            try:
-                self._control = self._control or self._make()
-                result = what(self._control)
-            except Exception as error:
-                answer.put(_raising(error))
-            else:
-                answer.put(lambda: result)
+        def work() -> Result:
+            self._control = self._control or self._make()
+            return what(self._control)
 
-        threading.Thread(target=work, name="sensor-storage", daemon=True).start()
-        try:
-            take = answer.get(timeout=max(self._until - self._monotonic(), 0.001))
-        except queue.Empty:
-            raise StorageSilent(
-                f"Storage has not answered within the {self._seconds:g} s that a sensor grants it; the next tick tries again."
-            ) from None
-        return take()
+        return self._limit.do(work)
 
     def look(self) -> RunningPipeline | str:
         """What runs; a text that says how the latest run ended if nothing does."""
@@ -199,13 +172,13 @@ def pipeline_sensor(
             if "://" in where or where.startswith("/"):
                 return reins.do(lambda control: coordinator.open_store(folder).head(name))
             storage = coordinator.checkpoint_storage(pipeline, instance=instance)
-            return reins.do(lambda control: storage.store.head(storage.layout.at(folder, name)))
+            return reins.do(lambda control: storage.store.head(f"{pipeline.name}/{where}"))
 
         reins = Reins(control, storage_seconds)
         try:
             return evaluate(Tick(context, reins, head, datetime.now(UTC)))
-        except (*_TRANSIENT, StorageSilent) as error:
-            return dg.SensorResult(skip_reason=str(error), cursor=context.cursor)
+        except TRANSIENT as error:
+            return dg.SensorResult(skip_reason=f"{error} The next tick tries again.", cursor=context.cursor)
 
     return tick
 
@@ -225,10 +198,3 @@ def request_id(*parts: object) -> str:
         return plain
     digest = hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:12]
     return f"{_NOT_IN_AN_ID.sub('_', plain)[:100]}-{digest}"
-
-
-def _raising(error: Exception) -> Callable[[], Any]:
-    def raise_it() -> Any:
-        raise error
-
-    return raise_it

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,20 @@ from dagster_checkpoints import (
     bounded_source,
     pipeline_assets,
     stage,
+    unbounded_source,
+)
+from dagster_checkpoints.storage import (
+    Answer,
+    CheckpointStorage,
+    ControlRequest,
+    InstanceStatus,
+    JobStatus,
+    LeaseRenewer,
+    Owner,
+    PipelineStatus,
+    RequestBox,
+    StageStatus,
+    open_store,
 )
 
 SPARK = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}
@@ -95,3 +111,161 @@ def failure_of() -> Callable[[dg.ExecuteInProcessResult], Any]:
         return data
 
     return find
+
+
+class FakeOwner:
+    """Owns a pipeline in storage as a run does, and answers requests as it is told to, without Spark.
+
+    Attributes:
+        requests: Everything that was asked of it.
+        answers: By kind of request, what to answer; "done" by default. None: not yet.
+    """
+
+    def __init__(self, root: Path, pipeline: Pipeline, run_id: str, *, resume: bool = False, lease_seconds: float = 60.0) -> None:
+        self.pipeline = pipeline
+        self.run_id = run_id
+        self.storage = CheckpointStorage(open_store(str(root)), pipeline.name)
+        self.ownership = self.storage.acquire(Owner(run_id=run_id, host="a-machine", pid=1), lease_seconds)
+        self.job_id = self.ownership.begin_job(resume=resume)
+        self.box = RequestBox(self.storage.store, self.storage.layout)
+        self.requests: list[ControlRequest] = []
+        self.answers: dict[str, Callable[[ControlRequest], Answer | None]] = {}
+        self.sequence = 0
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def serve(self) -> list[ControlRequest]:
+        """Answer what is open; returns what was seen for the first time."""
+        new = []
+        for request in self.box.open_requests(self.ownership.epoch):
+            if request.request_id not in {known.request_id for known in self.requests}:
+                new.append(request)
+            answer = self.answers.get(request.kind, self.done)(request)
+            if answer is not None:
+                self.box.answer(answer)
+        self.requests += new
+        return new
+
+    def serve_forever(self) -> None:
+        """Answer on a thread of its own, until the test is over."""
+        self._renewer = LeaseRenewer(self.ownership, lambda error: None)
+        self._renewer.start()
+
+        def run() -> None:
+            while not self._over.wait(0.05):
+                self.serve()
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def done(self, request: ControlRequest, **fields: Any) -> Answer:
+        return Answer(request_id=request.request_id, status="done", answered_at=datetime.now(UTC), **fields)
+
+    def failed(self, request: ControlRequest, reason: str, message: str, **fields: Any) -> Answer:
+        now = datetime.now(UTC)
+        return Answer(request_id=request.request_id, status="failed", reason=reason, message=message, answered_at=now, **fields)
+
+    def report(self, *, finished: tuple[str, ...] = (), behind: tuple[str, ...] = (), **fields: Any) -> None:
+        """Write a status: these stages have finished, these sources have not caught up, and all else is well."""
+        self.sequence += fields.pop("after", 10)
+        now = datetime.now(UTC)
+        stages = tuple(
+            StageStatus(
+                name=stage.name,
+                finished=stage.name in finished,
+                instances=tuple(
+                    InstanceStatus(
+                        name=name,
+                        state="RUNNING",
+                        end_of_data=stage.name in finished,
+                        caught_up=stage.name not in behind and f"{stage.name}[{name}]" not in behind
+                        if stage.kind.is_source
+                        else None,
+                    )
+                    for name in stage.instances
+                ),
+            )
+            for stage in self.pipeline.stages
+        )
+        values: dict[str, Any] = {
+            "run_id": self.run_id,
+            "epoch": self.ownership.epoch,
+            "phase": "running",
+            "sequence": self.sequence,
+            "updated_at": now,
+            "started_at": now,
+            "job_id": self.job_id,
+            "stages": stages,
+        }
+        self.storage.write_status(PipelineStatus(pipeline=self.pipeline.name, **{**values, **fields}))
+
+    def checkpoint(self, number: int) -> None:
+        """Complete a checkpoint, as far as state.json says."""
+        self.ownership.complete(number, f"checkpoints/chk-{number}-{self.ownership.epoch}")
+
+    def end(self, status: JobStatus = "FINISHED", **fields: Any) -> None:
+        """End the job and let the pipeline go."""
+        self.ownership.end_job(status, **fields)
+        self.release(status)
+
+    def release(self, status: JobStatus) -> None:
+        self.stop()
+        self.ownership.release(status)
+
+    def stop(self) -> None:
+        """Fall silent, as a killed process does."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(10.0)
+            self._renewer.stop(5.0)
+            self._thread = None
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Callable[..., FakeOwner]]:
+    """Makes owners of a pipeline below the test's directory."""
+    made: list[FakeOwner] = []
+
+    def make(pipeline: Pipeline, run_id: str = "run-1", **options: Any) -> FakeOwner:
+        made.append(FakeOwner(tmp_path / "storage", pipeline, run_id, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+        each.storage.close()
+
+
+@pytest.fixture
+def meeting_pipeline(tmp_path: Path) -> Pipeline:
+    """history (bounded) and live (two instances, unbounded) meet in joined, which has a sink."""
+
+    @bounded_source
+    def history(context):
+        return context.spark.range(5)
+
+    @unbounded_source(instances=["left", "right"])
+    def live(context):
+        return context.spark.readStream.schema("id long").json(str(tmp_path / "live" / context.instance))
+
+    @stage
+    def copied(history):
+        return history
+
+    @stage(sink=ParquetSink(tmp_path / "joined"))
+    def joined(copied, live):
+        return copied.unionByName(live)
+
+    return Pipeline("meeting", [history, live, copied, joined])
+
+
+@pytest.fixture
+def tick(coordinator: Callable[..., CheckpointCoordinatorResource]) -> Callable[..., dg.SensorResult]:
+    """One tick of a sensor: with Dagster's instance and the cursor of the tick before."""
+
+    def evaluate(sensor: dg.SensorDefinition, instance: dg.DagsterInstance, cursor: str | None = None, **settings: Any) -> Any:
+        resources = {"checkpoint_coordinator": coordinator(**settings)}
+        with dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources) as context:
+            return sensor.evaluate_tick(context)
+
+    return evaluate

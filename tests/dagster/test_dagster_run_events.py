@@ -22,6 +22,7 @@ from dagster_checkpoints.spark.events import (
     StageProgress,
 )
 from dagster_checkpoints.stage_assets import StageAssets
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 
 class Recorder:
@@ -46,6 +47,10 @@ class Recorder:
         self.events.append(event)
 
 
+def nowhere() -> CheckpointStorage:
+    return CheckpointStorage(open_store("/nowhere"), "numbers")
+
+
 @pytest.fixture
 def recorder() -> Recorder:
     return Recorder()
@@ -56,7 +61,12 @@ def reporter(recorder: Recorder, numbers_pipeline: Pipeline) -> RunReporter:
     keys = {stage.name: dg.AssetKey([stage.name]) for stage in numbers_pipeline.stages}
     context: Any = recorder
     return RunReporter(
-        context, numbers_pipeline, StageAssets(keys, frozenset(keys)), observe_every=30.0, clock=lambda: recorder.now
+        context,
+        numbers_pipeline,
+        StageAssets(keys, frozenset(keys)),
+        observe_every=30.0,
+        storage=nowhere,
+        clock=lambda: recorder.now,
     )
 
 
@@ -95,7 +105,7 @@ def test_a_stage_is_materialized_once_however_often_its_end_is_told(reporter: Ru
 def test_what_was_not_selected_holds_nobody_back(recorder: Recorder, numbers_pipeline: Pipeline) -> None:
     keys = {stage.name: dg.AssetKey([stage.name]) for stage in numbers_pipeline.stages}
     context: Any = recorder
-    reporter = RunReporter(context, numbers_pipeline, StageAssets(keys, frozenset({"total"})), observe_every=1.0)
+    reporter = RunReporter(context, numbers_pipeline, StageAssets(keys, frozenset({"total"})), observe_every=1.0, storage=nowhere)
     assert report(reporter, STARTED, StageFinished("total", 10, 4)) == ["total"]
     assert reporter.missing() == []
 

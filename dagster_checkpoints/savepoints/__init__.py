@@ -1,0 +1,21 @@
+"""Savepoints in Dagster: an asset per pipeline, whose partitions are the savepoints, and its asset check.
+
+Read `asset` (materializing takes a savepoint), `recording` (those taken in other ways appear, too), `metadata` (what is shown),
+`retention` (which of a schedule's are kept) and `check`.
+"""
+
+from dagster_checkpoints.savepoints.asset import SavepointConfig, Stop, savepoint_asset
+from dagster_checkpoints.savepoints.check import SavepointCheckConfig, savepoint_check
+from dagster_checkpoints.savepoints.recording import SavepointAsset, record_savepoint
+from dagster_checkpoints.savepoints.retention import SavepointRetention
+
+__all__ = [
+    "SavepointAsset",
+    "SavepointCheckConfig",
+    "SavepointConfig",
+    "SavepointRetention",
+    "Stop",
+    "record_savepoint",
+    "savepoint_asset",
+    "savepoint_check",
+]

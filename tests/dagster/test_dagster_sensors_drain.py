@@ -1,0 +1,351 @@
+"""The drain sensor and its conditions: what must hold, for how long, and that one job's end does not end the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_checkpoints import Pipeline
+from dagster_checkpoints.sensors import (
+    DrainCondition,
+    NotASourceError,
+    all_of,
+    any_of,
+    assets_materialized,
+    at_time,
+    bounded_stages_finished,
+    build_drain_sensor,
+    build_end_of_input_sensor,
+    live_lag_zero,
+    marker_object,
+    when,
+)
+
+Tick = Callable[..., Any]
+Owner = Callable[..., Any]
+BOUNDED = ("history", "copied")
+
+
+class Ticking:
+    """A sensor that ticks and ticks: each tick has the cursor of the one before."""
+
+    def __init__(self, tick: Tick, sensor: dg.SensorDefinition, instance: dg.DagsterInstance) -> None:
+        self._tick, self._sensor, self._instance = tick, sensor, instance
+        self.cursor: str | None = None
+
+    def __call__(self) -> str:
+        """Why the tick launched nothing."""
+        result = self._tick(self._sensor, self._instance, self.cursor)
+        self.cursor = result.cursor
+        return str(result.skip_message)
+
+
+@pytest.fixture
+def ticking(tick: Tick, meeting_pipeline: Pipeline) -> Any:
+    """Makes a drain sensor with a condition and lets it tick."""
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def make(condition: DrainCondition) -> Ticking:
+            sensor = build_drain_sensor(pipeline=meeting_pipeline, when=condition)
+            made = Ticking(tick, sensor, instance)
+            made.instance = instance  # type: ignore[attr-defined]
+            return made
+
+        yield make
+
+
+def test_backfill_finished_and_live_caught_up_twice(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    ticks = ticking(bounded_stages_finished() & live_lag_zero())
+    assert "never run" in ticks()
+    running = owner(meeting_pipeline)
+    assert "has not yet said" in ticks()
+
+    running.report(finished=("history",))
+    assert "1 of 2 bounded stages finished, not: copied" in ticks()
+    running.report(finished=BOUNDED, behind=("live[right]",))
+    assert "not caught up: live[right]" in ticks()
+
+    running.report(finished=BOUNDED)
+    assert "Seen once" in ticks()
+    assert "Seen once" in ticks()  # the same report again is no second look
+    running.report(finished=BOUNDED, after=1)  # nor is one that may have been under way
+    assert "Seen once" in ticks()
+    running.report(finished=BOUNDED, behind=("live",))
+    assert "not caught up: live[left], live[right]" in ticks()
+    running.report(finished=BOUNDED)
+    assert "Seen once" in ticks()
+    running.report(finished=BOUNDED)
+    assert "Asked run run-1 to drain" in ticks()
+    (request,) = running.serve()
+    assert request.kind == "stop" and request.drain
+
+
+def test_it_asks_once_and_says_how_it_goes(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    ticks = ticking(when(lambda at: True, says="always"))
+    running = owner(meeting_pipeline)
+    running.answers["stop"] = lambda request: None
+    assert "Asked" in ticks() and len(running.serve()) == 1
+    assert "has not yet seen" in ticks()
+    running.report(stop={"request_id": "x", "drain": True, "state": "WAITING_FOR_SAVEPOINT"})
+    assert ticks()
+    running.answers["stop"] = lambda request: running.done(request, checkpoint_id=9, url="s3://there")
+    running.serve()
+    assert "Drained with savepoint 9" in ticks()
+    running.end("FINISHED", ended_by="drain")
+    assert "Drained with savepoint 9 (s3://there)" in ticks()
+    assert "FINISHED by drain" in ticks()
+    assert len(running.requests) == 1
+
+
+def test_a_drain_that_fails_is_tried_again_three_times(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    ticks = ticking(when(lambda at: True))
+    running = owner(meeting_pipeline)
+    running.answers["stop"] = lambda request: running.failed(request, "IO_EXCEPTION", "disk full")
+    said = ""
+    for _ in range(8):
+        said += ticks()
+        running.serve()
+    assert len({request.request_id for request in running.requests}) == 3
+    assert "disk full" in said and "Given up after 3 attempts" in said
+
+    running.end("FAILED")
+    again = owner(meeting_pipeline, "run-2", resume=True)  # another run is another chance
+    assert "Asked run run-2" in ticks()
+    assert len(again.serve()) == 1
+
+
+def test_a_lost_cursor_does_not_ask_twice(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    ticks = ticking(when(lambda at: True))
+    running = owner(meeting_pipeline)
+    running.answers["stop"] = lambda request: None
+    for cursor in (None, "garbage", '{"version": 7}', "[]"):
+        ticks.cursor = cursor
+        assert "Asked" in ticks()
+    running.serve()
+    assert len(running.requests) == 1
+
+
+def test_somebody_elses_stop_is_not_disturbed(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    ticks = ticking(when(lambda at: True))
+    running = owner(meeting_pipeline)
+    running.report(stop={"request_id": "by-hand", "drain": False, "state": "WAITING_FOR_SAVEPOINT"})
+    assert "by-hand" in ticks()
+    assert running.serve() == []
+
+
+def test_materialized_assets_count_since_the_job_began(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    ticks = ticking(assets_materialized("a", ["b", "c"]))
+    instance = ticks.instance
+    instance.report_runless_asset_event(dg.AssetMaterialization("a"))
+    first = owner(meeting_pipeline)
+    instance.report_runless_asset_event(dg.AssetMaterialization(["b", "c"]))
+    text = ticks()
+    assert "not materialized since" in text and text.endswith("began: a.")
+    instance.report_runless_asset_event(dg.AssetMaterialization("a"))
+
+    first.end("FAILED")  # before the tick
+    resumed = owner(meeting_pipeline, "run-2", resume=True)
+    assert "Asked run run-2" in ticks()  # it goes on with the job in whose time they were materialized
+    resumed.serve()
+    resumed.end("FINISHED", ended_by="drain")
+    assert "Drained" in ticks()
+
+    later = owner(meeting_pipeline, "run-3")
+    assert "not materialized since" in ticks()  # what ended one job does not end the next
+    assert later.serve() == []
+
+
+def test_a_marker_counts_if_it_is_newer_than_the_job(
+    ticking: Any, owner: Owner, meeting_pipeline: Pipeline, tmp_path: Path
+) -> None:
+    marker = tmp_path / "storage" / "meeting" / "drain-now"
+    ticks = ticking(marker_object("drain-now"))
+    first = owner(meeting_pipeline)
+    assert "no marker drain-now" in ticks()
+    marker.touch()
+    assert "Asked" in ticks()
+    first.serve()
+    first.end("FINISHED", ended_by="drain")
+    later = owner(meeting_pipeline, "run-2")
+    assert "older than job 2" in ticks()
+    assert later.serve() == []
+    marker.write_text("again")
+    assert "Asked" in ticks()
+
+
+def test_a_marker_may_lie_anywhere_and_be_of_any_age(
+    ticking: Any, owner: Owner, meeting_pipeline: Pipeline, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "feed" / "_COMPLETE"
+    elsewhere.parent.mkdir()
+    elsewhere.touch()
+    owner(meeting_pipeline)
+    assert "older than job" in ticking(marker_object(str(elsewhere)))()
+    assert "older than job" in ticking(marker_object(elsewhere.as_uri()))()
+    assert "Asked" in ticking(marker_object(str(elsewhere), of_any_age=True))()
+
+
+def test_a_marker_among_conditions_that_pass_is_seen_before_the_last_look(
+    ticking: Any, owner: Owner, meeting_pipeline: Pipeline, tmp_path: Path
+) -> None:
+    """The feed is complete: only what the sources say afterwards counts."""
+    marker = tmp_path / "complete"
+    ticks = ticking(all_of(marker_object(str(marker)), live_lag_zero()))
+    running = owner(meeting_pipeline)
+    running.report()
+    assert "no marker" in ticks()
+    running.report()  # caught up twice, but the marker was not there
+    marker.touch()
+    assert "Seen once" in ticks()
+    running.report()
+    assert "Asked" in ticks()
+
+
+def test_a_time_that_comes_in_the_life_of_the_job(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    past, future = datetime.now(UTC), datetime.now(UTC) + timedelta(days=1)
+    running = owner(meeting_pipeline)
+    assert "had passed when job 1 began" in ticking(at_time(past))()
+    assert "not yet" in ticking(at_time(future))()
+    assert running.serve() == []
+    assert "has come" in ticking(at_time(datetime.now(UTC)))()
+    with pytest.raises(ValueError, match="time zone"):
+        at_time(datetime(2026, 1, 1))
+
+
+def test_alternatives(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    hand = {"up": False}
+    ticks = ticking(live_lag_zero() | when(lambda at: (hand["up"], "up" if hand["up"] else "down"), says="hand"))
+    running = owner(meeting_pipeline)
+    running.report(behind=("live",))
+    text = ticks()
+    assert "not caught up" in text and "hand: down" in text
+    hand["up"] = True
+    running.report()
+    assert "Asked" in ticks()  # one that lasts needs no second look
+    assert len(running.serve()) == 1
+
+
+def test_another_alternative_that_passes_is_no_second_look(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    hand = {"up": "left"}
+    sides = [when(lambda at, side=side: hand["up"] == side, says=side, momentary=True) for side in ("left", "right")]
+    ticks = ticking(any_of(*sides))
+    running = owner(meeting_pipeline)
+    for side in ("left", "right", "left"):
+        hand["up"] = side
+        running.report()
+        assert "Seen once" in ticks()
+    running.report()
+    assert "Asked" in ticks()
+
+
+def test_reports_of_a_dead_run_are_not_believed(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    ticks = ticking(bounded_stages_finished())
+    dead = owner(meeting_pipeline)
+    dead.report(finished=BOUNDED)
+    dead.release("FAILED")
+    running = owner(meeting_pipeline, "run-2", resume=True)
+    assert "has not yet said" in ticks()
+    running.report(finished=BOUNDED, phase="restarting")
+    assert "Asked run run-2" in ticks()
+
+
+def test_a_pipeline_that_restarts_has_not_caught_up(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    ticks = ticking(live_lag_zero())
+    running = owner(meeting_pipeline)
+    running.report(phase="restarting")
+    assert "the pipeline is restarting" in ticks()
+    running.report(finished=("live",), behind=("live",))
+    assert "Seen once" in ticks()  # a source that has ended lags behind nothing
+
+
+def test_conditions_that_would_hold_at_once_are_refused() -> None:
+    for make in (all_of, any_of, assets_materialized):
+        with pytest.raises(ValueError, match="at least one"):
+            make()
+
+
+# The end of one input
+
+
+@pytest.fixture
+def ending(tick: Tick, meeting_pipeline: Pipeline) -> Any:
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def make(**options: Any) -> Ticking:
+            sensor = build_end_of_input_sensor(pipeline=meeting_pipeline, source="live", after="december", **options)
+            made = Ticking(tick, sensor, instance)
+            made.instance = instance  # type: ignore[attr-defined]
+            return made
+
+        yield make
+
+
+def test_a_source_ends_when_its_asset_was_materialized(ending: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    ticks = ending()
+    running = owner(meeting_pipeline)
+    assert "live goes on" in ticks()
+    ticks.instance.report_runless_asset_event(dg.AssetMaterialization("december"))
+    assert "Asked run run-1 to end live" in ticks()
+    assert "has not answered yet" in ticks()
+    (request,) = running.serve()
+    assert (request.kind, request.stage, request.instance) == ("end_source", "live", None)
+    assert "was ended" in ticks()
+    assert "has ended" in ticks()
+    ticks.instance.report_runless_asset_event(dg.AssetMaterialization("december"))
+    ticks()
+    assert running.serve() == []
+
+
+def test_only_one_instance_ends(ending: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    ticks = ending(instance="left")
+    running = owner(meeting_pipeline)
+    ticks.instance.report_runless_asset_event(dg.AssetMaterialization("december"))
+    assert "live[left]" in ticks()
+    (request,) = running.serve()
+    assert (request.stage, request.instance) == ("live", "left")
+
+
+def test_a_run_after_a_crash_is_asked_again_unless_the_source_had_ended(
+    ending: Any, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    ticks = ending()
+    first = owner(meeting_pipeline)
+    ticks.instance.report_runless_asset_event(dg.AssetMaterialization("december"))
+    assert "Asked" in ticks()
+    first.serve()
+    assert "was ended" in ticks()
+    first.release("FAILED")
+    second = owner(meeting_pipeline, "run-2", resume=True)
+    assert "Asked run run-2" in ticks()
+    second.serve()
+    second.release("FAILED")
+    third = owner(meeting_pipeline, "run-3", resume=True)
+    third.report(finished=("live",))
+    assert "has ended" in ticks()
+    assert third.serve() == []
+    third.end("FINISHED")
+    owner(meeting_pipeline, "run-4")
+    assert "not materialized since" in ticks()  # a new job needs a new December
+
+
+def test_an_end_that_fails_is_tried_again(ending: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    ticks = ending()
+    running = owner(meeting_pipeline)
+    running.answers["end_source"] = lambda request: running.failed(request, "CHECKPOINT_COORDINATOR_SUSPEND", "a stop")
+    ticks.instance.report_runless_asset_event(dg.AssetMaterialization("december"))
+    said = ""
+    for _ in range(6):
+        said += ticks()
+        running.serve()
+    assert len(running.requests) == 3 and "a stop" in said and "Given up" in said
+
+
+@pytest.mark.parametrize("options", [{"source": "joined"}, {"source": "live", "instance": "middle"}])
+def test_only_sources_end_that_way(meeting_pipeline: Pipeline, options: dict[str, str]) -> None:
+    with pytest.raises(NotASourceError, match=r"live \(left, right\)"):
+        build_end_of_input_sensor(pipeline=meeting_pipeline, after="december", **options)
