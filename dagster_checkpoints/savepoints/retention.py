@@ -12,7 +12,7 @@ from pydantic import Field
 
 from dagster_checkpoints.savepoints.metadata import LOCATION, MADE_BY, TRIGGERED
 from dagster_checkpoints.savepoints.recording import SavepointAsset
-from dagster_checkpoints.storage import CheckpointStorage, MissingSavepoint, StorageError
+from dagster_checkpoints.storage import CheckpointStorage, MissingCheckpoint, StorageError
 
 STAMP = "%Y%m%dT%H%M%SZ"
 _STAMP = re.compile(r"\d{8}T\d{6}Z")
@@ -101,7 +101,7 @@ def retain(
                 continue
             try:
                 storage.open_savepoint(one.location).delete()
-            except MissingSavepoint:
+            except MissingCheckpoint:
                 context.log.warning(f"Savepoint {one.location} was to be deleted, and is gone already.")
             instance.delete_dynamic_partition(asset.partitions, one.partition)
             deleted.append(one.partition)
