@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench import channels, checkpoints, ending, measures, memory, planning, recovery, throughput
+from bench import channels, checkpoints, coordination, ending, measures, memory, planning, recovery, throughput
 from bench.measures import Measure
 from bench.setting import Setting
 
 PARTS: dict[str, Callable[[Setting], Iterator[Measure]]] = {
     "plan": planning.measure,
+    "coordination": coordination.measure,
     "throughput": throughput.measure,
     "checkpoint-cost": throughput.measure_checkpoint_cost,
     "checkpoints": checkpoints.measure,

@@ -13,7 +13,7 @@ from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Ve
 
 PART = "Plan of a checkpoint"
 SIZES = ((10, 100), (100, 100), (100, 1_000), (1_000, 1_000))  # vertices, instances of each
-LIMIT_MS = 2_000.0
+LIMIT_MS = 1_000.0
 LINEAR = 20.0  # ten times the instances may take twice as long per instance: caches are finite
 
 

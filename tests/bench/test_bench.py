@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench import __main__ as bench_main
-from bench import checkpoints, computation, measures, planning, processes, throughput, ways
+from bench import checkpoints, computation, coordination, measures, planning, processes, throughput, ways
 from bench.setting import BenchFailed, Setting
 from dagster_checkpoints.spark.snapshots import prune
 
@@ -36,6 +36,16 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
     printed = capsys.readouterr().out
     assert planning.PART in printed and "targets hold" in printed
     assert len(json.loads(file.read_text())) == len(planning.SIZES) + 1
+
+
+def test_the_coordinators_checkpoints_complete_for_every_task() -> None:
+    tasks, coordinator = coordination.running(vertices=3, instances=4)
+    took = coordination.checkpoint(tasks, coordinator, 1)
+    assert 0 < took.acknowledging < took.whole
+    assert [c.checkpoint_id for c in coordinator.completed] == [1]
+    coordination.checkpoint(tasks, coordinator, 2)
+    with pytest.raises(BenchFailed, match="not complete"):
+        coordination.checkpoint(tasks[1:], coordinator, 3)
 
 
 def test_a_missed_target_is_shown_as_missed() -> None:

@@ -1,0 +1,88 @@
+"""What a checkpoint of many instances costs the coordinator, acknowledgements one by one."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from bench.measures import Measure, at_least, below
+from bench.setting import BenchFailed, Setting
+from dagster_checkpoints.coordination import (
+    Acknowledged,
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CoordinatorAction,
+    MetadataWritten,
+    NotifyComplete,
+    TaskState,
+    TaskStateChanged,
+    TaskStatistics,
+    Tick,
+    WriteMetadata,
+)
+from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
+
+PART = "Coordinator"
+VERTICES = 100
+SIZES = (10_000, 100_000)  # instances
+ROUNDS = 3
+ACKNOWLEDGEMENTS = 100_000.0  # per second
+LINEAR = 20.0  # ten times the instances may take twice as long per instance: caches are finite
+
+
+@dataclass(frozen=True)
+class Took:
+    """Seconds of one checkpoint."""
+
+    acknowledging: float
+    whole: float
+
+
+def measure(setting: Setting) -> Iterator[Measure]:
+    whole = []
+    for instances in SIZES:
+        tasks, coordinator = running(VERTICES, instances // VERTICES)
+        took = [checkpoint(tasks, coordinator, number) for number in range(1, ROUNDS + 1)]
+        whole.append(median(t.whole for t in took))
+        rate = instances / median(t.acknowledging for t in took)
+        what = f"Acknowledgements, {instances:,} instances"
+        largest = instances == SIZES[-1]
+        yield at_least(PART, what, rate, "/s", ACKNOWLEDGEMENTS) if largest else Measure(PART, what, rate, "/s")
+        yield Measure(PART, f"Trigger to completed, {instances:,} instances", 1000 * whole[-1], "ms")
+    yield below(PART, "10 times the instances take so many times as long", whole[-1] / whole[-2], "", LINEAR)
+
+
+def running(vertices: int, instances: int) -> tuple[list[TaskId], CheckpointCoordinator]:
+    """A line of vertices joined ALL_TO_ALL, every task of which runs."""
+    graph = ExecutionGraph(
+        tuple(Vertex(f"v{v}", (f"v{v}",), instances) for v in range(vertices)),
+        tuple(VertexEdge(v, v + 1, EdgePattern.ALL_TO_ALL) for v in range(vertices - 1)),
+    )
+    coordinator = CheckpointCoordinator(graph, CheckpointConfig(interval=1.0))
+    tasks = [TaskId(vertex.name, index) for vertex in graph.vertices for index in range(instances)]
+    for task in tasks:
+        coordinator.handle(TaskStateChanged(task, TaskState.RUNNING), 0.0)
+    return tasks, coordinator
+
+
+def checkpoint(tasks: list[TaskId], coordinator: CheckpointCoordinator, number: int) -> Took:
+    """One checkpoint, from the trigger to its completion."""
+    events = [Acknowledged(task, number, None, TaskStatistics(new_bytes=1, total_bytes=10)) for task in tasks]
+    gc.collect()
+    now, last = float(number), list[CoordinatorAction]()
+    began = time.perf_counter()
+    coordinator.handle(Tick(), now)
+    triggered = time.perf_counter()
+    for event in events:
+        last = coordinator.handle(event, now)
+    acknowledged = time.perf_counter()
+    if not isinstance(last[-1], WriteMetadata):
+        raise BenchFailed(f"checkpoint {number} is not complete after {len(events)} acknowledgements: {last}")
+    actions = coordinator.handle(MetadataWritten(number, f"chk-{number}"), now)
+    completed = time.perf_counter()
+    if not any(isinstance(action, NotifyComplete) and len(action.tasks) == len(tasks) for action in actions):
+        raise BenchFailed(f"checkpoint {number} was not completed for every task")
+    return Took(acknowledged - triggered, completed - began)
