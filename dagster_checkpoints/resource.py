@@ -33,7 +33,7 @@ from dagster_checkpoints.spark.events import JobEvent
 from dagster_checkpoints.spark.job import JobExecution
 from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.session import build_session, session_config
-from dagster_checkpoints.stage_assets import StageAssets
+from dagster_checkpoints.stage_assets import PIPELINE, StageAssets
 from dagster_checkpoints.state import ClaimMode
 from dagster_checkpoints.storage import (
     Answer,
@@ -142,6 +142,8 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
             dagster.Failure: The job cannot start or has failed; text and metadata say where and what to do.
         """
         reporter: RunReporter | None = None
+        with interrupts_delayed():  # whatever job it is: so the recovery sensor finds it
+            context.instance.add_run_tags(context.run.run_id, {PIPELINE: pipeline.name})
         try:
             assets = StageAssets.of(context, pipeline)
             settings = config or PipelineRunConfig.of(context.op_execution_context.op_config)

@@ -1,0 +1,261 @@
+"""The recovery sensor: what it starts again, from where, how often, and what it leaves alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_checkpoints import Pipeline
+from dagster_checkpoints.sensors import Backoff, build_recovery_sensor
+from dagster_checkpoints.sensors.recovery import ATTEMPT, RECOVERS
+from dagster_checkpoints.stage_assets import PIPELINE, NotAPipelineAssetError
+
+Tick = Callable[..., Any]
+Owner = Callable[..., Any]
+Make = Callable[..., dg.SensorDefinition]
+OP = "pipeline_op"
+AT_ONCE = Backoff(first=0.0, longest=0.0)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def assets(meeting_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> dg.AssetsDefinition:
+    return assets_of(meeting_pipeline)
+
+
+@pytest.fixture
+def job(assets: dg.AssetsDefinition) -> Any:
+    return dg.define_asset_job("nightly", selection=dg.AssetSelection.assets(assets))
+
+
+@pytest.fixture
+def make(meeting_pipeline: Pipeline, assets: dg.AssetsDefinition, job: Any) -> Make:
+    def build(**options: Any) -> dg.SensorDefinition:
+        settings = {"jobs": [job], "backoff": AT_ONCE, **options}
+        return build_recovery_sensor(pipeline=meeting_pipeline, assets=assets, **settings)
+
+    return build
+
+
+def new_run(
+    instance: dg.DagsterInstance,
+    status: dg.DagsterRunStatus = dg.DagsterRunStatus.FAILURE,
+    *,
+    job_name: str = "nightly",
+    config: Mapping[str, Any] | None = None,
+    tags: Mapping[str, str] | None = None,
+    seconds: float = 5.0,
+    selection: list[str] | None = None,
+) -> str:
+    """A run in Dagster's storage that ended just now, after so many seconds."""
+    from dagster._core.events import DagsterEvent, DagsterEventType
+    from dagster._core.utils import make_new_run_id
+
+    run = dg.DagsterRun(
+        job_name=job_name,
+        run_id=make_new_run_id(),
+        run_config=dict(config or {}),
+        tags=dict(tags or {}),
+        status=dg.DagsterRunStatus.NOT_STARTED,
+        asset_selection=frozenset(dg.AssetKey(name) for name in selection) if selection else None,
+    )
+    instance.add_run(run)
+    ended = {dg.DagsterRunStatus.FAILURE: DagsterEventType.RUN_FAILURE, dg.DagsterRunStatus.SUCCESS: DagsterEventType.RUN_SUCCESS}
+    moments = {DagsterEventType.RUN_START: time.time() - seconds}
+    if status in ended:
+        moments[ended[status]] = time.time()
+    elif status is dg.DagsterRunStatus.CANCELED:
+        moments[DagsterEventType.RUN_CANCELED] = time.time()
+    for kind, moment in moments.items():
+        event = DagsterEvent(event_type_value=kind.value, job_name=job_name)
+        instance.report_dagster_event(event, run_id=run.run_id, timestamp=moment)
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None and found.status is status
+    return run.run_id
+
+
+def restore_from(request: dg.RunRequest) -> str | None:
+    value = request.run_config.get("ops", {}).get(OP, {}).get("config", {}).get("restore_from")
+    return str(value) if value is not None else None
+
+
+def test_a_failed_run_is_started_again_by_its_job(
+    make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    config = {"ops": {OP: {"config": {"restore_from": "latest", "allow_non_restored_state": True}}}}
+    failed = new_run(instance, config=config, tags={"team": "flights", "dagster/solid_selection": "x"})
+    owner(meeting_pipeline, failed).end("FAILED")
+    (request,) = tick(make(), instance).run_requests
+    assert request.run_key == failed
+    assert request.job_name == "nightly"
+    assert request.run_config == config
+    assert request.tags["team"] == "flights" and "dagster/solid_selection" not in request.tags
+    assert request.tags[RECOVERS] == failed and request.tags[ATTEMPT] == "1"
+    # Whatever becomes of the cursor, the run key is the same, and Dagster starts no second run for it.
+    assert tick(make(), instance, "garbage").run_requests[0].run_key == failed
+
+
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.STARTED])
+def test_other_runs_are_left_alone(make: Make, tick: Tick, instance: dg.DagsterInstance, status: dg.DagsterRunStatus) -> None:
+    assert "never been run" in tick(make(), instance).skip_message
+    new_run(instance)
+    newest = new_run(instance, status)  # followed by another, the failure is over
+    result = tick(make(), instance)
+    assert not result.run_requests
+    assert newest in result.skip_message and status.value in result.skip_message
+
+
+def test_a_run_of_the_buttons_is_known_by_its_tag(
+    make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    new_run(instance, job_name="__ASSET_JOB")  # another asset's
+    assert "never been run" in tick(make(), instance).skip_message
+    config = {"ops": {OP: {"config": {"restore_from": "none"}}, "another": {"config": {}}}, "execution": {"config": {}}}
+    failed = new_run(
+        instance, job_name="__ASSET_JOB", tags={PIPELINE: "meeting"}, config=config, selection=["live", "joined", "stranger"]
+    )
+    sensor = make()
+    (request,) = tick(sensor, instance).run_requests
+    assert request.job_name == "meeting_recovery_job"
+    assert request.asset_selection == [dg.AssetKey("joined"), dg.AssetKey("live")]
+    assert request.run_config == {"ops": {OP: {"config": {"restore_from": "none"}}}}
+    assert request.run_key == failed
+
+
+def test_every_run_of_a_pipeline_gets_the_tag(
+    monkeypatch: pytest.MonkeyPatch,
+    assets: dg.AssetsDefinition,
+    coordinator: Callable[..., Any],
+    materialize: Callable[..., dg.ExecuteInProcessResult],
+    instance: dg.DagsterInstance,
+) -> None:
+    monkeypatch.delenv("CHECKPOINT_STORAGE", raising=False)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    result = materialize(assets, coordinator(storage=None), instance=instance)  # it fails at once
+    run = instance.get_run_by_id(result.run_id)
+    assert run is not None and not result.success
+    assert run.tags[PIPELINE] == "meeting"
+
+
+def test_back_off_and_limit(make: Make, tick: Tick, instance: dg.DagsterInstance) -> None:
+    patient = make(backoff=Backoff(first=3600.0, longest=3600.0))
+    new_run(instance)
+    result = tick(patient, instance)
+    assert not result.run_requests and "Attempt 1 of 3 is due at" in result.skip_message
+
+    sensor = make(limit=2)
+    for attempt in (1, 2):
+        (request,) = tick(sensor, instance).run_requests
+        assert request.tags[ATTEMPT] == str(attempt)
+        new_run(instance, tags=request.tags)
+    result = tick(sensor, instance)
+    assert not result.run_requests and "Given up after 2 attempts" in result.skip_message
+
+
+def test_a_run_that_lasted_ends_the_counting(make: Make, tick: Tick, instance: dg.DagsterInstance) -> None:
+    new_run(instance, tags={ATTEMPT: "2"}, seconds=120.0)
+    assert "Given up" in tick(make(limit=2), instance).skip_message
+    (request,) = tick(make(limit=2, reset_after=60.0), instance).run_requests
+    assert request.tags[ATTEMPT] == "1"
+
+
+def test_back_off_grows_up_to_its_longest() -> None:
+    backoff = Backoff(first=10.0, factor=3.0, longest=60.0)
+    assert [backoff.seconds(attempts) for attempts in (0, 1, 2, 5000)] == [10.0, 30.0, 60.0, 60.0]
+    with pytest.raises(ValueError, match="factor"):
+        Backoff(factor=0.5)
+
+
+def test_a_named_checkpoint_is_restored_again_until_the_run_has_one_of_its_own(
+    make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    config = {"ops": {OP: {"config": {"restore_from": "savepoints/savepoint-3-x"}}}}
+    failed = new_run(instance, config=config)
+    running = owner(meeting_pipeline, failed)
+    running.report()
+    running.release("FAILED")
+    assert restore_from(tick(make(), instance).run_requests[0]) == "savepoints/savepoint-3-x"
+
+    failed = new_run(instance, config=config)
+    running = owner(meeting_pipeline, failed, resume=True)
+    running.report()
+    running.checkpoint(4)
+    running.release("FAILED")
+    assert restore_from(tick(make(), instance).run_requests[0]) == "latest"
+
+    # A checkpoint of an earlier run is none of its own: this one failed before it owned the pipeline.
+    new_run(instance, config=config)
+    assert restore_from(tick(make(), instance).run_requests[0]) == "savepoints/savepoint-3-x"
+
+
+def test_a_job_that_had_finished_is_not_started_anew(
+    make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    """The pipeline was drained, and then Dagster failed: to start it would be a new start."""
+    failed = new_run(instance)
+    running = owner(meeting_pipeline, failed)
+    running.report()
+    running.end("FINISHED", ended_by="drain")
+    result = tick(make(), instance)
+    assert not result.run_requests and "had finished before" in result.skip_message
+    # The next run never got so far: what had finished was another one's job.
+    new_run(instance)
+    assert tick(make(), instance).run_requests
+
+
+def test_a_run_that_still_lives_is_not_doubled(
+    make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    failed = new_run(instance)
+    running = owner(meeting_pipeline, failed, lease_seconds=2.0)
+    sensor = make()
+    cursor = None
+    deadline = time.monotonic() + 30.0
+    for _ in range(3):  # it renews its lease: Dagster is wrong about its death
+        running.ownership.renew()
+        result = tick(sensor, instance, cursor)
+        assert not result.run_requests and "lease" in result.skip_message
+        cursor = result.cursor
+    while not result.run_requests:  # now it is silent
+        assert time.monotonic() < deadline
+        result = tick(sensor, instance, cursor)
+        cursor = result.cursor
+        time.sleep(0.05)
+    assert result.run_requests[0].run_key == failed
+
+
+def test_another_runs_pipeline_is_not_taken_away(
+    make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    failed = new_run(instance)
+    owner(meeting_pipeline, "somebody-else")
+    result = tick(make(), instance)
+    assert not result.run_requests
+    assert failed in result.skip_message and "somebody-else owns the pipeline" in result.skip_message
+
+
+def test_it_is_part_of_valid_definitions(make: Make, assets: dg.AssetsDefinition, job: Any) -> None:
+    class Anything(dg.ConfigurableResource):
+        pass
+
+    sensor = make()
+    defs = dg.Definitions(assets=[assets], jobs=[job], sensors=[sensor], resources={"checkpoint_coordinator": Anything()})
+    dg.Definitions.validate_loadable(defs)
+    assert defs.resolve_sensor_def("meeting_recovery").default_status is dg.DefaultSensorStatus.STOPPED
+    assert {"nightly", "meeting_recovery_job"} <= {each.name for each in defs.resolve_all_job_defs()}
+
+
+def test_the_assets_must_be_the_pipelines(
+    meeting_pipeline: Pipeline, numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]
+) -> None:
+    with pytest.raises(NotAPipelineAssetError, match="'meeting'"):
+        build_recovery_sensor(pipeline=meeting_pipeline, assets=assets_of(numbers_pipeline))

@@ -1,0 +1,117 @@
+"""What all sensors share: time that storage may take, ids of requests, cursors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline
+from dagster_checkpoints.sensors import build_drain_sensor, build_end_of_input_sensor, build_reroot_sensor, when
+from dagster_checkpoints.sensors.cursors import Cursor, read_cursor, write_cursor
+from dagster_checkpoints.sensors.ticks import request_id
+from dagster_checkpoints.storage import CheckpointStorage, CorruptPipelineState, StorageUnavailable
+from dagster_checkpoints.storage.layout import validate_request_id
+from dagster_checkpoints.time_limits import TimeLimit, TimeLimitExceeded
+
+
+class Memory(Cursor, frozen=True, kw_only=True, omit_defaults=True):
+    seen: tuple[int, ...] = ()
+
+
+@given(st.text())
+def test_a_cursor_of_any_text_is_read_or_begun_anew(text: str) -> None:
+    assert isinstance(read_cursor(text, Memory), Memory)
+
+
+def test_a_cursor_comes_back_with_its_version() -> None:
+    assert '"version":1' in write_cursor(Memory())
+    assert read_cursor(write_cursor(Memory(seen=(3, 4))), Memory) == Memory(seen=(3, 4))
+
+
+@given(st.lists(st.text(min_size=1), min_size=1), st.lists(st.text(min_size=1), min_size=1))
+def test_ids_of_requests_are_valid_and_told_apart(one: list[str], other: list[str]) -> None:
+    ids = [request_id("sensor", *parts) for parts in (one, other)]
+    for made in ids:
+        validate_request_id(made)
+    if "-".join(one) != "-".join(other):
+        assert ids[0] != ids[1]
+    assert ids[0] == request_id("sensor", *one)
+
+
+def test_what_takes_too_long_is_left_behind() -> None:
+    over = threading.Event()
+    limit = TimeLimit(0.05, "storage")
+    with pytest.raises(TimeLimitExceeded, match="storage"):
+        limit.do(lambda: over.wait(60.0))
+    over.set()
+
+
+def test_an_error_comes_through_a_time_limit() -> None:
+    assert TimeLimit(60.0, "storage").do(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        TimeLimit(60.0, "storage").do(lambda: 1 // 0)
+
+
+@pytest.fixture
+def sensors(meeting_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> list[dg.SensorDefinition]:
+    return [
+        build_reroot_sensor(pipeline=meeting_pipeline, assets=assets_of(meeting_pipeline)),
+        build_drain_sensor(pipeline=meeting_pipeline, when=when(lambda at: True)),
+        build_end_of_input_sensor(pipeline=meeting_pipeline, source="live", after="december"),
+    ]
+
+
+def test_storage_out_of_reach_is_a_reason_to_skip_and_to_remember_everything(
+    monkeypatch: pytest.MonkeyPatch, tick: Callable[..., Any], sensors: list[dg.SensorDefinition]
+) -> None:
+    def unreachable(self: CheckpointStorage) -> None:
+        raise StorageUnavailable("the bucket is on the moon.")
+
+    monkeypatch.setattr(CheckpointStorage, "read_state", unreachable)
+    with dg.DagsterInstance.ephemeral() as instance:
+        for sensor in sensors:
+            result = tick(sensor, instance, "the cursor")
+            assert "on the moon" in result.skip_message and "next tick" in result.skip_message
+            assert result.cursor == "the cursor"
+
+
+def test_what_will_not_mend_itself_fails_the_tick(
+    tick: Callable[..., Any], sensors: list[dg.SensorDefinition], owner: Callable[..., Any], meeting_pipeline: Pipeline
+) -> None:
+    running = owner(meeting_pipeline)
+    running.storage.store.put("meeting/state.json", b"not JSON")
+    with dg.DagsterInstance.ephemeral() as instance:
+        for sensor in sensors:
+            with pytest.raises(CorruptPipelineState):
+                tick(sensor, instance)
+
+
+def test_a_status_that_cannot_be_read_is_none(
+    tick: Callable[..., Any], sensors: list[dg.SensorDefinition], owner: Callable[..., Any], meeting_pipeline: Pipeline
+) -> None:
+    running = owner(meeting_pipeline)
+    running.storage.store.put("meeting/status.json", b"not JSON")
+    with dg.DagsterInstance.ephemeral() as instance:
+        for sensor in sensors:
+            assert tick(sensor, instance).skip_message
+
+
+def test_they_need_the_coordinator_and_are_off_until_switched_on(sensors: list[dg.SensorDefinition]) -> None:
+    for sensor in sensors:
+        assert sensor.required_resource_keys == {"checkpoint_coordinator"}
+        assert sensor.default_status is dg.DefaultSensorStatus.STOPPED
+        assert sensor.minimum_interval_seconds == 30
+
+
+def test_storage_is_found_as_a_run_finds_it(tmp_path: Any, meeting_pipeline: Pipeline) -> None:
+    resource = CheckpointCoordinatorResource(storage=str(tmp_path / "somewhere"))
+    with dg.DagsterInstance.ephemeral() as instance:
+        control = resource.control(meeting_pipeline, instance=instance, asked_by="me")
+        assert control.url.endswith("/somewhere/meeting")
+        assert control.state() is None
