@@ -196,7 +196,7 @@ class CheckpointCoordinator:
             case CheckpointRequested(request_id, properties):
                 if self._stop is not None:
                     return [self._stop.refuse(request_id)]
-                return self._enqueue(CheckpointRequest(properties, now, request_id))
+                return self._enqueue(CheckpointRequest(properties, now, request_id), now)
             case StopRequested():
                 return self._begin_stop(event)
             case RequestWithdrawn(request_id, message):
@@ -265,24 +265,26 @@ class CheckpointCoordinator:
             return self._go_on_stopping(self._stop, now)
         actions: list[CoordinatorAction] = []
         for request in self._schedule.due(self._tasks, self._queue, now):
-            actions += self._enqueue(request)
+            actions += self._enqueue(request, now)
         # A task that is just finishing would abort every checkpoint: it is let go first.
         while not self._tasks.somebody_is_leaving:
             chosen = self._queue.choose(pending=len(self._pending), last_completion=self._last_completion, now=now)
             if chosen is None:
                 break
-            actions += self._dropped(chosen) if isinstance(chosen, Dropped) else self._run(chosen, now)
+            actions += self._dropped(chosen, now) if isinstance(chosen, Dropped) else self._run(chosen, now)
         return actions
 
-    def _enqueue(self, request: CheckpointRequest) -> list[CoordinatorAction]:
+    def _enqueue(self, request: CheckpointRequest, now: float) -> list[CoordinatorAction]:
         dropped = self._queue.add(request)
-        return self._dropped(dropped) if dropped is not None else []
+        return self._dropped(dropped, now) if dropped is not None else []
 
-    def _dropped(self, dropped: Dropped) -> list[CoordinatorAction]:
+    def _dropped(self, dropped: Dropped, now: float) -> list[CoordinatorAction]:
         request = dropped.request
         if request.request_id is not None:
             return [RequestFailed(request.request_id, dropped.reason, dropped.reason.value)]
-        if dropped.retry_at is not None:
+        if request.for_end_of_data:
+            self._schedule.final_not_triggered(now)
+        elif dropped.retry_at is not None:
             self._schedule.postpone_periodic(dropped.retry_at)
         return []
 

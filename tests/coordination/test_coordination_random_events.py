@@ -10,16 +10,19 @@ from dagster_checkpoints.coordination import (
     AcknowledgeAnswer,
     AcknowledgeAnswered,
     Acknowledged,
+    BacklogChanged,
     CheckpointCompleted,
     CheckpointConfig,
     CheckpointCoordinator,
     CheckpointFailed,
     CheckpointProperties,
     CheckpointRequested,
+    CheckpointTriggered,
     CoordinatorEvent,
     Declined,
     DiscardCheckpoint,
     DiscardStates,
+    DrainBegan,
     EndOfDataReached,
     FailureReason,
     JobRestarting,
@@ -29,9 +32,12 @@ from dagster_checkpoints.coordination import (
     MetadataWritten,
     NotifyAborted,
     NotifyComplete,
+    NotifySavepointComplete,
     RequestCompleted,
     RequestFailed,
+    RequestWithdrawn,
     Shutdown,
+    StopRequested,
     TaskState,
     TaskStateChanged,
     TaskStatistics,
@@ -57,8 +63,9 @@ class AnyEvents(RuleBasedStateMachine):
         tolerable=st.integers(0, 2),
         retained=st.integers(1, 2),
         pause=st.integers(0, 9),
+        backlog=st.sampled_from([None, 0, 15]),
     )
-    def start(self, concurrent: int, tolerable: int, retained: int, pause: int) -> None:
+    def start(self, concurrent: int, tolerable: int, retained: int, pause: int, backlog: float | None) -> None:
         config = CheckpointConfig(
             interval=5.0,
             timeout=12.0,
@@ -67,6 +74,7 @@ class AnyEvents(RuleBasedStateMachine):
             tolerable_failed_checkpoints=tolerable,
             retained=retained,
             max_queued=3,
+            interval_during_backlog=backlog,
         )
         self.coordinator = CheckpointCoordinator(GRAPH, config)
         self.now = 0.0
@@ -82,17 +90,32 @@ class AnyEvents(RuleBasedStateMachine):
         self.ended: set[int] = set()
         self.given_up: set[int] = set()
         self.writing: int | None = None
+        self.properties: dict[int, CheckpointProperties] = {}
+        self.leaving: set[TaskId] = set()
+        """Let go by a completed checkpoint, and not gone."""
+        self.leaving_until = 0.0
         for task in TASKS:
             self.do(TaskStateChanged(task, TaskState.RUNNING))
 
     def do(self, event: CoordinatorEvent) -> None:
+        if isinstance(event, TaskStateChanged) and event.state is not TaskState.RUNNING:
+            self.leaving.discard(event.task)
+        if self.now >= self.leaving_until or isinstance(event, JobRestarting):
+            self.leaving.clear()
         for action in self.coordinator.handle(event, self.now):
             match action:
+                case CheckpointTriggered(checkpoint_id, properties, request_id, waiting):
+                    assert checkpoint_id == max(self.triggered, default=0) + 1
+                    self.triggered.append(checkpoint_id)
+                    self.properties[checkpoint_id] = properties
+                    assert 0 < waiting <= len(TASKS)
+                    # A stop has its savepoint for itself, and nobody is about to abort anything.
+                    assert properties.stops_job == (self.coordinator.stopping is not None)
+                    assert not properties.stops_job or request_id == self.coordinator.stopping
+                    assert not self.leaving
                 case TriggerTask(task, barrier):
                     assert self.coordinator.state_of(task) is TaskState.RUNNING
-                    if barrier.checkpoint_id not in self.triggered:
-                        assert barrier.checkpoint_id == max(self.triggered, default=0) + 1
-                        self.triggered.append(barrier.checkpoint_id)
+                    assert barrier.checkpoint_id == self.triggered[-1]
                 case AcknowledgeAnswered(task, checkpoint_id, answer):
                     if answer is AcknowledgeAnswer.SUCCESS:
                         assert task not in self.acknowledged.setdefault(checkpoint_id, set())
@@ -109,6 +132,13 @@ class AnyEvents(RuleBasedStateMachine):
                     self.ended.add(checkpoint.checkpoint_id)
                     self.completed.append(checkpoint.checkpoint_id)
                     self.held.pop(checkpoint.checkpoint_id)
+                    if checkpoint.properties.commits:
+                        self.leaving |= {
+                            task
+                            for task, measured in checkpoint.statistics.items()
+                            if measured.operators_finished and self.coordinator.state_of(task) is TaskState.RUNNING
+                        }
+                        self.leaving_until = self.now + self.coordinator.config.timeout
                 case CheckpointFailed(checkpoint_id):
                     if checkpoint_id is not None:
                         assert checkpoint_id not in self.ended
@@ -121,9 +151,11 @@ class AnyEvents(RuleBasedStateMachine):
                 case DiscardCheckpoint(checkpoint):
                     assert checkpoint.checkpoint_id in self.completed
                     assert checkpoint.checkpoint_id not in self.given_up
+                    assert not checkpoint.is_savepoint
                     self.given_up.add(checkpoint.checkpoint_id)
-                case NotifyComplete(tasks, checkpoint_id):
+                case NotifyComplete(tasks, checkpoint_id) | NotifySavepointComplete(tasks, checkpoint_id):
                     assert checkpoint_id == self.completed[-1]
+                    assert isinstance(action, NotifyComplete) == self.properties[checkpoint_id].commits
                     assert all(self.coordinator.state_of(t) is TaskState.RUNNING for t in tasks)
                 case NotifyAborted(_, checkpoint_id, _, latest):
                     assert checkpoint_id in self.ended
@@ -142,8 +174,6 @@ class AnyEvents(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.now += seconds
         self.do(Tick())
-        due = self.coordinator.next_deadline()
-        assert due is None or due > self.now or self.coordinator.pending_ids or due <= self.now + 5
 
     @rule(task=some_task, offset=near_id, after_finish=st.booleans())
     def acknowledges(self, task: TaskId, offset: int, after_finish: bool) -> None:
@@ -178,6 +208,25 @@ class AnyEvents(RuleBasedStateMachine):
         kind = CheckpointProperties.for_savepoint() if savepoint else CheckpointProperties()
         self.do(CheckpointRequested(str(self.requests), kind))
 
+    @rule(drain=st.booleans())
+    def asks_to_stop(self, drain: bool) -> None:
+        self.requests += 1
+        self.asked.add(str(self.requests))
+        self.do(StopRequested(str(self.requests), drain))
+
+    @precondition(lambda self: self.requests)
+    @rule(back=st.integers(0, 3))
+    def gives_up_waiting(self, back: int) -> None:
+        self.do(RequestWithdrawn(str(max(1, self.requests - back)), "too late"))
+
+    @rule(task=some_task, backlog=st.booleans())
+    def works_off_a_backlog(self, task: TaskId, backlog: bool) -> None:
+        self.do(BacklogChanged(task, backlog))
+
+    @rule()
+    def sources_are_told_to_end(self) -> None:
+        self.do(DrainBegan())
+
     @precondition(lambda self: self.writing is not None)
     @rule(outcome=st.sampled_from([MetadataWritten] * 2 + [MetadataWriteFailed, MetadataOutcomeUnknown]))
     def written(self, outcome: type[MetadataWritten | MetadataWriteFailed | MetadataOutcomeUnknown]) -> None:
@@ -211,10 +260,30 @@ class AnyEvents(RuleBasedStateMachine):
         assert set(self.answered) <= self.asked
 
     @invariant()
+    def a_tick_is_never_overdue(self) -> None:
+        due = self.coordinator.next_deadline()
+        assert due is None or due > self.now
+
+    @invariant()
+    def the_statistics_agree(self) -> None:
+        counts = self.coordinator.statistics.counts
+        assert (counts.triggered, counts.in_progress) == (len(self.triggered), len(self.coordinator.pending_ids))
+        assert counts.completed == len(self.completed)
+        in_progress = self.coordinator.statistics.in_progress
+        assert [record.checkpoint_id for record in in_progress] == list(self.coordinator.pending_ids)
+        for record in in_progress:
+            assert set(record.acknowledgements) == self.acknowledged.get(record.checkpoint_id, set())
+
+    @invariant()
     def what_a_restart_needs_is_kept(self) -> None:
         kept = {c.checkpoint_id for c in self.coordinator.completed}
         assert not kept & self.given_up
-        assert kept <= set(self.completed)
+        assert kept <= {i for i in self.completed if self.properties[i].commits}
+        # The newest of all, and the newest checkpoint, whatever else is given up.
+        committed = [i for i in self.completed if self.properties[i].commits]
+        assert not committed or max(committed) in kept
+        checkpoints = [i for i in committed if not self.properties[i].is_savepoint]
+        assert not checkpoints or max(checkpoints) in kept
 
     def teardown(self) -> None:
         if not hasattr(self, "coordinator"):

@@ -41,6 +41,7 @@ from dagster_checkpoints.coordination import (
     NotifySavepointComplete,
     RequestCompleted,
     RequestFailed,
+    RequestWithdrawn,
     Shutdown,
     TaskState,
     TaskStateChanged,
@@ -791,6 +792,18 @@ def test_nothing_is_due_while_the_final_checkpoint_waits_in_the_queue(graph_of: 
     for task in job.tasks:
         job.do(EndOfDataReached(task))
     assert job.coordinator.next_deadline() == 60
+
+
+def test_a_final_checkpoint_that_a_full_queue_dropped_comes_back_after_a_back_off(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_queued=1)
+    job.checkpoint()
+    job.do(CheckpointRequested("queued"))
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    assert job.coordinator.next_deadline() == 1
+    job.do(RequestWithdrawn("queued", "nobody waits"))
+    job.at(1)
+    assert triggered(job.complete(1)) == [(2, A)]
 
 
 def test_when_only_some_tasks_are_at_their_end_the_next_periodic_one_serves(graph_of: Graphs) -> None:
