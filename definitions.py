@@ -1,30 +1,29 @@
-"""The code location: the flights pipeline, its feeder, and what they need."""
+"""The code location: the flights pipeline with its savepoints and sensors, its feeder, and what they need."""
 
 from __future__ import annotations
 
 import dagster as dg
 
 from assets.flights_assets import feed_job, flights_assets
+from assets.flights_savepoints import check_savepoint_job, flights_savepoint_check, flights_savepoints
 from dagster_checkpoints import instance_assets
 from resources import checkpoint_coordinator
-
-flights_job = dg.define_asset_job(
-    "flights_job",
-    selection=dg.AssetSelection.assets(flights_assets),
-    description="The flights pipeline: all stages in one run, which ends when December has been consumed.",
-)
-
-every_night = dg.ScheduleDefinition(
-    name="flights_every_night",
-    job=flights_job,
-    cron_schedule="0 3 * * *",
-    default_status=dg.DefaultScheduleStatus.STOPPED,
+from sensors import (
+    drain_sensor,
+    flights_every_night,
+    flights_job,
+    recovery_sensor,
+    reroot_sensor,
+    resume_job,
+    savepoints_every_hour,
 )
 
 defs = dg.Definitions(
-    assets=[flights_assets, *instance_assets(flights_assets)],
-    jobs=[flights_job, feed_job],
-    schedules=[every_night],
+    assets=[flights_assets, *instance_assets(flights_assets), flights_savepoints],
+    asset_checks=[flights_savepoint_check],
+    jobs=[flights_job, resume_job, feed_job, check_savepoint_job],
+    sensors=[drain_sensor, reroot_sensor, recovery_sensor],
+    schedules=[flights_every_night, savepoints_every_hour],
     resources={"checkpoint_coordinator": checkpoint_coordinator},
     # A run is one op: a second process would only cost memory.
     executor=dg.in_process_executor,

@@ -1,6 +1,7 @@
 """Consistent checkpoints for pipelines of bounded and unbounded Spark stages, run by Dagster.
 
-What a user writes is in `pipeline` (stages and pipelines) and `sinks`; Dagster's face is `asset_decorator` and `resource`.
+What a user writes is in `pipeline` (stages and pipelines) and `sinks`; Dagster's face is `asset_decorator` and `resource`, and
+beside them `savepoints` and `sensors`.
 To understand how it works, read upwards: `coordination` (the protocol as pure state machines), `state` (what a checkpoint
 holds), `storage` (where it lives), `spark` (how stages run). Names are imported when first used, so that importing one of
 them costs neither Spark nor Dagster.
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
     )
     from dagster_checkpoints.resource import CheckpointCoordinatorResource
     from dagster_checkpoints.run_config import PipelineRunConfig
+    from dagster_checkpoints.savepoints import SavepointConfig, savepoint_asset, savepoint_check
+    from dagster_checkpoints.sensors import (
+        build_drain_sensor,
+        build_end_of_input_sensor,
+        build_recovery_sensor,
+        build_reroot_sensor,
+        build_savepoint_schedule,
+    )
     from dagster_checkpoints.sinks import ParquetSink, TwoPhaseCommitSink
     from dagster_checkpoints.stage_assets import instance_assets
 
@@ -36,6 +45,7 @@ _WHERE = {
     "ParquetSink": "sinks",
     "Pipeline": "pipeline",
     "PipelineRunConfig": "run_config",
+    "SavepointConfig": "savepoints",
     "Stage": "pipeline",
     "StageContext": "pipeline",
     "StageInput": "pipeline",
@@ -43,8 +53,15 @@ _WHERE = {
     "TwoPhaseCommitSink": "sinks",
     "Watermark": "pipeline",
     "bounded_source": "pipeline",
+    "build_drain_sensor": "sensors",
+    "build_end_of_input_sensor": "sensors",
+    "build_recovery_sensor": "sensors",
+    "build_reroot_sensor": "sensors",
+    "build_savepoint_schedule": "sensors",
     "instance_assets": "stage_assets",
     "pipeline_assets": "asset_decorator",
+    "savepoint_asset": "savepoints",
+    "savepoint_check": "savepoints",
     "stage": "pipeline",
     "unbounded_source": "pipeline",
 }
@@ -55,6 +72,7 @@ __all__ = [
     "ParquetSink",
     "Pipeline",
     "PipelineRunConfig",
+    "SavepointConfig",
     "Stage",
     "StageContext",
     "StageInput",
@@ -62,8 +80,15 @@ __all__ = [
     "TwoPhaseCommitSink",
     "Watermark",
     "bounded_source",
+    "build_drain_sensor",
+    "build_end_of_input_sensor",
+    "build_recovery_sensor",
+    "build_reroot_sensor",
+    "build_savepoint_schedule",
     "instance_assets",
     "pipeline_assets",
+    "savepoint_asset",
+    "savepoint_check",
     "stage",
     "unbounded_source",
 ]

@@ -30,5 +30,25 @@ def test_the_code_location_has_the_flights() -> None:
     partitions = graph.get(instances).partitions_def
     assert partitions is not None and set(partitions.get_partition_keys()) == {"EWR", "JFK", "LGA"}
     assert {"flights_job", "feed_job"} <= {job.name for job in defs.resolve_all_job_defs()}
-    schedule = defs.resolve_schedule_def("flights_every_night")
-    assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
+
+
+def test_nothing_starts_runs_or_fills_storage_by_itself() -> None:
+    from definitions import defs
+
+    for name in ("flights_every_night", "flights_savepoints"):
+        assert defs.resolve_schedule_def(name).default_status is dg.DefaultScheduleStatus.STOPPED
+    assert defs.resolve_sensor_def("flights_recovery").default_status is dg.DefaultSensorStatus.STOPPED
+    for name in ("flights_drain", "flights_reroot"):  # the pipeline ends when December is consumed; this is who sees it
+        assert defs.resolve_sensor_def(name).default_status is dg.DefaultSensorStatus.RUNNING
+
+
+def test_the_code_location_has_the_flights_savepoints() -> None:
+    from definitions import defs
+
+    graph = defs.resolve_asset_graph()
+    savepoints = dg.AssetKey(["savepoints", "flights"])
+    node = graph.get(savepoints)
+    assert isinstance(node.partitions_def, dg.DynamicPartitionsDefinition)
+    assert node.group_name != graph.get(dg.AssetKey("flights_live")).group_name
+    assert [key.name for key in graph.asset_check_keys if key.asset_key == savepoints] == ["restorable"]
+    assert {"flights_resume", "flights_check_savepoint"} <= {job.name for job in defs.resolve_all_job_defs()}

@@ -1,0 +1,20 @@
+"""The savepoints of the flights pipeline: an asset, whose partitions they are, and its check."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from assets.flights import flights
+from assets.flights_assets import flights_assets
+from dagster_checkpoints import savepoint_asset, savepoint_check
+
+flights_savepoints = savepoint_asset(pipeline=flights, assets=flights_assets)
+
+flights_savepoint_check = savepoint_check(pipeline=flights, savepoints=flights_savepoints)
+
+# Dagster's UI executes the check of a partitioned asset only together with the asset, or as a job.
+check_savepoint_job = dg.define_asset_job(
+    "flights_check_savepoint",
+    selection=dg.AssetSelection.checks(flights_savepoint_check),
+    description="Reads the newest savepoint (or the one that is named) and says whether it can be restored.",
+)

@@ -1,0 +1,71 @@
+"""The sensors of the flights pipeline, and the schedule of its savepoints.
+
+Those that only watch, or end the pipeline where it says that it ends, are on from the start; what starts runs or fills storage by
+itself is off until somebody switches it on.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import dagster as dg
+
+from assets.flights import DATA, flights
+from assets.flights_assets import flights_assets
+from assets.flights_savepoints import flights_savepoints
+from dagster_checkpoints.sensors import (
+    bounded_stages_finished,
+    build_drain_sensor,
+    build_recovery_sensor,
+    build_reroot_sensor,
+    build_savepoint_schedule,
+    live_lag_zero,
+    marker_object,
+)
+
+flights_job = dg.define_asset_job(
+    "flights_job",
+    selection=dg.AssetSelection.assets(flights_assets),
+    description="The flights pipeline: all stages in one run, which ends when December has been consumed.",
+)
+
+resume_job = dg.define_asset_job(
+    "flights_resume",
+    selection=dg.AssetSelection.assets(flights_assets),
+    config={"ops": {"flights_assets": {"config": {"restore_from": "latest", "claim_mode": "no_claim"}}}},
+    description="Goes on with the flights pipeline: put a savepoint's location or URL, or a checkpoint's id, into the launchpad.",
+)
+
+# At a new start flights_assets takes the marker away with the files of the feed; so an old one is as good as a new one.
+december_consumed = bounded_stages_finished() & live_lag_zero() & marker_object(str(DATA.feed_complete), of_any_age=True)
+
+drain_sensor = build_drain_sensor(
+    pipeline=flights,
+    when=december_consumed,
+    minimum_interval_seconds=10,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+)
+
+reroot_sensor = build_reroot_sensor(
+    pipeline=flights,
+    assets=flights_assets,
+    minimum_interval_seconds=10,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+)
+
+recovery_sensor = build_recovery_sensor(pipeline=flights, assets=flights_assets, jobs=[flights_job, resume_job])
+
+savepoints_every_hour = build_savepoint_schedule(
+    pipeline=flights,
+    savepoints=flights_savepoints,
+    cron_schedule="0 * * * *",
+    keep=24,
+    keep_for=timedelta(days=7),
+)
+
+flights_every_night = dg.ScheduleDefinition(
+    name="flights_every_night",
+    job=flights_job,
+    cron_schedule="0 3 * * *",
+    default_status=dg.DefaultScheduleStatus.STOPPED,
+)

@@ -1,0 +1,99 @@
+"""The schedule of savepoints: whom it asks, under which name, and when it lets a tick pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_checkpoints import Pipeline, build_savepoint_schedule, savepoint_asset
+from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable
+
+AT = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+KEY = "periodic-20260504T030201Z"
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """Of its own directory: a schedule opens the instance by its reference."""
+    (tmp_path / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as made:
+        yield made
+
+
+@pytest.fixture
+def savepoints(meeting_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> dg.AssetsDefinition:
+    return savepoint_asset(pipeline=meeting_pipeline, assets=assets_of(meeting_pipeline))
+
+
+@pytest.fixture
+def evaluate(coordinator: Callable[..., Any], meeting_pipeline: Pipeline, savepoints: dg.AssetsDefinition) -> Callable[..., Any]:
+    def tick(instance: dg.DagsterInstance, **options: Any) -> Any:
+        settings = {"cron_schedule": "0 * * * *", **options}
+        schedule = build_savepoint_schedule(pipeline=meeting_pipeline, savepoints=savepoints, **settings)
+        defs = dg.Definitions(assets=[savepoints], schedules=[schedule], resources={"checkpoint_coordinator": coordinator()})
+        dg.Definitions.validate_loadable(defs)
+        context = dg.build_schedule_context(
+            instance=instance,
+            scheduled_execution_time=AT.astimezone(),
+            repository_def=defs.get_repository_def(),
+            resources={"checkpoint_coordinator": coordinator()},
+        )
+        with context as entered:
+            return defs.resolve_schedule_def("meeting_savepoints").evaluate_tick(entered)
+
+    return tick
+
+
+def test_a_running_pipeline_is_asked_for_a_savepoint_of_its_own_name(
+    instance: dg.DagsterInstance, evaluate: Callable[..., Any], owner: Callable[..., Any], meeting_pipeline: Pipeline
+) -> None:
+    owner(meeting_pipeline)
+    result = evaluate(instance, keep=5, keep_for=timedelta(days=2), path="/backup", deadline=60.0)
+    (request,) = result.run_requests
+    assert request.partition_key == KEY
+    assert request.tags["dagster/partition"] == KEY
+    assert instance.has_dynamic_partition("savepoints_meeting", KEY)
+    config = request.run_config["ops"]["savepoints__meeting"]["config"]
+    assert config["stop"] == "none" and config["path"] == "/backup" and config["deadline"] == 60.0
+    assert config["retention"] == {
+        "made_by": "meeting_savepoints",
+        "prefix": "periodic-",
+        "count": 5,
+        "max_age": 172_800.0,
+    }
+
+
+def test_a_tick_without_a_running_pipeline_passes_and_leaves_nothing(
+    instance: dg.DagsterInstance, evaluate: Callable[..., Any], owner: Callable[..., Any], meeting_pipeline: Pipeline
+) -> None:
+    assert "never run" in evaluate(instance).skip_message
+    owner(meeting_pipeline).end("FINISHED", ended_by="suspend")
+    result = evaluate(instance)
+    assert not result.run_requests and "FINISHED by suspend" in result.skip_message
+    stopping = owner(meeting_pipeline, "run-2")
+    stopping.report(stop={"request_id": "drain-1", "drain": True, "state": "WAITING_FOR_SAVEPOINT"})
+    assert "drain-1" in evaluate(instance).skip_message
+    assert instance.get_dynamic_partitions("savepoints_meeting") == []
+
+
+def test_storage_out_of_reach_lets_the_tick_pass(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, evaluate: Callable[..., Any]
+) -> None:
+    def unreachable(self: CheckpointStorage) -> None:
+        raise StorageUnavailable("the bucket is on the moon.")
+
+    monkeypatch.setattr(CheckpointStorage, "read_state", unreachable)
+    assert "on the moon" in evaluate(instance).skip_message
+
+
+@pytest.mark.parametrize("options", [{"keep": 0}, {"keep_for": timedelta(0)}])
+def test_a_retention_that_keeps_nothing_is_refused(
+    meeting_pipeline: Pipeline, savepoints: dg.AssetsDefinition, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="keep"):
+        build_savepoint_schedule(pipeline=meeting_pipeline, savepoints=savepoints, cron_schedule="@daily", **options)
