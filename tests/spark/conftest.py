@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,13 +23,14 @@ from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.events import CheckpointDone, JobEvent, JobResult, JobStarted
 from dagster_checkpoints.spark.job import JobExecution
 from dagster_checkpoints.spark.job_options import JobOptions
-from dagster_checkpoints.storage import CheckpointStorage, open_store
+from dagster_checkpoints.storage import Answer, CheckpointStorage, ControlRequest, PipelineControl, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DEADLINE = 150.0  # seconds; only a broken pipeline needs them all
 _POLL = 0.05
+_REQUESTS = itertools.count()
 _E = TypeVar("_E", bound=JobEvent)
 Row = tuple[Any, ...]
 
@@ -116,6 +118,29 @@ class RunningJob:
             raise AssertionError(f"the job is {result.status}: {result.error}; {self.story()}") from result.error
         assert result.status == "FINISHED", self.story()
         return result
+
+    def ask(self, kind: str, **fields: Any) -> Future[Answer]:
+        """Ask the job for something as control requests do, without storage between; the future is its final answer."""
+        answered: Future[Answer] = Future()
+        request = ControlRequest(
+            **{
+                "request_id": f"{kind}-{next(_REQUESTS)}",
+                "kind": kind,
+                "epoch": 0,
+                "deadline_seconds": DEADLINE,
+                "asked_by": "a test",
+                "asked_at": dt.datetime.now(dt.UTC),
+                **fields,
+            }
+        )
+        self.execution.ask(request, answered.set_result)
+        return answered
+
+    def done(self, kind: str, **fields: Any) -> Answer:
+        """Ask, and wait until it is done."""
+        answer = self.ask(kind, **fields).result(DEADLINE)
+        assert answer.status == "done", f"{answer}; {self.story()}"
+        return answer
 
     @property
     def chains(self) -> tuple[tuple[str, ...], ...]:
@@ -227,6 +252,10 @@ class Lab:
     def storage(self, pipeline: str) -> CheckpointStorage:
         return CheckpointStorage(open_store(str(self.folder / "store")), pipeline)
 
+    def control(self, pipeline: str) -> PipelineControl:
+        """As another process would ask."""
+        return PipelineControl(self.storage(pipeline), asked_by="a test", poll=0.2)
+
     def start(
         self,
         pipeline: Pipeline,
@@ -246,6 +275,7 @@ class Lab:
                 "restart": NoRestart(),
                 "work_directory": self.folder / "work",
                 "lease_seconds": 20.0,
+                "request_poll_seconds": 0.2,
                 **options,
             }
         )
