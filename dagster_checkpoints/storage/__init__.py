@@ -1,11 +1,11 @@
 """Where checkpoints live: S3 or a directory, behind one small interface.
 
-Read in this order: :mod:`base` (the object store), :mod:`local` and :mod:`s3` (the two kinds), :mod:`opening`
-(from a URL to a store), :mod:`layout` (what lies where), :mod:`pipeline_state`, :mod:`state_changes`, :mod:`acquisition` and
-:mod:`ownership` (one owner per pipeline, and the commit point), :mod:`shared_state` and :mod:`state_files`
-(content-addressed state), and :mod:`checkpoints`, the face over all of it. Beside them: :mod:`requests` and
-:mod:`request_box` (what is asked of a running pipeline), :mod:`control` (the asker's side of it) and :mod:`status` (how it
-goes, for display).
+Read in this order: :mod:`base` (the object store), :mod:`local` and :mod:`s3` (the two kinds), :mod:`urls` and
+:mod:`opening` (from a URL to a store), :mod:`layout` (what lies where), :mod:`pipeline_state`, :mod:`state_changes`,
+:mod:`acquisition` and :mod:`ownership` (one owner per pipeline, and the commit point), :mod:`shared_state`,
+:mod:`state_files` and :mod:`shared_files` (content-addressed state), :mod:`savepoints` and :mod:`savepoint_places`
+(self-contained state), and :mod:`checkpoints`, the face over all of it. Beside them: :mod:`requests` and :mod:`request_box`
+(what is asked of a running pipeline), :mod:`control` (the asker's side of it) and :mod:`status` (how it goes, for display).
 """
 
 from dagster_checkpoints.storage.base import ObjectInfo, ObjectStore, PutMode, UpdateVersion
@@ -32,6 +32,7 @@ from dagster_checkpoints.storage.errors import (
     InvalidRequest,
     InvalidStorageUrl,
     MissingCheckpoint,
+    MissingSavepoint,
     MissingStateFile,
     NotFound,
     OutcomeUnknown,
@@ -69,7 +70,8 @@ from dagster_checkpoints.storage.requests import (
     ControlRequest,
     RequestKind,
 )
-from dagster_checkpoints.storage.savepoints import SavepointDirectory, StateFileProblem, StoredSavepoint
+from dagster_checkpoints.storage.savepoint_places import StoredSavepoint
+from dagster_checkpoints.storage.savepoints import SavepointDirectory, StateFileProblem
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from dagster_checkpoints.storage.state_files import StateFileLike, StoredFile
 from dagster_checkpoints.storage.status import (
@@ -113,6 +115,7 @@ __all__ = [
     "LeaseRenewer",
     "LocalStore",
     "MissingCheckpoint",
+    "MissingSavepoint",
     "MissingStateFile",
     "NoRunningPipeline",
     "NotFound",

@@ -20,8 +20,11 @@ from dagster_checkpoints.storage.errors import (
     AlreadyExists,
     ConditionalWritesUnsupported,
     InvalidKey,
+    OutcomeUnknown,
     Precondition,
     StorageError,
+    StorageUnavailable,
+    WriteConflict,
 )
 
 RESERVED_PREFIX = ".~"
@@ -98,8 +101,30 @@ class ObjectStore(Protocol):
     def put_file(self, key: str, path: Path) -> None:
         """Write a file's bytes under ``key``, replacing what is there."""
 
+    def copy_from(self, source: ObjectStore, source_key: str, key: str, size: int | None = None) -> bool:
+        """Copy an object of another store, without its bytes passing through this process, replacing what is there.
+
+        Args:
+            source: where it is.
+            source_key: its key there.
+            key: its key here.
+            size: its bytes, if known: it may spare a request.
+
+        Returns:
+            False if this store cannot, or may not, copy from that one; nothing was written.
+
+        Raises:
+            NotFound: there is no such object.
+        """
+
+    def sibling(self, url: str) -> ObjectStore | None:
+        """The store at another URL, reached as this one is; None if that URL is of another kind."""
+
     def head(self, key: str) -> ObjectInfo | None:
         """What is under the key, or None."""
+
+    def folders(self, prefix: str = "") -> Iterator[str]:
+        """Names that follow ``prefix``, which is empty or ends with ``/``, and are followed by ``/`` in some key."""
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Objects whose key begins with ``prefix``, in the order of their keys."""
@@ -122,6 +147,36 @@ def validate_key(key: str) -> str:
             f"parts, no backslash, and no part may begin with {RESERVED_PREFIX!r}"
         )
     return key
+
+
+_CREATE_ATTEMPTS = 3
+
+
+def create_if_absent(store: ObjectStore, key: str, data: bytes) -> bool:
+    """Create an object, trying again when nobody knows whether it landed.
+
+    Returns:
+        False if there is one, which may be this very write whose answer was lost: compare.
+
+    Raises:
+        StorageUnavailable, WriteConflict: nothing was written.
+        OutcomeUnknown: still nobody knows.
+    """
+    for attempt in range(_CREATE_ATTEMPTS):
+        try:
+            store.put(key, data, "create")
+            return True
+        except AlreadyExists:
+            return False
+        except OutcomeUnknown:
+            # Once more: it lands now, or is found to be there.
+            if attempt == _CREATE_ATTEMPTS - 1:
+                raise
+        except (StorageUnavailable, WriteConflict) as error:
+            if attempt:  # an earlier attempt may have landed
+                raise OutcomeUnknown(str(error)) from error
+            raise
+    raise AssertionError("unreachable")
 
 
 def probe(store: ObjectStore) -> None:

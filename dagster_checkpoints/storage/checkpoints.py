@@ -8,36 +8,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from dagster_checkpoints.storage.acquisition import acquire, read_state
-from dagster_checkpoints.storage.base import ObjectStore
-from dagster_checkpoints.storage.errors import (
-    AlreadyExists,
-    InvalidKey,
-    MissingCheckpoint,
-    NotFound,
-    OutcomeUnknown,
-)
+from dagster_checkpoints.storage.base import ObjectStore, create_if_absent
+from dagster_checkpoints.storage.errors import AlreadyExists, InvalidKey, MissingCheckpoint, NotFound, OwnershipLost
 from dagster_checkpoints.storage.layout import METADATA, CheckpointKey, Layout
+from dagster_checkpoints.storage.opening import open_store
 from dagster_checkpoints.storage.ownership import Ownership
 from dagster_checkpoints.storage.pipeline_state import CheckpointPointer, Owner, PipelineState
+from dagster_checkpoints.storage.savepoint_places import SavepointPlaces, StoredSavepoint
+from dagster_checkpoints.storage.savepoints import SavepointDirectory
+from dagster_checkpoints.storage.shared_files import SharedFiles
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
-from dagster_checkpoints.storage.state_files import (
-    HashCache,
-    StateFileLike,
-    StoredFile,
-    fetch_file,
-    run_all,
-    store_file,
-)
+from dagster_checkpoints.storage.state_files import StateFileLike, StoredFile, fetch_file, run_all
 from dagster_checkpoints.storage.status import PipelineStatus, decode_status, encode_status
-
-_CREATE_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -58,6 +47,7 @@ class CheckpointStorage:
         parallel: files transferred at the same time.
         monotonic: clock for leases, seconds.
         sleep: waits while another owner's lease is watched.
+        open_elsewhere: the store at a URL of another kind than ``store``'s, for savepoints there.
 
     Raises:
         InvalidKey: the pipeline's name cannot name a directory.
@@ -71,15 +61,16 @@ class CheckpointStorage:
         parallel: int = 8,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        open_elsewhere: Callable[[str], ObjectStore] = open_store,
     ) -> None:
         self.store = store
         self.pipeline = pipeline
         self.layout = Layout(pipeline)
-        self.shared_state = SharedStateRegistry()
         self.ownership: Ownership | None = None
         self._monotonic = monotonic
         self._sleep = sleep
-        self._hashes = HashCache()
+        self._shared = SharedFiles(store, self.layout, self._ensure_owner)
+        self._savepoints = SavepointPlaces(store, self.layout, self._shared, self._executor, open_elsewhere)
         self._parallel = parallel
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
@@ -90,8 +81,13 @@ class CheckpointStorage:
         return f"{self.store.url}/{self.pipeline}"
 
     def url_of(self, location: str) -> str:
-        """A checkpoint's URL, for people; :meth:`read_metadata` takes it as well."""
-        return f"{self.url}/{location}"
+        """A checkpoint's or savepoint's URL, for people; :meth:`read_metadata` takes it as well."""
+        return location if "://" in location else f"{self.url}/{location}"
+
+    @property
+    def shared_state(self) -> SharedStateRegistry:
+        """Who names which file in ``shared/``."""
+        return self._shared.registry
 
     def check(self) -> None:
         """Fail now, clearly, if storage cannot be used. Raises StorageUnavailable or a subclass."""
@@ -136,9 +132,10 @@ class CheckpointStorage:
         """A retained checkpoint of an earlier owner names these files: keep them while it is retained.
 
         That metadata names a file does not say that it is whole: until :meth:`known` vouches for it, it is uploaded again
-        when it is needed. This owner's own checkpoints are registered by :meth:`upload_files`.
+        when it is needed. This owner's own checkpoints are registered by :meth:`upload_files`. A savepoint names no file here.
         """
-        self.shared_state.register(self._checkpoint_key(location), hashes)
+        if not self.is_savepoint(location):
+            self.shared_state.register(self._checkpoint_key(location), hashes)
 
     def upload_files(self, checkpoint_id: int, paths: Mapping[str, Path] | Iterable[Path]) -> dict[str, StoredFile]:
         """Store local files under their sha256, in parallel; what storage has is skipped.
@@ -161,7 +158,7 @@ class CheckpointStorage:
         checkpoint = self._own_key(checkpoint_id)
 
         def upload(path: Path) -> StoredFile:
-            return store_file(self.store, self.layout, self.shared_state, self._hashes, checkpoint, path)
+            return self._shared.store_file(checkpoint, path)
 
         return dict(zip(named, run_all(self._executor(), upload, named.values()), strict=True))
 
@@ -183,15 +180,14 @@ class CheckpointStorage:
         """
 
         def fetch(file: StateFileLike) -> None:
-            fetch_file(self.store, self.layout, file, destination, checkpoint or "the checkpoint")
+            fetch_file(self.store, self._shared.key(file.sha256), file, destination, checkpoint or "the checkpoint")
 
         run_all(self._executor(), fetch, files)
 
     # -- metadata
 
     def write_metadata(self, checkpoint_id: int, epoch: int, data: bytes) -> str:
-        """Write a checkpoint's ``_metadata``, created only if absent; the checkpoint is *not* complete by
-        that.
+        """Write a checkpoint's ``_metadata``, created only if absent; the checkpoint is *not* complete by that.
 
         Returns:
             Its location, for :meth:`Ownership.complete`.
@@ -203,37 +199,25 @@ class CheckpointStorage:
         """
         location = self.layout.checkpoint(checkpoint_id, epoch)
         key = self.layout.at(location, METADATA)
-        try:
-            self._create(key, data)
-        except AlreadyExists:
-            if self.store.get(key) != data:
-                raise AlreadyExists(
-                    f"expected no metadata at {self.store.url}/{key}, found some of other content: "
-                    f"checkpoint {checkpoint_id} of epoch {epoch} was written before, and a checkpoint never "
-                    "changes"
-                ) from None
+        if not create_if_absent(self.store, key, data) and self.store.get(key) != data:
+            raise AlreadyExists(
+                f"expected no metadata at {self.store.url}/{key}, found some of other content: checkpoint {checkpoint_id} of "
+                f"epoch {epoch} was written before, and a checkpoint never changes"
+            )
         return location
 
-    def _create(self, key: str, data: bytes) -> None:
-        for attempt in range(_CREATE_ATTEMPTS):
-            try:
-                self.store.put(key, data, "create")
-                return
-            except OutcomeUnknown:
-                # Once more: it lands now, or is found to be there and compared.
-                if attempt == _CREATE_ATTEMPTS - 1:
-                    raise
-
     def read_metadata(self, location: str) -> bytes:
-        """The bytes of a checkpoint's ``_metadata``.
+        """The bytes of a checkpoint's or savepoint's ``_metadata``.
 
         Args:
-            location: as in ``state.json``, or the checkpoint's URL below this storage, with or without
-                ``/_metadata``.
+            location: as in ``state.json``, or a URL or absolute path, with or without ``/_metadata``.
 
         Raises:
-            MissingCheckpoint: it is not there; names those that are.
+            MissingCheckpoint, MissingSavepoint: it is not there; names those that are.
+            InvalidKey: it can be neither's.
         """
+        if self.is_savepoint(location):
+            return self.open_savepoint(location).read_metadata()
         location = self.relative(location)
         try:
             return self.store.get(self.layout.at(location, METADATA))
@@ -262,56 +246,118 @@ class CheckpointStorage:
         return sorted(found, key=lambda one: (one.epoch, one.checkpoint_id), reverse=True)
 
     def relative(self, location: str) -> str:
-        """A location from a location or a URL below this storage."""
-        relative = location.removesuffix(f"/{METADATA}").rstrip("/")
-        if relative.startswith(f"{self.url}/"):
-            relative = relative[len(self.url) + 1 :]
-        if "://" in relative or relative.startswith("/"):
+        """A location relative to the pipeline's directory, from a location, or a URL or absolute path below it."""
+        relative = self._savepoints.relative(location)
+        if relative is None:
             raise InvalidKey(
-                f"expected a checkpoint below {self.url}, such as {self.url}/{self.layout.checkpoint(42, 1)}, found {location!r}"
+                f"expected a checkpoint below {self.url}, such as {self.url}/{self.layout.checkpoint(42, 1)}, found "
+                f"{location!r}. A checkpoint names state files of its own storage: to restore elsewhere, take a savepoint"
             )
         return relative
+
+    # -- savepoints
+
+    def savepoint_directory(self, checkpoint_id: int, name: str, target: str = "") -> SavepointDirectory:
+        """A directory for a new savepoint, ``savepoint-<id>-<name>-<token>``; nothing is written yet.
+
+        Args:
+            checkpoint_id: its id; :meth:`Ownership.reserve` it before its metadata is written.
+            name: for people; may be "".
+            target: the directory (``s3://…``, ``file://…`` or an absolute path) that it lies in; "" for the pipeline's own.
+
+        Raises:
+            InvalidRequest: the name cannot be part of a directory's.
+            InvalidStorageUrl: the target is no such directory. Whether it can be written: ``SavepointDirectory.check()``.
+        """
+        return self._savepoints.new(checkpoint_id, name, target, self.ownership)
+
+    def open_savepoint(self, location: str) -> SavepointDirectory:
+        """A savepoint that is there.
+
+        Args:
+            location: such as ``savepoints/savepoint-43-nightly-0a1b2c``; or a URL or absolute path anywhere, with or without
+                ``/_metadata``.
+
+        Raises:
+            MissingSavepoint: it is not there; names those that are.
+            InvalidKey, InvalidStorageUrl: it cannot be one.
+        """
+        return self._savepoints.open(location)
+
+    def is_savepoint(self, location: str) -> bool:
+        """Whether a location is a savepoint's rather than a checkpoint's; looks at the name alone."""
+        return self._savepoints.is_savepoint(location)
+
+    def list_savepoints(self) -> list[StoredSavepoint]:
+        """The complete savepoints in the pipeline's own ``savepoints/``, newest first."""
+        return self._savepoints.listed()
 
     # -- deletion
 
     def discard_states(self, checkpoint_id: int) -> int:
-        """A pending checkpoint of this owner is aborted: delete what only it names. Returns the number of
-        files.
+        """A pending checkpoint of this owner is aborted: delete what only it names. Returns the number of files.
 
         Never call it after OutcomeUnknown: the checkpoint may be complete.
         """
-        return self._discard(self._own_key(checkpoint_id))
+        return self._shared.discard(self._own_key(checkpoint_id))
 
     def delete_checkpoint(self, location: str) -> int:
-        """Delete a checkpoint's metadata, then the state files that only it names. Returns the number of
-        files.
+        """Delete a checkpoint's metadata, then the state files that only it names; or a claimed savepoint.
+
+        Returns:
+            The number of files deleted from ``shared/``.
 
         Raises:
-            StorageError: it is the newest checkpoint of a job that is not over.
             OwnershipLost: this run does not own the pipeline any more.
         """
-        location = self.relative(location)
+        savepoint = self._savepoints.at(location) if self.is_savepoint(location) else None
+        location = savepoint.location if savepoint is not None else self.relative(location)
         if self.ownership is not None:
             self.ownership.ensure()
             self.ownership.forget(location)
-        prefix = self.layout.at(location)
-        self.store.delete([info.key for info in self.store.list(prefix)])
-        return self._discard(self._checkpoint_key(location))
+        if savepoint is not None:
+            savepoint.delete()
+            return 0
+        self.store.delete([info.key for info in self.store.list(self.layout.at(location))])
+        return self._shared.discard(self._checkpoint_key(location))
 
     def delete_unreferenced(self, referenced: Iterable[str] = ()) -> int:
         """Delete every shared file that is neither in ``referenced`` nor named by a checkpoint of this owner.
 
         For what crashed owners left behind; call it after :meth:`acquire`. Returns the number of files.
 
+        It must not be called while a retained checkpoint's metadata cannot be read: the files that it names would count as
+        nobody's. So one unreadable checkpoint keeps all the garbage, until it is deleted or mended.
+
         Args:
             referenced: sha256 of all files that any metadata in storage names that is to stay usable.
         """
-        keep = set(referenced)
-        skip = len(self.layout.shared)
-        found = {info.key[skip:] for info in self.store.list(self.layout.shared)} - keep
-        with self.shared_state.sweeping(found) as orphans:
-            self._delete_shared(orphans)
-        return len(orphans)
+        return self._shared.sweep(frozenset(referenced))
+
+    def sweep_metadata(self) -> int:
+        """Delete the metadata of checkpoints that earlier owners wrote but never completed. Returns their number.
+
+        For the owner, after :meth:`acquire` and after what is restored was registered. The state files that only they named go
+        with :meth:`delete_unreferenced`.
+        """
+        owner = self._owner()
+        kept = {pointer.location for pointer in (*owner.retained, *([owner.newest] if owner.newest else ()))}
+        swept = 0
+        for found in self.stored_metadata():
+            in_use = CheckpointKey(found.checkpoint_id, found.epoch) in self.shared_state.checkpoints()
+            if found.epoch < owner.epoch and found.location not in kept and not in_use:
+                owner.ensure()
+                self.store.delete([info.key for info in self.store.list(self.layout.at(found.location))])
+                swept += 1
+        return swept
+
+    def sweep_savepoints(self) -> int:
+        """Delete what earlier owners began to write in ``savepoints/`` and never completed. Returns their number.
+
+        For the owner, at any time after :meth:`acquire`: its own are left alone, as is what anybody else puts there. What a
+        killed run began to write elsewhere, where no owner is responsible, stays; its ``_incomplete`` says what it is.
+        """
+        return self._savepoints.sweep(self._owner())
 
     def close(self) -> None:
         """End the transfer threads. Does not release the ownership."""
@@ -326,18 +372,16 @@ class CheckpointStorage:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _discard(self, checkpoint: CheckpointKey) -> int:
-        with self.shared_state.discarding(checkpoint) as orphans:
-            self._delete_shared(orphans)
-        return len(orphans)
+    def _owner(self) -> Ownership:
+        if self.ownership is None:
+            raise OwnershipLost(
+                f"expected to own pipeline {self.pipeline!r} in {self.store.url} before cleaning up: acquire() it"
+            )
+        return self.ownership
 
-    def _delete_shared(self, hashes: frozenset[str]) -> None:
-        keys: Sequence[str] = [self.layout.shared_file(hash_) for hash_ in sorted(hashes)]
-        for start in range(0, len(keys), 500):
-            # A later owner may have stored the same bytes anew: an old one must not delete them.
-            if self.ownership is not None:
-                self.ownership.ensure()
-            self.store.delete(keys[start : start + 500])
+    def _ensure_owner(self) -> None:
+        if self.ownership is not None:
+            self.ownership.ensure()
 
     def _own_key(self, checkpoint_id: int) -> CheckpointKey:
         return CheckpointKey(checkpoint_id, self.ownership.epoch if self.ownership is not None else 0)

@@ -62,6 +62,10 @@ class MissingCheckpoint(NotFound):
     """A checkpoint was asked for whose ``_metadata`` is not there."""
 
 
+class MissingSavepoint(MissingCheckpoint):
+    """A savepoint was asked for whose ``_metadata`` is not there."""
+
+
 class MissingStateFile(StorageError):
     """A checkpoint names a state file that storage does not have."""
 

@@ -5,12 +5,14 @@
     <root>/<pipeline>/state.json                          owner, epoch, lease, newest completed checkpoint
     <root>/<pipeline>/checkpoints/chk-42-<epoch>/_metadata
     <root>/<pipeline>/shared/<sha256>                     state files, content-addressed
-    <root>/<pipeline>/savepoints/savepoint-43-<id>/
+    <root>/<pipeline>/savepoints/savepoint-43-<name>-<token>/_metadata
+    <root>/<pipeline>/savepoints/savepoint-43-<name>-<token>/state/<sha256>
+    <root>/<pipeline>/savepoints/savepoint-43-<name>-<token>/_incomplete   while it is being written
     <root>/<pipeline>/requests/<id>.json                  asked; <id>.accepted.json, <id>.answer.json: answered
     <root>/<pipeline>/status.json                         how the job goes, for display
 
 A *location* is a checkpoint's directory relative to the pipeline's, such as ``checkpoints/chk-42-3``: it
-stays true when the whole root is moved or copied.
+stays true when the whole root is moved or copied. That of a savepoint elsewhere is its URL.
 """
 
 from __future__ import annotations
@@ -22,8 +24,12 @@ from typing import Literal, NamedTuple
 from dagster_checkpoints.storage.errors import InvalidKey, InvalidRequest
 
 METADATA = "_metadata"
+INCOMPLETE = "_incomplete"
+STATE = "state/"
+SAVEPOINTS = "savepoints"
 _PIPELINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 _CHECKPOINT = re.compile(r"checkpoints/chk-(\d+)-(\d+)")
+_SAVEPOINT = re.compile(r"savepoint-(\d+)(?:-(.+?))??(?:-[0-9a-f]{6})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _ACCEPTED = ".accepted"
@@ -75,6 +81,19 @@ def validate_savepoint_name(name: str) -> str:
     return name
 
 
+def validate_sha256(sha256: str) -> str:
+    """Refuse what is no hash: it becomes part of a key. Raises InvalidKey."""
+    if not _SHA256.fullmatch(sha256):
+        raise InvalidKey(f"expected a sha256 of 64 hexadecimal digits, found {sha256!r}")
+    return sha256
+
+
+def sha256_in(key: str) -> str:
+    """The hash that a state file's key ends with, or ""."""
+    name = key.rpartition("/")[2]
+    return name if _SHA256.fullmatch(name) else ""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Keys of one pipeline's objects.
@@ -108,9 +127,11 @@ class Layout:
         return f"{self.pipeline}/shared/"
 
     def shared_file(self, sha256: str) -> str:
-        if not _SHA256.fullmatch(sha256):
-            raise InvalidKey(f"expected a sha256 of 64 hexadecimal digits, found {sha256!r}")
-        return f"{self.shared}{sha256}"
+        return f"{self.shared}{validate_sha256(sha256)}"
+
+    @property
+    def savepoints(self) -> str:
+        return f"{self.pipeline}/{SAVEPOINTS}/"
 
     @property
     def status(self) -> str:
@@ -157,3 +178,17 @@ class Layout:
         """The id and epoch in a location, or None if it is not a checkpoint's."""
         match = _CHECKPOINT.fullmatch(location.strip("/"))
         return CheckpointKey(int(match[1]), int(match[2])) if match else None
+
+    @staticmethod
+    def savepoint(checkpoint_id: int, name: str, token: str) -> str:
+        """The name of a new savepoint's directory.
+
+        The token keeps apart what is written at the same time: by an owner that lost the pipeline, or another pipeline.
+        """
+        return "-".join(part for part in ("savepoint", str(checkpoint_id), name, token) if part)
+
+    @staticmethod
+    def parse_savepoint(folder: str) -> tuple[int, str] | None:
+        """The id and name in the name of a savepoint's directory, or None if it is not one's."""
+        match = _SAVEPOINT.fullmatch(folder)
+        return (int(match[1]), match[2] or "") if match else None

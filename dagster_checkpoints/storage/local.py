@@ -11,10 +11,12 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
@@ -22,6 +24,7 @@ from uuid import uuid4
 from dagster_checkpoints.storage.base import (
     RESERVED_PREFIX,
     ObjectInfo,
+    ObjectStore,
     PutMode,
     UpdateVersion,
     probe,
@@ -35,8 +38,11 @@ from dagster_checkpoints.storage.errors import (
     Precondition,
     StorageUnavailable,
 )
+from dagster_checkpoints.storage.urls import local_path
 
 _CHUNK = 1024 * 1024
+_KERNEL_CHUNK = 1 << 30
+_NO_KERNEL_COPY = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 
 
@@ -91,12 +97,25 @@ class LocalStore:
             temporary.unlink(missing_ok=True)
 
     def put(self, key: str, data: bytes, mode: PutMode = "overwrite") -> str:
-        self._write(key, [data], mode)
+        self._write(key, lambda target: target.write(data), mode)
         return _etag(data)
 
     def put_file(self, key: str, path: Path) -> None:
-        with path.open("rb") as file:
-            self._write(key, iter(lambda: file.read(_CHUNK), b""), "overwrite")
+        with path.open("rb", buffering=0) as file:
+            self._write(key, lambda target: _copy(file, target), "overwrite")
+
+    def copy_from(self, source: ObjectStore, source_key: str, key: str, size: int | None = None) -> bool:
+        if not isinstance(source, LocalStore):
+            return False
+        with source._errors("read", source_key):
+            file = source._path(source_key).open("rb", buffering=0)
+        with file:
+            self._write(key, lambda target: _copy(file, target), "overwrite")
+        return True
+
+    def sibling(self, url: str) -> ObjectStore | None:
+        path = local_path(url)
+        return LocalStore(path, lock_timeout=self._lock_timeout) if path is not None else None
 
     def head(self, key: str) -> ObjectInfo | None:
         try:
@@ -104,6 +123,15 @@ class LocalStore:
                 return _info(key, os.stat(self._path(key)))
         except NotFound:
             return None
+
+    def folders(self, prefix: str = "") -> Iterator[str]:
+        start = self._path(prefix.rstrip("/")) if prefix else self.root
+        with self._errors("list", prefix):
+            try:
+                entries = list(os.scandir(start))
+            except (FileNotFoundError, NotADirectoryError):
+                return iter(())
+            return iter(sorted(e.name for e in entries if e.is_dir() and not e.name.startswith(RESERVED_PREFIX)))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         folder = prefix.rpartition("/")[0]
@@ -143,10 +171,10 @@ class LocalStore:
             raise InvalidKey(f"expected {key!r} to stay below {self.url}, found that a link leads out of it")
         return path
 
-    def _write(self, key: str, chunks: Iterable[bytes], mode: PutMode) -> None:
+    def _write(self, key: str, fill: Callable[[BinaryIO], object], mode: PutMode) -> None:
         path = self._path(key)
         with self._errors("write", key):
-            temporary = self._temporary(path, chunks)
+            temporary = self._temporary(path, fill)
         try:
             with self._errors("write", key):
                 if mode == "overwrite":
@@ -164,13 +192,12 @@ class LocalStore:
         except OSError as error:
             raise OutcomeUnknown(f"wrote {self.url}/{key}, but the directory could not be synced to disk: {error}") from error
 
-    def _temporary(self, path: Path, chunks: Iterable[bytes]) -> Path:
+    def _temporary(self, path: Path, fill: Callable[[BinaryIO], object]) -> Path:
         temporary = path.with_name(f"{RESERVED_PREFIX}tmp-{uuid4().hex}")
         file = _open_new(temporary)
         try:
             with file:
-                for chunk in chunks:
-                    file.write(chunk)
+                fill(file)
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
@@ -228,6 +255,19 @@ class LocalStore:
             raise StorageUnavailable(
                 f"cannot {verb} {where}: {error}. Check that the directory exists, is mounted, writable and not full"
             ) from error
+
+
+def _copy(source: FileIO, target: BinaryIO) -> None:
+    """Copy a file's bytes within the kernel where it can; a file system that can share blocks does."""
+    target.flush()
+    copied = 0
+    try:
+        while count := os.copy_file_range(source.fileno(), target.fileno(), _KERNEL_CHUNK):
+            copied += count
+    except (AttributeError, OSError) as error:
+        if copied or getattr(error, "errno", errno.ENOSYS) not in _NO_KERNEL_COPY:
+            raise
+        shutil.copyfileobj(source, target, _CHUNK)
 
 
 def _etag(data: bytes) -> str:

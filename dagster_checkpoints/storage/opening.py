@@ -9,11 +9,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from dagster_checkpoints.storage.base import ObjectStore
-from dagster_checkpoints.storage.errors import InvalidStorageUrl
 from dagster_checkpoints.storage.local import LocalStore
+from dagster_checkpoints.storage.urls import invalid_url, local_path, s3_parts
 
 
 def open_store(
@@ -43,48 +43,13 @@ def open_store(
     if parts.scheme == "s3":
         return _open_s3(url, client, client_factory, endpoint_url, region_name, client_options)
     if parts.scheme == "file":
-        return LocalStore(_file_path(url))
+        path = local_path(url)
+        if path is None:
+            raise invalid_url(url, "a file URL has three slashes and an absolute path")
+        return LocalStore(path)
     if "://" in url or not url.strip():
-        raise _invalid(url, "that kind is not supported" if url.strip() else "it is empty")
+        raise invalid_url(url, "that kind is not supported" if url.strip() else "it is empty")
     return LocalStore(Path(os.path.expanduser(url)))
-
-
-def validate_target(target: str) -> str:
-    """Refuse a directory for savepoints that would mean something else in another process.
-
-    Args:
-        target: ``s3://bucket/prefix``, ``file:///path`` or an absolute path.
-
-    Raises:
-        InvalidStorageUrl: another kind of URL, a relative path, or an incomplete one. Nothing is opened.
-    """
-    parts = urlsplit(target)
-    if parts.scheme == "s3":
-        _split_s3(target)
-    elif parts.scheme == "file":
-        _file_path(target)
-    elif "://" in target or not target.strip():
-        raise _invalid(target, "that kind is not supported" if target.strip() else "it is empty")
-    elif not os.path.isabs(target):
-        raise _invalid(target, "a relative path would mean another directory in each process. Give an absolute path, or a URL")
-    return target
-
-
-def _file_path(url: str) -> Path:
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise _invalid(url, "a file URL has three slashes and an absolute path")
-    return Path(unquote(parts.path))
-
-
-def _split_s3(url: str) -> tuple[str, str]:
-    # Not urlsplit: '?' and '#' are ordinary characters of a key.
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    if not bucket:
-        raise _invalid(url, "it names no bucket")
-    if any(part in (".", "..") for part in prefix.split("/")) or "//" in prefix:
-        raise _invalid(url, "its prefix has empty, '.' or '..' parts")
-    return bucket, prefix
 
 
 def _open_s3(
@@ -97,7 +62,7 @@ def _open_s3(
 ) -> ObjectStore:
     from dagster_checkpoints.storage.s3 import S3Store, create_client
 
-    bucket, prefix = _split_s3(url)
+    bucket, prefix = s3_parts(url)
     if client is None:
         client = (
             client_factory()
@@ -105,9 +70,3 @@ def _open_s3(
             else create_client(endpoint_url=endpoint_url, region_name=region_name, **client_options)
         )
     return S3Store(bucket, prefix, client=client)
-
-
-def _invalid(url: str, why: str) -> InvalidStorageUrl:
-    return InvalidStorageUrl(
-        f"expected a storage URL such as s3://bucket/prefix, file:///path or a plain path, found {url!r}: {why}"
-    )

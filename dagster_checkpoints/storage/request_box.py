@@ -11,13 +11,11 @@ import logging
 import threading
 from collections.abc import Iterable
 
-from dagster_checkpoints.storage.base import ObjectInfo, ObjectStore
+from dagster_checkpoints.storage.base import ObjectInfo, ObjectStore, create_if_absent
 from dagster_checkpoints.storage.errors import (
-    AlreadyExists,
     CorruptRequest,
     InvalidRequest,
     NotFound,
-    OutcomeUnknown,
     RequestConflict,
     StorageError,
 )
@@ -34,7 +32,6 @@ from dagster_checkpoints.storage.requests import (
     validate_request,
 )
 
-_WRITE_ATTEMPTS = 3
 _log = logging.getLogger(__name__)
 
 
@@ -71,7 +68,7 @@ class RequestBox:
             OutcomeUnknown: it may have been asked; ask again under the same id.
         """
         validate_request(request)
-        if self._create(self._layout.request(request.request_id), request):
+        if create_if_absent(self._store, self._layout.request(request.request_id), encode(request)):
             return request
         stored = self.read_request(request.request_id)
         if stored is None:  # swept in this moment: it was answered long ago
@@ -155,7 +152,7 @@ class RequestBox:
             self._store.put(self._layout.accepted(answer.request_id), encode(answer))
             return answer
         key = self._layout.answer(answer.request_id)
-        if self._create(key, answer):
+        if create_if_absent(self._store, key, encode(answer)):
             return answer
         try:
             return decode_answer(self._store.get(key), self._url(key))
@@ -226,19 +223,6 @@ class RequestBox:
             _log.warning("Refused request %s: %s", request_id, why)
         except StorageError as error:  # the next listing shows it again
             _log.warning("Request %s is broken (%s), and that could not be answered: %s", request_id, why, error)
-
-    def _create(self, key: str, value: ControlRequest | Answer) -> bool:
-        for attempt in range(_WRITE_ATTEMPTS):
-            try:
-                self._store.put(key, encode(value), "create")
-                return True
-            except AlreadyExists:
-                return False
-            except OutcomeUnknown:
-                # Once more: it lands now, or is found to be there.
-                if attempt == _WRITE_ATTEMPTS - 1:
-                    raise
-        raise AssertionError("unreachable")
 
     def _url(self, key: str) -> str:
         return f"{self._store.url}/{key}"

@@ -13,7 +13,7 @@ import msgspec
 
 from dagster_checkpoints.storage.errors import CorruptAnswer, CorruptRequest, InvalidRequest, InvalidStorageUrl
 from dagster_checkpoints.storage.layout import validate_request_id, validate_savepoint_name
-from dagster_checkpoints.storage.opening import validate_target
+from dagster_checkpoints.storage.urls import validate_directory
 
 VERSION = 1
 NO_RUNNING_PIPELINE = "NO_RUNNING_PIPELINE"
@@ -126,7 +126,7 @@ def validate_request(request: ControlRequest) -> ControlRequest:
         validate_savepoint_name(request.name)
     if request.target:
         try:
-            validate_target(request.target)
+            validate_directory(request.target)
         except InvalidStorageUrl as error:
             raise InvalidRequest(f"the savepoint cannot be made there: {error}") from error
     return request

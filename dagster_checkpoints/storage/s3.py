@@ -7,6 +7,7 @@ have landed. Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/condi
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import time
@@ -25,6 +26,7 @@ from botocore.config import Config
 from dagster_checkpoints.storage.base import (
     RESERVED_PREFIX,
     ObjectInfo,
+    ObjectStore,
     PutMode,
     UpdateVersion,
     probe,
@@ -38,7 +40,8 @@ from dagster_checkpoints.storage.errors import (
     StorageUnavailable,
     WriteConflict,
 )
-from dagster_checkpoints.storage.s3_errors import AttemptWatch, error_code, may_have_landed, translate
+from dagster_checkpoints.storage.s3_errors import AttemptWatch, error_code, may_have_landed, may_not_copy, translate
+from dagster_checkpoints.storage.urls import s3_parts
 
 _TOKEN = "write-token"
 _DELETE_BATCH = 1000
@@ -86,6 +89,7 @@ class S3Store:
         prefix: what all keys begin with, without slashes around it.
         client: a boto3 S3 client; :func:`create_client` makes one with fitting time-outs.
         multipart_bytes: files from this size on are sent in parts, several at a time.
+        copy_bytes: objects from this size on are copied in parts, several at a time.
         conflict_attempts: how often a conditional write is tried that S3 answers with 409.
         sleep: waits between those.
     """
@@ -97,6 +101,7 @@ class S3Store:
         *,
         client: Any = None,
         multipart_bytes: int = 16 * 1024 * 1024,
+        copy_bytes: int = 64 * 1024 * 1024,
         conflict_attempts: int = 6,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -111,6 +116,9 @@ class S3Store:
             multipart_chunksize=max(multipart_bytes, 8 << 20),
             max_concurrency=4,
         )
+        # Of one request for all the bytes no answer would come within the time-out.
+        self._copying = TransferConfig(multipart_threshold=copy_bytes, multipart_chunksize=copy_bytes, max_concurrency=4)
+        self._copy_bytes = copy_bytes
         self._watch = AttemptWatch(self._client, "PutObject")
 
     @property
@@ -227,6 +235,30 @@ class S3Store:
             except _BOTO_ERRORS as error:
                 raise self._translated(error, "write", key, unknown=may_have_landed(error)) from error
 
+    def copy_from(self, source: ObjectStore, source_key: str, key: str, size: int | None = None) -> bool:
+        if not isinstance(source, S3Store) or source._client.meta.endpoint_url != self._client.meta.endpoint_url:
+            return False
+        origin, target = {"Bucket": source.bucket, "Key": source._key(source_key)}, self._key(key)
+        try:
+            if size is not None and size < self._copy_bytes:
+                self._client.copy_object(CopySource=origin, Bucket=self.bucket, Key=target)
+            else:
+                self._client.copy(origin, self.bucket, target, Config=self._copying)
+        except _BOTO_ERRORS as error:
+            if may_not_copy(error):
+                return False
+            if error_code(error)[0] == 404 and error_code(error)[1] != "NoSuchBucket":
+                raise NotFound(f"expected an object at {source.url}/{source_key}, found none") from error
+            raise self._translated(error, "copy to", key, unknown=may_have_landed(error)) from error
+        return True
+
+    def sibling(self, url: str) -> ObjectStore | None:
+        if not url.startswith("s3://"):
+            return None
+        store = copy.copy(self)  # with the client and what watches it
+        store.bucket, store.prefix = s3_parts(url)
+        return store
+
     def head(self, key: str) -> ObjectInfo | None:
         try:
             with self._errors("look at", key):
@@ -234,6 +266,14 @@ class S3Store:
         except NotFound:
             return None
         return ObjectInfo(key, found["ContentLength"], found["LastModified"])
+
+    def folders(self, prefix: str = "") -> Iterator[str]:
+        full = self._full(prefix)
+        with self._errors("list", prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=full, Delimiter="/")
+            for page in pages:
+                for found in page.get("CommonPrefixes", ()):
+                    yield found["Prefix"][len(full) : -1]
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         skip = len(self._full(""))

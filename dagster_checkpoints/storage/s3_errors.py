@@ -87,6 +87,12 @@ def may_have_landed(error: BaseException) -> bool:
     return not isinstance(error, NEVER_SENT)
 
 
+def may_not_copy(error: Exception) -> bool:
+    """Whether the server will not copy between the two places, so that the bytes have to be sent instead."""
+    status, code = error_code(error)
+    return code in _DENIED or code == "NotImplemented" or status in (401, 403, 405, 501)
+
+
 def translate(error: Exception, *, verb: str, where: str, bucket: str, endpoint: str, unknown: bool) -> StorageError:
     """The error of ours for one of boto3's.
 

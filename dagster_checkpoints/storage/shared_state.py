@@ -31,12 +31,13 @@ class SharedStateRegistry:
             self._stored.update(hash_ for hash_ in hashes if hash_ not in self._deleting)
 
     def register(self, checkpoint: Hashable, hashes: Iterable[str]) -> None:
-        """``checkpoint`` names these files, in addition to those it names already.
+        """``checkpoint`` names these files, in addition to those it names already; it is known also if it names none.
 
         Raises:
             CheckpointDiscarded: it has been given up.
         """
         with self._changed:
+            self._named_by(checkpoint)
             for hash_ in hashes:
                 self._name(checkpoint, hash_)
 
@@ -79,6 +80,29 @@ class SharedStateRegistry:
         finally:
             self._deleted(orphans)
 
+    def lend(self, borrower: Hashable, hash_: str) -> bool:
+        """Keep a file from deletion for somebody who reads it, until :meth:`returning`.
+
+        Returns:
+            False if storage does not have it, or not for long: it is being deleted.
+        """
+        with self._changed:
+            if hash_ not in self._stored or hash_ in self._deleting:
+                return False
+            self._name(borrower, hash_)
+            return True
+
+    @contextmanager
+    def returning(self, borrower: Hashable) -> Iterator[frozenset[str]]:
+        """What was lent is needed no more; inside the block, what nobody names now may be deleted."""
+        with self._changed:
+            orphans = self._drop(borrower) - self._deleting
+            self._deleting |= orphans
+        try:
+            yield orphans
+        finally:
+            self._deleted(orphans)
+
     @contextmanager
     def sweeping(self, found: Iterable[str]) -> Iterator[frozenset[str]]:
         """Of the files found, those that no checkpoint names: inside the block they may be deleted."""
@@ -102,17 +126,23 @@ class SharedStateRegistry:
             return frozenset(self._names)
 
     def _name(self, checkpoint: Hashable, hash_: str) -> None:
-        if checkpoint in self._discarded:
-            raise CheckpointDiscarded(
-                f"{checkpoint} was aborted or deleted while its files were still being uploaded; the rest is not"
-            )
-        names = self._names.setdefault(checkpoint, set())
+        names = self._named_by(checkpoint)
         if hash_ not in names:
             names.add(hash_)
             self._count[hash_] = self._count.get(hash_, 0) + 1
 
+    def _named_by(self, checkpoint: Hashable) -> set[str]:
+        if checkpoint in self._discarded:
+            raise CheckpointDiscarded(
+                f"{checkpoint} was aborted or deleted while its files were still being uploaded; the rest is not"
+            )
+        return self._names.setdefault(checkpoint, set())
+
     def _unregister(self, checkpoint: Hashable) -> frozenset[str]:
         self._discarded.add(checkpoint)
+        return self._drop(checkpoint)
+
+    def _drop(self, checkpoint: Hashable) -> frozenset[str]:
         orphans = set()
         for hash_ in self._names.pop(checkpoint, ()):
             self._count[hash_] -= 1

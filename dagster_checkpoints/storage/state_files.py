@@ -1,4 +1,4 @@
-"""State files between the local file system and ``shared/<sha256>``, one at a time or many in parallel.
+"""State files between the local file system and a store, one at a time or many in parallel.
 
 Knows paths, hashes and the store; must not know what a checkpoint is beyond its name.
 """
@@ -9,11 +9,11 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Executor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 from uuid import uuid4
 
 from dagster_checkpoints.storage.base import RESERVED_PREFIX, ObjectStore, validate_key
@@ -24,16 +24,15 @@ from dagster_checkpoints.storage.errors import (
     StateFileChanged,
     StorageUnavailable,
 )
-from dagster_checkpoints.storage.layout import Layout
-from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 
 _CHUNK = 1024 * 1024
 _SMALL = 8 * 1024 * 1024
 _FETCH_ATTEMPTS = 3
-_REMEDY = (
+REMEDY = (
     "Nothing was restored from it. Restore the object from a backup or a replica, or say explicitly that the "
     "run may restore from an older retained checkpoint"
 )
+"""What to do about a state file of a checkpoint that is corrupt or gone."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -95,52 +94,86 @@ class HashCache:
                 self._hashes.popitem(last=False)
 
 
-def store_file(
-    store: ObjectStore,
-    layout: Layout,
-    registry: SharedStateRegistry,
-    cache: HashCache,
-    checkpoint: Hashable,
-    path: Path,
-) -> StoredFile:
-    """Put one local file under its sha256 unless storage has it; first ``checkpoint`` names it."""
+@dataclass(frozen=True)
+class LocalFile:
+    """A local file whose hash is known; it must stay as it is until it is stored.
+
+    Args:
+        path: where it is.
+        stat: as it was when it was hashed.
+        sha256: of its bytes.
+        data: its bytes, if they were just read and are few.
+    """
+
+    path: Path
+    stat: os.stat_result
+    sha256: str
+    data: bytes | None = None
+
+    @property
+    def size(self) -> int:
+        return self.stat.st_size
+
+
+def hash_file(cache: HashCache, path: Path) -> LocalFile:
+    """Find out a file's sha256, by reading it only if it was never read before.
+
+    Raises:
+        StateFileChanged: it changed meanwhile.
+        FileNotFoundError: it is not there.
+    """
     stat = path.stat()
     sha256, data = cache.get(stat), None
     if sha256 is None:
         sha256, data = _hash(path, stat)
         cache.put(stat, sha256)
-    if not registry.reserve(checkpoint, sha256):
-        return StoredFile(sha256, stat.st_size, uploaded=False)
-    key = layout.shared_file(sha256)
-    if data is not None:
-        store.put(key, data)
-    else:
-        store.put_file(key, path)
-        if _identity(path.stat()) != _identity(stat):
-            store.delete([key])
-            raise _changed(path)
-    registry.stored(checkpoint, sha256)
-    return StoredFile(sha256, stat.st_size, uploaded=True)
+    return LocalFile(path, stat, sha256, data)
 
 
-def fetch_file(store: ObjectStore, layout: Layout, file: StateFileLike, destination: Path, checkpoint: str) -> None:
-    """Fetch one state file; it appears verified and whole, or not at all."""
-    key = layout.shared_file(file.sha256)
+def put_file(store: ObjectStore, key: str, file: LocalFile) -> None:
+    """Write a hashed file's bytes under a key.
+
+    Raises:
+        StateFileChanged: it has changed since it was hashed; nothing is left under the key.
+    """
+    if file.data is not None:
+        store.put(key, file.data)
+        return
+    store.put_file(key, file.path)
+    if _identity(file.path.stat()) != _identity(file.stat):
+        store.delete([key])
+        raise _changed(file.path)
+
+
+def fetch_file(
+    store: ObjectStore, key: str, file: StateFileLike, destination: Path, checkpoint: str, remedy: str = REMEDY
+) -> None:
+    """Fetch one state file; it appears verified and whole, or not at all.
+
+    Args:
+        store: where it is.
+        key: of its bytes.
+        file: what the metadata says of it.
+        destination: it becomes ``destination/<file.path>``.
+        checkpoint: that names it, for the text of errors.
+        remedy: what to do if it is corrupt or gone, likewise.
+    """
     where = f"{store.url}/{key}"
     target = destination / validate_key(file.path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{RESERVED_PREFIX}tmp-{uuid4().hex}")
     try:
-        size, sha256 = _download(store, key, temporary)
+        with temporary.open("wb") as opened:
+            size, sha256 = read_through(store, key, opened)
         if (size, sha256) != (file.size, file.sha256):
             raise CorruptStateFile(
                 f"{checkpoint}: state file {file.path} at {where} is corrupt: expected {file.size} bytes "
-                f"with sha256 {file.sha256}, found {size} bytes with sha256 {sha256}. {_REMEDY}"
+                f"with sha256 {file.sha256}, found {size} bytes with sha256 {sha256}. {remedy}"
             )
         os.replace(temporary, target)
     except NotFound as error:
         raise MissingStateFile(
-            f"{checkpoint}: state file {file.path} is missing: expected {file.size} bytes at {where}, found no object. {_REMEDY}"
+            f"{checkpoint}: state file {file.path} is missing: expected {file.size} bytes at {where}, found no object. {remedy}"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -159,15 +192,26 @@ def run_all(executor: Executor, function: Callable[[T], R], items: Iterable[T]) 
     return [future.result() for future in futures]
 
 
-def _download(store: ObjectStore, key: str, temporary: Path) -> tuple[int, str]:
+def read_through(store: ObjectStore, key: str, target: BinaryIO | None = None) -> tuple[int, str]:
+    """Read an object, once more if its bytes break off, and write them to ``target`` if there is one.
+
+    Returns:
+        Its size and sha256.
+
+    Raises:
+        NotFound, StorageUnavailable: it cannot be read.
+    """
     for attempt in range(_FETCH_ATTEMPTS):
         digest, size = hashlib.sha256(), 0
+        if target is not None:
+            target.seek(0)
+            target.truncate()
         try:
-            with temporary.open("wb") as file:
-                for chunk in store.stream(key, _CHUNK):
-                    digest.update(chunk)
-                    size += len(chunk)
-                    file.write(chunk)
+            for chunk in store.stream(key, _CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+                if target is not None:
+                    target.write(chunk)
             return size, digest.hexdigest()
         except StorageUnavailable:
             # An answer that broke off half-way; a store that is away for longer has been retried below.

@@ -90,6 +90,22 @@ class FaultyStore:
         self._reach()
         self.inner.put_file(key, path)
 
+    def copy_from(self, source: ObjectStore, source_key: str, key: str, size: int | None = None) -> bool:
+        self._reach()
+        return self.inner.copy_from(source.inner if isinstance(source, FaultyStore) else source, source_key, key, size)
+
+    def sibling(self, url: str) -> ObjectStore | None:
+        sibling = self.inner.sibling(url)
+        if sibling is None:
+            return None
+        faulty = FaultyStore(sibling)
+        faulty.faults = self.faults  # the same network
+        return faulty
+
+    def folders(self, prefix: str = "") -> Iterator[str]:
+        self._reach()
+        return self.inner.folders(prefix)
+
     def head(self, key: str) -> ObjectInfo | None:
         self._reach()
         return self.inner.head(key)

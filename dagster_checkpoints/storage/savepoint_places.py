@@ -1,0 +1,212 @@
+"""Where savepoints lie: the pipeline's own ``savepoints/``, and anywhere else that somebody names.
+
+Must not know what is in a savepoint's directory (:mod:`savepoints`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from uuid import uuid4
+
+from dagster_checkpoints.storage.base import ObjectStore
+from dagster_checkpoints.storage.errors import InvalidKey, InvalidStorageUrl, StorageError
+from dagster_checkpoints.storage.layout import METADATA, SAVEPOINTS, Layout, validate_savepoint_name
+from dagster_checkpoints.storage.ownership import Ownership
+from dagster_checkpoints.storage.savepoints import SavepointDirectory
+from dagster_checkpoints.storage.shared_files import SharedFiles
+from dagster_checkpoints.storage.state_files import run_all
+from dagster_checkpoints.storage.urls import split_directory, validate_directory
+
+_NAMED_IN_ERRORS = 20
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StoredSavepoint:
+    """A savepoint found in the pipeline's own ``savepoints/``.
+
+    Args:
+        checkpoint_id: its id.
+        name: as it was asked for, or "".
+        location: relative to the pipeline's directory.
+        url: for people.
+        modified: when its metadata was written, by the store's clock.
+    """
+
+    checkpoint_id: int
+    name: str
+    location: str
+    url: str
+    modified: datetime
+
+
+class SavepointPlaces:
+    """Finds and makes savepoints of one pipeline.
+
+    Args:
+        store: the root.
+        layout: of the pipeline.
+        shared: its state files.
+        executor: threads for transfers.
+        open_elsewhere: the store at a URL of another kind than the root's.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        layout: Layout,
+        shared: SharedFiles,
+        executor: Callable[[], Executor],
+        open_elsewhere: Callable[[str], ObjectStore],
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._shared = shared
+        self._executor = executor
+        self._open_elsewhere = open_elsewhere
+
+    @property
+    def _url(self) -> str:
+        return f"{self._store.url}/{self._layout.pipeline}"
+
+    def relative(self, location: str) -> str | None:
+        """A location below the pipeline's directory from any way to write it; None if it lies elsewhere.
+
+        Args:
+            location: relative, or a URL or absolute path; with or without ``/_metadata``.
+
+        Raises:
+            InvalidStorageUrl: a URL that storage does not understand.
+        """
+        directory = location.removesuffix(f"/{METADATA}").rstrip("/")
+        if "://" not in directory and not directory.startswith("/"):
+            return directory
+        url = validate_directory(directory)
+        return url.removeprefix(f"{self._url}/") if url.startswith(f"{self._url}/") else None
+
+    def is_savepoint(self, location: str) -> bool:
+        """Whether a location would be a savepoint's: by its name alone."""
+        relative = self.relative(location)
+        if relative is not None:
+            return relative.startswith(f"{SAVEPOINTS}/")
+        name = location.removesuffix(f"/{METADATA}").rstrip("/").rpartition("/")[2]
+        return self._layout.parse_checkpoint(f"checkpoints/{name}") is None
+
+    def new(self, checkpoint_id: int, name: str, target: str, ownership: Ownership | None) -> SavepointDirectory:
+        """A directory for a new savepoint; nothing is written yet."""
+        if name:
+            validate_savepoint_name(name)
+        folder = self._layout.savepoint(checkpoint_id, name, uuid4().hex[:6])
+        directory = validate_directory(target) if target else f"{self._url}/{SAVEPOINTS}"
+        if directory == f"{self._url}/{SAVEPOINTS}":
+            return self._own(f"{SAVEPOINTS}/{folder}", ownership)
+        if f"{directory}/".startswith(f"{self._url}/"):
+            raise InvalidStorageUrl(
+                f"expected a directory for savepoints outside the pipeline's own {self._url}, found {target!r}: in there they "
+                f"lie in {self._url}/{SAVEPOINTS} only. Name no directory to have them there"
+            )
+        return self._elsewhere(f"{directory.rstrip('/')}/{folder}", ownership)
+
+    def at(self, location: str) -> SavepointDirectory:
+        """The directory of a savepoint, whether or not there is one.
+
+        Raises:
+            InvalidKey: a relative location that cannot be a savepoint's.
+            InvalidStorageUrl: a URL that storage does not understand.
+        """
+        relative = self.relative(location)
+        if relative is None:
+            return self._elsewhere(validate_directory(location.removesuffix(f"/{METADATA}").rstrip("/")), None)
+        if not relative.startswith(f"{SAVEPOINTS}/"):
+            raise InvalidKey(
+                f"expected a savepoint such as {SAVEPOINTS}/savepoint-43-nightly, below {self._url}, or the URL or absolute path "
+                f"of a savepoint's directory, found {location!r}"
+            )
+        return self._own(relative, None)
+
+    def open(self, location: str) -> SavepointDirectory:
+        """An existing savepoint. Raises MissingSavepoint, which names what is there instead, and as :meth:`at`."""
+        directory = self.at(location)
+        if directory.exists():
+            return directory
+        if directory.own:
+            raise directory.missing(savepoint.location for savepoint in self.listed())
+        raise directory.missing(self._near(directory.url))
+
+    def listed(self) -> list[StoredSavepoint]:
+        """The savepoints in the pipeline's own ``savepoints/``, newest first."""
+
+        def look(folder: str) -> StoredSavepoint | None:
+            parsed, directory = self._layout.parse_savepoint(folder), self._own(f"{SAVEPOINTS}/{folder}", None)
+            info = directory.metadata_info() if parsed is not None else None
+            if parsed is None or info is None:
+                return None
+            return StoredSavepoint(*parsed, directory.location, directory.url, info.modified)
+
+        folders = list(self._store.folders(self._layout.savepoints))
+        found = [savepoint for savepoint in run_all(self._executor(), look, folders) if savepoint is not None]
+        return sorted(found, key=lambda savepoint: (savepoint.modified, savepoint.checkpoint_id), reverse=True)
+
+    def sweep(self, ownership: Ownership) -> int:
+        """Delete what earlier owners began to write in ``savepoints/`` and never completed. Returns their number.
+
+        Only what says of itself that an earlier owner of this pipeline was writing it: a savepoint that somebody copies here is
+        left alone, complete or not, and so are those of this owner.
+        """
+        swept = 0
+        for folder in list(self._store.folders(self._layout.savepoints)):
+            directory = self._own(f"{SAVEPOINTS}/{folder}", None)
+            try:
+                mark = directory.incomplete()
+                if mark is None or mark.pipeline != self._layout.pipeline or mark.epoch >= ownership.epoch:
+                    continue
+                if not directory.exists():
+                    ownership.ensure()
+                    directory.delete()
+                    swept += 1
+            except InvalidKey:
+                _log.warning("Left %s alone: its name is not a savepoint's", directory.url)
+        return swept
+
+    def _own(self, location: str, ownership: Ownership | None) -> SavepointDirectory:
+        prefix = self._layout.at(location).rstrip("/")
+        return self._directory(self._store, prefix, f"{self._store.url}/{prefix}", location, ownership)
+
+    def _elsewhere(self, url: str, ownership: Ownership | None) -> SavepointDirectory:
+        parent, name = split_directory(url)
+        return self._directory(self._open(parent), name, url, url, ownership)
+
+    def _open(self, url: str) -> ObjectStore:
+        return self._store.sibling(url) or self._open_elsewhere(url)
+
+    def _directory(
+        self, store: ObjectStore, prefix: str, url: str, location: str, ownership: Ownership | None
+    ) -> SavepointDirectory:
+        return SavepointDirectory(
+            store,
+            prefix,
+            url=url,
+            location=location,
+            shared=self._shared,
+            executor=self._executor,
+            pipeline=self._layout.pipeline,
+            ownership=ownership,
+        )
+
+    def _near(self, url: str) -> list[str]:
+        """Savepoints in a directory that was named instead of one of them, or beside it."""
+        found: list[str] = []
+        parent, _ = split_directory(url)
+        for place in (url, parent):
+            try:
+                store = self._open(place)
+                folders = (name for name in store.folders() if self._layout.parse_savepoint(name) is not None)
+                found += [f"{store.url}/{name}" for name in islice(folders, _NAMED_IN_ERRORS)]
+            except StorageError:  # it was only a hint
+                continue
+        return found
