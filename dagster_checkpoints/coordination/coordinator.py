@@ -283,7 +283,7 @@ class CheckpointCoordinator:
         if request.request_id is not None:
             return [RequestFailed(request.request_id, dropped.reason, dropped.reason.value)]
         if request.for_end_of_data:
-            self._schedule.final_not_triggered(now)
+            self._schedule.final_failed(now)
         elif dropped.retry_at is not None:
             self._schedule.postpone_periodic(dropped.retry_at)
         return []
@@ -294,8 +294,6 @@ class CheckpointCoordinator:
             reason = FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
             if request.request_id is not None:
                 return [RequestFailed(request.request_id, reason, plan)]
-            if request.for_end_of_data:
-                self._schedule.final_not_triggered(now)
             return [CheckpointFailed(None, reason, plan)]
         actions = self._pending.trigger(request.properties, plan, request.request_id, now)
         if self.all_at_end_of_data and request.properties.commits:

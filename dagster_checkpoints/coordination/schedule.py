@@ -97,8 +97,7 @@ class CheckpointSchedule:
 
     def postpone_periodic(self, until: float) -> None:
         """The minimum pause has not passed: the next periodic checkpoint is due when it has."""
-        if self._next_periodic is not None:
-            self._next_periodic = until
+        self._next_periodic = until
 
     # The final checkpoint
 
@@ -107,8 +106,8 @@ class CheckpointSchedule:
         self._finals.add(checkpoint_id)
         self._final_wanted = False
 
-    def final_not_triggered(self, now: float) -> None:
-        """It could not be: another attempt after the back-off."""
+    def final_failed(self, now: float) -> None:
+        """Another attempt after the back-off."""
         self._final_at = now + min(self._config.interval or _LONGEST_BACK_OFF, _LONGEST_BACK_OFF)
 
     def ended(self, checkpoint_id: int, *, failed: bool, now: float) -> None:
@@ -116,4 +115,4 @@ class CheckpointSchedule:
         if checkpoint_id in self._finals:
             self._finals.discard(checkpoint_id)
             if failed:
-                self.final_not_triggered(now)
+                self.final_failed(now)

@@ -123,6 +123,17 @@ def test_a_plan_does_not_follow_later_states(states_of: States) -> None:
     assert plan.trigger == tasks("V0{0,1}")
 
 
+def test_a_set_of_tasks_is_a_set(states_of: States) -> None:
+    plan = compute_plan(states_of("V0 p9 fin{0} -ALL-> V1 p3"))
+    assert isinstance(plan, CheckpointPlan)
+    assert plan.trigger & {TaskId("V0", 1), TaskId("V1", 1)} == {TaskId("V0", 1)}
+    assert plan.wait - plan.trigger == tasks("V1{0,1,2}")
+    strangers: list[object] = [TaskId("V0", 9), TaskId("V0", -1), TaskId("V7", 0), ("V0", 1, 2), "V0", None]
+    assert not any(stranger in plan.wait for stranger in strangers)
+    assert repr(plan.finished) == "TaskSet(V0[0])"
+    assert repr(plan.wait).endswith("V0[8], … 11 tasks)")
+
+
 def test_the_flags_belong_to_every_stage_of_a_chain() -> None:
     graph = ExecutionGraph((Vertex("a", ("a", "b", "c"), 1), Vertex("d", ("d",), 1)), ())
     states = TaskStates(graph, [TaskId("a", 0)])

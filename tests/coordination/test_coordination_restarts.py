@@ -52,8 +52,9 @@ def test_a_fresh_strategy_has_no_past() -> None:
     assert isinstance(rate.fresh().on_failure(1), RestartAfter)
 
 
-def test_the_delay_stays_at_its_maximum_for_ever() -> None:
-    strategy = ExponentialDelayRestart(initial=1, maximum=5, multiplier=10, reset_after=1e9)
+@pytest.mark.parametrize("multiplier", [10, 10.0])
+def test_the_delay_stays_at_its_maximum_for_ever(multiplier: float) -> None:
+    strategy = ExponentialDelayRestart(initial=1, maximum=5, multiplier=multiplier, reset_after=1e9)
     answers = [strategy.on_failure(n) for n in range(1000)]
     assert isinstance(answers[-1], RestartAfter)
     assert answers[-1].delay == 5
