@@ -20,6 +20,16 @@ from dagster_checkpoints import (
     stage,
     unbounded_source,
 )
+from dagster_checkpoints.state import (
+    ChainMetadata,
+    CheckpointMetadata,
+    QuerySnapshot,
+    StageInstanceSnapshot,
+    StageMetadata,
+    StateFile,
+    TaskSnapshot,
+    encode,
+)
 from dagster_checkpoints.storage import (
     Answer,
     CheckpointStorage,
@@ -124,6 +134,8 @@ class FakeOwner:
     def __init__(self, root: Path, pipeline: Pipeline, run_id: str, *, resume: bool = False, lease_seconds: float = 60.0) -> None:
         self.pipeline = pipeline
         self.run_id = run_id
+        self.folder = root.parent / "files-of-the-owner" / run_id
+        self.taken = 0
         self.storage = CheckpointStorage(open_store(str(root)), pipeline.name)
         self.ownership = self.storage.acquire(Owner(run_id=run_id, host="a-machine", pid=1), lease_seconds)
         self.job_id = self.ownership.begin_job(resume=resume)
@@ -198,6 +210,76 @@ class FakeOwner:
             "stages": stages,
         }
         self.storage.write_status(PipelineStatus(pipeline=self.pipeline.name, **{**values, **fields}))
+
+    def take_savepoint(self, number: int, name: str = "", target: str = "", **fields: Any) -> dict[str, Any]:
+        """Write a savepoint as a run does: `history` has finished, `live` reads two directories. Returns what answers tell."""
+        directory = self.storage.savepoint_directory(number, name, target)
+        contents = {
+            f"{index}/{path}": text
+            for index, offset in enumerate((11, 22))
+            for path, text in {
+                "offsets/4": f'v1\n{{"batchWatermarkMs":0}}\n{{"logOffset":{offset}}}',
+                "state/0/1.zip": f"state of instance {index}, as of savepoint {number}",
+            }.items()
+        }
+        files = {}
+        for where, text in contents.items():
+            path = self.folder / str(number) / where
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            files[where] = path
+        stored = directory.upload_files(files)
+        tasks = {
+            index: TaskSnapshot(
+                stages={"live": StageInstanceSnapshot(rows_out=5)},
+                query=QuerySnapshot(
+                    batch_id=4,
+                    files=tuple(
+                        StateFile(where[2:], stored[where].sha256, stored[where].size)
+                        for where in contents
+                        if where.startswith(f"{index}/")
+                    ),
+                ),
+            )
+            for index in (0, 1)
+        }
+        stages = tuple(
+            StageMetadata(
+                name=stage.name,
+                parallelism=stage.parallelism,
+                instances=stage.instances,
+                finished=(0,) if stage.name in ("history", "copied") else (),
+                fully_finished=stage.name in ("history", "copied"),
+                rows=7,
+            )
+            for stage in self.pipeline.stages
+        )
+        chains = (
+            ChainMetadata("history", ("history", "copied")),
+            ChainMetadata("live", ("live",), tasks),
+            ChainMetadata("joined", ("joined",), {0: TaskSnapshot(stages={"joined": StageInstanceSnapshot()})}),
+        )
+        values: dict[str, Any] = {
+            "kind": "savepoint",
+            "job_id": str(self.job_id),
+            "run_id": self.run_id,
+            "epoch": self.ownership.epoch,
+            "triggered_at": 1_700_000_000.0 + number,
+            "completed_at": 1_700_000_001.5 + number,
+            "spark_version": "4.3.0",
+        }
+        metadata = CheckpointMetadata(self.pipeline.name, number, stages, chains, **{**values, **fields})
+        location = directory.write_metadata(encode(metadata), {one.sha256: one.size for one in stored.values()})
+        return {"checkpoint_id": number, "location": location, "url": directory.url}
+
+    def answer_with_savepoints(self) -> None:
+        """Answer every request for a savepoint or a stop with one; ids count from 1."""
+
+        def answer(request: ControlRequest) -> Answer:
+            self.taken += 1
+            return self.done(request, **self.take_savepoint(self.taken, request.name, request.target))
+
+        self.answers["savepoint"] = self.answers["stop"] = answer
 
     def checkpoint(self, number: int) -> None:
         """Complete a checkpoint, as far as state.json says."""

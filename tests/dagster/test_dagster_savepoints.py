@@ -1,0 +1,383 @@
+"""The savepoint asset: what materializing takes, shows and refuses; savepoints taken otherwise; what a schedule deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import dagster as dg
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_checkpoints import Pipeline, savepoint_asset
+from dagster_checkpoints.savepoints import SavepointAsset, SavepointRetention, record_savepoint
+from dagster_checkpoints.savepoints.metadata import read_savepoint, resume_metadata
+from dagster_checkpoints.savepoints.retention import Recorded, superfluous
+from dagster_checkpoints.spark.events import CheckpointDone, SavepointDone
+from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable
+
+Owner = Callable[..., Any]
+Take = Callable[..., dg.ExecuteInProcessResult]
+KEY = dg.AssetKey(["savepoints", "meeting"])
+OP = "savepoints__meeting"
+PARTITIONS = "savepoints_meeting"
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def savepoints(meeting_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> dg.AssetsDefinition:
+    return savepoint_asset(pipeline=meeting_pipeline, assets=assets_of(meeting_pipeline))
+
+
+@pytest.fixture
+def running(owner: Owner, meeting_pipeline: Pipeline) -> Any:
+    """A run that takes a savepoint whenever it is asked to."""
+    made = owner(meeting_pipeline)
+    made.answer_with_savepoints()
+    made.serve_forever()
+    return made
+
+
+@pytest.fixture
+def take(savepoints: dg.AssetsDefinition, instance: dg.DagsterInstance, coordinator: Callable[..., Any]) -> Take:
+    """Materializes a partition, as the dialog does: it adds the partition first."""
+
+    def materialize(partition: str | None, **config: Any) -> dg.ExecuteInProcessResult:
+        if partition is not None:
+            instance.add_dynamic_partitions(PARTITIONS, [partition])
+        return dg.materialize(
+            [savepoints],
+            partition_key=partition,
+            instance=instance,
+            resources={"checkpoint_coordinator": coordinator()},
+            run_config={"ops": {OP: {"config": config}}} if config else None,
+            raise_on_error=False,
+        )
+
+    return materialize
+
+
+def recorded(instance: dg.DagsterInstance, partition: str) -> dict[str, Any]:
+    """The metadata of a partition's materialization."""
+    wanted = dg.AssetRecordsFilter(asset_key=KEY, asset_partitions=[partition])
+    (record,) = instance.fetch_materializations(wanted, limit=5).records
+    assert record.asset_materialization is not None
+    return {name: value.value for name, value in record.asset_materialization.metadata.items()}
+
+
+def test_materializing_takes_a_savepoint_and_shows_what_it_holds(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
+    result = take("before-upgrade")
+    assert result.success
+    (request,) = running.requests
+    assert (request.kind, request.name, request.target) == ("savepoint", "before-upgrade", "")
+    assert request.recorded_by_asker and request.asked_by == f"run {result.run_id}"
+
+    shown = recorded(instance, "before-upgrade")
+    (stored,) = running.storage.list_savepoints()
+    assert shown["path"] == stored.url and stored.url.startswith("file://")
+    assert shown["location"] == stored.location
+    assert (shown["checkpoint"], shown["pipeline"], shown["run"]) == (1, "meeting", "run-1")
+    assert (shown["trigger"], shown["duration"]) == ("request", 1.5)
+    assert (shown["files"], shown["spark_version"], shown["format_version"]) == (4, "4.3.0", 1)
+    rows = {record.data["stage"]: record.data for record in shown["stages"].records}
+    assert [rows[name]["state"] for name in ("history", "copied", "live", "joined")] == [
+        "finished",
+        "finished",
+        "running",
+        "running",
+    ]
+    assert rows["live"]["offsets"] == 'left: {"logOffset":11}; right: {"logOffset":22}'
+    assert rows["live"]["instances"] == 2 and rows["live"]["rows"] == 7
+    assert rows["live"]["bytes"] == shown["bytes"] > 0 and rows["live"]["files"] == 4
+    assert rows["joined"]["bytes"] == 0
+    assert rows["copied"]["offsets"] == "in the query of history"
+    assert f"restore_from: {stored.location}" in shown["resume"]
+
+
+@pytest.mark.parametrize(("stop", "drain"), [("suspend", False), ("drain", True)])
+def test_it_can_stop_the_pipeline_and_lie_elsewhere(
+    running: Any, take: Take, instance: dg.DagsterInstance, tmp_path: Path, stop: str, drain: bool
+) -> None:
+    assert take("last", stop=stop, path=str(tmp_path / "backup"), deadline=30.0).success
+    (request,) = running.requests
+    assert (request.kind, request.drain, request.deadline_seconds) == ("stop", drain, 30.0)
+    shown = recorded(instance, "last")
+    assert shown["trigger"] == stop
+    assert shown["path"] == shown["location"]
+    assert shown["path"].startswith((tmp_path / "backup").as_uri())
+    assert (Path(urlsplit(shown["path"]).path) / "_metadata").exists()
+
+
+def test_a_savepoint_is_never_replaced(
+    running: Any, take: Take, instance: dg.DagsterInstance, failure_of: Callable[..., Any]
+) -> None:
+    assert take("daily").success
+    failure = failure_of(take("daily"))
+    assert "'daily'" in failure.description and "another key" in failure.description
+    assert recorded(instance, "daily")["location"] in failure.description
+    assert len(running.requests) == 1
+
+
+def test_what_failed_may_be_tried_again_under_its_key(
+    owner: Owner, meeting_pipeline: Pipeline, take: Take, instance: dg.DagsterInstance, failure_of: Callable[..., Any]
+) -> None:
+    failure = failure_of(take("daily"))
+    assert "not running" in failure.description and "never run here" in failure.description
+    assert failure.metadata["error"].value == "NoRunningPipeline"
+    assert instance.has_dynamic_partition(PARTITIONS, "daily")  # the user's own
+
+    running = owner(meeting_pipeline)
+    running.answers["savepoint"] = lambda request: running.failed(request, "CHECKPOINT_EXPIRED", "after 600 s")
+    running.serve_forever()
+    failure = failure_of(take("daily"))
+    assert "after 600 s" in failure.description
+    assert failure.metadata["reason"].value == "CHECKPOINT_EXPIRED"
+    running.answer_with_savepoints()
+    assert take("daily").success
+
+
+def test_a_key_that_cannot_be_a_name_is_refused(running: Any, take: Take, failure_of: Callable[..., Any]) -> None:
+    assert "savepoint's name" in failure_of(take("before upgrade/1")).description
+
+
+def test_a_savepoint_whose_stop_failed_is_kept_and_shown(
+    owner: Owner, meeting_pipeline: Pipeline, take: Take, instance: dg.DagsterInstance, failure_of: Callable[..., Any]
+) -> None:
+    running = owner(meeting_pipeline)
+    running.answers["stop"] = lambda request: running.failed(
+        request, "CHECKPOINT_COORDINATOR_SHUTDOWN", "a commit raised", **running.take_savepoint(3, request.name)
+    )
+    running.serve_forever()
+    failure = failure_of(take("last", stop="suspend"))
+    assert "a commit raised" in failure.description
+    assert recorded(instance, "last")["checkpoint"] == 3
+    assert failure.metadata["savepoint"].value == recorded(instance, "last")["path"]
+
+
+def test_without_a_partition_it_finds_a_name_by_itself(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
+    assert take(None).success
+    (partition,) = instance.get_dynamic_partitions(PARTITIONS)
+    assert partition.startswith("savepoint-1-")
+    assert recorded(instance, partition)["location"] == f"savepoints/{partition}"
+
+
+def test_a_savepoint_that_cannot_be_read_now_is_recorded_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, running: Any, take: Take, instance: dg.DagsterInstance
+) -> None:
+    def unreachable(self: CheckpointStorage, location: str) -> None:
+        raise StorageUnavailable("the bucket is on the moon.")
+
+    monkeypatch.setattr(CheckpointStorage, "open_savepoint", unreachable)
+    assert take("daily").success
+    assert recorded(instance, "daily")["checkpoint"] == 1
+
+
+# Savepoints that were taken in other ways
+
+
+@pytest.fixture
+def record(instance: dg.DagsterInstance, meeting_pipeline: Pipeline, tmp_path: Path) -> Callable[[SavepointDone], str]:
+    """Reports a savepoint in a run of the pipeline."""
+
+    def report(event: SavepointDone) -> str:
+        partitions = []
+
+        @dg.asset(name="pipeline_op")
+        def a_stage(context):  # type: ignore[no-untyped-def]
+            from dagster_checkpoints.storage import open_store
+
+            def storage() -> CheckpointStorage:
+                return CheckpointStorage(open_store(str(tmp_path / "storage")), "meeting")
+
+            partitions.append(record_savepoint(context, meeting_pipeline, event, storage))
+
+        a_stage_result = dg.materialize([a_stage], instance=instance)
+        assert a_stage_result.success
+        return partitions[0]
+
+    return report
+
+
+def done(number: int, location: str, **fields: Any) -> SavepointDone:
+    checkpoint = CheckpointDone(number, location, ("live",), (), 0.5, 0.1, 0.2, 0.0, 100, 200, {})
+    values: dict[str, Any] = {"stops": "", "request_id": "r", "asked_by": "me@host", "recorded_by_asker": False, **fields}
+    return SavepointDone(location=location, checkpoint=checkpoint, **values)
+
+
+def test_savepoints_taken_otherwise_are_partitions_as_well(
+    owner: Owner, meeting_pipeline: Pipeline, record: Any, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    running = owner(meeting_pipeline)
+    location = running.take_savepoint(4, "by-hand")["location"]
+    partition = record(done(4, location, stops="suspend"))
+    assert location == f"savepoints/{partition}"
+    assert instance.get_dynamic_partitions(PARTITIONS) == [partition]
+    shown = recorded(instance, partition)
+    assert (shown["checkpoint"], shown["trigger"], shown["asked_by"]) == (4, "suspend", "me@host")
+    assert "pipeline_op" in shown["resume"]
+
+    elsewhere = running.take_savepoint(5, "far", str(tmp_path / "far away"))["location"]
+    assert elsewhere.startswith("file://")
+    assert record(done(5, elsewhere)) == elsewhere.rpartition("/")[2]
+
+
+def test_recording_never_fails_the_run(record: Any, instance: dg.DagsterInstance) -> None:
+    partition = record(done(9, "savepoints/savepoint-9-gone"))
+    shown = recorded(instance, partition)
+    assert (shown["checkpoint"], shown["bytes"], shown["location"]) == (9, 200, "savepoints/savepoint-9-gone")
+
+
+def test_the_asset_of_a_code_location_is_found_under_its_own_key(
+    meeting_pipeline: Pipeline, numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]
+) -> None:
+    mine = savepoint_asset(pipeline=meeting_pipeline, assets=assets_of(meeting_pipeline), key_prefix=["prod", "kept"])
+    defs = dg.Definitions(assets=[mine], resources={"checkpoint_coordinator": 1})
+    context: Any = SimpleNamespace(repository_def=defs.get_repository_def())
+    found = SavepointAsset.of(context, meeting_pipeline)
+    assert found == SavepointAsset(dg.AssetKey(["prod", "kept", "meeting"]), "prod_kept_meeting")
+    assert SavepointAsset.of(context, numbers_pipeline).key == dg.AssetKey(["savepoints", "numbers"])
+
+
+# Going on from one
+
+
+def test_the_link_opens_the_launchpad_of_the_job_that_ran_the_pipeline(
+    owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance
+) -> None:
+    from dagster._core.remote_origin import (
+        RegisteredCodeLocationOrigin,
+        RemoteJobOrigin,
+        RemoteRepositoryOrigin,
+    )
+
+    running = owner(meeting_pipeline)
+    savepoint = read_savepoint(running.storage, running.take_savepoint(2, "x")["location"])
+    assert "[" not in resume_metadata(instance, savepoint, "pipeline_op")["resume"].value  # nobody knows that run
+
+    def remember(repository: str, selection: frozenset[dg.AssetKey] | None) -> Any:
+        origin = RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("the location"), repository), "nightly")
+        config = {"ops": {"pipeline_op": {"config": {"restore_from": "none", "allow_older_checkpoint": True}}}}
+        with dg.DagsterInstance.ephemeral() as other:
+            run = dg.DagsterRun(
+                job_name="nightly", run_id="run-1", run_config=config, remote_job_origin=origin, asset_selection=selection
+            )
+            other.add_run(run)
+            text = resume_metadata(other, savepoint, "pipeline_op")["resume"].value
+        return urlsplit(text[text.index("(") + 1 : text.index(")")])
+
+    link = remember("__repository__", None)
+    assert link.path == "/locations/the%20location/jobs/nightly/playground/setup"
+    config = yaml.safe_load(parse_qs(link.query)["config"][0])
+    assert config["ops"]["pipeline_op"]["config"] == {
+        "restore_from": savepoint.location,
+        "allow_older_checkpoint": True,
+    }
+    link = remember("repo", frozenset({dg.AssetKey(["a", "b"])}))
+    assert link.path.startswith("/locations/repo@the%20location/jobs/")
+    assert parse_qs(link.query)["assetSelection[0][assetKey][path][1]"] == ["b"]
+
+
+# What a schedule deletes of its own
+
+AGES = st.lists(st.integers(0, 100), min_size=1, max_size=12, unique=True)
+
+
+@given(AGES, st.none() | st.integers(1, 12), st.none() | st.integers(1, 100))
+def test_the_newest_is_always_kept_and_the_rest_by_number_and_age(
+    ages: list[int], count: int | None, max_age: int | None
+) -> None:
+    made = [Recorded(f"p-{age}", f"l-{age}", 1000.0 - age) for age in ages]
+    retention = SavepointRetention(made_by="s", prefix="p-", count=count, max_age=max_age)
+    deleted = {one.partition for one in superfluous(made, retention)}
+    kept = sorted(age for age in ages if f"p-{age}" not in deleted)
+    assert kept[0] == min(ages)
+    assert count is None or len(kept) <= count
+    assert max_age is None or all(age - min(ages) <= max_age for age in kept)
+    wanted = [age for age in sorted(ages)[: count or len(ages)] if max_age is None or age - min(ages) <= max_age]
+    assert kept == wanted
+
+
+def scheduled(number: int, **changes: Any) -> dict[str, Any]:
+    return {"retention": {"made_by": "hourly", "prefix": "periodic-", "count": 2, **changes}}
+
+
+def periodic(number: int) -> str:
+    return f"periodic-20260504T03020{number}Z"
+
+
+def test_a_schedule_deletes_its_own_old_savepoints_and_nobody_elses(
+    running: Any, take: Take, instance: dg.DagsterInstance
+) -> None:
+    assert take("by-hand").success
+    assert take(periodic(0), retention={"made_by": "another", "prefix": "periodic-", "count": 2}).success
+    instance.add_dynamic_partitions(PARTITIONS, ["periodic-notes", periodic(1)])  # a user's, and a tick's that came to nothing
+    for number in (2, 3, 4):
+        assert take(periodic(number), **scheduled(number)).success
+    assert set(instance.get_dynamic_partitions(PARTITIONS)) == {
+        "by-hand",
+        "periodic-notes",
+        periodic(0),
+        periodic(3),
+        periodic(4),
+    }
+    there = {savepoint.checkpoint_id for savepoint in running.storage.list_savepoints()}
+    assert there == {1, 2, 4, 5}
+    assert recorded(instance, periodic(4))["made_by"] == "hourly"
+    assert recorded(instance, periodic(4))["asked_by"] == "schedule hourly"
+    assert recorded(instance, periodic(2))["checkpoint"] == 3  # what was, stays known
+
+
+def test_what_a_restart_would_need_is_kept(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
+    assert take(periodic(1), **scheduled(1, count=1)).success
+    location = recorded(instance, periodic(1))["location"]
+    running.ownership.complete(9, location, kind="savepoint")  # the pipeline was restored from it
+    assert take(periodic(2), **scheduled(2, count=1)).success
+    assert take(periodic(3), **scheduled(3, count=1)).success
+    assert set(instance.get_dynamic_partitions(PARTITIONS)) == {periodic(1), periodic(3)}
+    assert location in {savepoint.location for savepoint in running.storage.list_savepoints()}
+
+
+def test_what_is_gone_already_is_no_obstacle(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
+    for number in (1, 2):
+        assert take(periodic(number), **scheduled(number)).success
+    running.storage.open_savepoint(recorded(instance, periodic(1))["location"]).delete()
+    assert take(periodic(3), **scheduled(3)).success
+    assert set(instance.get_dynamic_partitions(PARTITIONS)) == {periodic(2), periodic(3)}
+
+
+def test_a_tick_that_came_to_nothing_leaves_no_partition(take: Take, instance: dg.DagsterInstance) -> None:
+    assert not take(periodic(1), **scheduled(1)).success
+    assert instance.get_dynamic_partitions(PARTITIONS) == []
+
+
+def test_deletion_that_fails_does_not_fail_the_savepoint(
+    monkeypatch: pytest.MonkeyPatch, running: Any, take: Take, instance: dg.DagsterInstance
+) -> None:
+    for number in (1, 2):
+        assert take(periodic(number), **scheduled(number)).success
+
+    def unreachable(self: CheckpointStorage) -> None:
+        raise StorageUnavailable("the bucket is on the moon.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dagster_checkpoints.storage.savepoints.SavepointDirectory.delete", unreachable)
+        assert take(periodic(3), **scheduled(3)).success
+    assert len(instance.get_dynamic_partitions(PARTITIONS)) == 3
+    assert take(periodic(4), **scheduled(4)).success
+    assert set(instance.get_dynamic_partitions(PARTITIONS)) == {periodic(3), periodic(4)}
+
+
+def test_the_asset_says_how_it_is_used(savepoints: dg.AssetsDefinition) -> None:
+    (spec,) = savepoints.specs
+    assert spec.key == KEY and spec.group_name == "savepoints" and not list(spec.deps)
+    assert "add a partition" in str(spec.description)
