@@ -261,9 +261,9 @@ class CheckpointCoordinator:
     def _go_on(self, now: float) -> list[CoordinatorAction]:
         """What time and the tasks' states ask for, then whatever request may run."""
         self._tasks.lose_patience(now)
+        actions = self._go_on_stopping(self._stop, now) if self._stop is not None else []
         if self._stop is not None:
-            return self._go_on_stopping(self._stop, now)
-        actions: list[CoordinatorAction] = []
+            return actions
         for request in self._schedule.due(self._tasks, self._queue, now):
             actions += self._enqueue(request, now)
         # A task that is just finishing would abort every checkpoint: it is let go first.

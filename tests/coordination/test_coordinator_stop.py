@@ -353,6 +353,19 @@ def test_a_suspend_can_be_tried_again(graph_of: Graphs) -> None:
     assert job.answers == {"stop": "CHECKPOINT_DECLINED", "second stop": "at-2"}
 
 
+def test_no_stop_of_a_job_that_may_not_have_checkpoints_after_tasks_finish(graph_of: Graphs) -> None:
+    job = Job(graph_of, "A-finished suspend", checkpoints_after_tasks_finish=False)
+    (refusal,) = pick(job.actions, RequestFailed)
+    assert "checkpoints_after_tasks_finish" in refusal.message
+
+
+def test_a_stop_that_fails_while_it_waits_leaves_nothing_overdue(graph_of: Graphs) -> None:
+    # The final checkpoint was due, and waited for the one that is being finalized.
+    job = Job(graph_of, "checkpoint ack1 ends suspend B-failed +1 written1")
+    assert job.answers["stop"] == "NOT_ALL_REQUIRED_TASKS_RUNNING"
+    assert job.coordinator.next_deadline() is None
+
+
 def test_the_task_whose_failure_ends_the_wait_is_named(graph_of: Graphs) -> None:
     job = Job(graph_of, "checkpoint ack1 suspend B-failed")
     assert job.answers == {}
