@@ -263,6 +263,13 @@ def test_what_a_dead_owner_left_is_swept(owned: CheckpointStorage, second: Check
     assert _shared(second) == {_sha256(b"kept"), _sha256(b"pending")}
 
 
+def test_what_somebody_else_put_there_stays(owned: CheckpointStorage) -> None:
+    owned.store.put("flights/shared/readme.txt", b"somebody else's")
+    owned.store.put("flights/shared/" + "0" * 64, b"orphan")
+    assert owned.delete_unreferenced() == 1
+    assert _shared(owned) == {"readme.txt"}
+
+
 def test_who_lost_the_pipeline_deletes_nothing(owned: CheckpointStorage, source: Path, clock: Any) -> None:
     owned.upload_files(1, _write(source, a=b"a"))
     owned.write_metadata(1, 1, b"")

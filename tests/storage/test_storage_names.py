@@ -1,0 +1,95 @@
+"""What a URL, a location and a directory's name mean."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_checkpoints.storage import InvalidKey, InvalidRequest, InvalidStorageUrl
+from dagster_checkpoints.storage.layout import Layout, sha256_in, validate_request_id, validate_savepoint_name, validate_sha256
+from dagster_checkpoints.storage.urls import split_directory, validate_directory
+
+LAYOUT = Layout("flights")
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("/a/b", "file:///a/b"),
+        ("/a/b/", "file:///a/b"),
+        ("/a/./b/../c", "file:///a/c"),
+        ("/a b/50%", "file:///a%20b/50%25"),
+        ("file:///a%20b", "file:///a%20b"),
+        ("file:///a b", "file:///a%20b"),
+        ("file://localhost/a", "file:///a"),
+        ("/", "file:///"),
+        ("s3://bucket", "s3://bucket"),
+        ("s3://bucket/", "s3://bucket"),
+        ("s3://bucket/a/b/", "s3://bucket/a/b"),
+        ("s3://bucket/a?b#c", "s3://bucket/a?b#c"),
+    ],
+)
+def test_a_directory_has_one_url(given: str, url: str) -> None:
+    assert validate_directory(given) == url == validate_directory(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["", " ", "a", "./a", "~", "s3:", "s3://", "s3:///a", "s3://b/a//c", "s3://b/..", "gs://b", "file://h/a"]
+)
+def test_what_names_no_directory_is_refused(url: str) -> None:
+    with pytest.raises(InvalidStorageUrl, match="expected a storage URL"):
+        validate_directory(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        ("file:///a/b", ("file:///a", "b")),
+        ("file:///a%20b/50%25", ("file:///a%20b", "50%")),
+        ("file:///a", ("file:///", "a")),
+        ("s3://bucket/a/b", ("s3://bucket/a", "b")),
+        ("s3://bucket/a", ("s3://bucket", "a")),
+        ("s3://bucket", ("s3://bucket", "")),
+    ],
+)
+def test_a_directory_lies_in_another(url: str, parts: tuple[str, str]) -> None:
+    assert split_directory(url) == parts
+
+
+@given(number=st.integers(0, 10**9), name=st.just("") | NAMES, token=st.from_regex("[0-9a-f]{6}", fullmatch=True))
+def test_a_savepoints_directory_says_its_id_and_name(number: int, name: str, token: str) -> None:
+    assert LAYOUT.parse_savepoint(LAYOUT.savepoint(number, name, token)) == (number, name)
+
+
+@pytest.mark.parametrize("folder", ["", "savepoint", "savepoint-", "savepoint-x", "chk-1-1", "my-savepoint-1-x", "savepoint-1x"])
+def test_other_directories_are_no_savepoints(folder: str) -> None:
+    assert LAYOUT.parse_savepoint(folder) is None
+
+
+@given(request_id=NAMES)
+def test_a_requests_files_are_told_apart(request_id: str) -> None:
+    if request_id.endswith((".accepted", ".answer")):
+        with pytest.raises(InvalidRequest):
+            validate_request_id(request_id)
+        return
+    keys = {LAYOUT.request(request_id): "request", LAYOUT.accepted(request_id): "accepted", LAYOUT.answer(request_id): "answer"}
+    assert len(keys) == 3
+    for key, part in keys.items():
+        assert LAYOUT.parse_request(key) == (request_id, part)
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "-x", "a/b", "a\\b", "a\nb", "ü", "a" * 129])
+def test_names_that_cannot_be_files_are_refused(name: str) -> None:
+    for validate in (validate_request_id, validate_savepoint_name):
+        with pytest.raises(InvalidRequest):
+            validate(name)
+
+
+def test_what_is_no_hash_names_no_state_file() -> None:
+    assert sha256_in(f"flights/shared/{'a' * 64}") == "a" * 64
+    assert sha256_in("flights/shared/readme.txt") == sha256_in(f"shared/{'A' * 64}") == ""
+    for text in ("", "../" + "a" * 61, "a" * 63, "a" * 64 + "\n"):
+        with pytest.raises(InvalidKey):
+            validate_sha256(text)
