@@ -250,15 +250,23 @@ def test_somebody_who_does_not_end_is_not_waited_for_for_ever(graph_of: Graphs) 
 
 
 @pytest.mark.parametrize("stop", ["suspend", "drain"])
-@pytest.mark.parametrize("so_far", ["", "ends", "ends ack1", "ends ack1 written1"])
-def test_while_it_is_under_way_other_requests_are_refused(graph_of: Graphs, stop: str, so_far: str) -> None:
+@pytest.mark.parametrize(
+    ("so_far", "how_far"),
+    [
+        ("", ""),
+        ("ends", "its savepoint is pending"),
+        ("ends ack1", "its savepoint is pending"),
+        ("ends ack1 written1", "its savepoint has completed"),
+    ],
+)
+def test_while_it_is_under_way_other_requests_are_refused(graph_of: Graphs, stop: str, so_far: str, how_far: str) -> None:
     job = Job(graph_of, f"{stop} {so_far}")
     actions = job.do("checkpoint savepoint again")
     refusals = pick(actions, RequestFailed)
     assert [(a.request_id, a.reason) for a in refusals] == [
         (name, SUSPENDED) for name in ("checkpoint", "savepoint", "second stop")
     ]
-    assert all("'stop'" in a.message and stop in a.message for a in refusals)
+    assert all("'stop'" in a.message and stop in a.message and how_far in a.message for a in refusals)
     assert job.coordinator.stopping == "stop"
 
 
@@ -338,7 +346,7 @@ def test_after_a_failed_drain_nothing_is_triggered_until_the_job_restarts(graph_
     assert pick(job.actions, FailJob) == []
     assert triggered(job.do("+1000 ends +100")) == []
     (refusal,) = pick(job.do("checkpoint"), RequestFailed)
-    assert refusal.reason is SUSPENDED and "'stop'" in refusal.message
+    assert refusal.reason is SUSPENDED and "'stop'" in refusal.message and "has failed" in refusal.message
     job.do("restart")
     job.start()
     # It is no longer draining.
