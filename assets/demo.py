@@ -1,111 +1,27 @@
-"""`make run`: the flights pipeline through a crash, to the last committed row.
+"""`make run`: the flights pipeline through a savepoint, a crash, a suspend and a drain, to the last committed row.
 
-This process serves S3 on loopback, feeds December and watches. The pipeline runs as a Dagster run in a child process
-(`demo_run.py`), which is killed with SIGKILL in the middle and started again; at the end the sinks are compared,
-row by row, with a batch computation by Spark over the same files. Exit code 1 if anything differs.
+This process serves S3 on loopback, feeds December and watches. The pipeline runs as Dagster runs in child processes
+(`demo_run.py`): the first one is killed with SIGKILL, the second is suspended from the command line, the third resumes from
+that savepoint and is drained by the sensor. At the end the sinks are compared, row by row, with a batch computation by Spark
+over the same files. Exit code 1 if anything differs.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-ROOT = REPOSITORY / ".data" / "demo"
-HALF_OF_DECEMBER = 16
-SECONDS_PER_DAY = 0.7
-DEADLINE_SECONDS = 600.0
+from assets.demo_cast import ROOT, CommandLine, DemoFailed, Feeder, Run, SensorTicks, say
+
+HALF_OF_DECEMBER = 14
+CHRISTMAS = 24
+UNTIL_CHRISTMAS = 20_000  # flights of December, more or less: there is something to suspend
+DEADLINE_SECONDS = 900.0
 _YEAR_3000 = 32_503_680_000_000
-
-
-class DemoFailed(Exception):
-    """The demonstration did not go as it must; the text says what was expected and what was found."""
-
-
-def say(text: str) -> None:
-    print(f"{time.monotonic() - _began:6.1f} s  {text}", flush=True)
-
-
-_began = time.monotonic()
-
-
-class Run:
-    """One attempt of the Dagster run: a child process whose events come as lines of JSON."""
-
-    all: ClassVar[list[Run]] = []
-
-    def __init__(self, number: int, environment: dict[str, str]) -> None:
-        Run.all.append(self)
-        self.log = ROOT / f"run-{number}.log"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "assets.demo_run"],
-                cwd=REPOSITORY,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        """The run's events, until its process has ended."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                yield json.loads(line)
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-    def failure(self) -> str:
-        tail = "\n".join(self.log.read_text().splitlines()[-25:])
-        return f"the run's process ended with exit code {self.process.wait()}; the end of {self.log}:\n{tail}"
-
-
-class Feeder:
-    """Drops December's files in a thread; pauses in the middle of the month until the run has been killed."""
-
-    def __init__(self, data: Any) -> None:
-        from assets import feeder
-
-        feeder.reset(data)
-        self.days = 0
-        self.half = threading.Event()
-        self.go_on = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=feeder.feed,
-            args=(data,),
-            kwargs={"seconds_per_day": SECONDS_PER_DAY, "stop": self._stop, "on_day": self._on_day},
-            daemon=True,
-        )
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self.go_on.set()
-
-    def _on_day(self, day: str, number: int, days: int) -> None:
-        self.days = number
-        if number == HALF_OF_DECEMBER:
-            say(f"feeder   {day} dropped: half of December")
-            self.half.set()
-            self.go_on.wait()
-        elif number == days:
-            say(f"feeder   {day} dropped: all of December")
 
 
 def main() -> int:
@@ -119,23 +35,26 @@ def main() -> int:
     from assets.flights_data import prepare
 
     data = prepare(ROOT / "flights", progress=lambda text: say(f"data     {text.strip()}"))
-    feeder = Feeder(data)
+    feeder = Feeder(data, rests=(HALF_OF_DECEMBER, CHRISTMAS))
     watchdog = threading.Timer(DEADLINE_SECONDS, _give_up)
     watchdog.daemon = True
     watchdog.start()
     try:
         with EmbeddedS3() as s3:
-            environment = {
-                **os.environ,
+            os.environ |= {
                 **s3.environment,
                 "CHECKPOINT_STORAGE": f"{s3.url}/demo",
                 "DAGSTER_HOME": str(ROOT / "dagster_home"),
                 "PYTHONUNBUFFERED": "1",
             }
+            environment = dict(os.environ)
             say(f"S3       checkpoints go to {environment['CHECKPOINT_STORAGE']}")
-            _until_killed(Run(1, environment), feeder)
-            _until_finished(Run(2, environment))
-            feeder.stop()
+            shell = CommandLine(environment)
+            _until_killed(Run(environment), feeder, shell)
+            _until_suspended(Run(environment), feeder, shell)
+            _until_drained(Run(environment), feeder)
+            for savepoint in shell.call("list")["savepoints"]:
+                shell.verify(savepoint["location"])
         return _compare(data)
     except DemoFailed as failed:
         say(f"FAILED   {failed}")
@@ -145,74 +64,122 @@ def main() -> int:
         watchdog.cancel()
 
 
-def _until_killed(run: Run, feeder: Feeder) -> None:
-    """The first attempt: until history has finished, a checkpoint has begun at new roots, and half of December is in."""
-    say("run 1    starting (a Dagster run in a process of its own)")
-    history_finished = rerooted = False
+def _until_killed(run: Run, feeder: Feeder, shell: CommandLine) -> None:
+    """Until history has finished, checkpoints begin at new roots, and a savepoint was taken in flight in mid-December."""
+    run.say("starting (a Dagster run in a process of its own)")
+    history_finished = rerooted = asked = taken = False
     for event in run.events():
-        _show("run 1 ", event)
-        if event["event"] == "JobStarted":
-            feeder.start()
-        if event["event"] == "StageFinished" and event["stage"] == "flights_history":
-            history_finished = True
-        if event["event"] == "CheckpointDone" and history_finished and "flights_history" not in event["roots"]:
-            if not rerooted:
-                say(f"run 1    flights_history has finished: checkpoints begin at {', '.join(event['roots'])} now")
-            rerooted = True
-        if rerooted and feeder.half.is_set() and event["event"] == "CheckpointDone":
+        _show(run, event)
+        match event["event"]:
+            case "JobStarted":
+                feeder.start()
+            case "StageFinished" if event["stage"] == "flights_history":
+                history_finished = True
+            case "SavepointDone":
+                taken = True
+            case "CheckpointDone" if history_finished and not rerooted and "flights_history" not in event["roots"]:
+                rerooted = True
+                run.say(f"flights_history has finished: checkpoints begin at {', '.join(event['roots'])} now")
+        if rerooted and feeder.rests_after(HALF_OF_DECEMBER) and not asked:
+            asked = True
+            shell.ask("savepoint", "--name", "half-of-december")
+        if taken and event["event"] == "CheckpointDone":
             run.kill()
-            say(f"run 1    killed with SIGKILL, after {feeder.days} of 31 days of December")
-            feeder.go_on.set()
+            run.say(f"killed with SIGKILL, after {feeder.days} of 31 days of December")
+            feeder.go_on(HALF_OF_DECEMBER)
+            shell.check()
             return
-    raise DemoFailed(f"expected the first run to go on until it is killed, but {run.failure()}")
+    raise DemoFailed(f"expected {run.name} to go on until it is killed, but {run.failure()}")
 
 
-def _until_finished(run: Run) -> None:
-    """The second attempt: to its own end. History must not be read again."""
-    say("run 2    starting; it takes the pipeline over when the lease of run 1 has expired")
-    status = None
+def _until_suspended(run: Run, feeder: Feeder, shell: CommandLine) -> None:
+    """Taken over from the killed run; suspended from the command line at Christmas. History must not be read again."""
+    run.say("starting; it takes the pipeline over when the lease of the killed run has expired")
+    asked = False
+    status = ended_by = None
     for event in run.events():
-        _show("run 2 ", event)
-        if event["event"] == "JobStarted":
-            if "flights_history" not in event["finished_stages"]:
-                raise DemoFailed(f"expected flights_history not to be run again, found {event}")
-            say("run 2    flights_history is finished in that checkpoint: its files are not read again")
-        if event["event"] == "Result":
-            status = event["status"]
-    if run.process.wait() != 0 or status != "FINISHED":
-        raise DemoFailed(f"expected the second run to end FINISHED, found {status}; {run.failure()}")
+        _show(run, event)
+        match event["event"]:
+            case "JobStarted":
+                _check_history_is_finished(run, event)
+            case "Result":
+                status, ended_by = event["status"], event["ended_by"]
+        consumed = event["event"] == "CheckpointDone" and event["stages"]["flights_live"]["rows"] >= UNTIL_CHRISTMAS
+        if consumed and feeder.rests_after(CHRISTMAS) and not asked:
+            asked = True
+            shell.ask("stop", "--name", "christmas")
+    run.check_end(status, ended_by, "suspend")
+    shell.check()
 
 
-def _show(who: str, event: dict[str, Any]) -> None:
+def _until_drained(run: Run, feeder: Feeder) -> None:
+    """Resumed from the suspend's savepoint; drained by the sensor when all of December is consumed."""
+    run.say("starting; it resumes from the savepoint by default")
+    from resources import coordinator_with
+    from sensors import drain_sensor
+
+    sensor = SensorTicks(drain_sensor, {"checkpoint_coordinator": coordinator_with()})
+    status = ended_by = None
+    try:
+        for event in run.events():
+            _show(run, event)
+            match event["event"]:
+                case "JobStarted":
+                    _check_history_is_finished(run, event)
+                    if "savepoint" not in event["restored_location"]:
+                        raise DemoFailed(f"expected {run.name} to resume from the savepoint, found {event}")
+                    feeder.go_on(CHRISTMAS)
+                    sensor.start()
+                case "Result":
+                    status, ended_by = event["status"], event["ended_by"]
+            if sensor.failure is not None:
+                raise DemoFailed(f"expected the drain sensor to tick, found {sensor.failure!r}")
+    finally:
+        sensor.stop()
+    run.check_end(status, ended_by, "drain")
+
+
+def _check_history_is_finished(run: Run, event: dict[str, Any]) -> None:
+    if "flights_history" not in event["finished_stages"]:
+        raise DemoFailed(f"expected flights_history not to be run again, found {event}")
+    run.say("flights_history is finished there: its files are not read again")
+
+
+def _show(run: Run, event: dict[str, Any]) -> None:
     match event["event"]:
         case "JobStarted" if event["restored_checkpoint"] is None:
-            say(f"{who}   new start; queries: {'; '.join(' -> '.join(chain) for chain in event['chains'])}")
+            run.say(f"new start; queries: {'; '.join(' -> '.join(chain) for chain in event['chains'])}")
         case "JobStarted":
-            say(f"{who}   restored from checkpoint {event['restored_checkpoint']}")
+            run.say(f"restored from {event['restored_location']}")
         case "CheckpointDone":
             finished = ", ".join(event["finished_stages"]) or "none"
-            say(
-                f"{who}   checkpoint {event['checkpoint_id']:>3}  {event['duration']:5.1f} s  "
+            run.say(
+                f"checkpoint {event['checkpoint_id']:>3}  {event['duration']:5.1f} s  "
                 f"{_size(event['new_bytes'])} new of {_size(event['total_bytes'])}  "
                 f"roots: {', '.join(event['roots'])}; finished: {finished}"
             )
-            _show_progress(who, event["stages"])
+            _show_progress(run, event["stages"])
         case "CheckpointNotDone":
-            say(f"{who}   checkpoint {event['checkpoint_id']} not done: {event['reason']}: {event['message']}")
+            run.say(f"checkpoint {event['checkpoint_id']} not done: {event['reason']}: {event['message']}")
         case "StageFinished" if not event["restored"]:
-            say(f"{who}   {event['stage']} has finished with checkpoint {event['checkpoint_id']}")
+            run.say(f"{event['stage']} has finished with checkpoint {event['checkpoint_id']}")
         case "JobRestarting":
-            say(f"{who}   restarting: {event['cause']}")
-        case "Draining":
-            say(f"{who}   all of December is consumed: draining (every source ends, all windows fire)")
+            run.say(f"restarting: {event['cause']}")
+        case "SavepointDone":
+            kind = {"": "taken in flight", "suspend": "of the suspend", "drain": "of the drain"}[event["stops"]]
+            taken = event["checkpoint"]
+            run.say(
+                f"savepoint  {taken['checkpoint_id']:>3}  {taken['duration']:5.1f} s  {_size(taken['total_bytes'])}, {kind}: "
+                f"{event['location']}"
+            )
 
 
-def _show_progress(who: str, stages: dict[str, Any]) -> None:
+def _show_progress(run: Run, stages: dict[str, Any]) -> None:
     rows = {name: stage["rows"] for name, stage in stages.items()}
     reached = stages["hourly_delays"]["watermark_ms"]
     through = datetime.fromtimestamp(reached / 1000, UTC) if reached and reached < _YEAR_3000 else None
-    say(
-        f"{who}       {rows['flights_history']:,} flights of history, {rows['flights_live']:,} live, "
+    run.say(
+        f"    {rows['flights_history']:,} flights of history, {rows['flights_live']:,} live, "
         f"{rows['hourly_delays']:,} rows of hourly delays{f', event time {through:%Y-%m-%d %H:%M}' if through else ''}"
     )
 

@@ -1,21 +1,19 @@
 """The Dagster run of `make run`, in a process of its own: materializes the flights pipeline and tells its parent of events.
 
-Every event is a line of JSON on standard output; logs go to standard error. It drains itself when all of December is
-consumed: it knows from the files how many rows that is.
+Every event is a line of JSON on standard output; logs go to standard error. It runs until somebody stops it.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 import dagster as dg
 
-from assets.flights import DATA, flights
-from assets.flights_assets import DecemberConsumed
+from assets.flights import flights
 from dagster_checkpoints import CheckpointCoordinatorResource, pipeline_assets
 from dagster_checkpoints.spark.events import JobEvent
 from resources import coordinator_with
@@ -25,28 +23,17 @@ def tell(event: str, **fields: Any) -> None:
     print(json.dumps({"event": event, **fields}, default=str), flush=True)
 
 
-december_consumed = DecemberConsumed(DATA)
-
-
-def drain_when(rows: Mapping[str, int]) -> bool:
-    """Asked until it says yes."""
-    consumed = december_consumed(rows)
-    if consumed:
-        tell("Draining")
-    return consumed
-
-
 def on_event(event: JobEvent) -> None:
     tell(type(event).__name__, **asdict(event))
 
 
 @pipeline_assets(pipeline=flights)
 def flights_assets(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource) -> Iterator[Any]:
-    yield from checkpoint_coordinator.run(flights, context=context, drain_when=drain_when, on_event=on_event)
+    yield from checkpoint_coordinator.run(flights, context=context, on_event=on_event)
 
 
 def main() -> int:
-    settings = coordinator_with(interval=5.0, lease_seconds=8.0)
+    settings = coordinator_with(interval=5.0, lease_seconds=8.0, status_seconds=2.0)
     with dg.DagsterInstance.get() as instance:
         result = dg.materialize(
             [flights_assets],
@@ -54,7 +41,9 @@ def main() -> int:
             instance=instance,
             raise_on_error=False,
         )
-    tell("Result", status="FINISHED" if result.success else "FAILED")
+        with settings.checkpoint_storage(flights, instance=instance) as storage:
+            state = storage.read_state()
+    tell("Result", status="FINISHED" if result.success else "FAILED", ended_by=state.job.ended_by if state else None)
     return 0 if result.success else 1
 
 

@@ -2,44 +2,27 @@
 
 # Without `from __future__ import annotations`: Dagster reads the types of an op's parameters.
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
-import pyarrow.parquet as pq
 
 from assets.feeder import feed, reset
 from assets.flights import DATA, flights
-from assets.flights_data import AIRPORTS, FlightsData, prepare
+from assets.flights_data import prepare
 from dagster_checkpoints import CheckpointCoordinatorResource, pipeline_assets
-
-
-class DecemberConsumed:
-    """Whether the live sources have read all that the feeder has to offer."""
-
-    def __init__(self, data: FlightsData) -> None:
-        self._data = data
-        self._dropped: int | None = None
-
-    def __call__(self, rows: Mapping[str, int]) -> bool:
-        if not self._data.feed_complete.exists():
-            return False
-        if self._dropped is None:
-            files = [file for airport in AIRPORTS for file in (self._data.live / airport).glob("*.parquet")]
-            self._dropped = sum(pq.read_metadata(file).num_rows for file in files)
-        return rows.get("flights_live", 0) >= self._dropped
 
 
 @pipeline_assets(pipeline=flights, group_name="flights")
 def flights_assets(
     context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource
 ) -> Iterator[dg.MaterializeResult[Any]]:
-    """The flights of 2013: a backfill and three live feeds under one checkpoint; ends when December has been consumed."""
+    """The flights of 2013: a backfill and three live feeds under one checkpoint; the drain sensor ends it."""
     data = prepare(DATA.root, progress=context.log.info)
     if checkpoint_coordinator.job_status(flights, context=context) == "FINISHED" and data.feed_complete.exists():
         context.log.info("The last job has finished: this one starts anew, and the feed begins with December 1 again.")
         reset(data)
-    yield from checkpoint_coordinator.run(flights, context=context, drain_when=DecemberConsumed(data))
+    yield from checkpoint_coordinator.run(flights, context=context)
 
 
 class FeedConfig(dg.Config):

@@ -172,14 +172,16 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
     def job_status(self, pipeline: Pipeline, *, context: dg.AssetExecutionContext) -> str | None:
         """How the pipeline's latest job ended, or that it is RUNNING; None if it never ran on this storage.
 
-        A job that FINISHED is followed by a new start, any other by a continuation.
+        A job that FINISHED is followed by a new start, any other by a continuation: one that was suspended is SUSPENDED here.
 
         Raises:
             StorageError: Storage cannot be read.
         """
         with self.checkpoint_storage(pipeline, instance=context.instance) as storage:
             state = storage.read_state()
-        return None if state is None or state.job.status == "NONE" else state.job.status
+        if state is None or state.job.status == "NONE":
+            return None
+        return "SUSPENDED" if state.job.ended_by == "suspend" else state.job.status
 
     def control(self, pipeline: Pipeline, *, instance: dg.DagsterInstance, asked_by: str) -> PipelineControl:
         """The reins of a running pipeline: checkpoint, savepoint, stop, end of a source. From any process.
