@@ -8,6 +8,7 @@ Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-da
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -33,6 +34,14 @@ _STARTS = threading.BoundedSemaphore(max(2, os.cpu_count() or 2))
 
 class QueryClosing(Exception):
     """Raised in `foreachBatch` when the query is being stopped: returning would commit the batch."""
+
+
+def _is_no_error(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], QueryClosing))
+
+
+# py4j logs whatever `foreachBatch` raises.
+logging.getLogger("py4j.clientserver").addFilter(_is_no_error)
 
 
 class TaskQuery:

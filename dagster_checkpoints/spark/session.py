@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
+_QUERY_LOG = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+
 # What the protocol needs; a user's own value for one of these would break it.
 REQUIRED: Mapping[str, str] = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
@@ -93,12 +95,18 @@ def build_session(config: Mapping[str, Any] | None = None) -> SparkSession:
 
 
 def prepare_session(spark: SparkSession) -> SparkSession:
-    """Register the channel and watermark sources in a session, so that its workers get them by value."""
+    """Register the channel and watermark sources in a session, so that its workers get them by value.
+
+    Spark's own log of a query that ends with an error is switched off: stopping between two batches looks like one to Spark,
+    and a real one is reported by its task, in the words of its stage.
+    """
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(sources)
     spark.dataSource.register(sources.Channels)
     spark.dataSource.register(sources.Watermark)
+    log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    log4j.core.config.Configurator.setLevel(_QUERY_LOG, log4j.Level.OFF)
     return spark
 
 
