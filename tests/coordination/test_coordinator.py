@@ -767,6 +767,34 @@ def test_but_not_for_ever(graph_of: Graphs) -> None:
     assert failed(job.at(120)) == [(2, FailureReason.CHECKPOINT_EXPIRED)]
 
 
+def test_a_restart_forgets_who_was_just_finishing(graph_of: Graphs) -> None:
+    job = job_whose_first_task_is_leaving(graph_of)
+    job.do(JobRestarting())
+    job.start()
+    assert triggered(job.at(10)) == [(2, A)]
+
+
+def test_a_task_that_is_gone_when_the_checkpoint_completes_is_not_waited_for(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.do(EndOfDataReached(A))
+    job.checkpoint()
+    job.ack(1, A, statistics=AFTER_FINISH)
+    job.ack(1, B, C)
+    job.state(A, TaskState.FINISHED)
+    job.do(MetadataWritten(1, "x"))
+    assert triggered(job.at(10)) == [(2, B)]
+
+
+def test_a_task_that_starts_again_has_its_end_before_it(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.do(EndOfDataReached(A))
+    job.state(A, TaskState.INITIALIZING)
+    job.state(A, TaskState.RUNNING)
+    job.do(EndOfDataReached(B))
+    assert triggered(job.do(EndOfDataReached(C))) == []
+    assert triggered(job.do(EndOfDataReached(A))) == [(1, A)]
+
+
 def test_a_final_checkpoint_whose_commits_all_hang_is_followed_by_another(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), timeout=60.0)
     for task in job.tasks:
