@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -61,6 +61,8 @@ class _Open:
     deadline: float
     handed_over: bool = False
     withdrawn: bool = False
+    again: list[Asked] = field(default_factory=list)
+    """The same request once more: it is done once, and answered to everybody."""
 
     @property
     def request(self) -> ControlRequest:
@@ -94,7 +96,10 @@ class ControlRequests:
     def take(self, asked: Asked) -> None:
         """Somebody asks for something. It waits until all tasks run, at most until its deadline."""
         request = asked.request
-        if request.request_id not in self._open:
+        same = self._open.get(request.request_id)
+        if same is not None:
+            same.again.append(asked)
+        else:
             self._open[request.request_id] = _Open(asked, asked.seen_at + request.deadline_seconds)
 
     def go_on(self, loop: JobLoop) -> None:
@@ -271,10 +276,11 @@ class ControlRequests:
             answered_at=datetime.now(UTC),
             details=details or {},
         )
-        if when_over:
-            self._when_over.append((found.asked, answer))
-        else:
-            found.asked.respond(answer)
+        for asked in (found.asked, *found.again):
+            if when_over:
+                self._when_over.append((asked, answer))
+            else:
+                asked.respond(answer)
 
 
 class RequestPoller:
