@@ -448,11 +448,12 @@ def test_damage_is_found_and_named(
 def test_a_savepoint_is_deleted_whole_and_nothing_else(owned: CheckpointStorage, source: Path) -> None:
     kept = _complete(owned, source, 6)
     gone = _complete(owned, source, 7)
-    owned.store.put(f"flights/{gone.location}/notes.txt", b"somebody else's")
+    for notes in ("notes.txt", "state/notes.txt"):
+        owned.store.put(f"flights/{gone.location}/{notes}", b"somebody else's")
     owned.open_savepoint(gone.location).delete()
     owned.savepoint_directory(7, "x").delete()  # nothing there
     gone.delete()
-    assert _keys(owned, f"flights/{gone.location}/") == {"notes.txt"}
+    assert _keys(owned, f"flights/{gone.location}/") == {"notes.txt", "state/notes.txt"}
     assert [one.location for one in owned.list_savepoints()] == [kept.location]
     assert kept.verify({_sha256(b"a"): 1, _sha256(b"bb"): 2}) == []
 
@@ -481,8 +482,9 @@ def test_an_aborted_savepoint_leaves_nothing_even_of_uploads_under_way(
     assert _keys(owned, "flights/savepoints/") == set()
 
 
+@pytest.mark.parametrize("by", ["its writer", "another"])
 def test_an_interrupted_deletion_is_no_savepoint_and_is_swept(
-    owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner, faulty: Any
+    owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner, faulty: Any, by: str
 ) -> None:
     directory = _complete(owned, source)
     delete, calls = faulty.inner.delete, []
@@ -495,7 +497,7 @@ def test_an_interrupted_deletion_is_no_savepoint_and_is_swept(
 
     faulty.inner.delete = once
     with pytest.raises(StorageUnavailable):
-        owned.open_savepoint(directory.location).delete()
+        (directory if by == "its writer" else owned.open_savepoint(directory.location)).delete()
     faulty.inner.delete = delete
     assert owned.list_savepoints() == [] and _keys(owned, "flights/savepoints/") != set()
     owned.ownership.release()  # type: ignore[union-attr]
@@ -621,8 +623,8 @@ def test_metadata_that_was_never_completed_is_swept(
     second.acquire(bob, LEASE)
     second.write_metadata(3, 2, b"own")
     second.register("checkpoints/chk-1-1", [_sha256(b"1")])
+    assert second.sweep_metadata() == 1  # the other retained one may be unreadable, but it is retained
     second.register("checkpoints/chk-2-1", [_sha256(b"2")])
-    assert second.sweep_metadata() == 1
     assert [found.location for found in second.stored_metadata()] == [
         "checkpoints/chk-3-2",
         "checkpoints/chk-2-1",

@@ -12,7 +12,7 @@ from dagster_checkpoints.storage import CheckpointDiscarded, SharedStateRegistry
 
 _STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["register", "reserve", "stored", "unregister", "discard", "sweep"]),
+        st.sampled_from(["register", "reserve", "stored", "unregister", "discard", "sweep", "lend", "return"]),
         st.integers(1, 5),
         st.sets(st.sampled_from("abcd"), min_size=1),
     ),
@@ -42,6 +42,17 @@ def test_a_file_is_given_up_exactly_when_nobody_names_it(steps: list[tuple[str, 
             for hash_ in hashes:
                 registry.stored(checkpoint, hash_)
             stored |= hashes & names.get(checkpoint, set())
+        elif action == "lend":
+            borrower = -checkpoint
+            for hash_ in hashes:
+                assert registry.lend(borrower, hash_) == (hash_ in stored)
+            if hashes & stored:
+                names.setdefault(borrower, set()).update(hashes & stored)
+        elif action == "return":
+            gone = names.pop(-checkpoint, set()) - set().union(*names.values())
+            with registry.returning(-checkpoint) as orphans:
+                assert orphans == gone
+            stored -= gone
         elif action == "sweep":
             with registry.sweeping(hashes) as orphans:
                 assert orphans == hashes - named
@@ -81,6 +92,19 @@ def test_who_wants_a_file_that_is_being_deleted_waits_and_uploads_it_again() -> 
         order.append("deleted")
     thread.join(10)
     assert order == ["deleted", "upload True"]
+
+
+def test_a_file_that_is_being_deleted_is_not_lent() -> None:
+    registry = SharedStateRegistry()
+    registry.reserve(1, "a")
+    registry.stored(1, "a")
+    with registry.discarding(1):
+        registry.known(["a"])
+        assert not registry.lend("reader", "a")
+    registry.known(["a"])
+    assert registry.lend("reader", "a")
+    with registry.sweeping(["a"]) as orphans:
+        assert orphans == set()
 
 
 def test_a_deletion_that_fails_leaves_the_file_to_be_uploaded_again() -> None:
