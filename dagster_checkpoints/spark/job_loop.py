@@ -142,6 +142,7 @@ class JobLoop:
         self._status = status
         self._log = log
         self._drain_later = False
+        self._triggered: set[str] = set()
 
     @property
     def tasks(self) -> Mapping[TaskId, Task]:
@@ -228,15 +229,20 @@ class JobLoop:
                 self._later(lambda: self.writer.discard_states(discarded))
             case DiscardCheckpoint(completed):
                 self._later(lambda: self.writer.delete(completed))
-            case CheckpointTriggered(checkpoint_id, properties) if properties.is_savepoint:
-                self._savepoints.directory(checkpoint_id, properties)
+            case CheckpointTriggered(checkpoint_id, properties, request_id):
+                if request_id is not None:
+                    self._triggered.add(request_id)
+                if properties.is_savepoint:
+                    self._savepoints.directory(checkpoint_id, properties)
             case CheckpointCompleted(completed):
                 self._completed(completed)
             case RequestCompleted(request_id, completed):
+                self._triggered.discard(request_id)
                 self.control.completed(self, request_id, completed)
             case RequestFailed(request_id, reason, message):
-                if reason.pre_flight:
+                if reason.pre_flight and request_id not in self._triggered:  # else its checkpoint's failure was told
                     self._on_event(events.CheckpointNotDone(None, reason.name, message))
+                self._triggered.discard(request_id)
                 self.control.failed(self, request_id, reason, message)
             case CheckpointFailed(checkpoint_id, reason, message):
                 if checkpoint_id is not None:
