@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import queue
-import shutil
 import socket
 import threading
 import time
@@ -19,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal
 
 from dagster_checkpoints.coordination import (
-    CheckpointBarrier,
     CheckpointCoordinator,
     CompletedCheckpoint,
     DiscardCheckpoint,
@@ -31,19 +29,19 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.coordination import JobStatus as CoordinatorStatus
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark import events
+from dagster_checkpoints.spark.attempts import Attempts, WorkDirectory
 from dagster_checkpoints.spark.checkpointing import CheckpointWriter
 from dagster_checkpoints.spark.control import ControlRequests, RequestPoller
-from dagster_checkpoints.spark.deployment import AttemptSettings, Deployer, Deployment, Restored
+from dagster_checkpoints.spark.deployment import Deployment, Restored
 from dagster_checkpoints.spark.errors import JobFailedError, NothingToRestoreError, SelectionError, StageError, StopFailedError
 from dagster_checkpoints.spark.events import JobEvent, JobResult, JobStatus
 from dagster_checkpoints.spark.job_loop import Canceled, JobLoop, TaskFailure
 from dagster_checkpoints.spark.job_options import JobOptions
-from dagster_checkpoints.spark.mail import AskCheckpoint, Asked, Cancel, EndSources, FromAttempt, Item, OwnershipIsLost
+from dagster_checkpoints.spark.mail import AskCheckpoint, Asked, Cancel, EndSources, Item, OwnershipIsLost
 from dagster_checkpoints.spark.reporting import stage_rows
-from dagster_checkpoints.spark.restoring import StartPoint, choose_start, has_later
+from dagster_checkpoints.spark.restoring import StartPoint, choose_start
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
 from dagster_checkpoints.spark.status import StatusReporter
-from dagster_checkpoints.spark.uploads import SnapshotUploader
 from dagster_checkpoints.storage import (
     Answer,
     CheckpointStorage,
@@ -56,12 +54,9 @@ from dagster_checkpoints.storage import (
     RequestBox,
     StorageError,
     StorageUnavailable,
-    StoredFile,
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 CANCEL_SECONDS = 30.0
@@ -110,10 +105,9 @@ class JobExecution:
         self._control = ControlRequests(storage, self._savepoints)
         self._run: JobLoop | None = None
         self._draining = False
-        self._attempt = 0
         self._job_id = 0
         self._start: StartPoint | None = None
-        self._work = options.work_directory / pipeline.name
+        self._work = WorkDirectory(options.work_directory / pipeline.name)
 
     # From any thread
 
@@ -189,7 +183,7 @@ class JobExecution:
         finally:
             self._status.close(self._run)
             self._release(status)
-            self._clear_work(ownership.epoch, own=True)
+            self._work.clear(ownership.epoch, own=True)
             # Whoever is told that the pipeline has stopped may start it again at once.
             self._control.over(status or "before it began", error, self._not_taken())
             answers.shutdown(wait=True)
@@ -247,18 +241,29 @@ class JobExecution:
         """All attempts. Returns what the job failed or was cancelled with; None if it has FINISHED."""
         ownership = self.storage.ownership
         assert ownership is not None
-        self._clear_work(ownership.epoch, own=False)
+        self._work.clear(ownership.epoch, own=False)
         uploads = ThreadPoolExecutor(self.options.upload_threads, thread_name_prefix="snapshot")
         io = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-io")
         status: JobStatus = "FAILED"
         try:
             io.submit(self._quietly, lambda: self._sweep(start))
             spark = self._session()
-            deployer = self._deployer(spark)
+            attempts = Attempts(
+                self.pipeline,
+                spark,
+                self.storage,
+                self.options,
+                self._savepoints,
+                self._work,
+                self._queue,
+                uploads,
+                self._check_canceled,
+                self._log,
+            )
             restored = start.restored
             while True:
                 try:
-                    deployment = self._deploy(deployer, restored, uploads)
+                    deployment = attempts.deploy(restored, self._run.ended_sources if self._run else ())
                 except (CorruptStateFile, MissingStateFile) as unusable:
                     if self._run is not None:
                         raise
@@ -272,7 +277,7 @@ class JobExecution:
                 else:
                     if self._run is None:
                         self._run = self._loop(spark, deployment, start, io)
-                    error = self._one_attempt(self._run, deployment, restored)
+                    error = self._one_attempt(self._run, attempts.number, deployment, restored)
                 if error is None:
                     status = "FINISHED"
                     return None
@@ -291,30 +296,16 @@ class JobExecution:
             uploads.shutdown(wait=True, cancel_futures=True)
             io.shutdown(wait=True)
 
+    def _check_canceled(self) -> None:
+        if self._cancel_asked.is_set():
+            raise Canceled
+
     def _sweep(self, start: StartPoint) -> None:
         """Delete what killed runs have left behind."""
         self.storage.sweep_savepoints()
         self.storage.sweep_metadata()
         if start.sweep:
             self.storage.delete_unreferenced()
-
-    def _deploy(self, deployer: Deployer, restored: Restored | None, uploads: ThreadPoolExecutor) -> Deployment:
-        settings = self._attempt_settings(restored)
-        attempt = settings.number
-
-        def report(event: object) -> None:
-            self._queue.put(FromAttempt(attempt, event))  # type: ignore[arg-type]
-
-        uploader = SnapshotUploader(self._upload, uploads, report)
-        deployment = deployer.deploy(settings, restored, uploader, report)
-        if restored is not None and restored.savepoint is None:
-            self.storage.known(restored.metadata.files())  # each was fetched and verified just now
-        return deployment
-
-    def _upload(self, barrier: CheckpointBarrier, files: Mapping[str, Path]) -> Mapping[str, StoredFile]:
-        if barrier.properties.is_savepoint:
-            return self._savepoints.directory(barrier.checkpoint_id, barrier.properties).upload_files(files)
-        return self.storage.upload_files(barrier.checkpoint_id, files)
 
     def _loop(self, spark: SparkSession, deployment: Deployment, start: StartPoint, io: ThreadPoolExecutor) -> JobLoop:
         writer = CheckpointWriter(self.pipeline, self.storage, self._savepoints, self._job_id, self.run_id, spark.version)
@@ -334,10 +325,9 @@ class JobExecution:
         loop.passed_over = tuple(DiscardCheckpoint(checkpoint) for checkpoint in start.passed_over)
         return loop
 
-    def _one_attempt(self, loop: JobLoop, deployment: Deployment, restored: Restored | None) -> BaseException | None:
+    def _one_attempt(self, loop: JobLoop, number: int, deployment: Deployment, restored: Restored | None) -> BaseException | None:
         """Run one deployment. Returns None when every task has finished, else what ended it; its tasks are stopped."""
-        assert self.storage.ownership is not None
-        loop.begin_attempt(deployment, self.storage.ownership.epoch * 10_000 + self._attempt, restored)
+        loop.begin_attempt(deployment, number, restored)
         try:
             for task in deployment.tasks.values():
                 task.start()
@@ -414,41 +404,6 @@ class JobExecution:
         return self._start.restored if self._start else None
 
     # Beginning and end
-
-    def _clear_work(self, epoch: int, *, own: bool) -> None:
-        """Remove this execution's work directories, or those of the dead: never those of a later owner."""
-        for folder in self._work.glob("epoch-*"):
-            found = int(folder.name.split("-")[1])
-            if found == epoch if own else found < epoch:
-                shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self._work.rmdir()
-
-    def _attempt_settings(self, restored: Restored | None) -> AttemptSettings:
-        self._attempt += 1
-        ownership = self.storage.ownership
-        assert ownership is not None
-        folder = self._work / f"epoch-{ownership.epoch}-attempt-{self._attempt}"
-        self._clear_work(ownership.epoch, own=True)
-        folder.mkdir(parents=True)
-        later = restored is not None and has_later(self.storage, restored.plan.checkpoint_id)
-        return AttemptSettings(
-            folder=folder,
-            number=ownership.epoch * 10_000 + self._attempt,
-            token=f"e{ownership.epoch}a{self._attempt}",
-            job_id=self._job_id,
-            checkpointing=self.options.checkpoints.tasks_wait_for_final_checkpoint,
-            max_queued_bytes=self.options.max_queued_bytes,
-            take_back_after=restored.plan.checkpoint_id if later and restored else None,
-            ended_sources=frozenset(self._run.ended_sources) if self._run else frozenset(),
-        )
-
-    def _deployer(self, spark: SparkSession) -> Deployer:
-        def check_canceled() -> None:
-            if self._cancel_asked.is_set():
-                raise Canceled
-
-        return Deployer(self.pipeline, spark, self.storage, self._log, check_canceled)
 
     def _coordinator(self, deployment: Deployment, start: StartPoint) -> CheckpointCoordinator:
         return CheckpointCoordinator(

@@ -1,0 +1,140 @@
+"""The attempts of one run, one deployment after the other: their work directories, numbers and settings.
+
+A fresh work directory for each: what an attempt needs comes from storage, so the directories may be lost. It must not know
+when a job restarts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_checkpoints.coordination import CheckpointBarrier, CoordinatorEvent
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.spark.deployment import AttemptSettings, Deployer, Deployment, Restored
+from dagster_checkpoints.spark.job_options import JobOptions
+from dagster_checkpoints.spark.mail import FromAttempt, Item, TaskFailed
+from dagster_checkpoints.spark.restoring import has_later
+from dagster_checkpoints.spark.savepoints import SavepointsInProgress
+from dagster_checkpoints.spark.uploads import SnapshotUploader
+from dagster_checkpoints.storage import CheckpointStorage, StoredFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PER_RUN = 10_000  # attempts are numbered through all runs: by epoch, then within the run
+
+
+class WorkDirectory:
+    """The directory in which a pipeline's runs work, one below it for each attempt.
+
+    Args:
+        path: Of the pipeline.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def create(self, epoch: int, attempt: int) -> Path:
+        """A new directory for an attempt; those of earlier attempts of this owner are removed."""
+        self.clear(epoch, own=True)
+        folder = self._path / f"epoch-{epoch}-attempt-{attempt}"
+        folder.mkdir(parents=True)
+        return folder
+
+    def clear(self, epoch: int, *, own: bool) -> None:
+        """Remove this owner's directories, or those of the dead: never those of a later owner."""
+        for folder in self._path.glob("epoch-*"):
+            found = int(folder.name.split("-")[1])
+            if found == epoch if own else found < epoch:
+                shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._path.rmdir()
+
+
+class Attempts:
+    """Deploys a run's attempts.
+
+    Args:
+        storage: Owned by the run.
+        savepoints: Where those being taken go.
+        items: The queue of the job's loop, which receives what tasks and uploads report.
+        uploads: Threads for storing snapshots.
+        check_canceled: Raises if the job was cancelled; asked between two tasks.
+
+    Attributes:
+        number: Of the newest attempt, through all runs.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        storage: CheckpointStorage,
+        options: JobOptions,
+        savepoints: SavepointsInProgress,
+        work: WorkDirectory,
+        items: queue.SimpleQueue[Item],
+        uploads: Executor,
+        check_canceled: Callable[[], None],
+        log: logging.Logger,
+    ) -> None:
+        assert storage.ownership is not None
+        self._storage = storage
+        self._options = options
+        self._savepoints = savepoints
+        self._work = work
+        self._items = items
+        self._uploads = uploads
+        self._epoch = storage.ownership.epoch
+        self._deployer = Deployer(pipeline, spark, storage, log, check_canceled)
+        self.number = self._epoch * _PER_RUN
+
+    def deploy(self, restored: Restored | None, ended_sources: Collection[tuple[str, str]]) -> Deployment:
+        """Build the next attempt.
+
+        Args:
+            restored: What it starts from; None for a new start.
+            ended_sources: Sources (stage, instance) that were asked to end.
+
+        Raises:
+            StageError: A stage cannot be built; nothing was started.
+            StorageError: State cannot be fetched, or is corrupt.
+        """
+        self.number += 1
+        number = self.number
+
+        def report(event: CoordinatorEvent | TaskFailed) -> None:
+            self._items.put(FromAttempt(number, event))
+
+        uploader = SnapshotUploader(self._upload, self._uploads, report)
+        deployment = self._deployer.deploy(self._settings(restored, ended_sources), restored, uploader, report)
+        if restored is not None and restored.savepoint is None:
+            self._storage.known(restored.metadata.files())  # each was fetched and verified just now
+        return deployment
+
+    def _settings(self, restored: Restored | None, ended_sources: Collection[tuple[str, str]]) -> AttemptSettings:
+        assert self._storage.ownership is not None
+        attempt = self.number % _PER_RUN
+        later = restored is not None and has_later(self._storage, restored.plan.checkpoint_id)
+        return AttemptSettings(
+            folder=self._work.create(self._epoch, attempt),
+            number=self.number,
+            token=f"e{self._epoch}a{attempt}",
+            job_id=self._storage.ownership.job_id,
+            checkpointing=self._options.checkpoints.tasks_wait_for_final_checkpoint,
+            max_queued_bytes=self._options.max_queued_bytes,
+            take_back_after=restored.plan.checkpoint_id if later and restored else None,
+            ended_sources=frozenset(ended_sources),
+        )
+
+    def _upload(self, barrier: CheckpointBarrier, files: Mapping[str, Path]) -> Mapping[str, StoredFile]:
+        if barrier.properties.is_savepoint:
+            return self._savepoints.directory(barrier.checkpoint_id, barrier.properties).upload_files(files)
+        return self._storage.upload_files(barrier.checkpoint_id, files)
