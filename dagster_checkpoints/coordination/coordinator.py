@@ -331,7 +331,10 @@ class CheckpointCoordinator:
         if plan is None:
             return []
         if isinstance(plan, str):
-            return self._fail_stop(stop, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, plan, now)
+            # With nobody left the job has ended by itself, and not because a task does not run.
+            over = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
+            reason = FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING if self._tasks.any_left else over
+            return self._fail_stop(stop, reason, plan, now)
         actions = self._pending.trigger(stop.properties, plan, stop.request_id, now)
         stop.triggered(_triggered_id(actions))
         return actions

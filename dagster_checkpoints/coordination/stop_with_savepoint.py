@@ -150,12 +150,15 @@ class StopWithSavepoint:
                 return []
             case SavepointFailed(reason, message):
                 answer = self._failed(reason, message)
-                return [*answer, FailOver(f"the drain's savepoint failed: {message}")] if self.drain else answer
+                # A coordinator that has shut down says that the job has ended: there is nothing to restart.
+                goes_on = reason is not FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
+                fails_over = self.drain and goes_on
+                return [*answer, FailOver(f"the drain's savepoint failed: {message}")] if fails_over else answer
             case TaskFailed():
                 # Its outcome is still open: the savepoint may just be in the middle of being written.
                 return []
             case AllTasksFinished():
-                reason = FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
+                reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
                 return self._failed(reason, "every task has finished before the savepoint")
             case JobCanceled():
                 return self._failed(FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "the job was canceled before the savepoint")

@@ -290,7 +290,8 @@ def test_a_stop_before_all_tasks_run_changes_nothing(graph_of: Graphs) -> None:
 @pytest.mark.parametrize("stop", ["suspend", "drain"])
 def test_a_job_that_ends_by_itself_first(graph_of: Graphs, stop: str) -> None:
     job = Job(graph_of, f"ends ack1 {stop} written1 finish")
-    assert job.answers == {"stop": "NOT_ALL_REQUIRED_TASKS_RUNNING"}
+    assert job.answers == {"stop": "CHECKPOINT_COORDINATOR_SHUTDOWN"}
+    assert "every task has finished" in pick(job.actions, RequestFailed)[0].message
     assert [c.checkpoint_id for c in job.coordinator.completed] == [1]
 
 

@@ -24,6 +24,7 @@ from dagster_checkpoints.coordination import (
 EVENTS: dict[str, StopEvent] = {
     "created": SavepointCompleted(7, "savepoints/savepoint-7-x"),
     "failed": SavepointFailed(FailureReason.CHECKPOINT_EXPIRED, "too slow"),
+    "over": SavepointFailed(FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "every task has finished"),
     "task failed": TaskFailed("the disk is full"),
     "finished": AllTasksFinished(),
     "canceled": JobCanceled(),
@@ -42,7 +43,9 @@ CREATED = StopState.SAVEPOINT_CREATED
         ("task failed, failed", StopState.FINAL, FailureReason.CHECKPOINT_EXPIRED, "drain"),
         ("task failed, created", CREATED, None, "never"),
         ("failed", StopState.FINAL, FailureReason.CHECKPOINT_EXPIRED, "drain"),
-        ("finished", StopState.FINAL, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, "never"),
+        ("finished", StopState.FINAL, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "never"),
+        # The job has ended by itself: there is nothing to restart.
+        ("over", StopState.FINAL, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "never"),
         ("canceled", StopState.FINAL, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "never"),
         ("job failed", StopState.FINAL, FailureReason.JOB_FAILURE, "never"),
         ("created, task failed", StopState.FINAL, FailureReason.TASK_FAILURE, "always"),
@@ -87,7 +90,7 @@ def test_after_the_answer_nothing_matters(name: str) -> None:
     assert stop.state is StopState.FINAL
 
 
-@pytest.mark.parametrize("name", ["created", "failed"])
+@pytest.mark.parametrize("name", ["created", "failed", "over"])
 def test_a_second_outcome_of_the_savepoint_is_refused(name: str) -> None:
     stop = StopWithSavepoint("r", drain=False)
     stop.handle(EVENTS["created"])
