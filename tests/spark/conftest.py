@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import itertools
 import threading
@@ -23,12 +24,21 @@ from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.events import CheckpointDone, JobEvent, JobResult, JobStarted
 from dagster_checkpoints.spark.job import JobExecution
 from dagster_checkpoints.spark.job_options import JobOptions
-from dagster_checkpoints.storage import Answer, CheckpointStorage, ControlRequest, PipelineControl, open_store
+from dagster_checkpoints.storage import (
+    Answer,
+    CheckpointStorage,
+    ControlRequest,
+    ObjectStore,
+    PipelineControl,
+    StorageUnavailable,
+    open_store,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DEADLINE = 150.0  # seconds; only a broken pipeline needs them all
+HELD = 120.0  # seconds for which a write may be held; a test that forgets to let it go fails by itself
 _POLL = 0.05
 _REQUESTS = itertools.count()
 _E = TypeVar("_E", bound=JobEvent)
@@ -167,6 +177,66 @@ class Difference:
         return not (self.missing or self.unexpected or self.duplicated)
 
 
+class TroubledStore:
+    """The laboratory's store, in which writes to some keys fail or stand still for as long as a test wants.
+
+    Attributes:
+        held: How many writes stand still now.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.inner = store
+        self.held = 0
+        self._failing = ""
+        self._holding = ""
+        self._changed = threading.Condition()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def put(self, key: str, data: bytes, mode: Any = "overwrite") -> str:
+        self._before_write(key)
+        return self.inner.put(key, data, mode)
+
+    def put_file(self, key: str, path: Path) -> None:
+        self._before_write(key)
+        self.inner.put_file(key, path)
+
+    def copy_from(self, source: ObjectStore, source_key: str, key: str, size: int | None = None) -> bool:
+        self._before_write(key)
+        return self.inner.copy_from(source.inner if isinstance(source, TroubledStore) else source, source_key, key, size)
+
+    @contextlib.contextmanager
+    def failing(self, part: str) -> Iterator[None]:
+        """Writes to keys that contain `part` fail."""
+        self._failing = part
+        try:
+            yield
+        finally:
+            self._failing = ""
+
+    @contextlib.contextmanager
+    def holding(self, part: str) -> Iterator[None]:
+        """Writes to keys that contain `part` stand still, and go on at the end."""
+        self._holding = part
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._holding = ""
+                self._changed.notify_all()
+
+    def _before_write(self, key: str) -> None:
+        if self._failing and self._failing in key:
+            raise StorageUnavailable(f"no write to {key}: the test says so")
+        with self._changed:
+            if self._holding and self._holding in key:
+                self.held += 1
+                let_go = self._changed.wait_for(lambda: self._holding not in key or not self._holding, HELD)
+                self.held -= 1
+                assert let_go, f"the write of {key} was held for {HELD:.0f} s"
+
+
 class Lab:
     """What a test of the runtime works with, below one directory."""
 
@@ -242,6 +312,14 @@ class Lab:
             duplicated=tuple(row for row in found if row in wanted and found[row] > wanted[row]),
         )
 
+    def count(self, name: str = "out") -> int:
+        """How many rows a sink shows to readers; without asking Spark, for use in a condition that is waited for."""
+        found = 0
+        for file in (self.folder / name).glob("checkpoint=*/*.parquet"):
+            with contextlib.suppress(FileNotFoundError):  # taken back this very moment
+                found += pq.read_metadata(file).num_rows
+        return found
+
     def check(self, expected: DataFrame | Iterable[Row], name: str = "out") -> None:
         """The sink holds exactly the expected rows."""
         difference = self.difference(expected, name)
@@ -249,8 +327,12 @@ class Lab:
 
     # Jobs
 
-    def storage(self, pipeline: str) -> CheckpointStorage:
-        return CheckpointStorage(open_store(str(self.folder / "store")), pipeline)
+    def storage(self, pipeline: str, store: ObjectStore | None = None) -> CheckpointStorage:
+        return CheckpointStorage(store or open_store(str(self.folder / "store")), pipeline)
+
+    def troubled_store(self) -> TroubledStore:
+        """The laboratory's store, for `storage`, that fails or stands still when told so."""
+        return TroubledStore(open_store(str(self.folder / "store")))
 
     def control(self, pipeline: str) -> PipelineControl:
         """As another process would ask."""
