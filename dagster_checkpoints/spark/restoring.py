@@ -197,9 +197,9 @@ def read_restored(pipeline: Pipeline, storage: CheckpointStorage, location: str,
     """
     savepoint = storage.open_savepoint(location) if storage.is_savepoint(location) else None
     if savepoint is not None:
-        metadata = decode(savepoint.read_metadata(), savepoint.url)
+        metadata = decode(savepoint.read_metadata(), f"{savepoint.url}/_metadata")
     else:
-        metadata = decode(storage.read_metadata(location), storage.url_of(location))
+        metadata = decode(storage.read_metadata(location), f"{storage.url_of(location)}/_metadata")
         if storage.layout.parse_checkpoint(location) is not None:
             storage.register(location, metadata.files())  # also one that is not retained must not be swept away now
     return Restored(metadata, validate_restore(pipeline, metadata, allow_non_restored_state), location, savepoint)
