@@ -1,0 +1,339 @@
+"""What the documentation names is there, what it shows runs, and where it links to is something."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import shlex
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+import dagster_checkpoints
+from dagster_checkpoints import CheckpointCoordinatorResource, SavepointConfig, Stage, sensors
+from dagster_checkpoints.cli.app import app
+from dagster_checkpoints.coordination import CheckpointConfig
+from dagster_checkpoints.run_config import PipelineRunConfig
+from dagster_checkpoints.savepoints import SavepointCheckConfig
+from dagster_checkpoints.state import ClaimMode
+from dagster_checkpoints.storage import (
+    Answer,
+    CheckpointStorage,
+    ControlRequest,
+    Job,
+    Owner,
+    PipelineControl,
+    RequestBox,
+    open_store,
+)
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+README = REPOSITORY / "README.md"
+DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
+PAGES = [README, *DOCS]
+PROTOCOL = REPOSITORY / "docs/protocol.md"
+RUNS_THESE = [README, *(REPOSITORY / "docs" / name for name in ("operations.md", "sensors.md"))]
+
+
+def name(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a language, without their indentation."""
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(text) for _, text in found]
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks."""
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+# Links
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """What the headings of a page are called in links, as GitHub makes it of them."""
+    headings = re.findall(r"^#+ +(.+)$", prose(page), re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name(page)} links to {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{name(page)} links to {link}; {name(target)} has {sorted(anchors(target))}"
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#\s]+)", README.read_text(encoding="utf-8")))
+    assert linked >= {name(page) for page in DOCS}
+
+
+# The map of the protocol
+
+
+@cache
+def defined(file: Path) -> frozenset[str]:
+    """The functions, classes and variables at the top of a file."""
+    names = []
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                names.append(node.name)
+            case ast.Assign(targets=[ast.Name(id)]):
+                names.append(id)
+    return frozenset(names)
+
+
+def rows_of_the_map() -> list[tuple[str, list[str], list[str]]]:
+    """Section, modules and tests of each row of the tables in docs/protocol.md."""
+    rows = []
+    for line in PROTOCOL.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| ") else []
+        if len(cells) == 4 and not cells[-1].startswith("tests"):
+            rows.append((f"{cells[0]}: {cells[1]}", *(re.findall(r"`([^`]+)`", cell) for cell in cells[2:])))
+    return rows  # type: ignore[return-value]
+
+
+def test_every_module_and_test_of_the_map_exists() -> None:
+    rows = rows_of_the_map()
+    assert len(rows) > 50
+    for section, modules, tests in rows:
+        assert tests, f"no test shows {section}"
+        for module in modules:
+            assert (REPOSITORY / "dagster_checkpoints" / module).is_file(), f"{module} ({section})"
+        for test in tests:
+            path, _, function = test.partition("::")
+            file = REPOSITORY / "tests" / path
+            assert file.is_file(), f"{test} ({section})"
+            assert function.startswith(("test_", "Test")) and function in defined(file), f"{test} ({section})"
+
+
+def test_the_map_has_a_table_for_each_proposal() -> None:
+    headings = re.findall(r"^## (.+)$", PROTOCOL.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [heading.split(":")[0] for heading in headings[:2]] == ["FLIP-147", "FLIP-34"]
+    cited = set()
+    for file in (REPOSITORY / "dagster_checkpoints").rglob("*.py"):
+        cited |= set(re.findall(r"FLIP-\d+", file.read_text(encoding="utf-8")))
+    assert {"FLIP-147", "FLIP-34"} <= cited
+    for proposal in cited:
+        assert re.search(rf"{proposal}\b", PROTOCOL.read_text(encoding="utf-8")), f"{proposal} is cited, and not in {PROTOCOL}"
+
+
+# Commands
+
+
+def commands() -> list[tuple[Path, str]]:
+    found = [
+        (page, line.strip())
+        for page in PAGES
+        for block in blocks(page, "(?:shell|console|bash|sh)")
+        for line in block.splitlines()
+    ]
+    found += [(page, code) for page in PAGES for code in re.findall(r"`([^`\n]+)`", prose(page))]
+    return [(page, line.removeprefix("$ ")) for page, line in found if line.removeprefix("$ ").startswith("dagster-checkpoints ")]
+
+
+def test_every_command_shown_can_be_typed() -> None:
+    shown = commands()
+    assert len(shown) > 15
+    for page, line in shown:
+        _, command_name, *arguments = shlex.split(line, comments=True)
+        if command_name.startswith("-"):
+            continue
+        command = app.get_command(app.make_context("dagster-checkpoints", [], resilient_parsing=True), command_name)
+        assert command is not None, f"{name(page)}: {line}"
+        if arguments not in (["-h"], ["--help"]):
+            command.make_context(command_name, arguments)
+
+
+# Settings
+
+
+def known_names() -> set[str]:
+    """What a name with an underscore may mean: a setting, a parameter, something exported, something of the code location."""
+    from assets import flights, flights_assets, flights_savepoints
+    from definitions import defs
+
+    configs = (CheckpointCoordinatorResource, PipelineRunConfig, SavepointConfig, SavepointCheckConfig, CheckpointConfig, Job)
+    names = {field for config in configs for field in inspect.signature(config).parameters}
+    exported = [getattr(module, each) for module in (dagster_checkpoints, sensors) for each in module.__all__]
+    for each in [*exported, CheckpointCoordinatorResource.run, PipelineControl.savepoint]:
+        if not (inspect.isclass(each) and issubclass(each, Exception)):
+            names |= {getattr(each, "__name__", ""), *inspect.signature(each).parameters}
+    names |= {member for kind in (Stage, PipelineControl) for member in vars(kind) if not member.startswith("_")}
+    names |= {mode.value for mode in ClaimMode} | {file.name for file in (REPOSITORY / "assets").glob("*.py")}
+    names |= {*vars(flights), *vars(flights_assets), *vars(flights_savepoints), *(defs.resources or {}), *DAGSTERS}
+    return names | {job.name for job in defs.resolve_all_job_defs()}
+
+
+DAGSTERS = {"cancel_timeout_seconds", "dagster_aws", "dagster_checkpoints", "dagster_pyspark", "run_monitoring", "run_retries"}
+"""Packages, and settings in dagster.yaml, which test_the_run_monitoring_that_is_shown tries."""
+
+
+@pytest.mark.parametrize("page", [README, *(page for page in DOCS if page != PROTOCOL)], ids=name)
+def test_every_setting_named_exists(page: Path) -> None:
+    named = set(re.findall(r"`([a-z0-9]+(?:_[a-z0-9]+)+)(?=[`=(:])", prose(page)))
+    assert named - known_names() == set()
+
+
+# Run configurations
+
+JOBS = {
+    "flights_assets": "flights_resume",
+    "savepoints__flights": "flights_savepoints_job",
+    "savepoints__flights_restorable": "flights_check_savepoint",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_run_configurations_are_valid(page: Path) -> None:
+    from definitions import defs
+
+    for text in blocks(page, "yaml"):
+        config = yaml.safe_load(text)
+        if "ops" in config:
+            (op,) = config["ops"]
+            dg.validate_run_config(defs.resolve_job_def(JOBS[op]), config)
+
+
+def test_the_run_monitoring_that_is_shown(tmp_path: Path) -> None:
+    (text,) = (text for text in blocks(REPOSITORY / "docs/sensors.md", "yaml") if "run_monitoring" in text)
+    settings = yaml.safe_load(text)["run_monitoring"] | {"cancel_timeout_seconds": 180}
+    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump({"run_monitoring": settings, "run_retries": {"enabled": False}}))
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert instance.run_monitoring_enabled
+        assert instance.run_monitoring_cancel_timeout_seconds == 180  # the default that operations.md tells
+
+
+# Python
+
+
+@contextmanager
+def owner(root: Path) -> Iterator[list[ControlRequest]]:
+    """Somebody who owns the pipeline `flights` and does whatever is asked; yields what was."""
+    seen: list[ControlRequest] = []
+    over = threading.Event()
+    with CheckpointStorage(open_store(str(root)), "flights") as owned:
+        ownership = owned.acquire(Owner(run_id="docs", host="here", pid=1))
+        ownership.begin_job(resume=False)
+        box = RequestBox(owned.store, owned.layout)
+
+        def serve() -> None:
+            while not over.wait(0.02):
+                for request in box.open_requests(ownership.epoch):
+                    seen.append(request)
+                    at = f"savepoints/savepoint-7-{request.name}"
+                    box.answer(
+                        Answer(
+                            request_id=request.request_id,
+                            status="done",
+                            answered_at=datetime.now(UTC),
+                            checkpoint_id=7,
+                            location=at,
+                            url=owned.url_of(at),
+                        )
+                    )
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield seen
+        finally:
+            over.set()
+            thread.join(30)
+            ownership.release("CANCELED")
+
+
+def run_page(page: Path, **names: Any) -> dict[str, Any]:
+    """Run all Python blocks of a page, one after the other, as one module."""
+    namespace: dict[str, Any] = {"__name__": "page", **names}
+    for number, block in enumerate(blocks(page, "python")):
+        exec(compile(block, f"{name(page)}, block {number + 1}", "exec"), namespace)
+    return namespace
+
+
+def test_pages_with_python_are_run() -> None:
+    assert {page for page in PAGES if blocks(page, "python")} <= set(RUNS_THESE)
+
+
+def test_python_in_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = run_page(README)
+    for definitions in (page["defs"], page["operations"]):
+        dg.Definitions.validate_loadable(definitions)
+
+
+def test_python_in_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(os.environ, "CHECKPOINT_STORAGE", str(tmp_path))
+    with owner(tmp_path) as seen:
+        page = run_page(REPOSITORY / "docs/operations.md")
+        assert capsys.readouterr().out.startswith("7 file://")
+        assert page["suspend"](page["control"]) == "savepoints/savepoint-7-maintenance"
+    assert [(request.kind, request.name, request.drain) for request in seen] == [
+        ("savepoint", "before-upgrade", False),
+        ("stop", "maintenance", False),
+    ]
+    assert page["coordinator"].savepoint_on_termination
+
+
+def test_python_about_sensors() -> None:
+    from assets.flights import flights
+    from assets.flights_assets import flights_assets
+    from assets.flights_savepoints import flights_savepoints
+
+    page = run_page(
+        REPOSITORY / "docs/sensors.md", flights=flights, flights_assets=flights_assets, flights_savepoints=flights_savepoints
+    )
+    made = [value for value in page.values() if isinstance(value, dg.SensorDefinition)]
+    dg.Definitions.validate_loadable(
+        dg.Definitions(
+            assets=[flights_assets, flights_savepoints],
+            jobs=[page["flights_job"]],
+            sensors=made,
+            schedules=[page["hourly"]],
+            resources={"checkpoint_coordinator": CheckpointCoordinatorResource(storage="unused")},
+        )
+    )
+    assert {sensor.name for sensor in made} == {
+        "flights_drain",
+        "flights_evening",
+        "flights_end_flights_live_EWR",
+        "flights_recovery",
+    }
+    # The conditions of the table, as they stand there.
+    table = (REPOSITORY / "docs/sensors.md").read_text(encoding="utf-8").split("| condition |")[1].split("\n\n")[0]
+    shown = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
+    assert len(shown) == 6
+    for condition in shown:
+        assert isinstance(eval(condition, {**page, "function": page["nobody_waits"]}), sensors.DrainCondition)
+
+
+def test_the_command_line_and_the_pages_agree_on_exit_codes() -> None:
+    from dagster_checkpoints.cli.exits import MEANINGS
+
+    meanings = {str(int(code)): meaning for code, meaning in MEANINGS.items()}
+    table = (REPOSITORY / "docs/failures.md").read_text(encoding="utf-8").split("| exit code |")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) \|", table, re.MULTILINE)
+    assert len(rows) == 3
+    for meaning, code in rows:
+        assert meanings[code].startswith(meaning), (meaning, meanings[code])
