@@ -221,7 +221,8 @@ class PendingCheckpoints:
         tasks = self._states.running_among(pending.plan.wait)
         if tasks:
             actions.append(NotifyAborted(tasks, checkpoint_id, reason, self.completed.latest_id))
-        if discard and pending.states:
+        if discard:
+            # Also without any state: of a task whose upload broke off a part may be in the store.
             actions.append(DiscardStates(checkpoint_id, MappingProxyType(pending.states)))
         if pending.request_id is not None:
             actions.append(RequestFailed(pending.request_id, reason, message))

@@ -1,0 +1,24 @@
+"""What an aborted checkpoint leaves in storage is thrown away, also if no task had acknowledged."""
+
+from __future__ import annotations
+
+from dagster_checkpoints.coordination import (
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CheckpointRequested,
+    Declined,
+    DiscardStates,
+    FailureReason,
+    TaskState,
+    TaskStateChanged,
+)
+from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, Vertex
+
+
+def test_an_upload_that_broke_off_leaves_nothing_although_nobody_had_acknowledged() -> None:
+    graph = ExecutionGraph((Vertex("V0", ("v0",), 1),), ())
+    coordinator = CheckpointCoordinator(graph, CheckpointConfig(interval=None))
+    coordinator.handle(TaskStateChanged(TaskId("V0", 0), TaskState.RUNNING), 0.0)
+    coordinator.handle(CheckpointRequested("r"), 1.0)
+    actions = coordinator.handle(Declined(TaskId("V0", 0), 1, FailureReason.IO_EXCEPTION, "half of it is stored"), 2.0)
+    assert [(a.checkpoint_id, dict(a.states)) for a in actions if isinstance(a, DiscardStates)] == [(1, {})]
