@@ -1,0 +1,61 @@
+"""Whether a checkpoint is a consistent cut: over every edge exactly what was sent was read, or is in flight."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from simulation.elements import RECORD
+from simulation.shapes import Shape
+from simulation.storage import Metadata
+from simulation.violations import check
+
+Pair = list[int]
+
+
+def check_cut(shape: Shape, metadata: Metadata) -> None:
+    """Compare what all tasks had sent over each edge with what all had read, or the checkpoint holds in flight."""
+    sent: dict[int, Pair] = defaultdict(lambda: [0, 0])
+    read: dict[int, Pair] = defaultdict(lambda: [0, 0])
+    in_flight: dict[int, Pair] = defaultdict(lambda: [0, 0])
+    ghosts: list[Any] = [*metadata.ghosts.values(), *(state.ghost for state in metadata.states.values())]
+    for ghost in ghosts:
+        for edge, (count, total) in ghost.sent.items():
+            sent[edge][0] += count
+            sent[edge][1] += total
+        for edge, (count, total) in ghost.read.items():
+            read[edge][0] += count
+            read[edge][1] += total
+    edge_of = {channel.name: channel.edge for channel in shape.channels}
+    for state in metadata.states.values():
+        for name, (_, _, elements) in state.channels.items():
+            _add(in_flight[edge_of[name]], elements)
+        for name, elements in state.output.items():
+            _add(in_flight[edge_of[name]], elements)
+    for edge in sent.keys() | read.keys():
+        _, target, static = shape.edges[edge - 1]
+        times = shape.stages[target].instances if static else 1
+        there = [sent[edge][0] * times, sent[edge][1] * times]
+        found = [read[edge][0] + in_flight[edge][0], read[edge][1] + in_flight[edge][1]]
+        what = f"checkpoint {metadata.checkpoint_id}, edge {shape.edges[edge - 1]}"
+        check(there == found, f"{what}: sent {there}, read {read[edge]}, in flight {in_flight[edge]}")
+
+
+def _add(pair: Pair, elements: Any) -> None:
+    for element in elements:
+        if element[0] == RECORD:
+            pair[0] += 1
+            pair[1] += element[1]
+
+
+def written(metadata: Metadata, shape: Shape) -> dict[int, tuple[int, int]]:
+    """By stage with a sink: how many rows the checkpoint counts as written, and their sum."""
+    found: dict[int, Pair] = {n: [0, 0] for n, spec in enumerate(shape.stages) if spec.sink}
+    tail_of = {task.id: task.stages[-1] for task in shape.tasks}
+    ghosts = {**metadata.ghosts, **{task: state.ghost for task, state in metadata.states.items()}}
+    for task, ghost in ghosts.items():
+        tail = tail_of[task]
+        if tail in found:
+            found[tail][0] += ghost.written[0]
+            found[tail][1] += ghost.written[1]
+    return {stage: (count, total) for stage, (count, total) in found.items()}

@@ -1,0 +1,63 @@
+"""What flows between simulated tasks, and the arithmetic of records.
+
+A record is `(RECORD, uid, ts, key)`: `uid` says which source record it is and by which edges it has come, so that every
+effect in the world has a name; `ts` is event time. Elements are plain tuples that begin with their tag: there are millions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+RECORD, WATERMARK, BARRIER, CANCEL, END_OF_DATA, END_OF_PARTITION, IDLE = range(7)
+"""Tags: (RECORD, uid, ts, key), (WATERMARK, ms), (BARRIER, barrier), (CANCEL, id), (END_OF_DATA, drain),
+(END_OF_PARTITION,), (IDLE, idle)."""
+
+Element = tuple[Any, ...]
+Row = tuple[int, int, int]
+"""(uid, ts, key)."""
+
+KEYS = 5
+KEY_GROUPS = 128
+WINDOW = 4
+"""Length of a window in event time."""
+FLUSHED_TS = 10**6
+"""Event time of what a stage holds back until the end: later than any window."""
+EDGES = 32
+"""A pipeline has fewer edges."""
+
+_PRIME = (1 << 61) - 1
+
+
+def mix(*numbers: int) -> int:
+    """One number out of several: the same wherever and whenever it is computed."""
+    mixed = 17
+    for number in numbers:
+        mixed = (mixed * 1_000_003 + number + 1) % _PRIME
+    return mixed
+
+
+def source_row(source: int, split: int, position: int) -> Row:
+    """The record at a position of a split: sources can be read again."""
+    seed = mix(source, split, position)
+    return (seed, 2 * position + seed % 4, (seed // 4) % KEYS)
+
+
+def source_watermark(position: int) -> int:
+    """No record of a split at this position or behind it is earlier."""
+    return 2 * position
+
+
+def key_group(key: int) -> int:
+    return key * 53 % KEY_GROUPS
+
+
+def owner_of(key: int, parallelism: int) -> int:
+    """The instance that owns a key (PROTOCOL 8.3)."""
+    return key_group(key) * parallelism // KEY_GROUPS
+
+
+def even(items: int, parts: int, part: int) -> range:
+    """The part's share of an even split, the first ones one more where it does not come out even."""
+    base, rest = divmod(items, parts)
+    start = part * base + min(part, rest)
+    return range(start, start + base + (part < rest))

@@ -1,0 +1,176 @@
+"""Where a simulated process starts from; mirrors `spark.restoring`, with the real restore validation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.state import (
+    ChainMetadata,
+    CheckpointMetadata,
+    OperatorState,
+    RestorePlan,
+    StageInstanceSnapshot,
+    StageMetadata,
+    TaskSnapshot,
+    decode,
+    encode,
+    validate_restore,
+)
+from dagster_checkpoints.storage.pipeline_state import CheckpointPointer
+from simulation.shapes import Shape, name_of
+from simulation.storage import Metadata, Ownership, Store, pointer_to
+from simulation.task import Snapshot
+
+OVER = frozenset({"FINISHED", "NONE"})
+
+
+class NothingToRestore(Exception):
+    """The run names something that storage does not have."""
+
+
+@dataclass(frozen=True)
+class From:
+    """What a user asks a run to start from.
+
+    Attributes:
+        what: "latest", "none", "retained" or "savepoint".
+        which: of the retained ones, or of the savepoints: how many back from the newest.
+        copied: the savepoint was copied elsewhere first.
+        claim: it becomes the pipeline's own.
+        variant: of the pipeline: other numbers of instances.
+    """
+
+    what: str = "latest"
+    which: int = 0
+    copied: bool = False
+    claim: bool = False
+    variant: int = 0
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint that fits."""
+
+    metadata: Metadata
+    plan: RestorePlan
+    location: str
+    savepoint: bool
+    own: bool
+
+
+@dataclass(frozen=True)
+class StartPoint:
+    """What a run begins with."""
+
+    restored: Restored | None
+    resume: bool
+    next_checkpoint_id: int
+    pointer: CheckpointPointer | None = None
+    claimed: bool = False
+    retained: tuple[CompletedCheckpoint, ...] = ()
+    passed_over: tuple[CompletedCheckpoint, ...] = ()
+
+
+def choose_start(store: Store, ownership: Ownership, asked: From, shape: Shape, copies: int) -> StartPoint:
+    """Decide what an owned pipeline starts from.
+
+    Raises:
+        NothingToRestore: there is no such thing.
+        RestoreError: it does not fit.
+    """
+    previous = ownership.previous
+    location = _location(store, ownership, asked, copies)
+    if location is None:
+        return StartPoint(None, False, 1)
+    restored = read_restored(store, location, shape)
+    metadata = restored.metadata
+    chosen, own_id = metadata.checkpoint_id, previous.job.job_id
+    pointer = pointer_to(chosen, location, metadata.kind, metadata.epoch, metadata.job_id)
+    resume = not restored.savepoint or (restored.own and metadata.job_id == own_id)
+    claimed = restored.savepoint and asked.claim
+    kept: list[CompletedCheckpoint] = []
+    later: list[CompletedCheckpoint] = []
+    if resume:
+        this_job = [p for p in ownership.retained if p.job_id == own_id and p.location != location]
+        kept = [_completed(p) for p in this_job if p.checkpoint_id <= chosen]
+        later = [_completed(p) for p in this_job if p.checkpoint_id > chosen]
+    kept.append(CompletedCheckpoint(chosen, location) if claimed else _completed(pointer))
+    next_id = max(chosen, previous.highest_checkpoint_id if resume else 0) + 1
+    return StartPoint(restored, resume, next_id, pointer, claimed, tuple(kept), tuple(later))
+
+
+def _location(store: Store, ownership: Ownership, asked: From, copies: int) -> str | None:
+    previous = ownership.previous
+    if asked.what == "none":
+        return None
+    if asked.what == "latest":
+        newest = previous.newest
+        suspended = previous.job.ended_by == "suspend"
+        return None if newest is None or (previous.job.status in OVER and not suspended) else newest.location
+    if asked.what == "retained":
+        retained = ownership.retained
+        if asked.which >= len(retained):
+            raise NothingToRestore
+        return retained[asked.which].location
+    found = [s for s in store.savepoints.values() if s.own and s.metadata is not None and not s.deleted]
+    if asked.which >= len(found):
+        raise NothingToRestore
+    savepoint = found[-1 - asked.which]
+    return store.copy_savepoint(savepoint.location, copies) if asked.copied else savepoint.location
+
+
+def _completed(pointer: CheckpointPointer) -> CompletedCheckpoint:
+    properties = CheckpointProperties() if pointer.ours else CheckpointProperties.for_savepoint(stops_job=True)
+    return CompletedCheckpoint(pointer.checkpoint_id, pointer.location, properties)
+
+
+def read_restored(store: Store, location: str, shape: Shape) -> Restored:
+    """Read what lies there, and check that it fits: through the real format and the real rules."""
+    metadata = store.check_whole(location)
+    recorded = decode(encode(as_recorded(metadata, shape)), location)
+    plan = validate_restore(shape.pipeline, recorded)
+    savepoint = location in store.savepoints
+    return Restored(metadata, plan, location, savepoint, savepoint and store.savepoints[location].own)
+
+
+def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
+    """What the state floor is to know of the checkpoint."""
+    chains, finished = [], {}
+    for chain in shape.chains:
+        ids = [TaskId(chain.name, index) for index in range(len(chain.instances))]
+        tasks = {task.index: _recorded(metadata.states[task], shape, chain.stages) for task in ids if task in metadata.states}
+        chains.append(ChainMetadata(name=chain.name, stages=chain.stages, tasks=tasks))
+        finished.update(dict.fromkeys(chain.stages, tuple(task.index for task in ids if task in metadata.finished)))
+    stages = tuple(
+        StageMetadata(
+            name=name_of(number),
+            parallelism=spec.instances,
+            instances=tuple(str(i) for i in range(spec.instances)),
+            finished=finished[name_of(number)],
+            fully_finished=len(finished[name_of(number)]) == spec.instances,
+        )
+        for number, spec in enumerate(shape.stages)
+    )
+    return CheckpointMetadata(
+        pipeline=shape.pipeline.name,
+        checkpoint_id=metadata.checkpoint_id,
+        stages=stages,
+        chains=tuple(chains),
+        kind="savepoint" if metadata.kind == "savepoint" else "checkpoint",
+        job_id=str(metadata.job_id),
+        epoch=metadata.epoch,
+    )
+
+
+_UNION = StageInstanceSnapshot(operator_states=(OperatorState(name="counts", kind="union"),))
+_NONE = StageInstanceSnapshot()
+
+
+def _recorded(snapshot: Snapshot, shape: Shape, stages: tuple[str, ...]) -> TaskSnapshot:
+    kinds = {name: shape.stages[int(name[1:])].kind for name in stages}
+    return TaskSnapshot(
+        stages={name: _UNION if kind == "union" else _NONE for name, kind in kinds.items()},
+        end_of_data="drain" if snapshot.after_finish else "none",
+    )

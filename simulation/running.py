@@ -1,0 +1,72 @@
+"""One world from its beginning to its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simulation.scenario import Scenario
+from simulation.schedules import RandomSchedule
+from simulation.violations import Violation
+from simulation.world import Label, World
+
+LONGEST = 30_000
+"""No world needs so many steps: one that does never ends."""
+
+
+@dataclass
+class Outcome:
+    """How a run went."""
+
+    labels: list[Label] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    error: Exception | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def run(scenario: Scenario, recorded: Sequence[Label] = (), *, record: bool = True) -> Outcome:
+    """Run a world: first the recorded steps as far as they are possible, then by chance until everything is over."""
+    world = World(scenario)
+    outcome = Outcome()
+    labels = outcome.labels
+    try:
+        for label in recorded:
+            if world.perform(label):
+                labels.append(label)
+        schedule = RandomSchedule(scenario.seed, world)
+        perform = world.perform
+        while True:
+            if world.steps > scenario.soft_limit and not world.calm:
+                label = ("calm",)
+            else:
+                chosen = schedule.next()
+                if chosen is None:
+                    break
+                label = chosen
+            if record:
+                labels.append(label)
+            if not perform(label) and record:
+                labels.pop()
+            if world.steps > LONGEST:
+                raise Violation(f"not over after {LONGEST} steps")
+        _check_over(world)
+    except Exception as error:
+        outcome.error = error
+    outcome.counts = world.counts
+    outcome.counts["steps"] += world.steps
+    outcome.notes = world.notes
+    return outcome
+
+
+def _check_over(world: World) -> None:
+    last = world.processes[-1] if world.processes else None
+    if world.active:
+        where = [
+            f"process {p.number}: {[f'{t.id} {t.life.state.name}' for t in p.running]}, pending {p.coordinator.pending_ids}"
+            for p in world.active
+            if hasattr(p, "coordinator")
+        ]
+        raise Violation(f"deadlock: nothing can happen any more; {'; '.join(where)}")
+    if last is None or last.status != "FINISHED":
+        raise Violation(f"the last run ended {last.status if last else 'before it began'}")

@@ -1,0 +1,128 @@
+"""What a seed stands for: pipeline, settings, how much goes wrong, what the users do. Values only."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from dagster_checkpoints.coordination import (
+    CheckpointConfig,
+    ExponentialDelayRestart,
+    FailureRateRestart,
+    FixedDelayRestart,
+    NoRestart,
+    RestartStrategy,
+)
+from simulation.shapes import StageSpec, random_stages
+
+SHAPES = 1500
+"""So many different pipelines; schedules, settings and faults are different for every seed."""
+
+FAULTS = (
+    "task", "upload", "decline", "commit", "finish", "snapshot", "write", "crash", "pause", "cancel",
+)  # fmt: skip
+"""What goes wrong."""
+ASKS = ("checkpoint", "savepoint", "suspend", "drain", "end_source", "end_all", "restart")
+"""What users do; "restart": another run after one has ended, from somewhere."""
+KINDS = ("task", "mail", "main", "upload", "io", "tick", "network")
+"""What happens by itself, for the weights."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How every run of the pipeline is configured."""
+
+    config: CheckpointConfig
+    restart: RestartStrategy
+    barriers: str = "aligned"
+    alignment_timeout: float = 3.0
+    idle: bool = False
+
+    @property
+    def exactly_once(self) -> bool:
+        return self.barriers != "at_least_once"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A world before it begins.
+
+    Attributes:
+        seed: of the schedule.
+        variants: the pipeline, and versions of it with other numbers of instances.
+        budgets: how often each fault and each ask may happen.
+        weights: of KINDS.
+        soft_limit: after so many steps nothing goes wrong any more, and the job is brought to its end.
+    """
+
+    seed: int
+    variants: tuple[tuple[StageSpec, ...], ...]
+    chaining: bool
+    settings: Settings
+    budgets: dict[str, int] = field(default_factory=dict)
+    weights: tuple[float, ...] = (1.0,) * len(KINDS)
+    soft_limit: int = 400
+
+
+def random_scenario(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    r = random.Random(seed)
+    stages = random_stages(seed % SHAPES)
+    kinds = {stage.kind for stage in stages}
+    stateless = not kinds & {"window", "totals"}
+    static = any(i.static for stage in stages for i in stage.inputs)
+    barriers = r.choices(
+        ("aligned", "unaligned", "timeout", "at_least_once"),
+        (6, 0 if static else 2, 0 if static else 2, 1 if stateless and not static and "union" not in kinds else 0),
+    )[0]
+    idle = "window" not in kinds and r.random() < 0.3
+    settings = Settings(_config(r), _restart(r), barriers, r.choice((0.0, 1.0, 3.0)), idle)
+    budgets = _budgets(r, settings)
+    tasks = sum(stage.instances for stage in stages)
+    weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 1.6 / (tasks + 1), 3.0))
+    return Scenario(seed, (stages,), seed // SHAPES % 4 != 3, settings, budgets, weights, 150 + 30 * tasks)
+
+
+def _config(r: random.Random) -> CheckpointConfig:
+    interval = r.choices((None, 1.0, 3.0, 8.0, 40.0), (1, 3, 6, 4, 2))[0]
+    return CheckpointConfig(
+        interval=interval,
+        timeout=r.choice((10.0, 40.0, 1000.0)),
+        min_pause=r.choice((0.0, 0.0, 2.0)),
+        max_concurrent=r.choice((1, 1, 2, 3)),
+        tolerable_failed_checkpoints=r.choice((0, 1, 1000, 1000)),
+        retained=r.choice((1, 1, 2, 3)),
+        checkpoints_after_tasks_finish=r.random() < 0.93,
+        initial_delay=r.choice((None, None, 0.0)),
+        max_queued=r.choice((1, 3, 1000)),
+        keep_on_finish=r.random() < 0.1,
+        history=0,
+    )
+
+
+def _restart(r: random.Random) -> RestartStrategy:
+    made: tuple[RestartStrategy, ...] = (
+        FixedDelayRestart(r.choice((1, 5)), r.choice((0.0, 2.0))),
+        FixedDelayRestart(100, 0.0),
+        NoRestart(),
+        ExponentialDelayRestart(0.5, 4.0, 2.0, 100.0, None),
+        FailureRateRestart(3, 20.0, 1.0),
+    )
+    return r.choices(made, (3, 6, 1, 2, 1))[0]
+
+
+def _budgets(r: random.Random, settings: Settings) -> dict[str, int]:
+    budgets = dict.fromkeys((*FAULTS, *ASKS), 0)
+    quiet = r.random() < 0.15
+    for ask in ASKS:
+        budgets[ask] = 0 if quiet else r.choices((0, 1, 2), (5, 3, 1))[0]
+    if not quiet:
+        for fault in FAULTS:
+            budgets[fault] = r.choices((0, 1, 2), (6, 2, 1))[0]
+        budgets["restart"] += budgets["crash"] + budgets["pause"]
+    if not settings.config.tasks_wait_for_final_checkpoint:
+        # Tasks commit by themselves at their end: nothing is promised to who crashes then.
+        budgets.update(dict.fromkeys(FAULTS, 0))
+        budgets["restart"] = 0
+        budgets["suspend"] = 0
+    return budgets

@@ -1,0 +1,244 @@
+"""Random pipelines: real `Pipeline`s of real `Stage`s, laid out in chains by `build_chains`, wired once and then shared.
+
+Must not know schedules or faults. Shapes are immutable and cached: a shape costs more to make than a run of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+from dagster_checkpoints.pipeline import (
+    Chain,
+    EdgePattern,
+    ExecutionGraph,
+    Pipeline,
+    Stage,
+    StageContext,
+    StageInput,
+    StageKind,
+    TaskId,
+    build_chains,
+    execution_graph,
+    pointwise_consumers,
+)
+
+SOURCES = ("bounded", "unbounded")
+DERIVED = ("map", "map", "map", "window", "totals", "buffer", "union")
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of a stage."""
+
+    source: int
+    static: bool
+    all_to_all: bool
+    keyed: bool
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One stage, by its number; `inputs` name earlier ones."""
+
+    kind: str
+    instances: int
+    inputs: tuple[InputSpec, ...] = ()
+    sink: bool = False
+    records: int = 0
+    """Of each split of a source; it has as many splits as instances."""
+
+    @property
+    def is_source(self) -> bool:
+        return self.kind in SOURCES
+
+
+class _Plain(Stage):
+    def transform(self, context: StageContext, **inputs: Any) -> Any:
+        raise AssertionError("simulated stages are run by `operators`")
+
+
+class _Flushing(_Plain):
+    def finish(self) -> Any:
+        raise AssertionError("simulated stages are run by `operators`")
+
+
+class _Sink:
+    supported_output_modes = frozenset({"append"})
+
+
+FLUSHING = frozenset({"totals", "buffer"})
+
+
+@dataclass(frozen=True)
+class ChannelSpec:
+    """A channel between two tasks, by their numbers."""
+
+    name: str
+    edge: int
+    producer: int
+    consumer: int
+    static: bool
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """What one task sends to one consumer stage: the channels' numbers, and whether rows are dealt out by key."""
+
+    edge: int
+    channels: tuple[int, ...]
+    keyed: bool
+    static: bool
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One task: its stages by number, its channels by number."""
+
+    id: TaskId
+    stages: tuple[int, ...]
+    edges: tuple[int, ...]
+    """Of each stage, the number of the edge inside the chain that leads to it; 0 for the first."""
+    inputs: tuple[int, ...]
+    outputs: tuple[OutputSpec, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """A pipeline and everything that follows from it."""
+
+    stages: tuple[StageSpec, ...]
+    chaining: bool
+    pipeline: Pipeline
+    chains: tuple[Chain, ...]
+    graph: ExecutionGraph
+    tasks: tuple[TaskSpec, ...]
+    channels: tuple[ChannelSpec, ...]
+    number_of: dict[TaskId, int]
+    edges: tuple[tuple[int, int, bool], ...]
+    """(source stage, target stage, static) of each edge, by its number - 1."""
+
+    @property
+    def unbounded(self) -> bool:
+        return any(stage.kind == "unbounded" for stage in self.stages)
+
+    def has(self, *kinds: str) -> bool:
+        return any(stage.kind in kinds for stage in self.stages)
+
+
+def name_of(stage: int) -> str:
+    return f"s{stage}"
+
+
+def random_stages(seed: int) -> tuple[StageSpec, ...]:
+    """The stages of a pipeline of mostly few stages."""
+    r = random.Random(seed)
+    count = r.choices((1, 2, 3, 4, 5, 6), (2, 6, 6, 3, 1, 1))[0]
+    width = r.choices((1, 2, 3, 4), (5, 4, 1, 1))[0]
+    specs: list[StageSpec] = []
+    bounded: list[bool] = []
+    for number in range(count):
+        if number == 0 or r.random() < 0.28:
+            specs.append(_source(r, width))
+            bounded.append(specs[-1].kind == "bounded")
+        else:
+            specs.append(_derived(r, specs, bounded, width))
+            bounded.append(all(bounded[i.source] for i in specs[-1].inputs))
+    read = {i.source for spec in specs for i in spec.inputs}
+    return tuple(replace(spec, sink=number not in read or r.random() < 0.2) for number, spec in enumerate(specs))
+
+
+def _source(r: random.Random, width: int) -> StageSpec:
+    kind = r.choices(SOURCES, (3, 2))[0]
+    return StageSpec(kind, _instances(r, width), records=r.choice((0, 1, 2, 3, 4, 6, 8)))
+
+
+def _derived(r: random.Random, specs: Sequence[StageSpec], bounded: Sequence[bool], width: int) -> StageSpec:
+    unread = [n for n in range(len(specs)) if all(i.source != n for s in specs for i in s.inputs)]
+    pool = unread if unread and r.random() < 0.8 else list(range(len(specs)))
+    sources = r.sample(pool, min(len(pool), r.choices((1, 2, 3), (6, 3, 1))[0]))
+    kind = r.choice(DERIVED)
+    instances = specs[sources[0]].instances if r.random() < 0.5 else _instances(r, width)
+    keyed = kind in ("window", "totals")
+    inputs = []
+    for source in sources:
+        static = bounded[source] and r.random() < 0.15
+        pointwise_fits = specs[source].instances != instances or r.random() < 0.8
+        all_to_all = static or keyed or not pointwise_fits or r.random() < 0.3
+        if keyed and instances == 1 and r.random() < 0.5:
+            all_to_all = False
+        inputs.append(InputSpec(source, static, static or all_to_all, not static and keyed and all_to_all))
+    return StageSpec(kind, instances, tuple(inputs))
+
+
+def _instances(r: random.Random, width: int) -> int:
+    return width if r.random() < 0.5 else r.randint(1, width)
+
+
+@lru_cache(maxsize=4096)
+def shape_of(stages: tuple[StageSpec, ...], chaining: bool) -> Shape:
+    """Build and wire the pipeline."""
+    pipeline = Pipeline("simulated", [_stage(n, spec) for n, spec in enumerate(stages)], chaining=chaining)
+    chains = build_chains(pipeline)
+    graph = execution_graph(pipeline, chains)
+    edges = tuple((i.source, n, i.static) for n, spec in enumerate(stages) for i in spec.inputs)
+    assert len(edges) < EDGE_LIMIT
+    number_of = {task: number for number, task in enumerate(graph.tasks())}
+    chain_of = {int(name[1:]): vertex for vertex in graph.vertices for name in vertex.stages}
+    channels: list[ChannelSpec] = []
+    inputs: dict[int, list[int]] = {n: [] for n in number_of.values()}
+    outputs: dict[int, list[OutputSpec]] = {n: [] for n in number_of.values()}
+    for number, (source, target, static) in enumerate(edges, 1):
+        if chain_of[source] is chain_of[target]:
+            continue
+        spec = next(i for i in stages[target].inputs if i.source == source)
+        pattern = next(e.pattern for e in pipeline.edges if (e.source, e.target) == (name_of(source), name_of(target)))
+        for q in range(stages[source].instances):
+            producer = number_of[TaskId(chain_of[source].name, q)]
+            numbers = []
+            for i in _consumers(pattern, stages[source].instances, stages[target].instances, q):
+                consumer = number_of[TaskId(chain_of[target].name, i)]
+                name = f"{name_of(source)}[{q}]->{name_of(target)}[{i}]"
+                numbers.append(len(channels))
+                inputs[consumer].append(len(channels))
+                channels.append(ChannelSpec(name, number, producer, consumer, static))
+            outputs[producer].append(OutputSpec(number, tuple(numbers), spec.keyed, static))
+    inner = {(s, t): n for n, (s, t, _) in enumerate(edges, 1)}
+    tasks = []
+    for task, number in number_of.items():
+        own = tuple(int(name[1:]) for name in next(v for v in graph.vertices if v.name == task.vertex).stages)
+        between = (0, *(inner[pair] for pair in pairwise(own)))
+        tasks.append(TaskSpec(task, own, between, tuple(inputs[number]), tuple(outputs[number])))
+    return Shape(stages, chaining, pipeline, chains, graph, tuple(tasks), tuple(channels), number_of, edges)
+
+
+EDGE_LIMIT = 31
+
+
+def _consumers(pattern: EdgePattern, producers: int, consumers: int, q: int) -> range:
+    return range(consumers) if pattern is EdgePattern.ALL_TO_ALL else pointwise_consumers(producers, consumers, q)
+
+
+def _stage(number: int, spec: StageSpec) -> Stage:
+    inputs = {}
+    for i in spec.inputs:
+        if i.static:
+            how = StageInput(mode="static")
+        elif i.keyed:
+            how = StageInput(key="key")
+        else:
+            how = StageInput(edge="all_to_all" if i.all_to_all else "pointwise")
+        inputs[name_of(i.source)] = how
+    kinds = {"bounded": StageKind.BOUNDED_SOURCE, "unbounded": StageKind.UNBOUNDED_SOURCE}
+    made = _Flushing if spec.kind in FLUSHING else _Plain
+    return made(
+        name_of(number),
+        inputs=inputs,
+        instances=[str(i) for i in range(spec.instances)],
+        sink=_Sink() if spec.sink else None,
+        kind=kinds.get(spec.kind, StageKind.DERIVED),
+    )

@@ -1,0 +1,166 @@
+"""The world outside: where sinks commit to. Survives every crash.
+
+Mirrors `sinks.parquet` and `sinks.taken_back`: transactions are staged, committed under the name of checkpoint, job and
+instance, and taken out of sight when the job goes back to an older checkpoint. `Branches` is the real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from dagster_checkpoints.sinks.branches import Branches
+from simulation.violations import Violation
+
+Rows = tuple[int, ...]
+Target = tuple[int, int, int]
+"""(checkpoint, job, instance) under which rows are visible."""
+
+
+class SinkError(Exception):
+    """A transaction is lost or in conflict; the task fails."""
+
+
+class Transaction(NamedTuple):
+    """The text that goes into a checkpoint."""
+
+    name: str
+    instance: int
+    target: Target
+
+
+class SinkSystem:
+    """What one stage has written, all instances and all times."""
+
+    def __init__(self, stage: int) -> None:
+        self.stage = stage
+        self.staged: dict[str, tuple[int, Rows]] = {}
+        """By transaction: whose instance's staging area it is in, and its rows."""
+        self.visible: dict[Target, Rows] = {}
+        self.hidden: dict[Target, Rows] = {}
+        self.branches: dict[tuple[int, int], Branches] = {}
+
+    def commit(self, transaction: Transaction) -> None:
+        name, _, target = transaction
+        staged = self.staged.get(name)
+        if target in self.visible:
+            if staged is not None and staged[1] != self.visible[target]:
+                raise Violation(f"stage {self.stage}: two transactions for {target}: {staged[1]} and {self.visible[target]}")
+            self.staged.pop(name, None)
+            return
+        if staged is None:
+            raise SinkError(f"stage {self.stage}: transaction {name} for {target} is lost")
+        self.visible[target] = self.staged.pop(name)[1]
+
+    def settle(self, job: int, instance: int, restored: int, staged: Iterable[Target]) -> None:
+        """Show exactly what lies on the way to the checkpoint that the job is restored from."""
+        branches = self.branches.get((job, instance), Branches())
+        mine = (job, instance)
+        for target in [t for t in self.visible if t[1:] == mine and not branches.on_the_way(t[0], restored)]:
+            self.hidden[target] = self.visible.pop(target)
+        for target in [t for t in self.hidden if t[1:] == mine and branches.on_the_way(t[0], restored)]:
+            rows = self.hidden.pop(target)
+            self.visible.setdefault(target, rows)
+
+    def rows(self, lineage: Iterable[tuple[int, int | None]]) -> list[int]:
+        """Visible rows of a job and of those it has come from: (job, up to which checkpoint), None for all."""
+        found: list[int] = []
+        for job, upto in lineage:
+            for (checkpoint, whose, instance), rows in self.visible.items():
+                if whose == job and (upto is None or self._on_the_way(job, instance, checkpoint, upto)):
+                    found += rows
+            if upto is not None:
+                for (checkpoint, whose, instance), rows in self.hidden.items():
+                    if whose == job and self._on_the_way(job, instance, checkpoint, upto):
+                        found += rows
+        return found
+
+    def _on_the_way(self, job: int, instance: int, checkpoint: int, upto: int) -> bool:
+        return self.branches.get((job, instance), Branches()).on_the_way(checkpoint, upto)
+
+
+class TaskSink:
+    """One instance's sink in one attempt; mirrors `spark.sinking.TaskSink` over `ParquetSink`."""
+
+    __slots__ = ("_attempt", "_instance", "_job", "_number", "_origin", "_parallelism", "_pending", "_system", "rows")
+
+    def __init__(self, system: SinkSystem, job: int, instance: int, parallelism: int, attempt: str) -> None:
+        self._system = system
+        self._job = job
+        self._instance = instance
+        self._parallelism = parallelism
+        self._attempt = attempt
+        self._pending: list[tuple[int, Transaction]] = []
+        self._origin: int | None = None
+        self._number = 0
+        self.rows: list[int] = []
+
+    def open(self, transactions: Iterable[Transaction] | None, take_back_after: int | None, held: Mapping[str, Rows]) -> None:
+        """Commit what the checkpoint holds, abort all else; `held` are the rows that a savepoint has brought along."""
+        system = self._system
+        if transactions is None:
+            self._abort_rest()
+            self._origin = self._beginning()
+            return
+        transactions = list(transactions)
+        for transaction in transactions:
+            if transaction.name in held and transaction.target not in system.visible:
+                system.staged[transaction.name] = (self._instance, held[transaction.name])
+        if take_back_after is not None:
+            staged = [t.target for t in transactions if t.name in system.staged]
+            for job, instance in self._mine():
+                system.settle(job, instance, take_back_after, staged)
+        for transaction in transactions:
+            system.commit(transaction)
+        self._abort_rest()
+        self._origin = self._beginning() if take_back_after is None else take_back_after
+
+    def pre_commit(self, checkpoint_id: int) -> tuple[Transaction, ...]:
+        """Close the current transaction. Returns all that are not committed yet."""
+        if self._origin is not None and checkpoint_id > self._origin:
+            for mine in self._mine():
+                branches = self._system.branches.get(mine, Branches())
+                self._system.branches[mine] = branches.begun(self._origin, checkpoint_id)
+            self._origin = None
+        if self.rows:
+            self._number += 1
+            name = f"{self._attempt}.{self._instance}.{self._number}"
+            self._system.staged[name] = (self._instance, tuple(self.rows))
+            self.rows = []
+            self._pending.append((checkpoint_id, Transaction(name, self._instance, (checkpoint_id, self._job, self._instance))))
+        return tuple(transaction for _, transaction in self._pending)
+
+    def pin(self) -> dict[str, Rows]:
+        """For a savepoint: the rows of all that is not committed yet."""
+        return {t.name: self._system.staged[t.name][1] for _, t in self._pending if t.name in self._system.staged}
+
+    def commit_up_to(self, checkpoint_id: int | None) -> None:
+        while self._pending and (checkpoint_id is None or self._pending[0][0] <= checkpoint_id):
+            self._system.commit(self._pending[0][1])
+            del self._pending[0]
+
+    @property
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def close(self) -> None:
+        self.rows = []
+
+    def _beginning(self) -> int | None:
+        mine = (self._job, self._instance)
+        return None if any(target[1:] == mine for target in self._system.visible) else 0
+
+    def _abort_rest(self) -> None:
+        for name, (instance, _) in list(self._system.staged.items()):
+            if instance == self._instance or (self._instance == 0 and instance >= self._parallelism):
+                del self._system.staged[name]
+
+    def _mine(self) -> list[tuple[int, int]]:
+        """This instance, and for the first one those that are no more, after a change of parallelism."""
+        mine = [(self._job, self._instance)]
+        if self._instance == 0:
+            gone = {
+                t[2] for t in (*self._system.visible, *self._system.hidden) if t[1] == self._job and t[2] >= self._parallelism
+            }
+            mine += [(self._job, instance) for instance in sorted(gone)]
+        return mine

@@ -1,0 +1,383 @@
+"""The world: durable storage, sinks, the processes that live, the users; and everything that can happen next.
+
+A step is a label, a tuple that begins with what happens; `perform` does it if it is possible now. Whoever chooses the steps
+(`schedules`) chooses everything: there is no other chance in here, so a list of labels is a run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from simulation.control import Request
+from simulation.cuts import written
+from simulation.expected import expected_rows
+from simulation.process import UPLOADED, Process
+from simulation.restoring import From
+from simulation.scenario import Scenario
+from simulation.shapes import shape_of
+from simulation.sinks import SinkSystem
+from simulation.storage import OK, Store
+from simulation.task import Task
+from simulation.violations import Violation, check
+
+Label = tuple[Any, ...]
+DEADLINE = 200.0
+"""How long a user waits for an answer, seconds."""
+
+
+class World:
+    """See the module's text."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.shapes = [shape_of(stages, scenario.chaining) for stages in scenario.variants]
+        self.has_union = any(stage.kind == "union" for stage in scenario.variants[0])
+        self.store = Store()
+        self.sinks = {n: SinkSystem(n) for n, spec in enumerate(scenario.variants[0]) if spec.sink}
+        self.now = 0.0
+        self.steps = 0
+        self.budgets = dict(scenario.budgets)
+        self.counts: Counter[str] = Counter()
+        self.processes: list[Process] = []
+        self.active: list[Process] = []
+        self.requests: list[Request] = []
+        self.notes: list[str] = []
+        self.calm = False
+        self.done = False
+        self._does: dict[str, Callable[..., bool]] = {
+            "start": self._start,
+            "open": self._open,
+            "read": self._read,
+            "take": self._take,
+            "due": self._due,
+            "mail": self._mail,
+            "announce": self._announce,
+            "align": self._align,
+            "network": self._network,
+            "idle": self._idle,
+            "main": self._main,
+            "io": self._io,
+            "upload": self._upload,
+            "time": self._time,
+            "fail": self._fail,
+            "crash": self._crash,
+            "pause": self._pause,
+            "wake": self._wake,
+            "cancel": self._cancel,
+            "ask": self._ask,
+            "calm": self._calm,
+        }
+
+    def perform(self, label: Label) -> bool:
+        """Let it happen. False if it is impossible now; then nothing has changed."""
+        if not self._does[label[0]](*label[1:]):
+            return False
+        self.steps += 1
+        return True
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    @property
+    def current(self) -> Process | None:
+        """The process that was started last, if it lives."""
+        last = self.processes[-1] if self.processes else None
+        return last if last is not None and not last.over else None
+
+    def _process(self, number: int) -> Process | None:
+        process = self.processes[number] if number < len(self.processes) else None
+        return None if process is None or process.over or process.paused else process
+
+    def _task(self, number: int, task: int) -> Task | None:
+        process = self._process(number)
+        if process is None or task >= len(process.shape.tasks):
+            return None
+        found = process.tasks.get(process.shape.tasks[task].id)
+        return None if found is None or found.done else found
+
+    # Processes
+
+    def _start(self, *asked: Any) -> bool:
+        if self.done or (self.current is not None and not self.current.paused):
+            return False
+        process = Process(self, len(self.processes), From(*asked))
+        self.processes.append(process)
+        self.active.append(process)
+        self.counts["processes"] += 1
+        return True
+
+    def process_ended(self, process: Process) -> None:
+        """A process has come to its end by itself."""
+        self.active.remove(process)
+        if process.status == "FINISHED":
+            self.counts["finishes"] += 1
+            if process.ended_by != "end_of_data":
+                self.counts["stops"] += process.control.stopped is not None
+            self._check_finished(process)
+
+    def _main(self, number: int, outcome: str) -> bool:
+        process = self._process(number)
+        if process is None or not process.ready():
+            return False
+        if outcome != OK:
+            if not process.at_write:
+                return False
+            process.dirty = True
+        process.step(outcome)
+        return True
+
+    def _io(self, number: int, outcome: str) -> bool:
+        process = self._process(number)
+        if process is None or not process.io_ready():
+            return False
+        if outcome != OK:
+            if not process.io_at_write:
+                return False
+            process.dirty = True
+        process.io_step(outcome)
+        return True
+
+    def _upload(self, number: int, task: int, checkpoint: int, attempt: int, outcome: str) -> bool:
+        process = self._process(number)
+        if process is None:
+            return False
+        for upload in process.uploads:
+            if (upload.task.number, upload.barrier.checkpoint_id, upload.attempt) == (task, checkpoint, attempt):
+                return process.upload(upload, outcome)
+        return False
+
+    def _time(self, seconds: float) -> bool:
+        self.now += seconds
+        for process in self.active:
+            if not process.paused:
+                process.renew_if_due()
+        return True
+
+    def next_time(self) -> float | None:
+        """When time alone makes something happen."""
+        times = [t for p in self.active if not p.paused and (t := p.next_time()) is not None]
+        times += [t for p in self.active if not p.paused for task in p.running if (t := task.handler.next_deadline()) is not None]
+        return min((t for t in times if t > self.now), default=None)
+
+    # Tasks
+
+    def _open(self, number: int, task: int) -> bool:
+        found = self._task(number, task)
+        if found is None or found.started:
+            return False
+        found.start()
+        self._check_opened(found.process)
+        return True
+
+    def _read(self, number: int, task: int) -> bool:
+        found = self._task(number, task)
+        if found is None or not found.source or not found.can_read():
+            return False
+        found.read_source()
+        self.counts["records"] += 1
+        return True
+
+    def _take(self, number: int, task: int, channel: int) -> bool:
+        found = self._task(number, task)
+        if found is None or channel >= len(found.inputs) or not found.can_step(found.inputs[channel]):
+            return False
+        found.step(found.inputs[channel])
+        return True
+
+    def _due(self, number: int, task: int) -> bool:
+        found = self._task(number, task)
+        if found is None or not found.can_take_due_snapshot():
+            return False
+        found.take_due_snapshot()
+        return True
+
+    def _mail(self, number: int, task: int) -> bool:
+        found = self._task(number, task)
+        if found is None or not found.started or not found.mailbox:
+            return False
+        found.take_mail()
+        return True
+
+    def _announce(self, number: int, task: int, channel: int) -> bool:
+        found = self._task(number, task)
+        if found is None or channel >= len(found.inputs):
+            return False
+        barrier = found.can_announce(found.inputs[channel])
+        if barrier is None:
+            return False
+        found.announce(found.inputs[channel], barrier)
+        return True
+
+    def _align(self, number: int, task: int) -> bool:
+        found = self._task(number, task)
+        if found is None or not found.started or found.life.paused:
+            return False
+        deadline = found.handler.next_deadline()
+        if deadline is None or deadline > self.now:
+            return False
+        found.alignment_tick(self.now)
+        return True
+
+    def _network(self, number: int, task: int, channel: int, elements: int) -> bool:
+        found = self._task(number, task)
+        if found is None or channel >= len(found.inputs):
+            return False
+        to = found.inputs[channel]
+        if to.sent is to.queue or not to.sent:
+            return False
+        _move(to.sent, to.queue, elements)
+        return True
+
+    def _idle(self, number: int, task: int) -> bool:
+        found = self._task(number, task)
+        if found is None or not found.source or found.idle or not found.can_fall_idle():
+            return False
+        found.fall_idle()
+        return True
+
+    # Faults
+
+    def _spend(self, what: str) -> bool:
+        if self.calm or not self.budgets.get(what):
+            return False
+        self.budgets[what] -= 1
+        return True
+
+    def _fail(self, number: int, task: int, where: str) -> bool:
+        """A task raises: at once, or the next time that it does something."""
+        found = self._task(number, task)
+        if found is None or not found.started or found.fail_at or not self._spend("task" if where == "now" else where):
+            return False
+        if where == "now":
+            found.fail("crash")
+        else:
+            found.fail_at = where
+        return True
+
+    def _crash(self, number: int) -> bool:
+        process = self.processes[number] if number < len(self.processes) else None
+        if process is None or process.over or not self._spend("crash"):
+            return False
+        process.crash()
+        self.active.remove(process)
+        self.counts["crashes"] += 1
+        return True
+
+    def _pause(self, number: int) -> bool:
+        process = self._process(number)
+        if process is None or not self._spend("pause"):
+            return False
+        process.paused = True
+        self.counts["pauses"] += 1
+        return True
+
+    def _wake(self, number: int) -> bool:
+        process = self.processes[number] if number < len(self.processes) else None
+        if process is None or process.over or not process.paused:
+            return False
+        process.paused = False
+        for other in self.processes[number:]:
+            other.dirty = True
+        return True
+
+    def _cancel(self, number: int) -> bool:
+        process = self._process(number)
+        if process is None or not self._spend("cancel"):
+            return False
+        process.queue.append("cancel")
+        process.dirty = True
+        return True
+
+    def _calm(self) -> bool:
+        """Nothing goes wrong any more."""
+        self.calm = True
+        return True
+
+    # Users
+
+    def _ask(self, number: int, kind: str, stage: int, seconds: float) -> bool:
+        process = self._process(number)
+        if process is None or (not self.calm and not self._spend(kind)):
+            return False
+        if kind == "end_all":
+            process.queue.append("drain")
+            return True
+        request = Request(f"r{len(self.requests)}", kind, self.now + seconds, stage)
+        self.requests.append(request)
+        process.asked.append(request)
+        process.queue.append(request)
+        return True
+
+    # Invariants
+
+    def _check_opened(self, process: Process) -> None:
+        """When every sink has recovered, it shows exactly what the checkpoint counts as written."""
+        restored = process.restored
+        waits = process.config.tasks_wait_for_final_checkpoint
+        if restored is None or not waits or process.checked == process.attempt or not all(t.started for t in process.running):
+            return
+        process.checked = process.attempt
+        self._check_written(process, restored.metadata, "after the restore")
+
+    def _check_written(self, process: Process, metadata: Any, when: str) -> None:
+        for stage, (count, total) in written(metadata, self.shapes[metadata.variant]).items():
+            rows = self.sinks[stage].rows(process.lineage)
+            found = (len(rows), sum(rows))
+            what = f"{when} of {metadata.kind} {metadata.checkpoint_id}, stage {stage}"
+            check(found == (count, total), f"{what}: {found} (rows, sum) are committed, {(count, total)} were written")
+
+    def _check_finished(self, process: Process) -> None:
+        for request in process.asked:
+            check(request.answer, f"request {request.request_id} was never answered")
+        if process.ended_by == "suspend":
+            stopped = process.control.stopped
+            assert stopped is not None
+            self._check_written(process, self.store.check_whole(stopped.location), "after the suspend")
+        else:
+            self._check_effects(process)
+        if not process.dirty:
+            self._check_nothing_left(process)
+
+    def _check_effects(self, process: Process) -> None:
+        """Each source record's effect is committed exactly once (at least once in that mode)."""
+        shape = process.shape
+        positions: dict[int, list[tuple[int, int]]] = {}
+        for task in shape.tasks:
+            if shape.stages[task.stages[0]].is_source:
+                positions.setdefault(task.stages[0], []).extend(process.ghosts[task.id].splits)
+        rows = expected_rows(shape, positions)
+        for stage, sink in self.sinks.items():
+            committed = sorted(sink.rows(process.lineage))
+            wanted = sorted(uid for uid, _, _ in rows[stage])
+            if not self.scenario.settings.exactly_once:
+                committed, wanted = sorted(set(committed)), sorted(set(wanted))
+            if committed != wanted:
+                lost, extra = Counter(wanted) - Counter(committed), Counter(committed) - Counter(wanted)
+                raise Violation(f"stage {stage}: of {len(wanted)} effects {lost.total()} are lost, {extra.total()} too many")
+
+    def _check_nothing_left(self, process: Process) -> None:
+        pointers = self.store.pointers()
+        kept = {p.location for p in pointers}
+        left = sorted(set(self.store.metadata) - kept)
+        check(not left, f"left over: {left}")
+        named = {file for location in kept if location in self.store.metadata for file in self.store.metadata[location].files}
+        files = sorted(self.store.shared - named)
+        check(not files, f"left over in shared/: {files}")
+        for sink in self.sinks.values():
+            check(not sink.staged, f"left over in the staging area of stage {sink.stage}: {sink.staged}")
+        begun = [s.location for s in self.store.savepoints.values() if s.metadata is None]
+        check(not begun, f"left over: unfinished savepoints {begun}")
+
+    def check_end(self) -> None:
+        """Everything is over."""
+        check(not self.active, "processes are left")
+
+
+def _move(source: deque[Any], target: deque[Any], elements: int) -> None:
+    for _ in range(min(elements, len(source))):
+        target.append(source.popleft())
+
+
+__all__ = ["DEADLINE", "UPLOADED", "Label", "World"]
