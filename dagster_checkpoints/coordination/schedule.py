@@ -36,7 +36,7 @@ class CheckpointSchedule:
 
     def resume(self, now: float) -> None:
         """Checkpoints were suspended and go on: the next periodic one is due an interval later."""
-        if self._next_periodic is not None and self._config.interval is not None:
+        if self._config.interval is not None:
             self._next_periodic = now + self._config.interval
 
     def due(self, tasks: TaskProgress, queue: RequestQueue, now: float) -> list[CheckpointRequest]:

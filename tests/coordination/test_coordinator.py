@@ -698,6 +698,9 @@ def test_a_pending_one_that_serves_every_task_makes_it_needless(graph_of: Graphs
     # Every task took its snapshot behind EndOfData, that is after its finish().
     assert triggered(job.complete(1, AFTER_FINISH)) == []
     assert triggered(job.at(30)) == []
+    for task in job.tasks:
+        job.state(task, TaskState.FINISHED)
+    assert failed(job.actions) == []
 
 
 def test_a_checkpoint_asked_for_serves_as_well(graph_of: Graphs) -> None:
@@ -812,6 +815,25 @@ def job_whose_first_task_is_leaving(graph_of: Graphs, **settings: object) -> Job
     job.ack(1, B, C)
     job.do(MetadataWritten(1, "x"))
     return job
+
+
+def test_the_final_checkpoint_waits_in_the_queue_once(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_queued=2)
+    job.checkpoint()
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    for _ in range(3):
+        job.do(Tick())
+    job.do(CheckpointRequested("there is room"))
+    assert pick(job.actions, RequestFailed) == []
+
+
+def test_a_periodic_checkpoint_that_waits_in_the_queue_is_not_wanted_after_a_drain(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.at(10)
+    job.do(DrainBegan())
+    assert triggered(job.complete(1)) == []
 
 
 def test_nothing_is_due_while_the_final_checkpoint_waits_in_the_queue(graph_of: Graphs) -> None:
