@@ -259,15 +259,13 @@ class LocalStore:
 
 def _copy(source: FileIO, target: BinaryIO) -> None:
     """Copy a file's bytes within the kernel where it can; a file system that can share blocks does."""
-    target.flush()
-    copied = 0
     try:
-        while count := os.copy_file_range(source.fileno(), target.fileno(), _KERNEL_CHUNK):
-            copied += count
+        while os.copy_file_range(source.fileno(), target.fileno(), _KERNEL_CHUNK):
+            pass
     except (AttributeError, OSError) as error:
-        if copied or getattr(error, "errno", errno.ENOSYS) not in _NO_KERNEL_COPY:
+        if getattr(error, "errno", errno.ENOSYS) not in _NO_KERNEL_COPY:
             raise
-        shutil.copyfileobj(source, target, _CHUNK)
+        shutil.copyfileobj(source, target, _CHUNK)  # from where the kernel stopped
 
 
 def _etag(data: bytes) -> str:

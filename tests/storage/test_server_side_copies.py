@@ -111,6 +111,13 @@ def test_stores_of_different_kinds_do_not_copy(s3_store: S3Store, tmp_path: Path
     assert local.sibling("relative") is None
 
 
+def test_servers_do_not_copy_from_one_another(parts: S3Store) -> None:
+    with EmbeddedS3() as another:
+        other = S3Store(another.bucket, "root", client=another.client())
+        other.put("a", b"a")
+        assert not parts.copy_from(other, "a", "b") and parts.head("b") is None
+
+
 def test_folders_are_one_level(store: ObjectStore) -> None:
     for key in ("a/x", "a/y/z", "b/x", "c", "a-1/x"):
         store.put(key, b"")
@@ -122,18 +129,22 @@ def test_folders_are_one_level(store: ObjectStore) -> None:
 # -- local
 
 
-def _no_kernel_copy(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
-    def refuse(*_: Any) -> int:
-        raise OSError(error, os.strerror(error))
-
-    monkeypatch.setattr(os, "copy_file_range", refuse)
-
-
 @pytest.mark.parametrize("error", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_where_the_kernel_does_not_copy_python_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+@pytest.mark.parametrize("after", [0, 1000])
+def test_where_the_kernel_does_not_copy_python_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, after: int
+) -> None:
     store, data = LocalStore(tmp_path), os.urandom(3 * MB)
     store.put("a", data)
-    _no_kernel_copy(monkeypatch, error)
+    original, left = os.copy_file_range, [after]
+
+    def refuse(source: int, target: int, count: int) -> int:
+        if not left[0]:
+            raise OSError(error, os.strerror(error))
+        some, left[0] = left[0], 0
+        return original(source, target, some)
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
     assert store.copy_from(store, "a", "b") and store.get("b") == data
 
 
