@@ -12,7 +12,7 @@ flights_savepoints = savepoint_asset(pipeline=flights, assets=flights_assets)
 
 flights_savepoint_check = savepoint_check(pipeline=flights, savepoints=flights_savepoints)
 
-# Dagster's UI executes the check of a partitioned asset only together with the asset, or as a job.
+# In its launchpad a certain savepoint can be named; the check's own button takes the newest one.
 check_savepoint_job = dg.define_asset_job(
     "flights_check_savepoint",
     selection=dg.AssetSelection.checks(flights_savepoint_check),

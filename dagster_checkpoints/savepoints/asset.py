@@ -106,7 +106,6 @@ def savepoint_asset(
         >>> defs = dg.Definitions(assets=[flights_assets, flights_savepoints])
     """
     asset = SavepointAsset.named(pipeline, [key_prefix] if isinstance(key_prefix, str) else list(key_prefix))
-    op_name = assets.node_def.name
 
     def take(context: dg.AssetExecutionContext, config: SavepointConfig) -> Iterator[dg.MaterializeResult[Any]]:
         given = context.partition_key if context.has_partition_key else None
@@ -121,7 +120,7 @@ def savepoint_asset(
                 context.instance.delete_dynamic_partition(asset.partitions, given)  # a schedule's, which nobody will miss
             raise _failure(pipeline, error) from None
         with coordinator.checkpoint_storage(pipeline, instance=context.instance) as storage:
-            metadata = {**_circumstances(context, config), **_contents(context, storage, answer, op_name)}
+            metadata = {**_contents(context, storage, answer, assets), **_circumstances(context, config)}
             if failed is None and config.retention is not None and given is not None:
                 retain(context, storage, asset, config.retention, Recorded(given, answer.location, metadata[TRIGGERED].value))
         if given is not None and failed is None:
@@ -220,7 +219,9 @@ def _circumstances(context: dg.AssetExecutionContext, config: SavepointConfig) -
     return {"trigger": trigger, "asked_by": f"run {context.run.run_id}"}
 
 
-def _contents(context: dg.AssetExecutionContext, storage: CheckpointStorage, answer: Answer, op_name: str) -> dict[str, Any]:
+def _contents(
+    context: dg.AssetExecutionContext, storage: CheckpointStorage, answer: Answer, assets: dg.AssetsDefinition
+) -> dict[str, Any]:
     """What the savepoint says of itself; if it cannot be read now, what its maker said."""
     try:
         savepoint = read_savepoint(storage, answer.location)
@@ -232,7 +233,7 @@ def _contents(context: dg.AssetExecutionContext, storage: CheckpointStorage, ans
             "checkpoint": answer.checkpoint_id,
             TRIGGERED: dg.MetadataValue.timestamp(answer.answered_at),
         }
-    return {**describe(savepoint), **resume_metadata(context.instance, savepoint, op_name)}
+    return {**resume_metadata(context, savepoint, assets), **describe(savepoint)}
 
 
 def _failure(pipeline: Pipeline, error: DagsterCheckpointsError) -> dg.Failure:

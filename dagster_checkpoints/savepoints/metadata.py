@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import dagster as dg
 import msgspec
+from dagster_shared.check import CheckError
 from dagster_shared.yaml_utils import dump_run_config_yaml
 
 from dagster_checkpoints.spark.query_log import QueryLog
@@ -37,6 +38,9 @@ MADE_BY = "made_by"
 """There, too: the schedule that made it, and may delete it."""
 _OFFSETS_SHOWN = 300
 _REPOSITORY = "__repository__"
+_HIDDEN_JOB = "__ASSET_JOB"
+_SELECTION_SHOWN = 20
+"""The web page's query parser takes longer lists for something else."""
 
 
 @dataclass(frozen=True)
@@ -96,41 +100,60 @@ def describe(savepoint: Savepoint) -> dict[str, Any]:
     return shown
 
 
-def resume_metadata(instance: dg.DagsterInstance, savepoint: Savepoint, op_name: str) -> dict[str, Any]:
+def resume_metadata(context: dg.AssetExecutionContext, savepoint: Savepoint, assets: dg.AssetsDefinition) -> dict[str, Any]:
     """How to go on from the savepoint: the run configuration, and a link to the launchpad with it.
 
     Args:
-        instance: Where the pipeline's run is known.
+        context: Of the run that shows the savepoint.
         savepoint: What to restore.
-        op_name: Of the pipeline's assets.
+        assets: The pipeline's.
     """
-    run = instance.get_run_by_id(savepoint.metadata.run_id) if savepoint.metadata.run_id else None
-    config: dict[str, Any] = copy.deepcopy(dict(run.run_config)) if run is not None else {}
-    op_config = config.setdefault("ops", {}).setdefault(op_name, {}).setdefault("config", {})
-    op_config["restore_from"] = savepoint.location
+    run_id = savepoint.metadata.run_id
+    run = context.instance.get_run_by_id(run_id) if run_id else None
+    op_name = assets.node_def.name
+    # What was said of resources and the executor is left to the code location as it is when somebody resumes.
+    config: dict[str, Any] = {"ops": copy.deepcopy(run.run_config.get("ops", {})) if run is not None else {}}
+    config["ops"].setdefault(op_name, {}).setdefault("config", {})["restore_from"] = savepoint.location
     text = dump_run_config_yaml(config)
-    link = _launchpad(run, text) if run is not None else None
-    if link is None:
-        return {"resume": dg.MetadataValue.md(f"```yaml\n{text}```")}
-    return {"resume": dg.MetadataValue.md(f"[Open the launchpad with this savepoint]({link})\n\n```yaml\n{text}```")}
+    link = _launchpad(context, run, assets, text) if run is not None else None
+    return {
+        **({"resume": dg.MetadataValue.md(f"[Open the launchpad with this savepoint]({link})")} if link is not None else {}),
+        "run_config": dg.MetadataValue.md(f"```yaml\n{text}```"),
+    }
 
 
-def _launchpad(run: dg.DagsterRun, config: str) -> str | None:
-    """The launchpad of the job that ran the pipeline, with a run configuration: a path below the webserver's own address."""
-    if run.remote_job_origin is None:
+def _launchpad(context: dg.AssetExecutionContext, run: dg.DagsterRun, assets: dg.AssetsDefinition, config: str) -> str | None:
+    """The launchpad of a job that runs the pipeline, with a run configuration: a path below the webserver's own address."""
+    job_name = _job_of(context, run, assets)
+    if run.remote_job_origin is None or job_name is None:
         return None
     repository = run.remote_job_origin.repository_origin
     location = repository.code_location_origin.location_name
     name = repository.repository_name
     where = location if name == _REPOSITORY else f"{name}@{location}"
+    some = run.asset_selection is not None and run.asset_selection < assets.keys and len(run.asset_selection) <= _SELECTION_SHOWN
     chosen = "".join(
         f"&assetSelection[{number}][assetKey][path][{part}]={quote(text, safe='')}"
-        for number, key in enumerate(sorted(run.asset_selection or ()))
+        for number, key in enumerate(sorted(run.asset_selection or ()) if some else ())
         for part, text in enumerate(key.path)
     )
-    return (
-        f"/locations/{quote(where, safe='@')}/jobs/{quote(run.job_name)}/playground/setup?config={quote(config, safe='')}{chosen}"
-    )
+    link = f"/locations/{quote(where, safe='@')}/jobs/{quote(job_name)}/playground/setup?config={quote(config, safe='')}{chosen}"
+    return link.replace("(", "%28").replace(")", "%29")
+
+
+def _job_of(context: dg.AssetExecutionContext, run: dg.DagsterRun, assets: dg.AssetsDefinition) -> str | None:
+    """The job that ran the pipeline or, if that was none of the user's, one that runs just the pipeline.
+
+    The launchpad of Dagster's own job takes no configuration from a link, and offers every asset that there is.
+    """
+    if not run.job_name.startswith(_HIDDEN_JOB):
+        return run.job_name
+    try:
+        jobs = context.repository_def.get_all_jobs()
+    except CheckError:  # no code location
+        return None
+    named = [job.name for job in jobs if set(job.graph.node_dict) == {assets.node_def.name}]
+    return min((name for name in named if not name.startswith(_HIDDEN_JOB)), default=None)
 
 
 # Stages

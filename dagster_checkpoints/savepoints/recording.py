@@ -114,8 +114,7 @@ def record_savepoint(
     try:
         # On a thread of its own: the run's main thread must not hang where Dagster cannot interrupt it.
         savepoint = TimeLimit(_READING_SECONDS, "storage").do(read)
-        op_name = context.op_execution_context.op_def.name
-        metadata |= {**describe(savepoint), **resume_metadata(context.instance, savepoint, op_name)}
+        metadata = {**resume_metadata(context, savepoint, context.assets_def), **describe(savepoint), **metadata}
     except DagsterCheckpointsError as error:
         context.log.warning(f"Savepoint {event.location} is complete, but cannot be described: {error}")
         metadata |= {

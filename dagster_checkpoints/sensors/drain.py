@@ -99,7 +99,7 @@ def build_drain_sensor(
             return skip(f"{failed}Seen once, and looked at again in the next tick: {seen.text}.", before)
         asked = request_id(sensor_name, running.run_id, before.attempt + 1)
         try:
-            tick.reins.do(lambda control: control.stop(drain=True, request_id=asked, deadline=deadline))
+            tick.reins.do(lambda control: control.stop(drain=True, name=sensor_name, request_id=asked, deadline=deadline))
         except NoRunningPipeline as error:
             return skip(f"{failed}{error}", _Cursor())
         return skip(

@@ -101,7 +101,7 @@ def test_materializing_takes_a_savepoint_and_shows_what_it_holds(running: Any, t
     assert rows["live"]["bytes"] == shown["bytes"] > 0 and rows["live"]["files"] == 4
     assert rows["joined"]["bytes"] == 0
     assert rows["copied"]["offsets"] == "in the query of history"
-    assert f"restore_from: {stored.location}" in shown["resume"]
+    assert f"restore_from: {stored.location}" in shown["run_config"]
 
 
 @pytest.mark.parametrize(("stop", "drain"), [("suspend", False), ("drain", True)])
@@ -224,7 +224,7 @@ def test_savepoints_taken_otherwise_are_partitions_as_well(
     assert instance.get_dynamic_partitions(PARTITIONS) == [partition]
     shown = recorded(instance, partition)
     assert (shown["checkpoint"], shown["trigger"], shown["asked_by"]) == (4, "suspend", "me@host")
-    assert "pipeline_op" in shown["resume"]
+    assert "pipeline_op" in shown["run_config"]
 
     elsewhere = running.take_savepoint(5, "far", str(tmp_path / "far away"))["location"]
     assert elsewhere.startswith("file://")
@@ -251,40 +251,76 @@ def test_the_asset_of_a_code_location_is_found_under_its_own_key(
 # Going on from one
 
 
-def test_the_link_opens_the_launchpad_of_the_job_that_ran_the_pipeline(
-    owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance
-) -> None:
-    from dagster._core.remote_origin import (
-        RegisteredCodeLocationOrigin,
-        RemoteJobOrigin,
-        RemoteRepositoryOrigin,
-    )
+@pytest.fixture
+def resume(
+    owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance, assets_of: Callable[..., dg.AssetsDefinition]
+) -> Callable[..., Any]:
+    """What is shown of how to resume, if a run of a job of that name had run the pipeline."""
+    from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
     running = owner(meeting_pipeline)
     savepoint = read_savepoint(running.storage, running.take_savepoint(2, "x")["location"])
-    assert "[" not in resume_metadata(instance, savepoint, "pipeline_op")["resume"].value  # nobody knows that run
-
-    def remember(repository: str, selection: frozenset[dg.AssetKey] | None) -> Any:
-        origin = RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("the location"), repository), "nightly")
-        config = {"ops": {"pipeline_op": {"config": {"restore_from": "none", "allow_older_checkpoint": True}}}}
-        with dg.DagsterInstance.ephemeral() as other:
-            run = dg.DagsterRun(
-                job_name="nightly", run_id="run-1", run_config=config, remote_job_origin=origin, asset_selection=selection
-            )
-            other.add_run(run)
-            text = resume_metadata(other, savepoint, "pipeline_op")["resume"].value
-        return urlsplit(text[text.index("(") + 1 : text.index(")")])
-
-    link = remember("__repository__", None)
-    assert link.path == "/locations/the%20location/jobs/nightly/playground/setup"
-    config = yaml.safe_load(parse_qs(link.query)["config"][0])
-    assert config["ops"]["pipeline_op"]["config"] == {
-        "restore_from": savepoint.location,
-        "allow_older_checkpoint": True,
+    assets = assets_of(meeting_pipeline)
+    job = dg.define_asset_job("nightly", selection=dg.AssetSelection.assets(assets))
+    another = _another()
+    wider = dg.define_asset_job("a_wider_one", selection=dg.AssetSelection.assets(assets, another))
+    resources = {"checkpoint_coordinator": 1}
+    repositories = {
+        has_job: dg.Definitions(
+            assets=[assets, another], jobs=[job, wider] if has_job else [wider], resources=resources
+        ).get_repository_def()
+        for has_job in (True, False)
     }
-    link = remember("repo", frozenset({dg.AssetKey(["a", "b"])}))
-    assert link.path.startswith("/locations/repo@the%20location/jobs/")
-    assert parse_qs(link.query)["assetSelection[0][assetKey][path][1]"] == ["b"]
+
+    def make(
+        job_name: str, repository: str = "__repository__", selection: frozenset[dg.AssetKey] | None = None, has_job: bool = True
+    ) -> tuple[Any, Any, str]:
+        origin = RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("the location"), repository), job_name)
+        config = {
+            "ops": {"pipeline_op": {"config": {"restore_from": "none", "allow_older_checkpoint": True}}},
+            "resources": {"checkpoint_coordinator": {"config": {"interval": 1.0}}},
+        }
+        with dg.DagsterInstance.ephemeral() as other:
+            other.add_run(
+                dg.DagsterRun(
+                    job_name=job_name, run_id="run-1", run_config=config, remote_job_origin=origin, asset_selection=selection
+                )
+            )
+            context: Any = SimpleNamespace(instance=other, repository_def=repositories[has_job])
+            shown = resume_metadata(context, savepoint, assets)
+        text = shown["resume"].value if "resume" in shown else ""
+        link = urlsplit(text[text.index("(") + 1 : text.index(")")]) if text else None
+        return link, yaml.safe_load(shown["run_config"].value.strip("`").removeprefix("yaml")), savepoint.location
+
+    return make
+
+
+def _another() -> dg.AssetsDefinition:
+    @dg.asset
+    def another() -> None: ...
+
+    return another
+
+
+def test_the_link_opens_the_launchpad_of_the_job_that_ran_the_pipeline(resume: Callable[..., Any]) -> None:
+    link, config, location = resume("some_job")
+    assert link.path == "/locations/the%20location/jobs/some_job/playground/setup"
+    assert yaml.safe_load(parse_qs(link.query)["config"][0]) == config
+    assert config == {"ops": {"pipeline_op": {"config": {"restore_from": location, "allow_older_checkpoint": True}}}}
+    assert resume("some_job", "a_repository")[0].path.startswith("/locations/a_repository@the%20location/jobs/")
+
+
+def test_the_link_takes_a_job_of_the_users_instead_of_dagsters_own(resume: Callable[..., Any]) -> None:
+    """The launchpad of Dagster's own job takes nothing from a link, and offers every asset that there is."""
+    everything = frozenset(dg.AssetKey(name) for name in ("history", "live", "copied", "joined"))
+    link, _, _ = resume("__ASSET_JOB", selection=everything)
+    assert "/jobs/nightly/" in link.path
+    assert set(parse_qs(link.query)) == {"config"}
+    link, _, _ = resume("__ASSET_JOB", selection=frozenset({dg.AssetKey("joined")}))
+    assert parse_qs(link.query)["assetSelection[0][assetKey][path][0]"] == ["joined"]
+    link, config, location = resume("__ASSET_JOB", has_job=False)
+    assert link is None
+    assert config["ops"]["pipeline_op"]["config"]["restore_from"] == location
 
 
 # What a schedule deletes of its own

@@ -83,6 +83,7 @@ def test_backfill_finished_and_live_caught_up_twice(ticking: Any, owner: Owner, 
     assert "Asked run run-1 to drain" in ticks()
     (request,) = running.serve()
     assert request.kind == "stop" and request.drain
+    assert request.name == "meeting_drain"  # of the savepoint
 
 
 def test_it_asks_once_and_says_how_it_goes(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
