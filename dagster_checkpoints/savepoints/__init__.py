@@ -4,12 +4,13 @@ Read `asset` (materializing takes a savepoint), `recording` (those taken in othe
 `retention` (which of a schedule's are kept) and `check`.
 """
 
-from dagster_checkpoints.savepoints.asset import SavepointConfig, Stop, savepoint_asset
+from dagster_checkpoints.savepoints.asset import RESOURCE, SavepointConfig, Stop, savepoint_asset
 from dagster_checkpoints.savepoints.check import SavepointCheckConfig, savepoint_check
 from dagster_checkpoints.savepoints.recording import SavepointAsset, record_savepoint
 from dagster_checkpoints.savepoints.retention import SavepointRetention
 
 __all__ = [
+    "RESOURCE",
     "SavepointAsset",
     "SavepointCheckConfig",
     "SavepointConfig",

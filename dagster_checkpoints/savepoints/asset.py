@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dagster_checkpoints.resource import CheckpointCoordinatorResource
 
 RESOURCE = "checkpoint_coordinator"
+"""The key under which assets, checks and sensors look for the coordinator unless told otherwise."""
 _GRACE_SECONDS = 60.0
 """The pipeline gives a request up at its deadline; its answer may take this much longer."""
 _SAY_EVERY_SECONDS = 30

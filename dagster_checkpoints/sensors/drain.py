@@ -6,9 +6,10 @@ import dagster as dg
 import msgspec
 
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.savepoints import RESOURCE
 from dagster_checkpoints.sensors.conditions import DrainCondition, Seen, Surroundings
 from dagster_checkpoints.sensors.cursors import Cursor, read_cursor
-from dagster_checkpoints.sensors.ticks import RESOURCE, RunningPipeline, Tick, pipeline_sensor, request_id, skip
+from dagster_checkpoints.sensors.ticks import RunningPipeline, Tick, pipeline_sensor, request_id, skip
 from dagster_checkpoints.storage import Answer, NoRunningPipeline
 
 ATTEMPTS = 3

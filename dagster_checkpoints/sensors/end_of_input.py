@@ -9,9 +9,10 @@ import msgspec
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.savepoints import RESOURCE
 from dagster_checkpoints.sensors.conditions import Surroundings, assets_materialized
 from dagster_checkpoints.sensors.cursors import Cursor, read_cursor
-from dagster_checkpoints.sensors.ticks import RESOURCE, RunningPipeline, Tick, pipeline_sensor, request_id, skip
+from dagster_checkpoints.sensors.ticks import RunningPipeline, Tick, pipeline_sensor, request_id, skip
 from dagster_checkpoints.storage import NoRunningPipeline
 
 ATTEMPTS = 3

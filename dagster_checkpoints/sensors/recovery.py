@@ -11,8 +11,9 @@ from typing import Any
 import dagster as dg
 
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.savepoints import RESOURCE
 from dagster_checkpoints.sensors.cursors import Cursor, read_cursor, write_cursor
-from dagster_checkpoints.sensors.ticks import RESOURCE, Tick, pipeline_sensor, skip
+from dagster_checkpoints.sensors.ticks import Tick, pipeline_sensor, skip
 from dagster_checkpoints.stage_assets import PIPELINE, NotAPipelineAssetError, stage_keys
 from dagster_checkpoints.storage import CorruptStatus, PipelineControl, PipelineState, PipelineStatus
 

@@ -9,8 +9,9 @@ import dagster as dg
 import msgspec
 
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.savepoints import RESOURCE
 from dagster_checkpoints.sensors.cursors import Cursor, read_cursor
-from dagster_checkpoints.sensors.ticks import RESOURCE, Reins, RunningPipeline, Tick, pipeline_sensor, request_id, skip
+from dagster_checkpoints.sensors.ticks import Reins, RunningPipeline, Tick, pipeline_sensor, request_id, skip
 from dagster_checkpoints.stage_assets import FINISHED_BEFORE, NotAPipelineAssetError, stage_keys
 from dagster_checkpoints.storage import Answer, NoRunningPipeline, PipelineControl
 

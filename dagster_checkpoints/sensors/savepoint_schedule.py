@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.savepoints import SavepointConfig, SavepointRetention
+from dagster_checkpoints.savepoints import RESOURCE, SavepointConfig, SavepointRetention
 from dagster_checkpoints.savepoints.retention import STAMP
-from dagster_checkpoints.sensors.ticks import RESOURCE, STORAGE_SECONDS, TRANSIENT, Reins
+from dagster_checkpoints.sensors.ticks import STORAGE_SECONDS, TRANSIENT, Reins
 from dagster_checkpoints.storage import PipelineControl
 
 if TYPE_CHECKING:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 STORAGE_SECONDS = 15.0
 """What a tick grants to storage altogether; Dagster ends a tick after 60 s."""
-RESOURCE = "checkpoint_coordinator"
 TRANSIENT = (StorageUnavailable, OutcomeUnknown, WriteConflict, TimeLimitExceeded)
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_.\-]+")
 
