@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench import channels, checkpoints, coordination, ending, measures, memory, planning, recovery, throughput
+from bench import channels, checkpoints, coordination, ending, measures, memory, planning, recovery, savepoints, throughput
 from bench.measures import Measure
 from bench.setting import Setting
 
@@ -25,6 +25,7 @@ PARTS: dict[str, Callable[[Setting], Iterator[Measure]]] = {
     "memory": memory.measure,
     "ending": ending.measure,
     "recovery": recovery.measure,
+    "savepoints": savepoints.measure,
 }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench import __main__ as bench_main
-from bench import checkpoints, computation, coordination, measures, planning, processes, throughput, ways
+from bench import checkpoints, computation, coordination, measures, planning, processes, savepoints, throughput, ways
 from bench.setting import BenchFailed, Setting
 from dagster_checkpoints.spark.snapshots import prune
 
@@ -46,6 +46,14 @@ def test_the_coordinators_checkpoints_complete_for_every_task() -> None:
     coordination.checkpoint(tasks, coordinator, 2)
     with pytest.raises(BenchFailed, match="not complete"):
         coordination.checkpoint(tasks[1:], coordinator, 3)
+
+
+def test_savepoints_of_a_state_are_taken_and_drained(spark: SparkSession, tmp_path: Path) -> None:
+    setting = Setting(4_000, 2, tmp_path / "cache", tmp_path)
+    setting.__dict__["spark"] = spark
+    took = savepoints.by_state(setting, 300)
+    assert len(took.savepoints) == len(took.copies) == 2
+    assert took.bytes > 300 * savepoints.VALUE_BYTES, "the values are in the savepoint"
 
 
 def test_a_missed_target_is_shown_as_missed() -> None:
