@@ -32,7 +32,7 @@ RESOURCE = "checkpoint_coordinator"
 """The key under which assets, checks and sensors look for the coordinator unless told otherwise."""
 _GRACE_SECONDS = 60.0
 """The pipeline gives a request up at its deadline; its answer may take this much longer."""
-_SAY_EVERY_SECONDS = 30
+_SAY_EVERY_SECONDS = 30.0
 
 
 class SavepointTakenError(DagsterCheckpointsError):
@@ -200,17 +200,15 @@ def _wait(context: dg.AssetExecutionContext, request: RequestHandle, seconds: fl
             ended.put(error)
 
     threading.Thread(target=wait, name="waits for a savepoint", daemon=True).start()
-    for waited in range(1, 2**31):
+    result: Answer | Exception | None = None
+    while result is None:
         try:
-            result = ended.get(timeout=1.0)
+            result = ended.get(timeout=_SAY_EVERY_SECONDS)
         except queue.Empty:
-            if waited % _SAY_EVERY_SECONDS == 0:
-                context.log.info(f"Waiting for the pipeline's answer to request {request.request_id}.")
-            continue
-        if isinstance(result, Exception):
-            raise result
-        return result
-    raise AssertionError("unreachable")
+            context.log.info(f"Waiting for the pipeline's answer to request {request.request_id}.")
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def _circumstances(context: dg.AssetExecutionContext, config: SavepointConfig) -> dict[str, Any]:
