@@ -1,17 +1,29 @@
-"""What a checkpoint holds. Read `metadata` (the versioned format), then `restore` (whether it fits a
-pipeline)."""
+"""What a checkpoint holds. Read `metadata` (the values), `metadata_file` (their versioned form), `restore` (whether it fits
+a pipeline), then `redistribution` with `key_groups` (who gets what), and `claim` (whose a savepoint is)."""
 
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.errors import (
     ChainLayoutChanged,
     CorruptMetadata,
     InstancesChanged,
+    InvalidMaxParallelism,
+    MaxParallelismChanged,
     NonRestoredState,
+    OverlappingKeyGroups,
+    ParallelismTooHigh,
     PartlyFinishedUnionState,
     RestoreError,
     StateError,
     UnfinishedPredecessor,
     UnknownMetadataVersion,
+    UnknownStage,
+)
+from dagster_checkpoints.state.key_groups import (
+    HIGHEST_MAX_PARALLELISM,
+    chosen_max_parallelism,
+    default_max_parallelism,
+    key_groups_of,
+    owner_of,
 )
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
@@ -20,6 +32,7 @@ from dagster_checkpoints.state.metadata import (
     CheckpointMetadata,
     EndOfDataElement,
     EndOfPartitionElement,
+    EnumeratorState,
     IdleElement,
     OperatorState,
     QuerySnapshot,
@@ -30,13 +43,20 @@ from dagster_checkpoints.state.metadata import (
     StaticTableSnapshot,
     TaskSnapshot,
     WatermarkElement,
-    decode,
-    encode,
     task_files,
+)
+from dagster_checkpoints.state.metadata_file import decode, encode
+from dagster_checkpoints.state.redistribution import (
+    redistribute_broadcasts,
+    redistribute_key_groups,
+    redistribute_lists,
+    redistribute_operator_states,
+    redistribute_unions,
 )
 from dagster_checkpoints.state.restore import RestorePlan, check_union_states, validate_restore
 
 __all__ = [
+    "HIGHEST_MAX_PARALLELISM",
     "ChainLayoutChanged",
     "ChainMetadata",
     "ChannelElement",
@@ -46,10 +66,15 @@ __all__ = [
     "CorruptMetadata",
     "EndOfDataElement",
     "EndOfPartitionElement",
+    "EnumeratorState",
     "IdleElement",
     "InstancesChanged",
+    "InvalidMaxParallelism",
+    "MaxParallelismChanged",
     "NonRestoredState",
     "OperatorState",
+    "OverlappingKeyGroups",
+    "ParallelismTooHigh",
     "PartlyFinishedUnionState",
     "QuerySnapshot",
     "RestoreError",
@@ -63,10 +88,20 @@ __all__ = [
     "TaskSnapshot",
     "UnfinishedPredecessor",
     "UnknownMetadataVersion",
+    "UnknownStage",
     "WatermarkElement",
     "check_union_states",
+    "chosen_max_parallelism",
     "decode",
+    "default_max_parallelism",
     "encode",
+    "key_groups_of",
+    "owner_of",
+    "redistribute_broadcasts",
+    "redistribute_key_groups",
+    "redistribute_lists",
+    "redistribute_operator_states",
+    "redistribute_unions",
     "task_files",
     "validate_restore",
 ]

@@ -41,3 +41,23 @@ class InstancesChanged(RestoreError):
 
 class ChainLayoutChanged(RestoreError):
     """Stages that shared a query, and so their state, can no longer share it in the same order."""
+
+
+class InvalidMaxParallelism(StateError):
+    """A maximum parallelism is outside its range."""
+
+
+class MaxParallelismChanged(RestoreError):
+    """The number of key groups is fixed by the checkpoint, and another one is set."""
+
+
+class ParallelismTooHigh(RestoreError):
+    """A stage has more instances than key groups."""
+
+
+class OverlappingKeyGroups(RestoreError):
+    """Two instances hold state of the same key group, or one of a group that does not exist."""
+
+
+class UnknownStage(RestoreError):
+    """A stage is asked for that the checkpoint does not hold."""

@@ -1,35 +1,28 @@
-"""What a checkpoint holds, and its form in storage: the `_metadata` file.
+"""What a checkpoint holds, as values; `metadata_file` says how they are written.
 
-Two lines of JSON. The first names format, version, length and checksum; the second is the body::
-
-    {"format":"dagster-checkpoints","version":1,"length":1234,"sha256":"…"}
-    {"pipeline":"flights","checkpoint_id":7,…}
-
-The checksum covers version, length and body, so that any flipped byte is a `CorruptMetadata` and never a
-misread one; an intact file of another version is an `UnknownMetadataVersion`. The first line is the same in
-every version, for ever. A new version adds its structs beside these; every version ever written stays
-readable (tests/state/examples). Must not know: storage, Spark, the pipeline.
+A new version of the format adds its structs beside these. An addition within a version is a field that is not
+written as long as it says nothing: older releases refuse only what they would misread. Must not know: storage, Spark,
+the pipeline.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Literal
 
 import msgspec
 
-from dagster_checkpoints.state.errors import CorruptMetadata, UnknownMetadataVersion
-
-FORMAT = "dagster-checkpoints"
 VERSION = 1
 
 EndOfDataFlag = Literal["none", "drain", "suspend"]
 ChannelEnd = Literal["none", "drain", "suspend", "partition"]
 
 
-class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the metadata: immutable; a field that this release does not know is refused, not skipped."""
+class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """A part of the metadata: immutable; a field that this release does not know is refused, not skipped.
+
+    Values that cannot form cycles need no garbage collector, which would go over all of them several times while a
+    large checkpoint is read: that took four times as long.
+    """
 
 
 class StateFile(_Struct, frozen=True):
@@ -170,7 +163,24 @@ class TaskSnapshot(_Struct, frozen=True):
     valve_watermark: int | None = None
 
 
-class StageMetadata(_Struct, frozen=True):
+class EnumeratorState(_Struct, frozen=True):
+    """What the enumerator of a source's splits knows; there is one per stage, whatever its parallelism.
+
+    A split is in one of the three. How far an assigned one was read is its reader's state. Kept after all instances
+    have finished.
+
+    Attributes:
+        discovered: splits that nobody reads yet, in the order in which they are to be assigned; opaque.
+        assigned: those that an instance reads.
+        finished: those that were read to their end.
+    """
+
+    discovered: tuple[str, ...] = ()
+    assigned: tuple[str, ...] = ()
+    finished: tuple[str, ...] = ()
+
+
+class StageMetadata(_Struct, frozen=True, omit_defaults=True):
     """One stage: who of its instances has finished.
 
     Attributes:
@@ -180,6 +190,8 @@ class StageMetadata(_Struct, frozen=True):
         output_schema: of its rows as channels carry them, in Spark's JSON form, so that its consumers can be
             restored without it; empty for a stage inside a chain.
         rows: emitted so far by all instances, finished ones included, for reporting.
+        max_parallelism: the number of key groups of its keyed state, fixed since its first checkpoint; 0 without one.
+        enumerator: of a source that enumerates splits.
     """
 
     name: str
@@ -189,6 +201,8 @@ class StageMetadata(_Struct, frozen=True):
     fully_finished: bool = False
     output_schema: str = ""
     rows: int = 0
+    max_parallelism: int = 0
+    enumerator: EnumeratorState | None = None
 
 
 class ChainMetadata(_Struct, frozen=True):
@@ -244,81 +258,3 @@ def task_files(task: TaskSnapshot) -> list[StateFile]:
     for stage in task.stages.values():
         found += [f for files in stage.transaction_files.values() for f in files]
     return found
-
-
-def encode(metadata: CheckpointMetadata) -> bytes:
-    """The bytes of the `_metadata` file; dictionaries keep their order, which for a chain's stages means
-    something."""
-    body = msgspec.json.encode(metadata)
-    return _header(metadata.version, body) + b"\n" + body + b"\n"
-
-
-def decode(data: bytes, where: str) -> CheckpointMetadata:
-    """Read the bytes of a `_metadata` file.
-
-    Args:
-        data: the whole file.
-        where: its location, for the errors.
-
-    Raises:
-        CorruptMetadata: the bytes are not what was written.
-        UnknownMetadataVersion: they are, by a release that this one cannot read.
-    """
-    header, newline, rest = data.partition(b"\n")
-    version = _read_version(header, where)
-    if not newline or not rest.endswith(b"\n") or _header(version, rest[:-1]) != header:
-        raise _corrupt(
-            where,
-            f"its first line promises {header[:200].decode('utf-8', 'replace')}, and the "
-            f"{max(len(rest) - 1, 0)} "
-            "bytes behind it do not match that length and checksum",
-        )
-    if version != VERSION:
-        raise UnknownMetadataVersion(
-            f"The checkpoint metadata at {where} is intact and of format version {version}; this release "
-            "reads "
-            f"version {VERSION}. Use a release of dagster-checkpoints that knows version {version}, or "
-            "restore "
-            "from another checkpoint."
-        )
-    try:
-        metadata = msgspec.json.decode(rest, type=CheckpointMetadata)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise UnknownMetadataVersion(
-            f"The checkpoint metadata at {where} is intact, but says something that this release does not "
-            f"understand: {error}. It was written by another release of dagster-checkpoints; use that one, "
-            "or "
-            "restore from another checkpoint."
-        ) from error
-    return metadata
-
-
-def _header(version: int, body: bytes) -> bytes:
-    covered = b"%s %d %d\n%s" % (FORMAT.encode(), version, len(body), body)
-    fields = {
-        "format": FORMAT,
-        "version": version,
-        "length": len(body),
-        "sha256": hashlib.sha256(covered).hexdigest(),
-    }
-    return json.dumps(fields, separators=(",", ":")).encode()
-
-
-def _read_version(header: bytes, where: str) -> int:
-    try:
-        fields = json.loads(header)
-        version = fields["version"]
-        known = fields["format"] == FORMAT and type(version) is int
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _corrupt(where, f"its first line is no metadata header ({error})") from error
-    if not known:
-        raise _corrupt(where, f"its first line does not name the format {FORMAT!r} and a version")
-    return int(version)
-
-
-def _corrupt(where: str, found: str) -> CorruptMetadata:
-    return CorruptMetadata(
-        f"The checkpoint metadata at {where} is damaged: {found}. Expected a file written by "
-        "dagster-checkpoints, "
-        "unchanged. Restore from another retained checkpoint or savepoint."
-    )

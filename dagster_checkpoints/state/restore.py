@@ -8,7 +8,7 @@ Source: FLIP-147; Flink's VertexFinishedStateChecker and StateAssignmentOperatio
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dagster_checkpoints.pipeline import EdgePattern, TaskId
@@ -19,7 +19,13 @@ from dagster_checkpoints.state.errors import (
     PartlyFinishedUnionState,
     UnfinishedPredecessor,
 )
-from dagster_checkpoints.state.metadata import ChainMetadata, CheckpointMetadata, StageMetadata, TaskSnapshot
+from dagster_checkpoints.state.metadata import (
+    ChainMetadata,
+    CheckpointMetadata,
+    EnumeratorState,
+    StageMetadata,
+    TaskSnapshot,
+)
 
 
 class StageView(Protocol):
@@ -61,15 +67,17 @@ class RestorePlan:
         checkpoint_id: restored from; the next one is `next_checkpoint_id`.
         chains: the recorded layout, in order, without chains that have fully finished or are gone: build
             these again.
-        finished_chains: the recorded layout of chains that have fully finished; they stay in the execution
-            graph, so that the next checkpoint records them again.
+        finished_chains: chains that have fully finished; they stay in the execution graph, so that the next
+            checkpoint records them again. The recorded ones, or their stages one by one where the pipeline has
+            changed them: nothing runs in them, so nothing depends on their layout.
         new_stages: stages that the checkpoint does not know; they start empty, in chains of the caller's
             making.
         fully_finished: stages that are not run again; consumers see their channels as ended.
-        finished: tasks (of recorded chains) that are not run again, those of fully finished chains included.
+        finished: tasks that are not run again, those of `finished_chains` included.
         after_finish: tasks that had finished their operators and wait for the final checkpoint.
         tasks: what each unfinished task is restored from.
-        dropped: stages whose state is left behind because `allow_non_restored_state` is set.
+        dropped: stages that are gone; their state is left behind because `allow_non_restored_state` is set.
+        enumerators: by stage, what the enumerators of its sources go on from.
     """
 
     checkpoint_id: int
@@ -81,6 +89,7 @@ class RestorePlan:
     after_finish: frozenset[TaskId]
     tasks: Mapping[TaskId, TaskSnapshot]
     dropped: tuple[str, ...] = ()
+    enumerators: Mapping[str, EnumeratorState] = field(default_factory=dict)
 
     @property
     def next_checkpoint_id(self) -> int:
@@ -106,22 +115,52 @@ def validate_restore(pipeline: PipelineView, metadata: CheckpointMetadata, allow
     _check_finished(pipeline, recorded, where)
     dropped = _unclaimed(pipeline, metadata, allow_non_restored_state, where)
     _check_instances(pipeline, recorded, where)
-    chains = [chain for chain in metadata.chains if not set(chain.stages) <= set(dropped)]
-    for chain in chains:
-        _check_layout(pipeline, recorded, chain, where)
-    present = {stage.name for stage in pipeline.stages}
-    tasks = {TaskId(c.name, i): task for c in chains for i, task in sorted(c.tasks.items())}
+    running = [c for c in metadata.chains if not set(c.stages) <= set(dropped) and not _has_finished(c, recorded)]
+    reads = _reads(pipeline)
+    for chain in running:
+        _check_layout(pipeline, reads, chain, where)
+    finished_chains = _finished_chains(pipeline, reads, metadata, recorded)
+    instances = {stage.name: len(stage.instances) for stage in pipeline.stages}
+    finished = {TaskId(c.name, i) for c in running for i in recorded[c.stages[0]].finished}
+    finished |= {TaskId(stages[0], i) for stages in finished_chains for i in range(instances[stages[0]])}
+    tasks = {TaskId(c.name, i): task for c in running for i, task in sorted(c.tasks.items())}
     return RestorePlan(
         checkpoint_id=metadata.checkpoint_id,
-        chains=tuple(c.stages for c in chains if not recorded[c.stages[0]].fully_finished),
-        finished_chains=tuple(c.stages for c in chains if recorded[c.stages[0]].fully_finished and set(c.stages) <= present),
-        new_stages=tuple(stage.name for stage in pipeline.stages if stage.name not in recorded),
-        fully_finished=frozenset(s.name for s in metadata.stages if s.fully_finished and s.name in present),
-        finished=frozenset(TaskId(c.name, i) for c in chains for i in recorded[c.stages[0]].finished if c.stages[0] in present),
+        chains=tuple(c.stages for c in running),
+        finished_chains=finished_chains,
+        new_stages=tuple(name for name in instances if name not in recorded),
+        fully_finished=frozenset(s.name for s in metadata.stages if s.fully_finished and s.name in instances),
+        finished=frozenset(finished),
         after_finish=frozenset(task for task, snapshot in tasks.items() if snapshot.end_of_data == "drain"),
         tasks=tasks,
         dropped=dropped,
+        enumerators={s.name: s.enumerator for s in metadata.stages if s.enumerator is not None and s.name in instances},
     )
+
+
+def _has_finished(chain: ChainMetadata, recorded: Mapping[str, StageMetadata]) -> bool:
+    return all(recorded[name].fully_finished for name in chain.stages)
+
+
+def _reads(pipeline: PipelineView) -> dict[str, list[str]]:
+    reads: dict[str, list[str]] = {}
+    for edge in pipeline.edges:
+        reads.setdefault(edge.target, []).append(edge.source)
+    return reads
+
+
+def _finished_chains(
+    pipeline: PipelineView, reads: Mapping[str, list[str]], metadata: CheckpointMetadata, recorded: Mapping[str, StageMetadata]
+) -> tuple[tuple[str, ...], ...]:
+    instances = {stage.name: stage.instances for stage in pipeline.stages}
+    found: list[tuple[str, ...]] = []
+    for chain in metadata.chains:
+        if _has_finished(chain, recorded):
+            present = [name for name in chain.stages if name in instances]
+            alike = len(present) == len(chain.stages) and len({instances[name] for name in present}) == 1
+            whole = alike and _changed_input(reads, chain) is None
+            found += [chain.stages] if whole else [(name,) for name in present]
+    return tuple(found)
 
 
 def _check_finished(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], where: str) -> None:
@@ -153,25 +192,23 @@ def _finished_message(stage: StageMetadata, source: str, upstream: StageMetadata
     else:
         found = "is still running"
     return (
-        f"Stage {stage.name!r} is {state} in {where}, so its predecessor {source!r} over {pattern.name} "
-        "must be "
-        f"{expected}; but {source!r} {found}. Its records would reach nobody. Take {source!r} out of the "
-        "inputs of "
-        f"{stage.name!r}, give {stage.name!r} another name so that it starts anew, or start the pipeline "
-        "without this "
-        "checkpoint."
+        f"Stage {stage.name!r} is {state} in {where}, so its predecessor {source!r} over {pattern.name} must be {expected}; "
+        f"but {source!r} {found}. Its records would reach nobody. Take {source!r} out of the inputs of {stage.name!r}, give "
+        f"{stage.name!r} another name so that it starts anew, or start the pipeline without this checkpoint."
     )
 
 
 def _unclaimed(pipeline: PipelineView, metadata: CheckpointMetadata, allowed: bool, where: str) -> tuple[str, ...]:
     present = {stage.name for stage in pipeline.stages}
     gone = tuple(s.name for s in metadata.stages if s.name not in present)
-    with_state = tuple(s.name for s in metadata.stages if s.name not in present and not s.fully_finished)
+    # Nothing is left of a stage that has fully finished, its enumerator apart.
+    with_state = tuple(
+        s.name for s in metadata.stages if s.name not in present and (not s.fully_finished or s.enumerator is not None)
+    )
     if with_state and not allowed:
         raise NonRestoredState(
             f"{where[0].upper()}{where[1:]} holds state of {_names(with_state)}, which the pipeline "
-            f"{pipeline.name!r} does not have (it has {_names(present)}). Put the stage back under that "
-            "name, or set "
+            f"{pipeline.name!r} does not have (it has {_names(sorted(present))}). Put the stage back under that name, or set "
             "allow_non_restored_state to leave its state behind."
         )
     return gone
@@ -184,36 +221,35 @@ def _check_instances(pipeline: PipelineView, recorded: Mapping[str, StageMetadat
             continue
         raise InstancesChanged(
             f"Stage {stage.name!r} has the instances {_names(stage.instances)}; in {where} it has "
-            f"{_names(known.instances)}. State cannot be redistributed yet: give the stage the same "
-            "instances in "
-            "the same order, or start the pipeline without this checkpoint."
+            f"{_names(known.instances)}. Its channels and Spark's state belong to these: give the stage the same instances "
+            "in the same order, or start the pipeline without this checkpoint."
         )
 
 
-def _check_layout(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], chain: ChainMetadata, where: str) -> None:
-    if all(recorded[name].fully_finished for name in chain.stages if name in recorded):
-        return
+def _check_layout(pipeline: PipelineView, reads: Mapping[str, list[str]], chain: ChainMetadata, where: str) -> None:
     layout = " -> ".join(chain.stages)
     present = {stage.name for stage in pipeline.stages}
     missing = [name for name in chain.stages if name not in present]
     if missing:
         raise ChainLayoutChanged(
-            f"In {where} the stages {layout} run as one Spark query, whose state belongs to all of them; "
-            f"{_names(missing)} is no longer in the pipeline. Put it back, or start without this checkpoint. "
-            "(allow_non_restored_state can only leave whole chains behind.)"
+            f"In {where} the stages {layout} run as one Spark query, whose state belongs to all of them; {_names(missing)} "
+            "is no longer in the pipeline. Put it back, or start without this checkpoint. (allow_non_restored_state can "
+            "only leave whole chains behind.)"
         )
-    inputs: dict[str, list[str]] = {}
-    for edge in pipeline.edges:
-        inputs.setdefault(edge.target, []).append(edge.source)
-    for upstream, name in zip(chain.stages, chain.stages[1:], strict=False):
-        if inputs.get(name) != [upstream]:
-            raise ChainLayoutChanged(
-                f"In {where} the stages {layout} run as one Spark query, in which {name!r} reads "
-                f"{upstream!r} and "
-                f"nothing else; now {name!r} reads {_names(inputs.get(name, [])) or 'nothing'}. Spark's "
-                "state belongs "
-                "to the plan of that query. Restore the stages' order, or start without this checkpoint."
-            )
+    changed = _changed_input(reads, chain)
+    if changed is not None:
+        upstream, name = changed
+        raise ChainLayoutChanged(
+            f"In {where} the stages {layout} run as one Spark query, in which {name!r} reads {upstream!r} and nothing else; "
+            f"now {name!r} reads {_names(reads.get(name, ())) or 'nothing'}. Spark's state belongs to the plan of that query. "
+            "Restore the stages' order, or start without this checkpoint."
+        )
+
+
+def _changed_input(reads: Mapping[str, list[str]], chain: ChainMetadata) -> tuple[str, str] | None:
+    """A stage of the chain that no longer reads just the one before it, after that one."""
+    pairs = zip(chain.stages, chain.stages[1:], strict=False)
+    return next(((upstream, name) for upstream, name in pairs if reads.get(name) != [upstream]), None)
 
 
 def check_union_states(metadata: CheckpointMetadata) -> None:
@@ -233,11 +269,9 @@ def check_union_states(metadata: CheckpointMetadata) -> None:
                 if union and name in partly:
                     raise PartlyFinishedUnionState(
                         f"Stage {name!r} has the union list state {union[0]!r}, and its instances "
-                        f"{_list(partly[name])} have finished while others run. What they held is part of "
-                        "the "
-                        f"union, so checkpoint {metadata.checkpoint_id} is declined; the next one after all "
-                        "instances have finished can complete. Use list or broadcast state if a part "
-                        "suffices."
+                        f"{_list(partly[name])} have finished while others run. What they held is part of the union, so "
+                        f"checkpoint {metadata.checkpoint_id} is declined; the next one after all instances have finished "
+                        "can complete. Use list or broadcast state if a part suffices."
                     )
 
 

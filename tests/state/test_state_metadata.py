@@ -17,6 +17,7 @@ from dagster_checkpoints.state import (
     CorruptMetadata,
     EndOfDataElement,
     EndOfPartitionElement,
+    EnumeratorState,
     IdleElement,
     OperatorState,
     QuerySnapshot,
@@ -130,9 +131,21 @@ SAVEPOINT = CheckpointMetadata(
 )
 """A savepoint that also holds the files of its sinks' uncommitted transactions."""
 
+SPLITS = CheckpointMetadata(
+    pipeline="flights",
+    checkpoint_id=9,
+    stages=(
+        StageMetadata("live", 2, ("0", "1"), enumerator=EnumeratorState(("c",), ("a", "b"), ("z",)), max_parallelism=128),
+        StageMetadata("history", 1, ("0",), (0,), True, enumerator=EnumeratorState(finished=("x", "y"))),
+    ),
+    chains=(ChainMetadata("live", ("live",), {0: TaskSnapshot(), 1: TaskSnapshot()}), ChainMetadata("history", ("history",))),
+)
+"""Sources with an enumerator, which is kept after all instances have finished; keyed state with its groups."""
+
 WRITTEN = {
     "version-1.metadata": EVERYTHING,
     "version-1-transaction-files.metadata": SAVEPOINT,
+    "version-1-enumerators.metadata": SPLITS,
 }
 """What each stored example says. A file is added with each addition to the format and never changed."""
 
@@ -166,8 +179,13 @@ def test_the_files_of_uncommitted_transactions_must_stay_too() -> None:
 
 
 def test_what_an_older_reader_need_not_know_is_not_written() -> None:
-    assert b"transaction_files" in encode(SAVEPOINT)
-    assert b"transaction_files" not in encode(EVERYTHING)
+    written = [encode(metadata) for metadata in (SAVEPOINT, SPLITS, EVERYTHING)]
+    for addition in (b"transaction_files", b"enumerator", b"max_parallelism"):
+        assert [addition in data for data in written] == [
+            addition == b"transaction_files",
+            addition != b"transaction_files",
+            False,
+        ]
 
 
 def test_each_stored_example_is_accounted_for() -> None:
@@ -270,4 +288,90 @@ def test_a_flag_of_a_newer_release_is_refused_and_not_skipped(change: dict[str, 
     body = json.loads(DATA.split(b"\n")[1])
     body.update(change)
     with pytest.raises(UnknownMetadataVersion, match=named):
+        decode(sealed(1, json.dumps(body).encode()), "x")
+
+
+# What is sealed, and yet not what any release has written
+
+
+def test_what_is_sealed_but_no_json() -> None:
+    for body in [b"", b"{", b"\xff", b"nothing", b"[" * 100_000, b'{"pipeline":"\xff\xfe","checkpoint_id":1}', DATA]:
+        with pytest.raises((CorruptMetadata, UnknownMetadataVersion), match="s3://b/_metadata"):
+            decode(sealed(1, body), "s3://b/_metadata")
+
+
+BODY = DATA.split(b"\n")[1]
+
+
+@given(st.integers(0, len(BODY) - 1), st.binary(max_size=3), st.integers(0, 3))
+def test_a_sealed_body_that_was_changed_is_read_or_refused_by_name(position: int, inserted: bytes, removed: int) -> None:
+    changed = BODY[:position] + inserted + BODY[position + removed :]
+    try:
+        assert isinstance(decode(sealed(1, changed), "x"), CheckpointMetadata)
+    except (CorruptMetadata, UnknownMetadataVersion) as error:
+        assert "at x is" in str(error)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(st.data())
+def test_a_value_of_any_other_type_is_read_or_refused_by_name(data: st.DataObject) -> None:
+    body = json.loads(BODY)
+    place: object = body
+    while True:
+        choices = list(place) if isinstance(place, dict) else list(range(len(place))) if isinstance(place, list) else []
+        key = data.draw(st.sampled_from(choices))
+        below = place[key]  # type: ignore[index]
+        if not isinstance(below, dict | list) or not below or data.draw(st.integers(0, 3)) == 0:
+            break
+        place = below
+    place[key] = data.draw(JSON)  # type: ignore[index]
+    try:
+        assert isinstance(decode(sealed(1, json.dumps(body).encode()), "x"), CheckpointMetadata)
+    except (CorruptMetadata, UnknownMetadataVersion) as error:
+        assert "at x is" in str(error)
+
+
+@given(JSON, JSON)
+def test_any_first_line_is_read_or_refused_by_name(version: object, length: object) -> None:
+    header = json.dumps({"format": "dagster-checkpoints", "version": version, "length": length, "sha256": ""}).encode()
+    with pytest.raises(CorruptMetadata):
+        decode(header + b"\n{}\n", "x")
+
+
+ONE = StageMetadata("a", 1, ("0",))
+ALONE = ChainMetadata("a", ("a",))
+
+
+@pytest.mark.parametrize(
+    ("stages", "chains", "words"),
+    [
+        ((ONE, ONE), (ALONE,), "there are 2 stages 'a'"),
+        ((StageMetadata("a", 2, ("0",)),), (ALONE,), "parallelism 2 and 1 instances"),
+        ((StageMetadata("a", 2, ("0", "1"), (2,)),), (ALONE,), "the finished instances"),
+        ((StageMetadata("a", 2, ("0", "1"), (0, 0)),), (ALONE,), "the finished instances"),
+        ((StageMetadata("a", 2, ("0", "1"), (0,), True),), (ALONE,), "is fully finished, with"),
+        ((StageMetadata("a", 1, ("0",), (0,)),), (ALONE,), "is not fully finished, with"),
+        ((ONE,), (), "'a' runs in 0 chains"),
+        ((ONE,), (ALONE, ALONE), "'a' runs in 2 chains"),
+        ((ONE,), (ChainMetadata("a", ("a", "b")),), "the stages \\['b'\\]"),
+        ((ONE,), (ALONE, ChainMetadata("b", ())), "chain 'b' runs the stages"),
+        ((ONE, StageMetadata("b", 2, ("0", "1"))), (ChainMetadata("a", ("a", "b")),), "different parallelisms: \\[1, 2\\]"),
+        ((ONE,), (ChainMetadata("a", ("a",), {1: TaskSnapshot()}),), "has the tasks \\[1\\]"),
+        ((ONE,), (ChainMetadata("a", ("a",), {-1: TaskSnapshot()}),), "has the tasks \\[-1\\]"),
+    ],
+)
+def test_what_contradicts_itself(stages: tuple[StageMetadata, ...], chains: tuple[ChainMetadata, ...], words: str) -> None:
+    with pytest.raises(CorruptMetadata, match=f"contradicts itself: .*{words}"):
+        decode(encode(CheckpointMetadata("p", 1, stages, chains)), "x")
+
+
+def test_first_line_and_body_say_the_same_version() -> None:
+    body = json.loads(BODY) | {"version": 2}
+    with pytest.raises(CorruptMetadata, match="its first line says version 1, its body 2"):
         decode(sealed(1, json.dumps(body).encode()), "x")

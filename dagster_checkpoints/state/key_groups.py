@@ -1,0 +1,66 @@
+"""Key groups: the unit in which keyed state moves between instances.
+
+A key belongs to one of G groups for ever; an instance owns a range of groups. G is the maximum parallelism: it is fixed
+with the first checkpoint, because another G would put every key elsewhere. Must not know: keys, how they are hashed.
+
+Source: Flink's KeyGroupRangeAssignment, StateAssignmentOperation.checkParallelismPreconditions.
+"""
+
+from __future__ import annotations
+
+from dagster_checkpoints.state.errors import InvalidMaxParallelism, MaxParallelismChanged, ParallelismTooHigh
+
+LOWEST_DEFAULT = 128
+HIGHEST_MAX_PARALLELISM = 32768
+
+
+def default_max_parallelism(parallelism: int) -> int:
+    """The number of key groups where nobody has chosen one: room to grow by half, as a power of two within 128..32768."""
+    wanted = parallelism + parallelism // 2
+    return min(max(1 << (wanted - 1).bit_length(), LOWEST_DEFAULT), HIGHEST_MAX_PARALLELISM)
+
+
+def key_groups_of(index: int, parallelism: int, groups: int) -> range:
+    """The groups that an instance owns: at least one, as long as there are no more instances than groups."""
+    first = (index * groups + parallelism - 1) // parallelism
+    last = ((index + 1) * groups - 1) // parallelism
+    return range(first, last + 1)
+
+
+def owner_of(group: int, parallelism: int, groups: int) -> int:
+    """The instance that owns a group."""
+    return group * parallelism // groups
+
+
+def chosen_max_parallelism(stage: str, parallelism: int, chosen: int | None = None, recorded: int = 0) -> int:
+    """How many key groups a stage runs with.
+
+    Args:
+        stage: its name, for the errors.
+        parallelism: the number of its instances.
+        chosen: what the user has set; None to derive it.
+        recorded: what the checkpoint says that is restored; 0 if there is none.
+
+    Raises:
+        InvalidMaxParallelism: what the user has set is out of range.
+        MaxParallelismChanged: it is not what the checkpoint was taken with.
+        ParallelismTooHigh: there are more instances than key groups.
+    """
+    if chosen is not None and not 1 <= chosen <= HIGHEST_MAX_PARALLELISM:
+        raise InvalidMaxParallelism(
+            f"Stage {stage!r} sets max_parallelism={chosen}; expected 1 to {HIGHEST_MAX_PARALLELISM}. Choose a number that its "
+            "instances will never exceed: it cannot be changed later without losing the state."
+        )
+    if recorded and chosen not in (None, recorded):
+        raise MaxParallelismChanged(
+            f"Stage {stage!r} sets max_parallelism={chosen}, and the checkpoint was taken with {recorded}, by which its keys "
+            f"were grouped. Set max_parallelism={recorded}, leave it out, or start the pipeline without this checkpoint."
+        )
+    groups = recorded or chosen or default_max_parallelism(parallelism)
+    if parallelism > groups:
+        remedy = "Start without this checkpoint" if recorded else "Set a higher one" if chosen else "Split the stage"
+        raise ParallelismTooHigh(
+            f"Stage {stage!r} has {parallelism} instances and a maximum parallelism of {groups}: some would own no keys. "
+            f"{remedy}, or give the stage {groups} instances at most."
+        )
+    return groups

@@ -1,0 +1,137 @@
+"""The form of a checkpoint's metadata in storage: the `_metadata` file.
+
+Two lines of JSON. The first names format, version, length and checksum; the second is the body::
+
+    {"format":"dagster-checkpoints","version":1,"length":1234,"sha256":"…"}
+    {"pipeline":"flights","checkpoint_id":7,…}
+
+The checksum covers version, length and body, so that any flipped byte is a `CorruptMetadata` and never a
+misread one; an intact file of another version is an `UnknownMetadataVersion`. The first line is the same in
+every version, for ever; every version ever written stays readable (tests/state/examples). Must not know: storage,
+Spark, the pipeline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from dagster_checkpoints.state.errors import CorruptMetadata, UnknownMetadataVersion
+from dagster_checkpoints.state.metadata import VERSION, ChainMetadata, CheckpointMetadata, StageMetadata
+
+FORMAT = "dagster-checkpoints"
+
+
+def encode(metadata: CheckpointMetadata) -> bytes:
+    """The bytes of the `_metadata` file; dictionaries keep their order, which for a chain's stages means
+    something."""
+    body = msgspec.json.encode(metadata)
+    return b"%s\n%s\n" % (_header(metadata.version, body), body)
+
+
+def decode(data: bytes, where: str) -> CheckpointMetadata:
+    """Read the bytes of a `_metadata` file.
+
+    Args:
+        data: the whole file.
+        where: its location, for the errors.
+
+    Raises:
+        CorruptMetadata: the bytes are not what was written, or contradict themselves.
+        UnknownMetadataVersion: they are, by a release that this one cannot read.
+    """
+    newline = data.find(b"\n")
+    header = data[:newline] if newline >= 0 else data
+    version = _read_version(header, where)
+    body = memoryview(data)[newline + 1 : -1]
+    if newline < 0 or len(data) < newline + 2 or data[-1:] != b"\n" or _header(version, body) != header:
+        raise _corrupt(
+            where,
+            f"its first line promises {header[:200].decode('utf-8', 'replace')}, and the {len(body)} bytes behind it do "
+            "not match that length and checksum",
+        )
+    if version != VERSION:
+        raise UnknownMetadataVersion(
+            f"The checkpoint metadata at {where} is intact and of format version {version}; this release reads version "
+            f"{VERSION}. Use a release of dagster-checkpoints that knows version {version}, or restore from another "
+            "checkpoint."
+        )
+    try:
+        metadata = msgspec.json.decode(body, type=CheckpointMetadata)
+    except msgspec.ValidationError as error:
+        raise UnknownMetadataVersion(
+            f"The checkpoint metadata at {where} is intact, but says something that this release does not understand: "
+            f"{error}. It was written by another release of dagster-checkpoints; use that one, or restore from another "
+            "checkpoint."
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _corrupt(where, f"what follows its first line is no JSON ({error})") from error
+    for contradiction in _contradictions(metadata):
+        raise _corrupt(where, f"it contradicts itself: {contradiction}")
+    return metadata
+
+
+def _header(version: int, body: bytes | memoryview) -> bytes:
+    checksum = hashlib.sha256(b"%s %d %d\n" % (FORMAT.encode(), version, len(body)))
+    checksum.update(body)
+    fields = {"format": FORMAT, "version": version, "length": len(body), "sha256": checksum.hexdigest()}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def _read_version(header: bytes, where: str) -> int:
+    try:
+        fields = json.loads(header)
+        version = fields["version"]
+        known = fields["format"] == FORMAT and type(version) is int
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _corrupt(where, f"its first line is no metadata header ({error})") from error
+    if not known:
+        raise _corrupt(where, f"its first line does not name the format {FORMAT!r} and a version")
+    return int(version)
+
+
+def _corrupt(where: str, found: str) -> CorruptMetadata:
+    return CorruptMetadata(
+        f"The checkpoint metadata at {where} is damaged: {found}. Expected a file written by dagster-checkpoints, "
+        "unchanged. Restore from another retained checkpoint or savepoint."
+    )
+
+
+def _contradictions(metadata: CheckpointMetadata) -> Iterator[str]:
+    """What no release has ever written, and what a restore would stumble over."""
+    if metadata.version != VERSION:
+        yield f"its first line says version {VERSION}, its body {metadata.version}"
+    stages = {stage.name: stage for stage in metadata.stages}
+    names = Counter(stage.name for stage in metadata.stages)
+    yield from (f"there are {count} stages {name!r}" for name, count in names.items() if count > 1)
+    for stage in metadata.stages:
+        yield from _of_stage(stage)
+    places = Counter(name for chain in metadata.chains for name in chain.stages)
+    yield from (f"stage {name!r} runs in {places[name]} chains" for name in stages if places[name] != 1)
+    for chain in metadata.chains:
+        yield from _of_chain(chain, stages)
+
+
+def _of_stage(stage: StageMetadata) -> Iterator[str]:
+    if len(stage.instances) != stage.parallelism:
+        yield f"stage {stage.name!r} has parallelism {stage.parallelism} and {len(stage.instances)} instances"
+    if len(set(stage.finished)) != len(stage.finished) or not set(stage.finished) <= set(range(stage.parallelism)):
+        yield f"the finished instances {stage.finished} of stage {stage.name!r} are none of its {stage.parallelism}"
+    if stage.fully_finished != (len(stage.finished) == stage.parallelism):
+        yield f"stage {stage.name!r} is {'' if stage.fully_finished else 'not '}fully finished, with {stage.finished} finished"
+
+
+def _of_chain(chain: ChainMetadata, stages: dict[str, StageMetadata]) -> Iterator[str]:
+    unknown = [name for name in chain.stages if name not in stages]
+    if unknown or not chain.stages:
+        yield f"chain {chain.name!r} runs the stages {unknown}, which the checkpoint does not know"
+        return
+    parallelism = {stages[name].parallelism for name in chain.stages}
+    if len(parallelism) > 1:
+        yield f"the stages of chain {chain.name!r} have different parallelisms: {sorted(parallelism)}"
+    if not all(0 <= index < min(parallelism) for index in chain.tasks):
+        yield f"chain {chain.name!r} has the tasks {sorted(chain.tasks)}, with parallelism {min(parallelism)}"

@@ -1,0 +1,135 @@
+"""How state is spread over the instances of a stage when it is restored, with as many of them or with others.
+
+Everything is a pure function of what each instance held, in their order, None for one that has finished: it contributes
+nothing. What an instance holds is given by name (lists, broadcast) or by key group; items are opaque. A source's
+enumerator is one per stage and stays as it is. Must not know: the metadata format, except for
+`redistribute_operator_states`.
+
+Source: PROTOCOL 8.3; Flink's RoundRobinOperatorStateRepartitioner and StateAssignmentOperation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypeVar
+
+from dagster_checkpoints.state.errors import OverlappingKeyGroups, UnknownStage
+from dagster_checkpoints.state.key_groups import chosen_max_parallelism, key_groups_of
+from dagster_checkpoints.state.metadata import CheckpointMetadata, OperatorState
+
+T = TypeVar("T")
+Lists = Mapping[str, Sequence[T]]
+
+
+def redistribute_key_groups(instances: Sequence[Mapping[int, T] | None], parallelism: int, groups: int) -> list[dict[int, T]]:
+    """Give each instance the state of the key groups that it owns.
+
+    Args:
+        instances: by old instance, state by key group; groups without state are left out.
+        parallelism: the new number of instances.
+        groups: the number of key groups, the same as ever.
+
+    Raises:
+        OverlappingKeyGroups: a group is held twice, or is none of `groups`.
+    """
+    held: dict[int, T] = {}
+    for states in instances:
+        for group, state in (states or {}).items():
+            if group in held or not 0 <= group < groups:
+                raise OverlappingKeyGroups(
+                    f"Key group {group} is held by two instances, or is none of the {groups} groups of the checkpoint. The "
+                    "states do not belong together; restore from another checkpoint."
+                )
+            held[group] = state
+    return [
+        {group: held[group] for group in key_groups_of(index, parallelism, groups) if group in held}
+        for index in range(parallelism)
+    ]
+
+
+def redistribute_lists(instances: Sequence[Lists[T] | None], parallelism: int) -> list[dict[str, list[T]]]:
+    """Split each list state evenly, its items in order; with as many instances as before each keeps its own.
+
+    The next state goes on where the remainder of the last one has ended, so that not the same instances get one item
+    more of every state.
+    """
+    if parallelism == len(instances):
+        return [{name: list(items) for name, items in (states or {}).items()} for states in instances]
+    result: list[dict[str, list[T]]] = [{} for _ in range(parallelism)]
+    start = 0
+    for name, items in _concatenated(instances).items():
+        size, remainder = divmod(len(items), parallelism)
+        position = 0
+        for step in range(parallelism):
+            end = position + size + (step < remainder)
+            result[(start + step) % parallelism][name] = items[position:end]
+            position = end
+        start = (start + remainder) % parallelism
+    return result
+
+
+def redistribute_unions(instances: Sequence[Lists[T] | None], parallelism: int) -> list[dict[str, list[T]]]:
+    """Give everything to everyone, also without a change of the number of instances."""
+    everything = _concatenated(instances)
+    return [{name: list(items) for name, items in everything.items()} for _ in range(parallelism)]
+
+
+def redistribute_broadcasts(instances: Sequence[Mapping[str, T] | None], parallelism: int) -> list[dict[str, T]]:
+    """Give one copy to each instance: its own if it has one, else any other's, for they are all alike."""
+    first: dict[str, T] = {}
+    for states in instances:
+        for name, copy in (states or {}).items():
+            first.setdefault(name, copy)
+    own = [*instances[:parallelism], *[None] * (parallelism - len(instances))]
+    return [{**first, **(states or {})} for states in own]
+
+
+def redistribute_operator_states(
+    metadata: CheckpointMetadata, stage: str, parallelism: int
+) -> tuple[tuple[OperatorState, ...], ...]:
+    """What each instance of a stage is restored with, of its own states.
+
+    Raises:
+        UnknownStage: the checkpoint does not hold the stage.
+        ParallelismTooHigh: there are more instances than the key groups that the checkpoint fixes.
+    """
+    recorded = next((known for known in metadata.stages if known.name == stage), None)
+    if recorded is None:
+        raise UnknownStage(
+            f"Checkpoint {metadata.checkpoint_id} of pipeline {metadata.pipeline!r} holds no stage {stage!r}, but "
+            f"{', '.join(repr(known.name) for known in metadata.stages) or 'none at all'}. A new stage starts without state."
+        )
+    if recorded.max_parallelism:
+        chosen_max_parallelism(stage, parallelism, recorded=recorded.max_parallelism)
+    tasks = next((chain.tasks for chain in metadata.chains if stage in chain.stages), {})
+    held: list[tuple[OperatorState, ...] | None] = [None] * recorded.parallelism
+    for index, task in tasks.items():
+        if stage in task.stages and index not in recorded.finished:
+            held[index] = task.stages[stage].operator_states
+    lists = redistribute_lists(_by_name(held, "list"), parallelism)
+    unions = redistribute_unions(_by_name(held, "union"), parallelism)
+    broadcasts = redistribute_broadcasts(_by_name(held, "broadcast"), parallelism)
+    return tuple(
+        (*_states("list", lists[i]), *_states("union", unions[i]), *_states("broadcast", broadcasts[i]))
+        for i in range(parallelism)
+    )
+
+
+Kind = Literal["list", "union", "broadcast"]
+
+
+def _by_name(instances: Sequence[tuple[OperatorState, ...] | None], kind: Kind) -> list[dict[str, tuple[bytes, ...]] | None]:
+    return [None if states is None else {s.name: s.items for s in states if s.kind == kind} for states in instances]
+
+
+def _states(kind: Kind, states: Mapping[str, Iterable[bytes]]) -> tuple[OperatorState, ...]:
+    return tuple(OperatorState(name, kind, tuple(items)) for name, items in states.items())
+
+
+def _concatenated(instances: Sequence[Lists[T] | None]) -> dict[str, list[T]]:
+    """The items of all instances in their order; the states in the order in which they first appear."""
+    items: dict[str, list[T]] = {}
+    for states in instances:
+        for name, held in (states or {}).items():
+            items.setdefault(name, []).extend(held)
+    return items
