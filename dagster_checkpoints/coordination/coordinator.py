@@ -240,10 +240,10 @@ class CheckpointCoordinator:
                         self._tasks.let_go(completed, now)
                     if self._stop is not None and completed.checkpoint_id == self._stop.checkpoint_id:
                         self._stop.completed()
-                case CheckpointFailed(int(checkpoint_id)):
+                case CheckpointFailed(int(checkpoint_id), reason):
                     self._schedule.ended(checkpoint_id, failed=True, now=now)
                     if self._stop is not None and checkpoint_id == self._stop.checkpoint_id:
-                        self._stop_failed(self._stop, now)
+                        self._stop_failed(self._stop, reason, now)
 
     # Tasks
 
@@ -254,7 +254,8 @@ class CheckpointCoordinator:
         finished = state is TaskState.FINISHED
         reason = FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING if finished else FailureReason.TASK_FAILURE
         message = f"task {task} is {state.name} and had not acknowledged"
-        return self._pending.abort_where(lambda pending: pending.waits_for(task), reason, message)
+        again = finished and self._stop is not None and self._stop.drain
+        return self._pending.abort_where(lambda pending: pending.waits_for(task), reason, message, answer=not again)
 
     # What is triggered next
 
@@ -340,11 +341,14 @@ class CheckpointCoordinator:
         return actions
 
     def _fail_stop(self, stop: StopUnderWay, reason: FailureReason, message: str, now: float) -> list[CoordinatorAction]:
-        self._stop_failed(stop, now)
+        self._stop_failed(stop, reason, now)
         return [RequestFailed(stop.request_id, reason, message)]
 
-    def _stop_failed(self, stop: StopUnderWay, now: float) -> None:
-        if stop.drain:
+    def _stop_failed(self, stop: StopUnderWay, reason: FailureReason, now: float) -> None:
+        if stop.drain and reason is FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING:
+            # A task that waits for no checkpoint has ended by itself in the middle. Nothing is lost: once more, without it.
+            stop.triggered_in_vain()
+        elif stop.drain:
             stop.broken()
         else:
             self._stop = None

@@ -200,10 +200,16 @@ class PendingCheckpoints:
         message: str,
         *,
         counts: bool = True,
+        answer: bool = True,
     ) -> list[CoordinatorAction]:
-        """Abort those that are chosen and whose metadata is not being written: of that, the outcome decides."""
+        """Abort those that are chosen and whose metadata is not being written: of that, the outcome decides.
+
+        Args:
+            counts: as a failure of the job's.
+            answer: whoever asked for them.
+        """
         victims = [p for p in self._pending.values() if p is not self._finalizing and chosen(p)]
-        return [action for pending in victims for action in self._abort(pending, reason, message, counts=counts)]
+        return [a for pending in victims for a in self._abort(pending, reason, message, counts=counts, answer=answer)]
 
     def abort_all(self, reason: FailureReason, message: str) -> list[CoordinatorAction]:
         """Abort everything. What is being written may land in the store after all: its states stay."""
@@ -214,7 +220,14 @@ class PendingCheckpoints:
         ]
 
     def _abort(
-        self, pending: PendingCheckpoint, reason: FailureReason, message: str, *, discard: bool = True, counts: bool = True
+        self,
+        pending: PendingCheckpoint,
+        reason: FailureReason,
+        message: str,
+        *,
+        discard: bool = True,
+        counts: bool = True,
+        answer: bool = True,
     ) -> list[CoordinatorAction]:
         checkpoint_id = self._take(pending.checkpoint_id).checkpoint_id
         actions: list[CoordinatorAction] = [CheckpointFailed(checkpoint_id, reason, message)]
@@ -224,7 +237,7 @@ class PendingCheckpoints:
         if discard:
             # Also without any state: of a task whose upload broke off a part may be in the store.
             actions.append(DiscardStates(checkpoint_id, MappingProxyType(pending.states)))
-        if pending.request_id is not None:
+        if answer and pending.request_id is not None:
             actions.append(RequestFailed(pending.request_id, reason, message))
         # A savepoint's failure is answered to whoever asked for it; the job does not fail because of it.
         if counts and not pending.properties.is_savepoint and self.failures.failed(checkpoint_id, reason):

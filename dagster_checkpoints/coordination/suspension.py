@@ -68,6 +68,11 @@ class StopUnderWay:
         self.phase = StopPhase.PENDING
         self.checkpoint_id = checkpoint_id
 
+    def triggered_in_vain(self) -> None:
+        """A task has ended in the middle of the savepoint: it is triggered again, for those that are left."""
+        self.phase = StopPhase.WAITING
+        self.checkpoint_id = None
+
     def completed(self) -> None:
         self.phase = StopPhase.ENDING
 

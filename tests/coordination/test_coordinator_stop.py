@@ -340,7 +340,7 @@ def test_after_a_failed_suspend_checkpoints_go_on(graph_of: Graphs, words: str) 
     assert triggered(job.do("+0.1")) == [2]
 
 
-@pytest.mark.parametrize("words", WAYS_TO_FAIL)
+@pytest.mark.parametrize("words", [words for words in WAYS_TO_FAIL if words != "B-finished"])  # then it is tried again
 def test_after_a_failed_drain_nothing_is_triggered_until_the_job_restarts(graph_of: Graphs, words: str) -> None:
     job = Job(graph_of, f"drain ends {words}")
     assert job.answers == {"stop": WAYS_TO_FAIL[words]}

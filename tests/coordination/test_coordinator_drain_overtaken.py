@@ -1,0 +1,50 @@
+"""A drain of a job whose tasks wait for no checkpoint: one that ends by itself in the middle fails nothing."""
+
+from __future__ import annotations
+
+from dagster_checkpoints.coordination import (
+    Acknowledged,
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CheckpointTriggered,
+    CoordinatorAction,
+    CoordinatorEvent,
+    EndOfDataReached,
+    FailureReason,
+    MetadataWritten,
+    RequestCompleted,
+    RequestFailed,
+    StopRequested,
+    TaskState,
+    TaskStateChanged,
+    WriteMetadata,
+)
+from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, Vertex
+
+ONE, OTHER = TaskId("V0", 0), TaskId("V1", 0)
+
+
+def draining(*events: CoordinatorEvent) -> tuple[CheckpointCoordinator, list[CoordinatorAction]]:
+    """Two tasks without checkpoints; both have reached their end of data when the drain comes."""
+    graph = ExecutionGraph((Vertex("V0", ("v0",), 1), Vertex("V1", ("v1",), 1)), ())
+    coordinator = CheckpointCoordinator(graph, CheckpointConfig(interval=None))
+    before = [TaskStateChanged(task, TaskState.RUNNING) for task in (ONE, OTHER)]
+    ended = [EndOfDataReached(task) for task in (ONE, OTHER)]
+    actions = [a for event in (*before, *ended, StopRequested("r", drain=True), *events) for a in coordinator.handle(event, 0.0)]
+    return coordinator, actions
+
+
+def test_the_savepoint_is_taken_once_more_without_who_has_ended() -> None:
+    finished = TaskStateChanged(ONE, TaskState.FINISHED)
+    coordinator, actions = draining(finished, Acknowledged(OTHER, 2), MetadataWritten(2, "savepoints/savepoint-2"))
+    assert [a.checkpoint_id for a in actions if isinstance(a, CheckpointTriggered)] == [1, 2]
+    assert [a.checkpoint.checkpoint_id for a in actions if isinstance(a, WriteMetadata)] == [2]
+    assert [a.request_id for a in actions if isinstance(a, RequestCompleted)] == ["r"]
+    assert not [a for a in actions if isinstance(a, RequestFailed)]
+    assert coordinator.stopping == "r"
+
+
+def test_with_nobody_left_the_job_has_ended_by_itself() -> None:
+    _, actions = draining(TaskStateChanged(ONE, TaskState.FINISHED), TaskStateChanged(OTHER, TaskState.FINISHED))
+    answers = [(a.request_id, a.reason) for a in actions if isinstance(a, RequestFailed)]
+    assert answers == [("r", FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)]
