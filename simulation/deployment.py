@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.pipeline import TaskId
-from simulation.elements import END_OF_DATA, END_OF_PARTITION, even
+from dagster_checkpoints.state.redistribution import redistribute_key_groups, redistribute_lists, redistribute_unions
+from simulation.elements import END_OF_DATA, END_OF_PARTITION, KEY_GROUPS, even, key_group
 from simulation.sinks import TaskSink
-from simulation.task import Channel, Output, Snapshot, Task
+from simulation.task import Channel, Ghost, Output, Snapshot, Task
 from simulation.violations import check
 
 if TYPE_CHECKING:
     from simulation.process import Process
     from simulation.restoring import Restored, StartPoint
-
-_NOTHING: tuple[tuple[int, int], ...] = ()
 
 
 def deploy(process: Process, restored: Restored | None, start: StartPoint | None) -> None:
@@ -78,15 +78,82 @@ def _sink(process: Process, stage: int, index: int) -> TaskSink | None:
 
 
 def _restore(process: Process, task: Task, states: dict[TaskId, Snapshot], restored: Restored | None) -> None:
+    spec = process.shape.stages[task.head]
     if restored is None:
         if task.source:
-            spec = process.shape.stages[task.head]
-            task.splits = [[split, 0] for split in even(spec.instances, spec.instances, task.id.index)]
-    elif task.id in states:
-        mine = states[task.id]
-        siblings = [states[t] for t in states if t.vertex == task.id.vertex]
-        unioned = [op.spec.kind == "union" for op in task.operators]
-        stages = [[s.stages[n] for s in siblings] if unioned[n] else [mine.stages[n]] for n in range(len(task.operators))]
-        task.restore(mine, mine.splits, stages)
+            task.splits = [[split, 0] for split in even(spec.splits, spec.instances, task.id.index)]
+    else:
+        before = process.world.shapes[restored.metadata.variant]
+        instances = before.stages[task.head].instances
+        siblings = [states.get(TaskId(task.id.vertex, index)) for index in range(instances)]
+        mine = states.get(task.id) if instances == spec.instances else _rescaled(task, siblings, spec.instances)
+        if mine is not None:
+            task.restore(mine, mine.splits, _stage_states(task, siblings, spec.instances))
     if task.source == "unbounded" and task.head in process.ended_sources:
         task.source = "bounded"
+
+
+def _stage_states(task: Task, siblings: Sequence[Snapshot | None], parallelism: int) -> list[Sequence[Any]]:
+    """By stage of the chain, what the operator is restored with: redistributed by the real functions."""
+    shares: list[Sequence[Any]] = []
+    index = task.id.index
+    for number, op in enumerate(task.operators):
+        held = [None if s is None else s.stages[number] for s in siblings]
+        kind = op.spec.kind
+        if kind in ("window", "totals"):
+            groups = redistribute_key_groups([None if h is None else by_group(h) for h in held], parallelism, KEY_GROUPS)
+            shares.append(list(groups[index].values()))
+        elif kind == "buffer":
+            lists = redistribute_lists([None if h is None else {"held": h} for h in held], parallelism)
+            shares.append([lists[index].get("held", ())])
+        elif kind == "union":
+            unions = redistribute_unions([None if h is None else {"counts": [h]} for h in held], parallelism)
+            shares.append(unions[index].get("counts", ()))
+        else:
+            shares.append(())
+    return shares
+
+
+def by_group(state: dict[Any, Any]) -> dict[int, dict[Any, Any]]:
+    """Keyed state by key group; a key is the last part of what it is held under."""
+    groups: dict[int, dict[Any, Any]] = {}
+    for name, value in state.items():
+        groups.setdefault(key_group(name[-1] if isinstance(name, tuple) else name), {})[name] = value
+    return groups
+
+
+def _rescaled(task: Task, siblings: Sequence[Snapshot | None], parallelism: int) -> Snapshot:
+    """What an instance is restored from when there are more or fewer of them than in the checkpoint."""
+    index = task.id.index
+    states = [s for s in siblings if s is not None]
+    made = Snapshot()
+    lists: list[dict[str, Sequence[Any]]] = [{"splits": s.splits, "transactions": s.transactions} for s in states]
+    share = redistribute_lists(lists, parallelism)[index]
+    made.splits = tuple(share.get("splits", ()))
+    made.transactions = tuple(share.get("transactions", ()))
+    made.with_rows = {name: rows for s in states for name, rows in s.with_rows.items()}
+    made.valve = min((s.valve for s in states if s.valve is not None), default=None)
+    made.tables = dict(states[0].tables)
+    ended = {name.partition("->")[0] for s in states for name, state in s.channels.items() if state[0] == "drain"}
+    for channel in task.inputs:
+        if channel.static and channel.name.partition("->")[0] in ended:
+            made.channels[channel.name] = ("drain", None, ())
+    nothing = (0, 0)
+    if index == 0:
+        made.ghost = Ghost(
+            _added([s.ghost.read for s in states]),
+            _added([s.ghost.sent for s in states]),
+            _sum([s.ghost.written for s in states]),
+            (),
+        )
+    else:
+        made.ghost = Ghost({}, {}, nothing, ())
+    return made
+
+
+def _added(pairs: Sequence[dict[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:
+    return {edge: _sum([p.get(edge, (0, 0)) for p in pairs]) for edge in {edge for p in pairs for edge in p}}
+
+
+def _sum(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum(count for count, _ in pairs), sum(total for _, total in pairs)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dagster_checkpoints.state import key_groups
+
 RECORD, WATERMARK, BARRIER, CANCEL, END_OF_DATA, END_OF_PARTITION, IDLE = range(7)
 """Tags: (RECORD, uid, ts, key), (WATERMARK, ms), (BARRIER, barrier), (CANCEL, id), (END_OF_DATA, drain),
 (END_OF_PARTITION,), (IDLE, idle)."""
@@ -52,8 +54,8 @@ def key_group(key: int) -> int:
 
 
 def owner_of(key: int, parallelism: int) -> int:
-    """The instance that owns a key (PROTOCOL 8.3)."""
-    return key_group(key) * parallelism // KEY_GROUPS
+    """The instance that owns a key."""
+    return key_groups.owner_of(key_group(key), parallelism, KEY_GROUPS)
 
 
 def even(items: int, parts: int, part: int) -> range:

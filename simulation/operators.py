@@ -67,6 +67,7 @@ class Window(Operator):
         self.open: dict[tuple[int, int], tuple[int, int]] = {}
 
     def take(self, uid: int, ts: int, key: int, edge: int) -> None:
+        self._check_owned(key)
         window = ts // WINDOW
         if (window + 1) * WINDOW <= self.watermark:
             raise Violation(f"late: a row of {ts} at stage {self.number}[{self.index}], where event time is {self.watermark}")
@@ -84,7 +85,7 @@ class Window(Operator):
 
     def restore(self, states: Iterable[dict[tuple[int, int], tuple[int, int]]]) -> None:
         for state in states:
-            self.open.update({wk: v for wk, v in state.items() if self.spec.instances == 1 or self._owns(wk[1])})
+            self.open.update(state)
 
 
 def window_row(stage: int, window: int, key: int, count: int, total: int) -> tuple[int, int, int]:
@@ -101,6 +102,7 @@ class Totals(Operator):
         self.totals: dict[int, tuple[int, int]] = {}
 
     def take(self, uid: int, ts: int, key: int, edge: int) -> None:
+        self._check_owned(key)
         uid = self.named(uid, edge)
         count, total = self.totals.get(key, (0, 0))
         self.totals[key] = (count + 1, total + uid)
@@ -116,7 +118,7 @@ class Totals(Operator):
 
     def restore(self, states: Iterable[dict[int, tuple[int, int]]]) -> None:
         for state in states:
-            self.totals.update({key: v for key, v in state.items() if self.spec.instances == 1 or self._owns(key)})
+            self.totals.update(state)
 
 
 def totals_row(stage: int, key: int, count: int, total: int) -> tuple[int, int, int]:

@@ -311,7 +311,7 @@ class Process:
         ownership = self.ownership
         assert ownership is not None
         yield PAUSE
-        start = choose_start(self.world.store, ownership, self.asked_start, self.shape, self.number)
+        start = choose_start(self.world.store, ownership, self.asked_start, self.world.shapes, self.number)
         for pointer in ownership.retained:
             if pointer.kind != "savepoint":
                 if pointer.location in self.world.store.metadata:
@@ -714,7 +714,7 @@ class Process:
         if savepoint is not None:
             savepoint.deleted = True
             savepoint.metadata = None
-        self.world.store.delete_savepoint(location, users=False)
+        self.world.store.delete_savepoint(location)
 
     def _delete(self, location: str) -> Steps[None]:
         ownership, store = self.ownership, self.world.store
@@ -725,14 +725,7 @@ class Process:
         yield from ownership.forget(location)
         yield PAUSE
         if location in store.savepoints:
-            claimed = self._start is not None and self._start.claimed and self._start.pointer is not None
-            mine = (
-                claimed
-                and self._start is not None
-                and self._start.pointer is not None
-                and self._start.pointer.location == location
-            )
-            store.delete_savepoint(location, users=not mine)
+            store.delete_savepoint(location)
             return
         store.delete_metadata(location)
         yield PAUSE
@@ -747,7 +740,7 @@ class Process:
                 ownership.ensure()
                 yield PAUSE
                 if savepoint.metadata is None:
-                    store.delete_savepoint(savepoint.location, users=False)
+                    store.delete_savepoint(savepoint.location)
         kept = {p.location for p in (*ownership.retained, *([ownership.state.newest] if ownership.state.newest else ()))}
         for location, metadata in list(store.metadata.items()):
             in_use = location in self.registry.checkpoints()
@@ -815,7 +808,7 @@ class Process:
                 at_start = self._start.restored if self._start is not None else None
                 if newest is None or newest.epoch != self.epoch:
                     return at_start
-                return read_restored(self.world.store, newest.location, self.shape)
+                return read_restored(self.world.store, newest.location, self.world.shapes)
             except (StorageUnavailable, OutcomeUnknown):
                 if self.queue:
                     self._take(self.queue.popleft())

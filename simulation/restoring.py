@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
@@ -73,7 +74,7 @@ class StartPoint:
     passed_over: tuple[CompletedCheckpoint, ...] = ()
 
 
-def choose_start(store: Store, ownership: Ownership, asked: From, shape: Shape, copies: int) -> StartPoint:
+def choose_start(store: Store, ownership: Ownership, asked: From, shapes: Sequence[Shape], copies: int) -> StartPoint:
     """Decide what an owned pipeline starts from.
 
     Raises:
@@ -84,18 +85,22 @@ def choose_start(store: Store, ownership: Ownership, asked: From, shape: Shape, 
     location = _location(store, ownership, asked, copies)
     if location is None:
         return StartPoint(None, False, 1)
-    restored = read_restored(store, location, shape)
+    restored = read_restored(store, location, shapes)
+    if restored.metadata.variant != asked.variant:
+        check_rescaling(restored.metadata, shapes[restored.metadata.variant], shapes[asked.variant])
     metadata = restored.metadata
     chosen, own_id = metadata.checkpoint_id, previous.job.job_id
     pointer = pointer_to(chosen, location, metadata.kind, metadata.epoch, metadata.job_id)
     resume = not restored.savepoint or (restored.own and metadata.job_id == own_id)
-    claimed = restored.savepoint and asked.claim
+    listed = next((p for p in store.pointers() if p.location == location), None)
+    claimed = restored.savepoint and (asked.claim or (listed is not None and listed.claimed))
     kept: list[CompletedCheckpoint] = []
     later: list[CompletedCheckpoint] = []
     if resume:
         this_job = [p for p in ownership.retained if p.job_id == own_id and p.location != location]
         kept = [_completed(p) for p in this_job if p.checkpoint_id <= chosen]
-        later = [_completed(p) for p in this_job if p.checkpoint_id > chosen]
+        # A savepoint that is passed over stays the user's.
+        later = [_completed(p) for p in this_job if p.checkpoint_id > chosen and p.ours]
     kept.append(CompletedCheckpoint(chosen, location) if claimed else _completed(pointer))
     next_id = max(chosen, previous.highest_checkpoint_id if resume else 0) + 1
     return StartPoint(restored, resume, next_id, pointer, claimed, tuple(kept), tuple(later))
@@ -126,9 +131,25 @@ def _completed(pointer: CheckpointPointer) -> CompletedCheckpoint:
     return CompletedCheckpoint(pointer.checkpoint_id, pointer.location, properties)
 
 
-def read_restored(store: Store, location: str, shape: Shape) -> Restored:
+def check_rescaling(metadata: Metadata, before: Shape, after: Shape) -> None:
+    """Records in flight and finished instances belong to the channels and tasks that there were.
+
+    Raises:
+        NothingToRestore: it cannot be restored with other numbers of instances.
+    """
+    changed = {v.name for v, w in zip(before.graph.vertices, after.graph.vertices, strict=True) if v != w}
+    for task, state in metadata.states.items():
+        in_flight = any(elements for _, _, elements in state.channels.values()) or any(state.output.values())
+        if in_flight or (state.after_finish and task.vertex in changed):
+            raise NothingToRestore
+    if any(task.vertex in changed for task in metadata.finished):
+        raise NothingToRestore
+
+
+def read_restored(store: Store, location: str, shapes: Sequence[Shape]) -> Restored:
     """Read what lies there, and check that it fits: through the real format and the real rules."""
     metadata = store.check_whole(location)
+    shape = shapes[metadata.variant]
     recorded = decode(encode(as_recorded(metadata, shape)), location)
     plan = validate_restore(shape.pipeline, recorded)
     savepoint = location in store.savepoints

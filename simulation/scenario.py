@@ -13,7 +13,7 @@ from dagster_checkpoints.coordination import (
     NoRestart,
     RestartStrategy,
 )
-from simulation.shapes import StageSpec, random_stages
+from simulation.shapes import StageSpec, random_stages, rescaled
 
 SHAPES = 1500
 """So many different pipelines; schedules, settings and faults are different for every seed."""
@@ -80,14 +80,17 @@ def random_scenario(seed: int) -> Scenario:
     budgets = _budgets(r, settings)
     tasks = sum(stage.instances for stage in stages)
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 1.6 / (tasks + 1), 3.0))
-    return Scenario(seed, (stages,), seed // SHAPES % 4 != 3, settings, budgets, weights, 150 + 30 * tasks)
+    chaining = seed // SHAPES % 4 != 3
+    other = rescaled(stages, chaining, seed) if budgets["restart"] and r.random() < 0.4 else None
+    variants = (stages,) if other is None else (stages, other)
+    return Scenario(seed, variants, chaining, settings, budgets, weights, 150 + 30 * tasks)
 
 
 def _config(r: random.Random) -> CheckpointConfig:
     interval = r.choices((None, 1.0, 3.0, 8.0, 40.0), (1, 3, 6, 4, 2))[0]
     return CheckpointConfig(
         interval=interval,
-        timeout=r.choice((10.0, 40.0, 1000.0)),
+        timeout=r.choice((10.0, 40.0, 1000.0)) if interval is not None else 1000.0,
         min_pause=r.choice((0.0, 0.0, 2.0)),
         max_concurrent=r.choice((1, 1, 2, 3)),
         tolerable_failed_checkpoints=r.choice((0, 1, 1000, 1000)),
@@ -125,4 +128,6 @@ def _budgets(r: random.Random, settings: Settings) -> dict[str, int]:
         budgets.update(dict.fromkeys(FAULTS, 0))
         budgets["restart"] = 0
         budgets["suspend"] = 0
+        if settings.config.interval is not None:
+            budgets["drain"] = 0
     return budgets

@@ -179,7 +179,8 @@ class RandomSchedule:
             return ("calm",) if self._chance() < 0.05 else None
         what = r.choice(left)
         if what in ("checkpoint", "savepoint", "suspend", "drain", "end_source", "end_all"):
-            return ("ask", number, what, r.randrange(len(process.shape.stages)), r.choice((2.0, 30.0, DEADLINE)))
+            seconds = r.choice((2.0, 30.0, DEADLINE)) if process.config.tasks_wait_for_final_checkpoint else DEADLINE
+            return ("ask", number, what, r.randrange(len(process.shape.stages)), seconds)
         if what in ("crash", "pause", "cancel"):
             return (what, number) if self._chance() < 0.2 else None
         if not process.running:
@@ -204,7 +205,7 @@ class RandomSchedule:
         if not again:
             if not world.calm:
                 return ("calm",)
-            return ("start", "latest", 0, False, False, 0)
+            return ("start", "latest", 0, False, False, world.variant_of_newest())
         world.budgets["restart"] -= 1
         what = r.choices(("latest", "retained", "savepoint", "none"), (6, 2, 3, 1))[0]
         variant = r.randrange(len(world.shapes))

@@ -50,7 +50,9 @@ class StageSpec:
     inputs: tuple[InputSpec, ...] = ()
     sink: bool = False
     records: int = 0
-    """Of each split of a source; it has as many splits as instances."""
+    """Of each split of a source."""
+    splits: int = 0
+    """Of a source; dealt out to its instances."""
 
     @property
     def is_source(self) -> bool:
@@ -154,7 +156,9 @@ def random_stages(seed: int) -> tuple[StageSpec, ...]:
 
 def _source(r: random.Random, width: int) -> StageSpec:
     kind = r.choices(SOURCES, (3, 2))[0]
-    return StageSpec(kind, _instances(r, width), records=r.choice((0, 1, 2, 3, 4, 6, 8)))
+    instances = _instances(r, width)
+    splits = instances + (r.random() < 0.2)
+    return StageSpec(kind, instances, records=r.choice((0, 1, 2, 3, 4, 6, 8)), splits=splits)
 
 
 def _derived(r: random.Random, specs: Sequence[StageSpec], bounded: Sequence[bool], width: int) -> StageSpec:
@@ -177,6 +181,23 @@ def _derived(r: random.Random, specs: Sequence[StageSpec], bounded: Sequence[boo
 
 def _instances(r: random.Random, width: int) -> int:
     return width if r.random() < 0.5 else r.randint(1, width)
+
+
+def rescaled(stages: tuple[StageSpec, ...], chaining: bool, seed: int) -> tuple[StageSpec, ...] | None:
+    """The same pipeline with other numbers of instances, in the same chains; None if there is none to be had."""
+    r = random.Random(seed)
+    chains = shape_of(stages, chaining).chains
+    of: dict[int, int] = {}
+    for chain in chains:
+        own = [int(name[1:]) for name in chain.stages]
+        # Where equal keys need not meet in one instance there can be only one.
+        alone = any(
+            stages[n].kind in ("window", "totals") and not all(i.keyed or i.static for i in stages[n].inputs) for n in own
+        )
+        of.update(dict.fromkeys(own, 1 if alone else r.randint(1, 4)))
+    changed = tuple(replace(spec, instances=of[number]) for number, spec in enumerate(stages))
+    same = [chain.stages for chain in shape_of(changed, chaining).chains] == [chain.stages for chain in chains]
+    return changed if same and changed != stages else None
 
 
 @lru_cache(maxsize=4096)

@@ -100,6 +100,8 @@ class Store:
         self.metadata: dict[str, Metadata] = {}
         self.shared: set[str] = set()
         self.savepoints: dict[str, Savepoint] = {}
+        self.claimed: set[str] = set()
+        """Savepoints that users have given away."""
         self.taken: dict[int, int] = {}
         """By job: the highest id of anything that was completed."""
         self._token = 0
@@ -171,11 +173,11 @@ class Store:
                 check(not metadata.files & gone, f"files of {pointer.location} were deleted: {sorted(metadata.files & gone)}")
         self.shared -= gone
 
-    def delete_savepoint(self, location: str, *, users: bool) -> None:
-        """Delete a savepoint's directory; `users`: unless it was claimed, a complete one is nobody else's to delete."""
+    def delete_savepoint(self, location: str) -> None:
+        """Delete a savepoint's directory; a complete one is the user's, unless it was claimed."""
         savepoint = self.savepoints.pop(location, None)
-        if savepoint is not None and savepoint.metadata is not None and users:
-            raise Violation(f"the user's savepoint {location} was deleted by the system")
+        users = savepoint is not None and savepoint.metadata is not None and location not in self.claimed
+        check(not users, f"the user's savepoint {location} was deleted by the system")
 
 
 Change = Callable[[PipelineState], PipelineState]
@@ -240,6 +242,7 @@ class Ownership:
 
     def claim(self, pointer: CheckpointPointer) -> Steps[None]:
         self.ensure()
+        self.store.claimed.add(pointer.location)
         yield from self._replace(lambda s: changes.claimed(s, pointer))
 
     def complete(self, checkpoint_id: int, location: str, kind: str) -> Steps[None]:

@@ -86,6 +86,11 @@ class World:
         last = self.processes[-1] if self.processes else None
         return last if last is not None and not last.over else None
 
+    def variant_of_newest(self) -> int:
+        """Of the pipeline, with which a restore certainly fits."""
+        newest = self.store.state.newest if self.store.state is not None else None
+        return 0 if newest is None else self.store.check_whole(newest.location).variant
+
     def _process(self, number: int) -> Process | None:
         process = self.processes[number] if number < len(self.processes) else None
         return None if process is None or process.over or process.paused else process
