@@ -1,0 +1,175 @@
+"""What a checkpoint holds, per stage and instance, as numbers to show."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dagster_checkpoints.cli.finding import Found
+from dagster_checkpoints.state import (
+    CheckpointMetadata,
+    QuerySnapshot,
+    Segment,
+    StageMetadata,
+    StateError,
+    StateFile,
+    TaskSnapshot,
+    task_files,
+)
+from dagster_checkpoints.storage import StorageError
+
+InstanceState = Literal["running", "at end of data", "finished"]
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Distinct files, and their bytes."""
+
+    bytes: int
+    files: int
+
+
+@dataclass(frozen=True)
+class InstanceContent:
+    """One instance of a stage in a checkpoint.
+
+    Attributes:
+        state: of the instance when the checkpoint was taken.
+        rows: emitted so far; None inside a chain, where nobody counts.
+        shared_with: first stage of the chain whose query holds this one's state, if that is another one.
+        query, in_flight, tables, transactions: what lies in files: the Spark query's state; records on their way to the
+            instance; its static inputs; rows that its sink has not committed yet.
+        transactions_pending: number of transactions that its sink has not committed yet.
+        watermark_ms: output watermark, milliseconds since 1970.
+        offsets: how far its input has been read: positions of its channels, or what the source's Spark query says.
+    """
+
+    name: str
+    index: int
+    state: InstanceState
+    rows: int | None = None
+    shared_with: str = ""
+    total: Amount = Amount(0, 0)
+    query: Amount = Amount(0, 0)
+    in_flight: Amount = Amount(0, 0)
+    tables: Amount = Amount(0, 0)
+    transactions: Amount = Amount(0, 0)
+    transactions_pending: int = 0
+    watermark_ms: int | None = None
+    offsets: str = ""
+
+
+@dataclass(frozen=True)
+class StageContent:
+    """One stage in a checkpoint; rows are those of finished instances too."""
+
+    name: str
+    finished: bool
+    rows: int
+    instances: tuple[InstanceContent, ...]
+
+
+def contents(metadata: CheckpointMetadata, offsets: dict[tuple[str, int], str]) -> tuple[StageContent, ...]:
+    """Every stage, in topological order.
+
+    Args:
+        metadata: the checkpoint's.
+        offsets: by chain and index, see :func:`source_offsets`.
+    """
+    chain_of = {stage: chain for chain in metadata.chains for stage in chain.stages}
+    found = []
+    for stage in metadata.stages:
+        chain = chain_of.get(stage.name)
+        instances = []
+        for index, name in enumerate(stage.instances):
+            task = chain.tasks.get(index) if chain else None
+            if chain is None or task is None or index in stage.finished or stage.fully_finished:
+                instances.append(InstanceContent(name, index, "finished" if _finished(stage, index) else "running"))
+            else:
+                read = offsets.get((chain.name, index), "")
+                instances.append(_instance(name, index, stage.name, chain.stages, task, read))
+        found.append(StageContent(stage.name, stage.fully_finished, stage.rows, tuple(instances)))
+    return tuple(found)
+
+
+def source_offsets(found: Found, metadata: CheckpointMetadata) -> dict[tuple[str, int], str]:
+    """How far the sources have read, as their Spark queries say; by chain and index. Fetches one small file each.
+
+    What cannot be read is left out: whether the checkpoint is whole is another question, see `verify`.
+    """
+    wanted: dict[tuple[str, int], StateFile] = {}
+    for chain in metadata.chains:
+        for index, task in chain.tasks.items():
+            file = _offsets_file(task.query) if task.query and not task.channels else None
+            if file is not None:
+                wanted[chain.name, index] = file
+    read = {}
+    with tempfile.TemporaryDirectory(prefix="offsets-") as folder:
+        for number, (key, file) in enumerate(wanted.items()):
+            try:
+                found.fetch([msgspec.structs.replace(file, path=str(number))], Path(folder))
+                read[key] = _read_offsets(Path(folder, str(number)))
+            except (StorageError, StateError, OSError, ValueError):
+                continue
+    return read
+
+
+def _finished(stage: StageMetadata, index: int) -> bool:
+    return stage.fully_finished or index in stage.finished
+
+
+def _instance(name: str, index: int, stage: str, chain: tuple[str, ...], task: TaskSnapshot, offsets: str) -> InstanceContent:
+    state: InstanceState = "at end of data" if task.end_of_data != "none" else "running"
+    own = task.stages.get(stage)
+    rows = own.rows_out if own is not None and stage == chain[-1] else None
+    pending = len(own.transactions) if own is not None else 0
+    transactions = _amount(f for files in own.transaction_files.values() for f in files) if own is not None else Amount(0, 0)
+    watermark = task.watermark if stage == chain[-1] else None
+    if stage != chain[0]:
+        return InstanceContent(
+            name,
+            index,
+            state,
+            rows,
+            chain[0],
+            transactions_pending=pending,
+            transactions=transactions,
+            watermark_ms=watermark,
+        )
+    in_flight = (f for c in task.channels for e in c.in_flight if isinstance(e, Segment) for f in e.files)
+    positions = ", ".join(f"{c.channel.partition('->')[0]}: {c.position}" for c in task.channels)
+    return InstanceContent(
+        name,
+        index,
+        state,
+        rows,
+        total=_amount(task_files(task)),
+        query=_amount(task.query.files if task.query else ()),
+        in_flight=_amount(in_flight),
+        tables=_amount(f for table in task.static for segment in table.segments for f in segment.files),
+        transactions=transactions,
+        transactions_pending=pending,
+        watermark_ms=watermark,
+        offsets=positions or offsets,
+    )
+
+
+def _amount(files: Iterable[StateFile]) -> Amount:
+    sizes = {file.sha256: file.size for file in files}
+    return Amount(sum(sizes.values()), len(sizes))
+
+
+def _offsets_file(query: QuerySnapshot) -> StateFile | None:
+    return next((file for file in query.files if file.path == f"offsets/{query.batch_id}"), None)
+
+
+def _read_offsets(path: Path) -> str:
+    # Spark's OffsetSeqLog: a version, a line of metadata, then a line per source.
+    lines = [line for line in path.read_text(encoding="utf-8").split("\n")[2:] if line and line != "-"]
+    return ", ".join(json.dumps(json.loads(line), separators=(",", ":")) for line in lines)

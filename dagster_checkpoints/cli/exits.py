@@ -1,0 +1,74 @@
+"""Exit codes, and which error means which."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.storage import (
+    InvalidKey,
+    InvalidRequest,
+    InvalidStorageUrl,
+    NoRunningPipeline,
+    NotFound,
+    OutcomeUnknown,
+    RequestConflict,
+    RequestTimedOut,
+    StorageUnavailable,
+    UnknownRequest,
+)
+from dagster_checkpoints.storage_root import NoStorageError
+
+
+class Exit(IntEnum):
+    """What the command line's exit codes mean; part of its interface."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_RUNNING = 3
+    TIMED_OUT = 4
+    UNREACHABLE = 5
+    NOT_FOUND = 6
+    INTERRUPTED = 130
+
+
+MEANINGS = {
+    Exit.DONE: "done",
+    Exit.FAILED: "the request failed, or verification found something",
+    Exit.USAGE: "wrong usage",
+    Exit.NOT_RUNNING: "the pipeline is not running",
+    Exit.TIMED_OUT: "no final answer in time; the request stands",
+    Exit.UNREACHABLE: "storage cannot be reached, or did not say whether it did what was asked",
+    Exit.NOT_FOUND: "there is no such pipeline, checkpoint, savepoint or request",
+    Exit.INTERRUPTED: "interrupted",
+}
+
+
+class NothingThere(DagsterCheckpointsError):
+    """What the user has named does not exist."""
+
+
+class UsageProblem(DagsterCheckpointsError):
+    """The command cannot be meant so; found out only after storage was looked at."""
+
+
+def exit_code(error: BaseException) -> Exit:
+    """The exit code for an error that is no bug."""
+    for kinds, code in _CODES:
+        if isinstance(error, kinds):
+            return code
+    return Exit.FAILED
+
+
+_CODES: tuple[tuple[tuple[type[BaseException], ...], Exit], ...] = (
+    ((KeyboardInterrupt,), Exit.INTERRUPTED),
+    ((NoRunningPipeline,), Exit.NOT_RUNNING),
+    ((RequestTimedOut,), Exit.TIMED_OUT),
+    ((StorageUnavailable, OutcomeUnknown), Exit.UNREACHABLE),
+    ((NothingThere, NotFound, UnknownRequest), Exit.NOT_FOUND),
+    (
+        (UsageProblem, NoStorageError, InvalidStorageUrl, InvalidKey, InvalidRequest, RequestConflict),
+        Exit.USAGE,
+    ),
+)

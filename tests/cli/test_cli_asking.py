@@ -1,0 +1,190 @@
+"""`trigger`, `savepoint`, `stop`, `end-source`, `requests`: what is asked, how it is waited for, and what is told."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dagster_checkpoints.cli import asking
+from dagster_checkpoints.storage import Answer, ControlRequest, RequestBox
+
+
+def done(request: ControlRequest, **changes: Any) -> Answer:
+    return Answer(request_id=request.request_id, status="done", answered_at=datetime.now(UTC), **changes)
+
+
+def failed(request: ControlRequest, reason: str, message: str, **changes: Any) -> Answer:
+    return msgspec.structs.replace(done(request, **changes), status="failed", reason=reason, message=message)
+
+
+def _savepoint_made(request: ControlRequest) -> Answer:
+    return done(
+        request, checkpoint_id=43, location="savepoints/savepoint-43-x", url="file:///s/savepoint-43-x", details={"bytes": 7}
+    )
+
+
+def test_a_savepoint_is_asked_for_and_waited_for(world: Any) -> None:
+    world.run()
+    seen = world.answering(_savepoint_made)
+    told = world.json("savepoint", "--name", "nightly", "--deadline", "30")
+    assert told["status"] == "done"
+    assert (told["answer"]["checkpoint_id"], told["answer"]["url"]) == (43, "file:///s/savepoint-43-x")
+    [request] = seen
+    assert (request.kind, request.name, request.target, request.deadline_seconds) == ("savepoint", "nightly", "", 30.0)
+    assert not request.recorded_by_asker and "dagster-checkpoints" in request.asked_by
+    text = world.cli("savepoint").output
+    assert "Savepoint 43 is complete; the pipeline runs on" in text and "file:///s/savepoint-43-x" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "asked", "said"),
+    [
+        (("trigger",), {"kind": "checkpoint"}, "Checkpoint 43 is complete"),
+        (("stop",), {"kind": "stop", "drain": False}, "Suspended with savepoint 43; the next run resumes from it"),
+        (("stop", "--drain"), {"kind": "stop", "drain": True}, "Drained with savepoint 43; the next run is a new start"),
+        (("stop", "--name", "last"), {"kind": "stop", "name": "last"}, "Suspended"),
+        (("end-source", "live"), {"kind": "end_source", "stage": "live", "instance": None}, "The end of source live has come"),
+        (
+            ("end-source", "live", "--instance", "EWR"),
+            {"stage": "live", "instance": "EWR"},
+            "The end of source live[ewr] has come",
+        ),
+    ],
+)
+def test_every_request_says_what_has_been_done(local: Any, command: tuple[str, ...], asked: dict[str, Any], said: str) -> None:
+    local.run()
+    seen = local.answering(_savepoint_made)
+    assert said.lower() in local.cli(*command).output.lower()
+    assert {name: getattr(seen[0], name) for name in asked} == asked
+
+
+def test_a_target_is_meant_relative_to_where_the_user_is(local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local.run()
+    seen = local.answering(_savepoint_made)
+    monkeypatch.chdir(tmp_path)
+    local.cli("savepoint", "--target", "mine", "--request-id", "a")
+    local.cli("savepoint", "--target", "s3://bucket/prefix", "--request-id", "b")
+    assert {r.request_id: r.target for r in seen} == {"a": str(tmp_path / "mine"), "b": "s3://bucket/prefix"}
+    assert "that kind is not supported" in local.cli("savepoint", "--target", "ftp://x/y", code=2).stderr
+    assert "savepoint's name" in local.cli("savepoint", "--name", "a/b", code=2).stderr
+
+
+def test_a_failed_request_is_told_with_its_reason_and_the_savepoint_it_left(local: Any) -> None:
+    local.run()
+    local.answering(lambda r: failed(r, "TASK_FAILURE", "a commit raised", url="file:///s/savepoint-43-x"))
+    result = local.cli("stop", code=1)
+    assert "error: TASK_FAILURE: a commit raised" in result.stderr and "file:///s/savepoint-43-x" in result.stderr
+    told = local.json("stop", "--request-id", "again", code=1)
+    assert told["error"] == "RequestFailed" and told["reason"] == "TASK_FAILURE" and told["url"] == "file:///s/savepoint-43-x"
+    told = local.json("requests", "again", code=1)
+    assert told["answer"]["reason"] == "TASK_FAILURE"
+
+
+def test_nobody_to_ask(local: Any) -> None:
+    assert "none of that name ever ran there" in local.cli("savepoint", "--pipeline", "flights", code=6).stderr
+    local.run()
+    local.checkpoint(42)
+    local.end("FAILED")
+    result = local.cli("stop", "--drain", code=3)
+    assert "is not running. Its latest job (1) ended FAILED" in result.stderr and "checkpoints/chk-42-1" in result.stderr
+    assert local.json("trigger", code=3)["error"] == "NoRunningPipeline"
+
+
+def test_an_owner_that_is_dead_is_found_out(local: Any) -> None:
+    local.run(lease_seconds=0.2)
+    result = local.cli("trigger", code=3)
+    assert "that run is dead" in result.stderr
+
+
+def test_without_an_answer_in_time_the_request_stands(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "_GRACE_SECONDS", 0.0)
+    local.run()
+    result = local.cli("savepoint", "--deadline", "0.2", "--request-id", "slow", code=4)
+    assert "request slow" in result.stderr and "stands" in result.stderr
+    seen = local.answering(_savepoint_made)
+    assert local.json("requests", "slow", "--wait")["answer"]["checkpoint_id"] == 43
+    assert [request.request_id for request in seen] == ["slow"]
+
+
+def test_asking_without_waiting(local: Any) -> None:
+    local.run()
+    assert (
+        "To see its answer: dagster-checkpoints requests later" in local.cli("stop", "--no-wait", "--request-id", "later").output
+    )
+    assert local.json("stop", "--no-wait", "--request-id", "later")["status"] == "asked"
+    assert "used before" in local.cli("stop", "--drain", "--request-id", "later", code=2).stderr
+    assert local.json("requests", "later")["answer"] is None
+    assert "expected a request" in local.cli("requests", "other", code=6).stderr
+    assert "needs a REQUEST_ID" in local.cli("requests", "--wait", code=2).stderr
+
+
+def test_requests_lists_what_was_asked_newest_first(world: Any) -> None:
+    world.run()
+    assert "Nothing was asked of flights lately" in world.cli("requests").output
+    seen = world.answering(lambda r: failed(r, "CHECKPOINT_EXPIRED", "late") if r.kind == "checkpoint" else None)
+    world.cli("trigger", "--request-id", "first", code=1)
+    world.cli("savepoint", "--request-id", "second", "--no-wait")
+    listed = world.json("requests")
+    assert [(one["request"]["request_id"], one["answer"] and one["answer"]["reason"]) for one in listed] == [
+        ("second", None),
+        ("first", "CHECKPOINT_EXPIRED"),
+    ]
+    text = world.cli("requests").output
+    assert "none yet" in text and "CHECKPOINT_EXPIRED" in text
+    assert seen[0].request_id == "first"
+
+
+def test_an_interrupted_wait_says_how_to_go_on(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    local.run()
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asking, "sleep", interrupted)
+    result = local.cli("savepoint", "--request-id", "mine", code=130)
+    assert "the request stands" in result.stderr and "dagster-checkpoints requests mine" in result.stderr
+
+
+def test_a_request_to_a_run_that_ended_meanwhile(local: Any) -> None:
+    local.run()
+    local.cli("stop", "--request-id", "stop-1", "--no-wait")
+    local.end("FAILED")
+    assert "the run is over" in local.cli("requests", "stop-1", "--wait", code=3).stderr
+    local.run()
+    RequestBox(local.storage.store, local.storage.layout).refuse_older(2)
+    assert local.json("requests", "stop-1", code=3)["answer"]["reason"] == "NO_RUNNING_PIPELINE"
+
+
+def test_on_a_terminal_it_is_shown_what_is_waited_for(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    local.run()
+    local.status()
+    shown: list[str] = []
+
+    class Terminal:
+        is_terminal = True
+
+        def status(self, text: str) -> Terminal:
+            shown.append(text)
+            return self
+
+        def update(self, text: str) -> None:
+            shown.append(text)
+
+        def __enter__(self) -> Terminal:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    def later(request: ControlRequest) -> Answer | None:
+        return _savepoint_made(request) if len(shown) > 1 else None
+
+    real = asking.console
+    monkeypatch.setattr(asking, "console", lambda *, error=False: Terminal() if error else real(error=error))
+    local.answering(later)
+    local.cli("savepoint", "--request-id", "mine")
+    assert shown[0] == "Waiting for a savepoint, request mine"
+    assert shown[1] == "Waiting for a savepoint, request mine (savepoint 44: 2 of 3 tasks)"

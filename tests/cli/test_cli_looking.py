@@ -1,0 +1,422 @@
+"""`list`, `show`, `graph`, `watch`: what is in storage, as a person and as a program read it."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import xml.etree.ElementTree as ElementTree
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from dagster_checkpoints.cli import watching
+from dagster_checkpoints.storage import InstanceStatus, StageStatus
+from resources.embedded_s3 import Fault
+
+CODE = """
+from dagster_checkpoints import ParquetSink, Pipeline, StageInput, bounded_source, stage, unbounded_source
+
+@bounded_source
+def history(context): ...
+
+@unbounded_source(instances=["EWR", "JFK", "LGA"])
+def live(context): ...
+
+@bounded_source
+def airlines(context): ...
+
+@stage(inputs={"airlines": StageInput(mode="static")})
+def departures(history, live, airlines): ...
+
+@stage(sink=ParquetSink("/nowhere"))
+def delays(departures): ...
+
+flights = Pipeline("flights", [history, live, airlines, departures, delays])
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> str:
+    file = tmp_path / "flights_code.py"
+    file.write_text(CODE)
+    return str(file)
+
+
+# list
+
+
+def test_list_shows_checkpoints_and_savepoints_and_where_the_next_run_begins(world: Any) -> None:
+    world.run()
+    first = world.checkpoint(41)
+    second = world.checkpoint(42)
+    savepoint = world.savepoint(43)
+    listed = world.json("list")
+    assert listed["storage"] == world.storage.store.url
+    [pipeline] = listed["pipelines"]
+    assert (pipeline["pipeline"], pipeline["owner"]["run_id"], pipeline["job"]["status"]) == ("flights", "2f0c9a17", "RUNNING")
+    entries = pipeline["entries"]
+    assert [(e["id"], e["kind"], e["location"], e["next_start"]) for e in entries] == [
+        (43, "savepoint", savepoint, False),
+        (42, "checkpoint", second, True),
+        (41, "checkpoint", first, False),
+    ]
+    assert entries[0]["url"] == f"{world.storage.url}/{savepoint}"
+    text = world.cli("list").output
+    assert "*  42 " in text and savepoint in text and "run 2f0c9a17 on host worker-1" in text
+
+
+def test_list_long_reads_the_metadata_of_each(world: Any) -> None:
+    world.run()
+    world.checkpoint(42)
+    location = world.savepoint(43)
+    [savepoint, checkpoint] = world.json("list", "-l")["pipelines"][0]["entries"]
+    assert (savepoint["files"], savepoint["bytes"], savepoint["finished_stages"]) == (9, world.bytes, ["history", "airlines"])
+    assert checkpoint["files"] == 8 and checkpoint["run_id"] == "2f0c9a17"
+    key = f"flights/{location}/_metadata"
+    world.store.put(key, world.store.get(key)[:-10])
+    assert "damaged" in world.json("list", "-l")["pipelines"][0]["entries"][0]["problem"]
+    assert "unreadable" in world.cli("list", "-l").output
+
+
+@pytest.mark.parametrize(
+    ("how", "starts"),
+    [({"ended_by": "suspend"}, True), ({"ended_by": "drain"}, False), ({"ended_by": "end_of_data"}, False)],
+)
+def test_a_suspended_job_is_followed_from_its_savepoint_and_an_ended_one_by_a_new_start(
+    local: Any, how: dict[str, str], starts: bool
+) -> None:
+    local.run()
+    location = local.savepoint(42, stops=True)
+    local.end("FINISHED", **how)
+    entries = local.json("list")["pipelines"][0]["entries"]
+    assert [(e["location"], e["next_start"]) for e in entries] == [(location, starts)]
+    shown = local.json("show")
+    assert (shown["running"], shown["next_start"]) == (False, location if starts else None)
+    assert ("begins anew" in local.cli("show").output) is not starts
+    assert f"by {how['ended_by'].replace('_', ' ')}" in local.cli("list").output
+
+
+def test_all_pipelines_of_a_storage_are_listed_and_one_must_be_named_elsewhere(local: Any) -> None:
+    local.run()
+    state = local.store.get("flights/state.json")
+    local.store.put("trains/state.json", state.replace(b'"flights"', b'"trains"'))
+    local.store.put("notes/README", b"of somebody else")
+    assert [p["pipeline"] for p in local.json("list")["pipelines"]] == ["flights", "trains"]
+    error = local.json("show", code=2)
+    assert "several pipelines: flights, trains. Say which one with --pipeline" in error["message"]
+    assert local.json("show", "--pipeline", "trains")["pipeline"] == "trains"
+    missing = local.json("list", "--pipeline", "ships", code=6)
+    assert "Pipelines there: flights, trains" in missing["message"] and missing["exit_code"] == 6
+
+
+def test_an_empty_storage_says_so(local: Any) -> None:
+    assert "Is it the right --storage?" in local.cli("list", code=6).stderr
+    assert local.json("list")["pipelines"] == []
+    assert local.json("show", code=6)["error"] == "NothingThere"
+
+
+def test_storage_out_of_reach(on_s3: Any, s3_server: Any) -> None:
+    on_s3.run()
+    with s3_server.outage():
+        error = on_s3.json("list", code=5)
+    assert error["error"] == "StorageUnavailable" and on_s3.url in error["message"]
+    gone = on_s3.cli("list", "--storage", "s3://no-such-bucket/x", code=5)
+    assert "no-such-bucket" in gone.stderr
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "s3://", "file://host/x"])
+def test_a_storage_that_can_be_none_is_wrong_usage(local: Any, url: str) -> None:
+    assert url in local.cli("list", "--storage", url, code=2).stderr
+
+
+# show
+
+
+def test_show_says_of_each_instance_what_a_checkpoint_holds(world: Any) -> None:
+    world.run()
+    location = world.checkpoint(42)
+    shown = world.json("show", "42")
+    assert (shown["id"], shown["kind"], shown["location"], shown["next_start"]) == (42, "checkpoint", location, True)
+    assert shown["chains"] == [["history"], ["live"], ["airlines"], ["departures", "delays"]]
+    stages = {stage["name"]: stage for stage in shown["stages"]}
+    assert stages["history"]["finished"] and stages["history"]["rows"] == 300_000
+    live = stages["live"]["instances"]
+    assert [(i["name"], i["state"], i["rows"]) for i in live] == [
+        ("EWR", "running", 1000),
+        ("JFK", "finished", None),
+        ("LGA", "running", 1002),
+    ]
+    assert [i["offsets"] for i in live] == ['{"logOffset":7}', "", '{"logOffset":9}']
+    assert live[0]["query"] == {"bytes": live[0]["total"]["bytes"], "files": 2}
+    [departures] = stages["departures"]["instances"]
+    assert departures["offsets"] == "history[0]: 31, live[0]: 9, live[1]: 9, live[2]: 9"
+    assert departures["in_flight"]["files"] == 3 and departures["tables"]["files"] == 1
+    [delays] = stages["delays"]["instances"]
+    assert (delays["shared_with"], delays["transactions_pending"], delays["watermark_ms"]) == ("departures", 1, 1_385_852_400_000)
+    text = world.cli("show", "latest").output
+    assert "LGA" in text and '{"logOffset":9}' in text and "2013-11-30" in text
+
+
+def test_show_finds_what_is_named_in_any_way(world: Any, tmp_path: Path) -> None:
+    world.run()
+    checkpoint, savepoint = world.checkpoint(42), world.savepoint(43)
+    for name in ("42", "chk-42", "latest", checkpoint, f"{world.storage.url}/{checkpoint}", f"{world.storage.url}/{checkpoint}/"):
+        assert world.json("show", "--no-offsets", name)["location"] == checkpoint
+    for name in ("43", savepoint, f"{savepoint}/_metadata", f"{world.storage.url}/{savepoint}"):
+        assert world.json("show", "--no-offsets", name)["location"] == savepoint
+    missing = world.json("show", "44", code=6)
+    assert "Numbers there: 42, 43" in missing["message"]
+    assert savepoint in world.json("show", "savepoints/savepoint-7-x-abcdef", code=6)["message"]
+    assert checkpoint in world.json("show", "checkpoints/chk-7-1", code=6)["message"]
+
+
+def test_a_url_needs_no_storage_to_be_named(local: Any, tmp_path: Path) -> None:
+    local.run()
+    checkpoint, savepoint = local.checkpoint(42), local.savepoint(43)
+    elsewhere = tmp_path / "moved" / "my-savepoint"
+    shutil.copytree(Path(local.url) / "flights" / savepoint, elsewhere)
+    nowhere = ("--storage", "")
+    for named, location in (
+        (f"{local.url}/flights/{checkpoint}", checkpoint),
+        (f"{local.storage.url}/{savepoint}", savepoint),
+        (str(elsewhere), elsewhere.as_uri()),
+    ):
+        shown = local.json("show", named, *nowhere)
+        assert shown["location"] == location and shown["stages"][1]["instances"][0]["offsets"] == '{"logOffset":7}'
+    assert "set CHECKPOINT_STORAGE or DAGSTER_HOME" in local.cli("show", "43", *nowhere, code=2).stderr
+
+
+def test_a_savepoint_number_that_fits_two_is_not_guessed(local: Any) -> None:
+    local.run()
+    local.checkpoint(42)
+    first, second = local.savepoint(43, "a"), local.savepoint(43, "b")
+    message = local.json("show", "43", code=2)["message"]
+    assert first in message and second in message
+
+
+def test_the_running_pipeline_is_shown_as_it_says_itself(world: Any) -> None:
+    world.run()
+    world.checkpoint(42)
+    assert "has not said yet" in world.cli("show").output
+    world.status(stop=world.stopping(drain=True), phase="stopping")
+    shown = world.json("show")
+    assert shown["running"] and shown["status"]["phase"] == "stopping" and shown["newest"]["checkpoint_id"] == 42
+    text = world.cli("show").output
+    for said in ("stopping", "run     2f0c9a17 on worker-1", "roots   live", "checkpoint 42", "48.0 MB", "2 of 3 tasks",
+                 "(drain): waiting for savepoint", "caught up", "3,003", "2013-12-01 00:00:00"):  # fmt: skip
+        assert said in text
+
+
+def test_a_status_that_an_earlier_run_left_behind_is_not_shown(local: Any) -> None:
+    local.run()
+    old = local.status()
+    local.end()
+    assert local.json("show")["status"] is None
+    local.run()
+    assert local.json("show")["status"] is None
+    local.storage.write_status(msgspec.structs.replace(old, epoch=2))
+    assert local.json("show")["status"]["epoch"] == 2
+
+
+# graph
+
+
+def test_graph_of_the_code_alone(local: Any, code: str) -> None:
+    drawn = local.json("graph", "-f", code, "--code")
+    assert {s["name"]: (s["kind"], s["instances"], s["root"], s["sink"]) for s in drawn["stages"]} == {
+        "history": ("bounded source", 1, True, ""),
+        "live": ("unbounded source", 3, True, ""),
+        "airlines": ("bounded source", 1, True, ""),
+        "departures": ("stage", 1, False, ""),
+        "delays": ("stage", 1, False, "ParquetSink"),
+    }
+    assert ["departures", "delays"] in drawn["chains"]
+    assert {(e["source"], e["target"], e["table"]) for e in drawn["edges"]} == {
+        ("history", "departures", False),
+        ("live", "departures", False),
+        ("airlines", "departures", True),
+        ("departures", "delays", False),
+    }
+    assert local.json("graph", "-f", code)["seen"] == "as the code says"  # nothing in storage to add
+
+
+def test_graph_of_a_checkpoint_knows_edges_roots_and_what_has_finished(world: Any) -> None:
+    world.run()
+    world.checkpoint(42)
+    drawn = world.json("graph")
+    assert drawn["seen"] == "checkpoint 42"
+    states = {s["name"]: (s["state"], s["root"]) for s in drawn["stages"]}
+    assert states == {
+        "history": ("finished", False),
+        "live": ("partly finished", True),
+        "airlines": ("finished", False),
+        "departures": ("running", False),
+        "delays": ("running", False),
+    }
+    assert {(e["source"], e["target"]) for e in drawn["edges"]} == {
+        ("history", "departures"),
+        ("live", "departures"),
+        ("airlines", "departures"),
+        ("departures", "delays"),
+    }
+    text = world.cli("graph").output
+    assert "live x3" in text and "root, partly finished" in text and "reads history, live, airlines (table)" in text
+
+
+def test_graph_of_the_running_pipeline_moves_its_roots(local: Any, code: str) -> None:
+    local.run()
+    local.checkpoint(42)
+    ended = tuple(InstanceStatus(name=n, state="FINISHED", end_of_data=True) for n in ("EWR", "JFK", "LGA"))
+    status = local.status(roots=("departures",))
+    stages = tuple(
+        StageStatus(name="live", finished=True, rows=9, instances=ended) if s.name == "live" else s for s in status.stages
+    )
+    local.status(roots=("departures",), stages=stages, sequence=2)
+    for options in ((), ("-f", code)):
+        drawn = local.json("graph", *options)
+        assert drawn["seen"] == "running"
+        assert [s["name"] for s in drawn["stages"] if s["root"]] == ["departures"]
+        assert [s["name"] for s in drawn["stages"] if s["state"] == "finished"] == ["history", "live", "airlines"]
+        assert len(drawn["edges"]) == 4
+    assert local.json("graph", "42")["seen"] == "checkpoint 42"
+
+
+def test_graph_as_mermaid_and_svg(local: Any, code: str, tmp_path: Path) -> None:
+    local.run()
+    local.checkpoint(42)
+    mermaid = local.cli("graph", "-f", code, "--format", "mermaid").stdout
+    assert mermaid.startswith("flowchart LR\n")
+    for line in (
+        's1["live<br/>unbounded source, 3 instances, partly finished, root"]',
+        's4["delays<br/>running, to ParquetSink"]',
+        'subgraph c3["one query"]',
+        "s2 -. table .-> s3",
+        "class s0,s2 finished",
+        "class s1 root",
+    ):
+        assert f"  {line}\n" in mermaid
+    file = tmp_path / "graph.svg"
+    local.cli("graph", "-f", code, "-o", str(file))
+    drawing = ElementTree.fromstring(file.read_text())
+    texts = {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"history", "live", "airlines", "departures", "delays"} <= texts
+    arrows = [path for path in drawing.iter("{http://www.w3.org/2000/svg}path") if path.get("marker-end")]
+    assert len(arrows) == 4 and sum("stroke-dasharray" in arrow.attrib for arrow in arrows) == 1
+    boxes = [
+        tuple(float(rect.get(name) or 0) for name in ("x", "y", "width", "height"))
+        for group in drawing.iter("{http://www.w3.org/2000/svg}g")
+        for rect in group.iter("{http://www.w3.org/2000/svg}rect")
+    ]
+    for number, (x, y, width, height) in enumerate(boxes):
+        assert x >= 0 and x + width <= float(drawing.get("width") or 0) and y + height <= float(drawing.get("height") or 0)
+        for other_x, other_y, other_width, other_height in boxes[:number]:
+            assert x + width <= other_x or other_x + other_width <= x or y + height <= other_y or other_y + other_height <= y
+    assert local.cli("graph", "-o", str(tmp_path / "graph.mmd")).exit_code == 0
+    assert (tmp_path / "graph.mmd").read_text().startswith("flowchart LR\n")
+    assert "cannot be written" in local.cli("graph", "-o", str(tmp_path / "no" / "graph.svg"), code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("-m", "no_such_module"), "no_such_module cannot be imported: ModuleNotFoundError"),
+        (("-f", "no_such_file.py"), "expected a Python file at"),
+        (("-a", "flights"), "say which one with -m or -f"),
+        (("-m", "a", "-f", "b"), "found both"),
+        (("--code",), "say where it is with -m or -f"),
+    ],
+)
+def test_code_that_cannot_be_found_is_wrong_usage(local: Any, options: tuple[str, ...], said: str) -> None:
+    assert said in local.cli("graph", *options, code=2).stderr
+
+
+def test_code_without_the_pipeline_says_what_it_has(local: Any, code: str, tmp_path: Path) -> None:
+    assert "found nothing of that name. Pipelines there: flights" in local.cli("graph", "-f", code, "-a", "ships", code=2).stderr
+    assert "found a FunctionStage" in local.cli("graph", "-f", code, "-a", "live", code=2).stderr
+    assert "'ships' in" in local.cli("graph", "-f", code, "--pipeline", "ships", code=2).stderr
+    broken = tmp_path / "broken.py"
+    broken.write_text("x = 1\nraise RuntimeError('of the user')\n")
+    error = local.cli("graph", "-f", str(broken), code=2).stderr
+    assert f"RuntimeError: of the user\n  at {broken}:2" in error
+
+
+# watch
+
+
+def test_watch_once_and_when_nothing_runs(world: Any) -> None:
+    world.run()
+    world.status()
+    assert "2 of 3 tasks" in world.cli("watch", "--once").output
+    assert world.json("watch", "--once")["status"]["sequence"] == 1
+    world.end()
+    assert "not running" in world.cli("watch", code=3).output
+
+
+def test_watch_follows_until_the_run_has_ended(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    local.run()
+    local.status(sequence=1)
+    happens = iter([lambda: None, lambda: local.status(sequence=2, phase="stopping"), lambda: local.end("FINISHED")])
+    monkeypatch.setattr(watching, "sleep", lambda _: next(happens)())
+    lines = [msgspec.json.decode(line) for line in local.cli("watch", "--json").stdout.splitlines()]
+    assert [line["status"] and line["status"]["sequence"] for line in lines] == [1, 2, None]
+    assert [line["running"] for line in lines] == [True, True, False]
+
+
+def test_watch_measures_rows_a_second_and_says_when_nothing_is_heard(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    local.run()
+    first = local.status(sequence=1, interval=5.0)
+    stages = tuple(msgspec.structs.replace(stage, rows=stage.rows + 500) for stage in first.stages)
+    later = first.updated_at + timedelta(seconds=10)
+    clock = [1000.0]
+
+    def silence() -> None:
+        clock[0] += 21
+
+    happens = iter([lambda: local.status(sequence=2, stages=stages, updated_at=later), silence, lambda: local.end("FAILED")])
+    monkeypatch.setattr(watching, "sleep", lambda _: next(happens)())
+    monkeypatch.setattr(watching, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watching, "console", lambda: SimpleNamespace(is_terminal=True))
+    frames: list[str] = []
+
+    class Recorded:
+        def __init__(self, frame: Any, **_: Any) -> None:
+            self.update(frame, refresh=True)
+
+        def __enter__(self) -> Recorded:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def update(self, frame: Any, *, refresh: bool) -> None:
+            out = Console(width=100, record=True, file=io.StringIO())
+            out.print(frame)
+            frames.append(out.export_text())
+
+    monkeypatch.setattr("rich.live.Live", Recorded)
+    local.cli("watch")
+    assert [" 50 " in frame for frame in frames] == [False, True, True, False]
+    assert ["No news for 21 s" in frame for frame in frames] == [False, False, True, False]
+    assert "ended FAILED" in frames[-1]
+
+
+def test_watch_goes_on_while_storage_is_away(on_s3: Any, s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_s3.run()
+    on_s3.status()
+    faults: list[Any] = []
+
+    def away() -> None:
+        faults.append(s3_server.inject(Fault("drop", times=None)))
+
+    def back() -> None:
+        s3_server.heal()
+        on_s3.end("FAILED")
+
+    happens = iter([away, back])
+    monkeypatch.setattr(watching, "sleep", lambda _: next(happens)())
+    lines = on_s3.cli("watch", "--json").stdout.splitlines()
+    assert len(lines) == 2 and faults[0].hits

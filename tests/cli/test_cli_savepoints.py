@@ -1,0 +1,127 @@
+"""`verify` and `dispose`: savepoints at rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+CODE = """
+from dagster_checkpoints import ParquetSink, Pipeline, StageInput, bounded_source, stage, unbounded_source
+
+@bounded_source
+def history(context): ...
+
+@unbounded_source(instances=INSTANCES)
+def live(context): ...
+
+@bounded_source
+def airlines(context): ...
+
+@stage(inputs={"airlines": StageInput(mode="static")})
+def departures(history, live, airlines): ...
+
+@stage(sink=ParquetSink("/nowhere"))
+def delays(departures): ...
+
+flights = Pipeline("flights", [history, live, airlines, departures, delays])
+"""
+
+
+def code(folder: Path, instances: list[str]) -> str:
+    file = folder / f"flights_{len(instances)}.py"
+    file.write_text(CODE.replace("INSTANCES", repr(instances)))
+    return str(file)
+
+
+def test_verify_finds_nothing(world: Any, tmp_path: Path) -> None:
+    world.run()
+    savepoint = world.savepoint(43)
+    world.checkpoint(42)
+    fitting = code(tmp_path, ["EWR", "JFK", "LGA"])
+    told = world.json("verify", savepoint, "-f", fitting)
+    assert (told["ok"], told["problems"], told["files"], told["checked_against"]) == (True, [], 9, "flights")
+    assert "9 files, 180 B: all there and unchanged." in world.cli("verify", "43").output
+    assert "pipeline flights can be restored from it" in world.cli("verify", "latest", "-f", fitting).output
+
+
+def test_verify_finds_what_is_wrong_and_says_so_with_its_exit_code(world: Any, tmp_path: Path) -> None:
+    world.run()
+    savepoint = world.savepoint(43)
+    folder = f"flights/{savepoint}/state"
+    flipped, missing = world.files["the airlines"].sha256, world.files["segment 0"].sha256
+    world.store.put(f"{folder}/{flipped}", b"the aIrlines")
+    world.store.delete([f"{folder}/{missing}"])
+    other = code(tmp_path, ["EWR"])
+    told = world.json("verify", "43", "-f", other, code=1)
+    assert [problem["kind"] for problem in told["problems"]].count("missing_file") == 1
+    assert {problem["kind"] for problem in told["problems"]} == {"wrong_content", "missing_file", "instances_changed"}
+    text = world.cli("verify", "43", "-f", other, code=1).output
+    for said in ("3 problems", "wrong content: state file", flipped, missing, "expected 9 bytes, found no object", "'EWR'"):
+        assert said in text.replace("\n  ", " ").replace("\n", "")
+    world.store.put(f"flights/{savepoint}/_metadata", world.store.get(f"flights/{savepoint}/_metadata")[:-1])
+    assert "corrupt metadata" in world.cli("verify", "43", code=1).output
+
+
+def test_verify_of_nothing(local: Any) -> None:
+    local.run()
+    assert local.json("verify", "7", code=6)["error"] == "NothingThere"
+    assert local.json("verify", "savepoints/savepoint-7-x-abcdef", code=6)["exit_code"] == 6
+
+
+def test_dispose_deletes_a_savepoint_that_nobody_needs(world: Any) -> None:
+    world.run()
+    world.checkpoint(42)
+    kept, gone = world.savepoint(43, "kept"), world.savepoint(44, "gone")
+    refused = world.cli("dispose", "44", code=2)
+    assert "say --yes" in refused.stderr and "Savepoint 44 of flights" in refused.stderr
+    told = world.json("dispose", gone, "--yes")
+    assert told["disposed"] == gone
+    assert [entry["location"] for entry in world.json("list")["pipelines"][0]["entries"]] == [kept, "checkpoints/chk-42-1"]
+    assert not list(world.store.list(f"flights/{gone}"))
+    assert world.json("dispose", gone, "--yes", code=6)["exit_code"] == 6
+    assert world.json("verify", kept)["ok"]
+
+
+def test_dispose_asks_on_a_terminal(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    local.run()
+    location = local.savepoint(43)
+    monkeypatch.setattr("dagster_checkpoints.cli.disposing.is_terminal", lambda: True)
+    assert "Aborted" in local.cli("dispose", "43", input="n\n", code=1).stderr
+    assert list(local.store.list(f"flights/{location}"))
+    assert "Delete it for good?" in local.cli("dispose", "43", input="y\n").stderr
+    assert not list(local.store.list(f"flights/{location}"))
+
+
+def test_dispose_refuses_what_the_next_run_begins_from(world: Any) -> None:
+    world.run()
+    location = world.savepoint(43, stops=True)
+    world.end("FINISHED", ended_by="suspend")
+    refused = world.json("dispose", "43", "--yes", code=1)
+    assert refused["error"] == "StillNeeded" and "the next run of flights would be restored from" in refused["message"]
+    assert world.json("verify", location)["ok"]
+    world.cli("dispose", "43", "--yes", "--force")
+    assert not list(world.store.list(f"flights/{location}"))
+
+
+def test_dispose_leaves_what_is_not_the_users(local: Any) -> None:
+    local.run()
+    local.checkpoint(42)
+    assert "retention" in local.cli("dispose", "42", "--yes", code=2).stderr
+    local.savepoint(43)
+    pointer = local.storage.list_checkpoints()[0]
+    [savepoint] = local.storage.list_savepoints()
+    local.ownership.claim(msgspec.structs.replace(pointer, checkpoint_id=43, location=savepoint.location, kind="savepoint"))
+    assert "a run has claimed" in local.cli("dispose", "43", "--yes", "--force", code=1).stderr
+
+
+def test_dispose_deletes_one_that_cannot_be_read(local: Any, tmp_path: Path) -> None:
+    local.run()
+    elsewhere = local.savepoint(43, target=str(tmp_path / "elsewhere"))
+    folder = next((tmp_path / "elsewhere").iterdir())
+    (folder / "_metadata").write_bytes(b"broken")
+    assert "cannot be read" in local.cli("dispose", str(folder), code=2).stderr
+    assert local.json("dispose", str(folder), "--yes")["disposed"] == elsewhere
+    assert not folder.exists()

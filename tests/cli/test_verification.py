@@ -1,0 +1,205 @@
+"""`verify_savepoint`: whatever is wrong with a checkpoint or savepoint is found, and named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
+from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.state import decode
+from dagster_checkpoints.storage import InvalidKey, StorageUnavailable
+from dagster_checkpoints.verification import file_sizes, verify_savepoint
+
+AIRPORTS = ["EWR", "JFK", "LGA"]
+
+
+@bounded_source
+def history(context: Any) -> Any: ...
+
+
+@unbounded_source(instances=AIRPORTS)
+def live(context: Any) -> Any: ...
+
+
+@bounded_source
+def airlines(context: Any) -> Any: ...
+
+
+@bounded_source
+def planes(context: Any) -> Any: ...
+
+
+@stage(inputs={"airlines": StageInput(mode="static")})
+def departures(history: Any, live: Any, airlines: Any) -> Any: ...
+
+
+@stage(sink=ParquetSink("/nowhere"))
+def delays(departures: Any) -> Any: ...
+
+
+FLIGHTS = Pipeline("flights", [history, live, airlines, departures, delays])
+
+
+@pytest.fixture(params=["checkpoint", "savepoint"])
+def taken(request: pytest.FixtureRequest, world: Any) -> Any:
+    """A world with one checkpoint or savepoint, and how to reach its files."""
+    world.run()
+    world.location = world.checkpoint(42) if request.param == "checkpoint" else world.savepoint(42)
+    world.folder_of_files = "shared" if request.param == "checkpoint" else f"{world.location}/state"
+    return world
+
+
+def _key(world: Any, text: str) -> str:
+    """The key of the file with that content."""
+    return f"flights/{world.folder_of_files}/{world.files[text].sha256}"
+
+
+def test_nothing_is_wrong(taken: Any) -> None:
+    report = verify_savepoint(taken.storage, taken.location, FLIGHTS)
+    assert (report.ok, report.problems) == (True, ())
+    assert report.metadata is not None and report.metadata.checkpoint_id == 42
+    assert (report.files, report.bytes) == (len(taken.files), taken.bytes)
+    assert report.url == f"{taken.storage.url}/{taken.location}"
+
+
+def test_a_flipped_byte_is_found_in_every_file(taken: Any) -> None:
+    for text, file in taken.files.items():
+        key = _key(taken, text)
+        data = bytearray(taken.store.get(key))
+        data[len(data) // 2] ^= 1
+        taken.store.put(key, bytes(data))
+        [problem] = verify_savepoint(taken.storage, taken.location).problems
+        assert problem.kind == "wrong_content"
+        assert file.sha256 in problem.what and problem.where == f"{taken.store.url}/{key}" and problem.remedy
+        taken.store.put(key, text.encode())
+
+
+def test_missing_and_cut_files_are_found_and_their_users_named(taken: Any) -> None:
+    taken.store.delete([_key(taken, "the state of windows at 42")])
+    taken.store.put(_key(taken, "the airlines"), b"the air")
+    problems = {problem.kind: problem for problem in verify_savepoint(taken.storage, taken.location).problems}
+    assert set(problems) == {"missing_file", "wrong_size"}
+    assert "state/0/0/9.zip of departures[0]: expected 26 bytes, found no object" in problems["missing_file"].what
+    assert "segments/airlines.parquet of departures[0]: expected 12 bytes" in problems["wrong_size"].what
+    assert "found 7 bytes" in problems["wrong_size"].what
+
+
+def test_a_file_that_several_need_is_one_problem(taken: Any) -> None:
+    taken.store.delete([_key(taken, "v1\n{}")])
+    [problem] = verify_savepoint(taken.storage, taken.location).problems
+    assert "commits/4 of live[EWR] and 1 more" in problem.what
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, -1, -40])
+def test_truncated_metadata_is_found(taken: Any, cut: int) -> None:
+    key = f"flights/{taken.location}/_metadata"
+    taken.store.put(key, taken.store.get(key)[:cut] if cut else b"")
+    report = verify_savepoint(taken.storage, taken.location, FLIGHTS)
+    assert [problem.kind for problem in report.problems] == ["corrupt_metadata"]
+    assert report.metadata is None and report.problems[0].where.endswith("/_metadata")
+
+
+def test_flipped_bytes_in_metadata_are_found(taken: Any) -> None:
+    key = f"flights/{taken.location}/_metadata"
+    whole = taken.store.get(key)
+    for position in range(0, len(whole), max(len(whole) // 7, 1)):
+        data = bytearray(whole)
+        data[position] ^= 1
+        taken.store.put(key, bytes(data))
+        assert verify_savepoint(taken.storage, taken.location).problems
+
+
+def test_metadata_of_another_release_is_found(taken: Any) -> None:
+    body = b'{"checkpoint_id":42}'
+    covered = b"dagster-checkpoints 99 %d\n%s" % (len(body), body)
+    header = {"format": "dagster-checkpoints", "version": 99, "length": len(body), "sha256": hashlib.sha256(covered).hexdigest()}
+    data = json.dumps(header, separators=(",", ":")).encode() + b"\n" + body + b"\n"
+    taken.store.put(f"flights/{taken.location}/_metadata", data)
+    [problem] = verify_savepoint(taken.storage, taken.location).problems
+    assert problem.kind == "unknown_version" and "version 99" in problem.what
+
+
+def test_missing_metadata_is_found_and_what_is_there_named(taken: Any) -> None:
+    taken.store.delete([f"flights/{taken.location}/_metadata"])
+    [problem] = verify_savepoint(taken.storage, taken.location).problems
+    assert problem.kind == "missing_metadata" and problem.where == f"{taken.storage.url}/{taken.location}/_metadata"
+
+
+def test_a_savepoint_elsewhere_is_verified_there(local: Any, tmp_path: Path) -> None:
+    local.run()
+    location = local.savepoint(42, target=str(tmp_path / "elsewhere"))
+    assert verify_savepoint(local.storage, location, FLIGHTS).ok
+    state = next((tmp_path / "elsewhere").glob("*/state"))
+    next(iter(sorted(state.iterdir()))).write_bytes(b"x")
+    assert [problem.kind for problem in verify_savepoint(local.storage, location).problems] == ["wrong_size"]
+
+
+def _pipeline(*stages: Any, **options: Any) -> Pipeline:
+    return Pipeline("flights", list(stages), **options)
+
+
+@unbounded_source(name="live", instances=["EWR", "LGA"])
+def fewer(context: Any) -> Any: ...
+
+
+@stage(name="delays", sink=ParquetSink("/nowhere"))
+def delays_of_history(history: Any, departures: Any) -> Any: ...
+
+
+@stage(inputs={"airlines": StageInput(mode="static")}, sink=ParquetSink("/nowhere"))
+def arrivals(history: Any, live: Any, airlines: Any) -> Any: ...
+
+
+@stage(name="history")
+def derived_history(planes: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "kind", "said"),
+    [
+        (_pipeline(history, fewer, airlines, departures, delays), "instances_changed", "'live'"),
+        (_pipeline(history, live, airlines, arrivals), "non_restored_state", "allow_non_restored_state"),
+        (_pipeline(history, live, airlines, departures, delays_of_history), "chain_layout_changed", "'delays'"),
+        (_pipeline(planes, derived_history, live, airlines, departures, delays), "unfinished_predecessor", "'planes'"),
+    ],
+)
+def test_a_pipeline_that_does_not_fit_is_found(taken: Any, pipeline: Pipeline, kind: str, said: str) -> None:
+    report = verify_savepoint(taken.storage, taken.location, pipeline)
+    assert [problem.kind for problem in report.problems] == [kind]
+    assert said in report.problems[0].what and report.metadata is not None
+    allowed = verify_savepoint(taken.storage, taken.location, pipeline, allow_non_restored_state=True)
+    assert allowed.ok is (kind == "non_restored_state")
+
+
+def test_several_problems_are_all_told(taken: Any) -> None:
+    taken.store.delete([_key(taken, "the airlines"), _key(taken, "segment 0")])
+    pipeline = _pipeline(history, fewer, airlines, departures, delays)
+    kinds = sorted(problem.kind for problem in verify_savepoint(taken.storage, taken.location, pipeline).problems)
+    assert kinds == ["instances_changed", "missing_file", "missing_file"]
+
+
+def test_storage_that_is_away_is_no_finding(on_s3: Any, s3_server: Any) -> None:
+    on_s3.run()
+    location = on_s3.savepoint(42)
+    with s3_server.outage(), pytest.raises(StorageUnavailable):
+        verify_savepoint(on_s3.storage, location)
+    with s3_server.outage("state/"), pytest.raises(StorageUnavailable):
+        verify_savepoint(on_s3.storage, location)
+
+
+def test_a_location_that_can_be_none_is_an_error(local: Any) -> None:
+    local.run()
+    with pytest.raises(InvalidKey):
+        verify_savepoint(local.storage, "/somewhere/else/checkpoints/chk-1-1")
+
+
+def test_sizes_are_those_of_distinct_files(local: Any) -> None:
+    local.run()
+    metadata = decode(local.storage.read_metadata(local.checkpoint(42)), "here")
+    sizes = file_sizes(metadata)
+    assert sum(sizes.values()) == local.bytes and set(sizes) == metadata.files()
