@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.savepoints.asset import RESOURCE
 from dagster_checkpoints.savepoints.recording import SavepointAsset, location_of
-from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.storage import CheckpointStorage, InvalidKey, InvalidStorageUrl
+from dagster_checkpoints.verification import VerificationReport, verify_savepoint
 
 if TYPE_CHECKING:
     from dagster_checkpoints.resource import CheckpointCoordinatorResource
-
-RESOURCE = "checkpoint_coordinator"
 
 
 class SavepointCheckConfig(dg.Config):
@@ -39,8 +38,8 @@ def savepoint_check(
     """Checks that a savepoint can be restored into the pipeline as it is defined now.
 
     Reads the whole savepoint: its metadata is readable, every file is there, size and sha256 are right, and PROTOCOL 8.1 allows
-    to restore it. It runs with every materialization of the asset; Dagster's UI does not execute a check of a partitioned
-    asset by itself, so make a job of it for that, as in the example.
+    to restore it. It runs with every materialization of the asset, and by itself for the newest savepoint.
+    For a certain one, a job has a launchpad, as in the example.
 
     Args:
         pipeline: The pipeline.
@@ -57,8 +56,6 @@ def savepoint_check(
     asset = SavepointAsset(savepoints.key, str(partitions.name))
 
     def check(context: dg.AssetCheckExecutionContext, config: SavepointCheckConfig) -> dg.AssetCheckResult:
-        from dagster_checkpoints.verification import verify_savepoint
-
         coordinator: CheckpointCoordinatorResource = getattr(context.resources, resource_key)
         run = context.op_execution_context
         chosen = config.savepoint or (run.partition_key if run.has_partition_key else "")
@@ -72,12 +69,9 @@ def savepoint_check(
                 )
             try:
                 report = verify_savepoint(storage, location, pipeline)
-            except DagsterCheckpointsError as error:
-                return _result(location, [str(error)], {"error": type(error).__name__})
-        metadata: dict[str, Any] = {"files": report.files, "bytes": report.bytes}
-        if report.metadata is not None:
-            metadata["checkpoint"] = report.metadata.checkpoint_id
-        return _result(location, [str(problem) for problem in report.problems], metadata)
+            except (InvalidKey, InvalidStorageUrl) as error:  # what was asked for can be no savepoint
+                raise dg.Failure(str(error), allow_retries=False) from None
+        return _result(report)
 
     check.__annotations__ = {"context": dg.AssetCheckExecutionContext, "config": SavepointCheckConfig}
     return dg.asset_check(
@@ -88,16 +82,25 @@ def savepoint_check(
     )(check)
 
 
-def _result(location: str, problems: list[str], metadata: dict[str, Any]) -> dg.AssetCheckResult:
-    shown: dict[str, Any] = {"savepoint": location, **metadata}
-    if problems:
-        shown["problems"] = dg.MetadataValue.md("\n".join(f"- {problem}" for problem in problems))
+def _result(report: VerificationReport) -> dg.AssetCheckResult:
+    shown: dict[str, Any] = {
+        "savepoint": dg.MetadataValue.url(report.url),
+        "files": report.files,
+        "bytes": report.bytes,
+    }
+    if report.metadata is not None:
+        shown["checkpoint"] = report.metadata.checkpoint_id
+    if report.ok:
+        return dg.AssetCheckResult(passed=True, description="It is whole, and fits the pipeline.", metadata=shown)
+    shown["problems"] = dg.MetadataValue.table(
+        records=[dg.TableRecord({"kind": p.kind, "what": p.what, "where": p.where, "remedy": p.remedy}) for p in report.problems]
+    )
+    number = len(report.problems)
+    count = "1 problem" if number == 1 else f"{number} problems, the first"
     return dg.AssetCheckResult(
-        passed=not problems,
+        passed=False,
         severity=dg.AssetCheckSeverity.ERROR,
-        description=f"{len(problems)} problems, the first: {problems[0]}"
-        if problems
-        else f"Savepoint {location} is whole and fits.",
+        description=f"{count}: {report.problems[0].what}",
         metadata=shown,
     )
 

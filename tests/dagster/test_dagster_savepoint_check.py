@@ -1,0 +1,172 @@
+"""The asset check: which savepoint it reads, and what it says of one that is damaged or does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import dagster as dg
+import pytest
+
+from dagster_checkpoints import Pipeline, bounded_source, savepoint_asset, savepoint_check, stage
+
+Owner = Callable[..., Any]
+Check = Callable[..., dg.AssetCheckEvaluation]
+KEY = dg.AssetKey(["savepoints", "meeting"])
+PARTITIONS = "savepoints_meeting"
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def defs(meeting_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition], coordinator: Any) -> dg.Definitions:
+    savepoints = savepoint_asset(pipeline=meeting_pipeline, assets=assets_of(meeting_pipeline))
+    check = savepoint_check(pipeline=meeting_pipeline, savepoints=savepoints)
+    job = dg.define_asset_job("check_savepoint", selection=dg.AssetSelection.checks(check))
+    return dg.Definitions(
+        assets=[savepoints],
+        asset_checks=[check],
+        jobs=[job],
+        resources={"checkpoint_coordinator": coordinator()},
+        executor=dg.in_process_executor,
+    )
+
+
+@pytest.fixture
+def check(defs: dg.Definitions, instance: dg.DagsterInstance) -> Check:
+    """Runs the check by itself, as a job."""
+
+    def run(savepoint: str = "") -> dg.AssetCheckEvaluation:
+        config = {"ops": {"savepoints__meeting_restorable": {"config": {"savepoint": savepoint}}}} if savepoint else None
+        result = defs.resolve_job_def("check_savepoint").execute_in_process(instance=instance, run_config=config)
+        (evaluation,) = result.get_asset_check_evaluations()
+        return evaluation
+
+    return run
+
+
+def record(instance: dg.DagsterInstance, partition: str, taken: dict[str, Any]) -> None:
+    instance.add_dynamic_partitions(PARTITIONS, [partition])
+    metadata = {"location": taken["location"], "checkpoint": taken["checkpoint_id"]}
+    instance.report_runless_asset_event(dg.AssetMaterialization(KEY, partition=partition, metadata=metadata))
+
+
+def files_of(taken: dict[str, Any]) -> list[Path]:
+    return sorted((Path(urlsplit(taken["url"]).path) / "state").iterdir())
+
+
+def test_nothing_to_restore_from_is_a_warning(check: Check) -> None:
+    evaluation = check()
+    assert not evaluation.passed and evaluation.severity is dg.AssetCheckSeverity.WARN
+    assert "no savepoint" in str(evaluation.description)
+
+
+def test_the_newest_savepoint_is_read_wherever_it_lies(
+    check: Check, owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    running = owner(meeting_pipeline)
+    running.take_savepoint(1)
+    second = running.take_savepoint(2)
+    evaluation = check()
+    assert evaluation.passed
+    assert evaluation.metadata["savepoint"].value == second["url"]
+    assert evaluation.metadata["files"].value == 4
+    assert evaluation.metadata["bytes"].value == sum(file.stat().st_size for file in files_of(second))
+
+    elsewhere = running.take_savepoint(3, target=str(tmp_path / "elsewhere"))
+    record(instance, "far", elsewhere)
+    assert check().metadata["savepoint"].value == elsewhere["url"]
+    running.take_savepoint(4)
+    assert check().metadata["checkpoint"].value == 4
+
+
+def test_one_may_be_named(check: Check, owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance) -> None:
+    running = owner(meeting_pipeline)
+    first = running.take_savepoint(1)
+    running.take_savepoint(2)
+    record(instance, "before-upgrade", first)
+    for name in ("before-upgrade", first["location"], first["url"], urlsplit(first["url"]).path):
+        assert check(name).metadata["checkpoint"].value == 1
+
+
+def test_with_the_asset_it_checks_what_was_just_taken(
+    defs: dg.Definitions, owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance
+) -> None:
+    running = owner(meeting_pipeline)
+    running.take_savepoint(7)
+    running.answer_with_savepoints()  # from 1 again: older than the other, by its id
+    running.serve_forever()
+    instance.add_dynamic_partitions(PARTITIONS, ["now"])
+    result = defs.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance, partition_key="now")
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert evaluation.passed and evaluation.metadata["checkpoint"].value == 1
+
+
+def test_damage_is_named(check: Check, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    running = owner(meeting_pipeline)
+    flipped, gone, *_ = files_of(running.take_savepoint(1))
+    data = bytearray(flipped.read_bytes())
+    data[len(data) // 2] ^= 1
+    flipped.write_bytes(bytes(data))
+    gone.unlink()
+    evaluation = check()
+    assert not evaluation.passed and evaluation.severity is dg.AssetCheckSeverity.ERROR
+    problems = {problem.data["kind"]: problem.data for problem in evaluation.metadata["problems"].records}
+    assert set(problems) == {"wrong_content", "missing_file"}
+    assert flipped.name in str(problems["wrong_content"]["what"])
+    assert gone.name in str(problems["missing_file"]["where"])
+    assert "live[" in str(evaluation.description) and "2 problems" in str(evaluation.description)
+
+
+def test_metadata_that_was_cut_off_is_an_error_too(check: Check, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    running = owner(meeting_pipeline)
+    metadata = Path(urlsplit(running.take_savepoint(1)["url"]).path) / "_metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-20])
+    evaluation = check()
+    assert not evaluation.passed and evaluation.severity is dg.AssetCheckSeverity.ERROR
+    assert evaluation.metadata["problems"].records[0].data["kind"] == "corrupt_metadata"
+
+
+def test_a_savepoint_that_is_not_there_is_an_error_and_no_name_a_failure(
+    check: Check, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    owner(meeting_pipeline).take_savepoint(1)
+    evaluation = check("savepoints/savepoint-9-gone")
+    assert not evaluation.passed
+    assert evaluation.metadata["problems"].records[0].data["kind"] == "missing_metadata"
+    with pytest.raises(dg.Failure, match="ftp"):
+        check("ftp://somewhere/savepoint-1")
+
+
+def test_a_pipeline_that_does_not_fit_is_named(
+    owner: Owner, coordinator: Any, assets_of: Callable[..., dg.AssetsDefinition], meeting_pipeline: Pipeline
+) -> None:
+    owner(meeting_pipeline).take_savepoint(1)
+
+    @bounded_source
+    def history(context):  # type: ignore[no-untyped-def]
+        return context.spark.range(5)
+
+    @stage(sink=meeting_pipeline.stage("joined").sink)
+    def joined(history):  # type: ignore[no-untyped-def]
+        return history
+
+    smaller = Pipeline("meeting", [history, joined])
+    savepoints = savepoint_asset(pipeline=smaller, assets=assets_of(smaller))
+    check = savepoint_check(pipeline=smaller, savepoints=savepoints)
+    defs = dg.Definitions(
+        assets=[savepoints],
+        asset_checks=[check],
+        jobs=[dg.define_asset_job("alone", selection=dg.AssetSelection.checks(check))],
+        resources={"checkpoint_coordinator": coordinator()},
+        executor=dg.in_process_executor,
+    )
+    (evaluation,) = defs.resolve_job_def("alone").execute_in_process().get_asset_check_evaluations()
+    assert not evaluation.passed
+    assert "'live'" in str(evaluation.description) and "allow_non_restored_state" in str(evaluation.description)
