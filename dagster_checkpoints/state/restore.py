@@ -253,26 +253,38 @@ def _changed_input(reads: Mapping[str, list[str]], chain: ChainMetadata) -> tupl
 
 
 def check_union_states(metadata: CheckpointMetadata) -> None:
-    """Refuse a checkpoint in which a stage with union list state is finished in part.
+    """Refuse a checkpoint in which a stage with union list state is finished in part, or would be by it.
 
-    A union state means something only as a whole, and what finished instances held is gone. To be called
-    before the metadata is written; the checkpoint is then declined.
+    A union state means something only as a whole, and what finished instances held is gone. Nor may a checkpoint let some
+    instances go while others run: every later one would have to be refused. To be called before the metadata is written;
+    the checkpoint is then declined. A savepoint lets nobody go that cannot be restored from it.
 
     Raises:
         PartlyFinishedUnionState: names the stage, the state and the finished instances.
     """
-    partly = {s.name: s.finished for s in metadata.stages if s.finished and not s.fully_finished}
+    recorded = {stage.name: stage for stage in metadata.stages}
     for chain in metadata.chains:
-        for task in chain.tasks.values():
-            for name, snapshot in task.stages.items():
-                union = [state.name for state in snapshot.operator_states if state.kind == "union"]
-                if union and name in partly:
-                    raise PartlyFinishedUnionState(
-                        f"Stage {name!r} has the union list state {union[0]!r}, and its instances "
-                        f"{_list(partly[name])} have finished while others run. What they held is part of the union, so "
-                        f"checkpoint {metadata.checkpoint_id} is declined; the next one after all instances have finished "
-                        "can complete. Use list or broadcast state if a part suffices."
-                    )
+        leaving = {index for index, task in chain.tasks.items() if task.end_of_data == "drain"}
+        for name, union in _union_states(chain).items():
+            stage = recorded[name]
+            gone = sorted({*stage.finished, *leaving} if metadata.kind == "checkpoint" else stage.finished)
+            if (stage.finished and not stage.fully_finished) or 0 < len(gone) < stage.parallelism:
+                raise PartlyFinishedUnionState(
+                    f"Stage {name!r} has the union list state {union!r}, and its instances {_list(gone)} have finished while "
+                    f"others run. What they held is part of the union, so checkpoint {metadata.checkpoint_id} is declined; the "
+                    "next one after all instances have finished can complete. Use list or broadcast state if a part suffices."
+                )
+
+
+def _union_states(chain: ChainMetadata) -> dict[str, str]:
+    """By stage, the name of a union list state of its."""
+    return {
+        name: state.name
+        for task in chain.tasks.values()
+        for name, snapshot in task.stages.items()
+        for state in snapshot.operator_states
+        if state.kind == "union"
+    }
 
 
 def _list(indices: Iterable[int]) -> str:
