@@ -11,7 +11,7 @@ from simulation.schedules import RandomSchedule
 from simulation.violations import Violation
 from simulation.world import Label, World
 
-LONGEST = 30_000
+LONGEST = 10_000
 """No world needs so many steps: one that does never ends."""
 
 

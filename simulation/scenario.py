@@ -93,7 +93,7 @@ def _config(r: random.Random) -> CheckpointConfig:
         timeout=r.choice((10.0, 40.0, 1000.0)) if interval is not None else 1000.0,
         min_pause=r.choice((0.0, 0.0, 2.0)),
         max_concurrent=r.choice((1, 1, 2, 3)),
-        tolerable_failed_checkpoints=r.choice((0, 1, 1000, 1000)),
+        tolerable_failed_checkpoints=r.choice((0, 1, 30, 30)),
         retained=r.choice((1, 1, 2, 3)),
         checkpoints_after_tasks_finish=r.random() < 0.93,
         initial_delay=r.choice((None, None, 0.0)),

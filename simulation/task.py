@@ -298,6 +298,8 @@ class Task:
             self.perform(self.life.handle(life.SavepointCompleted(value)))
         elif kind == "end_input":
             self.end_of_data(True)
+        if not self.source:
+            self._look_whether_over()
 
     def _aborted(self, checkpoint_id: int) -> None:
         if self.due is not None and self.due.checkpoint_id == checkpoint_id:
