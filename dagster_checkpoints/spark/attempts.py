@@ -96,11 +96,12 @@ class Attempts:
         self._deployer = Deployer(pipeline, spark, storage, log, check_canceled)
         self.number = self._epoch * _PER_RUN
 
-    def deploy(self, restored: Restored | None, ended_sources: Collection[tuple[str, str]]) -> Deployment:
+    def deploy(self, restored: Restored | None, job_id: int, ended_sources: Collection[tuple[str, str]]) -> Deployment:
         """Build the next attempt.
 
         Args:
             restored: What it starts from; None for a new start.
+            job_id: Of the job, which need not have begun: nothing is told of it before the tasks are started.
             ended_sources: Sources (stage, instance) that were asked to end.
 
         Raises:
@@ -114,12 +115,12 @@ class Attempts:
             self._items.put(FromAttempt(number, event))
 
         uploader = SnapshotUploader(self._upload, self._uploads, report)
-        deployment = self._deployer.deploy(self._settings(restored, ended_sources), restored, uploader, report)
+        deployment = self._deployer.deploy(self._settings(restored, job_id, ended_sources), restored, uploader, report)
         if restored is not None and restored.savepoint is None:
             self._storage.known(restored.metadata.files())  # each was fetched and verified just now
         return deployment
 
-    def _settings(self, restored: Restored | None, ended_sources: Collection[tuple[str, str]]) -> AttemptSettings:
+    def _settings(self, restored: Restored | None, job_id: int, ended_sources: Collection[tuple[str, str]]) -> AttemptSettings:
         assert self._storage.ownership is not None
         attempt = self.number % _PER_RUN
         later = restored is not None and has_later(self._storage, restored.plan.checkpoint_id)
@@ -127,7 +128,7 @@ class Attempts:
             folder=self._work.create(self._epoch, attempt),
             number=self.number,
             token=f"e{self._epoch}a{attempt}",
-            job_id=self._storage.ownership.job_id,
+            job_id=job_id,
             checkpointing=self._options.checkpoints.tasks_wait_for_final_checkpoint,
             max_queued_bytes=self._options.max_queued_bytes,
             take_back_after=restored.plan.checkpoint_id if later and restored else None,

@@ -172,7 +172,6 @@ class JobExecution:
             with self._owning(ownership, box, answers):
                 start = choose_start(self.pipeline, self.storage, self.options)
                 self._check_selection(start.restored)
-                self._begin(start)
                 status = "FAILED"
                 error = self._execute(start)
                 status = "FINISHED" if error is None else "CANCELED" if isinstance(error, Canceled) else "FAILED"
@@ -182,7 +181,7 @@ class JobExecution:
             raise
         finally:
             self._status.close(self._run)
-            self._release(status)
+            self._release(status if self._start is not None else None)
             self._work.clear(ownership.epoch, own=True)
             # Whoever is told that the pipeline has stopped may start it again at once.
             self._control.over(status or "before it began", error, self._not_taken())
@@ -217,6 +216,8 @@ class JobExecution:
         return rest
 
     def _begin(self, start: StartPoint) -> None:
+        """Say that the job runs from there: only once all of its state is here, or a restore that fails would leave behind
+        that the pipeline goes on from what cannot be restored."""
         ownership = self.storage.ownership
         assert ownership is not None
         self._start = start
@@ -224,18 +225,16 @@ class JobExecution:
         if start.claimed and start.pointer is not None:
             ownership.claim(start.pointer)
 
-    def _begin_older(self, start: StartPoint, error: StorageError) -> StartPoint:
+    def _older(self, start: StartPoint, error: StorageError) -> StartPoint:
         """A state file of the chosen checkpoint is corrupt or gone: go on from an older one, if the user allows it."""
         if not self.options.allow_older_checkpoint or start.restored is None:
             raise error
         self._log.warning("Passing over checkpoint %s: %s", start.restored.location, error)
         self._unusable.append(start.restored.location)
         try:
-            older = choose_start(self.pipeline, self.storage, self.options, self._unusable)
+            return choose_start(self.pipeline, self.storage, self.options, self._unusable)
         except NothingToRestoreError:
             raise error from None
-        self._begin(older)
-        return older
 
     def _execute(self, start: StartPoint) -> BaseException | None:
         """All attempts. Returns what the job failed or was cancelled with; None if it has FINISHED."""
@@ -262,12 +261,14 @@ class JobExecution:
             )
             restored = start.restored
             while True:
+                if self._start is None:
+                    self._job_id = ownership.job_id if start.resume else ownership.job_id + 1
                 try:
-                    deployment = attempts.deploy(restored, self._run.ended_sources if self._run else ())
+                    deployment = attempts.deploy(restored, self._job_id, self._run.ended_sources if self._run else ())
                 except (CorruptStateFile, MissingStateFile) as unusable:
                     if self._run is not None:
                         raise
-                    start = self._begin_older(start, unusable)
+                    start = self._older(start, unusable)
                     restored = start.restored
                     continue
                 except StageError as broken:
@@ -276,6 +277,7 @@ class JobExecution:
                     error: BaseException | None = broken  # a restart could not be deployed: another one may
                 else:
                     if self._run is None:
+                        self._begin(start)
                         self._run = self._loop(spark, deployment, start, io)
                     error = self._one_attempt(self._run, attempts.number, deployment, restored)
                 if error is None:
