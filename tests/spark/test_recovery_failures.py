@@ -199,4 +199,6 @@ def test_a_whole_run_on_s3_survives_an_outage_and_fails_when_it_lasts(lab: Any) 
         last.finished()
         lab.check(in_hours(lab.table("live", ROWS)), "hours")
         keys = [one["Key"] for one in s3.client().list_objects_v2(Bucket=s3.bucket).get("Contents", [])]
-        assert keys == ["root/cloud/state.json"], "nothing is left of a finished job but what it says of itself"
+        assert keys == ["root/cloud/state.json", "root/cloud/status.json"], (
+            "nothing is left of a finished job but what it says of itself"
+        )
