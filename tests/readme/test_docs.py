@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import dagster as dg
 import pytest
@@ -23,7 +23,7 @@ import yaml  # type: ignore[import-untyped]
 import dagster_checkpoints
 from dagster_checkpoints import CheckpointCoordinatorResource, SavepointConfig, Stage, sensors
 from dagster_checkpoints.cli.app import app
-from dagster_checkpoints.coordination import CheckpointConfig
+from dagster_checkpoints.coordination import CheckpointConfig, FailureReason
 from dagster_checkpoints.run_config import PipelineRunConfig
 from dagster_checkpoints.savepoints import SavepointCheckConfig
 from dagster_checkpoints.state import ClaimMode
@@ -337,3 +337,17 @@ def test_the_command_line_and_the_pages_agree_on_exit_codes() -> None:
     assert len(rows) == 3
     for meaning, code in rows:
         assert meanings[code].startswith(meaning), (meaning, meanings[code])
+
+
+def test_the_reasons_and_problems_that_are_explained_exist() -> None:
+    from dagster_checkpoints.verification import ProblemKind
+
+    page = (REPOSITORY / "docs/failures.md").read_text(encoding="utf-8")
+    reasons = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", page))
+    assert len(reasons) > 4
+    assert reasons <= {reason.name for reason in FailureReason}
+    table = page.split("| problem |")[1].split("\n\n")[0]
+    explained = {
+        kind.strip().replace(" ", "_") for row in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE) for kind in row.split(",")
+    }
+    assert explained - {"---"} == set(get_args(ProblemKind)) - {"does_not_fit"}
