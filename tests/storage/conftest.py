@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -135,11 +136,15 @@ def s3(s3_server: EmbeddedS3) -> Iterator[EmbeddedS3]:
     s3_server.heal()
 
 
+@pytest.fixture(scope="session")
+def s3_client(s3_server: EmbeddedS3) -> Any:
+    # Once: making a client costs more than most tests. One attempt: what it does by itself is tested where it matters.
+    return s3_server.client(retries={"mode": "standard", "total_max_attempts": 1})
+
+
 @pytest.fixture
-def s3_store(s3: EmbeddedS3) -> S3Store:
-    # One attempt: what the client does by itself is tested where it matters.
-    client = s3.client(retries={"mode": "standard", "total_max_attempts": 1})
-    return S3Store(s3.bucket, f"root-{uuid4().hex}", client=client, sleep=lambda _: None)
+def s3_store(s3: EmbeddedS3, s3_client: Any) -> S3Store:
+    return S3Store(s3.bucket, f"root-{uuid4().hex}", client=s3_client, sleep=lambda _: None)
 
 
 @pytest.fixture(params=["local", "s3"])

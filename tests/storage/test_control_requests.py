@@ -162,6 +162,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.parametrize("store", ["local"], indirect=True)
 @pytest.mark.parametrize("content", BROKEN)
 def test_a_broken_request_is_refused_and_stops_nobody(asker: RequestBox, owner: RequestBox, store: Any, content: bytes) -> None:
     store.put("flights/requests/bad.json", content)
@@ -195,6 +196,7 @@ def test_files_of_somebody_else_are_left_alone(
     assert store.get("flights/requests/readme.txt") == b"?"
 
 
+@pytest.mark.parametrize("store", ["local"], indirect=True)
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -222,6 +224,7 @@ def test_what_no_pipeline_could_do_is_not_asked(asker: RequestBox, store: Any, c
     assert list(store.list("flights/")) == []
 
 
+@pytest.mark.parametrize("store", ["local"], indirect=True)
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"version": 2}', b"[" * 100_000])
 def test_what_cannot_be_read_is_named(asker: RequestBox, owner: RequestBox, store: Any, content: bytes) -> None:
     store.put("flights/requests/one.json", content)
@@ -291,7 +294,7 @@ _STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=_STEPS)
 def test_whatever_gets_lost_nothing_is_open_twice(faulty: Any, steps: list[tuple[str, int, str]]) -> None:
     """A request told to be asked is open until it is answered, and never again; the first final answer stands."""

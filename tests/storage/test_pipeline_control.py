@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from dagster_checkpoints.storage import (
     CheckpointStorage,
     ControlRequest,
     InvalidRequest,
+    LocalStore,
     NoRunningPipeline,
+    ObjectStore,
     Owner,
     PipelineControl,
     RequestBox,
@@ -30,6 +33,12 @@ NOW = datetime(2025, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    """What depends on the kind of store is tried with the requests themselves."""
+    return LocalStore(tmp_path / "root")
+
+
+@pytest.fixture
 def box(second: CheckpointStorage) -> RequestBox:
     """The owner's."""
     return RequestBox(second.store, second.layout)
@@ -38,7 +47,7 @@ def box(second: CheckpointStorage) -> RequestBox:
 @pytest.fixture
 def control(storage: CheckpointStorage, clock: Any) -> PipelineControl:
     """Of a process whose connection is bad at times."""
-    return PipelineControl(storage, asked_by="a test", monotonic=clock.monotonic, sleep=clock.sleep)
+    return PipelineControl(storage, asked_by="a test", monotonic=clock.monotonic, sleep=clock.sleep, poll=4.0)
 
 
 @pytest.fixture
@@ -252,8 +261,9 @@ def test_state_and_status_are_read_from_outside(control: PipelineControl, runnin
     assert control.status() is None
 
 
-def test_askers_and_owner_at_the_same_time_lose_nothing(store: Any, alice: Owner) -> None:
+def test_askers_and_owner_at_the_same_time_lose_nothing(s3_store: Any, alice: Owner) -> None:
     """Several processes ask, with real clocks, while the owner polls and answers."""
+    store = s3_store
     owner_storage = CheckpointStorage(store, "flights")
     epoch = owner_storage.acquire(alice, 60.0).epoch
     box, stop, seen = RequestBox(store, owner_storage.layout), threading.Event(), list[str]()

@@ -654,7 +654,7 @@ _SAVEPOINT_STEPS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=_SAVEPOINT_STEPS)
 def test_savepoints_and_checkpoints_never_harm_each_other(
     store: Any, alice: Owner, tmp_path: Path, steps: list[tuple[str, set[int], str]]
