@@ -206,7 +206,8 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
         Raises:
             NoStorageError: Nothing says where storage is.
         """
-        return CheckpointStorage(self.open_store(self._storage_url(instance)), pipeline.name)
+        root = self.open_store(self._storage_url(instance))
+        return CheckpointStorage(root, pipeline.name, open_elsewhere=self.open_store)
 
     def open_store(self, url: str) -> ObjectStore:
         """The objects below any URL or path, through this resource's S3 client if it is S3's.

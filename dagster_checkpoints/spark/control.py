@@ -139,7 +139,7 @@ class ControlRequests:
 
     def _place_is_good(self, request: ControlRequest) -> bool:
         try:
-            self._savepoints.ask(request.request_id, SavepointPlace(request.target, request.name or request.request_id))
+            self._savepoints.ask(request.request_id, SavepointPlace.of(request))
         except StorageError as error:
             self._fail(request.request_id, FailureReason.IO_EXCEPTION, str(error))
             return False
@@ -289,6 +289,7 @@ class RequestPoller:
     Args:
         box: The requests.
         epoch: Of this owner; requests to earlier ones are refused.
+        savepoints: Where they go: a place that cannot be written is refused here, where waiting for storage hurts nobody.
         take: Receives each request once.
         answer: Writes an answer; not on the caller's thread.
         seconds: Between two looks.
@@ -298,6 +299,7 @@ class RequestPoller:
         self,
         box: RequestBox,
         epoch: int,
+        savepoints: SavepointsInProgress,
         take: Callable[[Asked], None],
         answer: Callable[[Answer], None],
         seconds: float,
@@ -305,6 +307,7 @@ class RequestPoller:
     ) -> None:
         self._box = box
         self._epoch = epoch
+        self._savepoints = savepoints
         self._take = take
         self._answer = answer
         self._seconds = seconds
@@ -326,8 +329,20 @@ class RequestPoller:
         for request in self._box.open_requests(self._epoch):
             if request.request_id not in self._seen:
                 self._seen.add(request.request_id)
-                self._box.answer(Answer(request_id=request.request_id, status="accepted", answered_at=datetime.now(UTC)))
-                self._take(Asked(request, self._answer, time.monotonic()))
+                if self._place_is_good(request):
+                    self._box.answer(Answer(request_id=request.request_id, status="accepted", answered_at=datetime.now(UTC)))
+                    self._take(Asked(request, self._answer, time.monotonic()))
+
+    def _place_is_good(self, request: ControlRequest) -> bool:
+        try:
+            self._savepoints.check(SavepointPlace.of(request))
+        except StorageError as error:
+            reason = FailureReason.IO_EXCEPTION.name
+            now = datetime.now(UTC)
+            answer = Answer(request_id=request.request_id, status="failed", reason=reason, message=str(error), answered_at=now)
+            self._box.answer(answer)
+            return False
+        return True
 
     def _run(self) -> None:
         first, troubled = True, False

@@ -196,7 +196,9 @@ class JobExecution:
             answers.submit(self._quietly, lambda: box.answer(final))
 
         renewer = LeaseRenewer(ownership, lambda error: self._queue.put(OwnershipIsLost(error)))
-        poller = RequestPoller(box, ownership.epoch, self._queue.put, answer, self.options.request_poll_seconds, self._log)
+        poller = RequestPoller(
+            box, ownership.epoch, self._savepoints, self._queue.put, answer, self.options.request_poll_seconds, self._log
+        )
         renewer.start()
         poller.start()
         try:

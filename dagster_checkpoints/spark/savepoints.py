@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 
 from dagster_checkpoints.coordination import CheckpointProperties
-from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory
+from dagster_checkpoints.storage import CheckpointStorage, ControlRequest, SavepointDirectory
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,16 @@ class SavepointPlace:
 
     Attributes:
         target: A directory's URL or path; empty for the pipeline's own `savepoints/`.
-        name: The last part of the savepoint's name.
+        name: Part of the savepoint's name.
     """
 
     target: str
     name: str
+
+    @classmethod
+    def of(cls, request: ControlRequest) -> SavepointPlace:
+        """The one that a request names."""
+        return cls(request.target, request.name or request.request_id)
 
 
 class SavepointsInProgress:
@@ -45,6 +50,17 @@ class SavepointsInProgress:
         self._storage.savepoint_directory(0, place.name, place.target)  # for its errors: nothing has begun yet
         with self._lock:
             self._places[request_id] = place
+
+    def check(self, place: SavepointPlace) -> None:
+        """Find out whether a savepoint can be written there, before anything is done for it. Waits for storage.
+
+        A drain whose savepoint fails costs a restart of the job.
+
+        Raises:
+            StorageError: It cannot: names the place and the cause.
+        """
+        if place.target:
+            self._storage.savepoint_directory(0, place.name, place.target).check()
 
     def directory(self, checkpoint_id: int, properties: CheckpointProperties) -> SavepointDirectory:
         """The directory of a savepoint that was triggered."""

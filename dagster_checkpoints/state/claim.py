@@ -20,5 +20,5 @@ class ClaimMode(Enum):
     """The default. The savepoint stays the user's: it may be moved or deleted as soon as the next checkpoint has
     completed, for that one names none of its files, and the system never deletes it."""
     CLAIM = "claim"
-    """The savepoint becomes the pipeline's own: checkpoints may go on naming its files, it is retained like a
-    checkpoint and deleted when newer ones have taken its place. Nobody else may restore from it."""
+    """The savepoint becomes the pipeline's own: it is retained like a checkpoint and deleted when newer ones have
+    taken its place. Nobody else may restore from it."""
