@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 
 from dagster_checkpoints.pipeline import (
@@ -19,6 +20,7 @@ from dagster_checkpoints.state import (
     ChainLayoutChanged,
     ChainMetadata,
     CheckpointMetadata,
+    EnumeratorState,
     InstancesChanged,
     NonRestoredState,
     OperatorState,
@@ -167,8 +169,23 @@ def test_instances_must_be_those_of_the_checkpoint() -> None:
 
 def test_a_fully_finished_stage_may_have_other_instances() -> None:
     pipeline, metadata = described("V0 p2 fin{0,1} -ALL-> V1 p1")
-    changed = PipelineOf("p", (StageOf("V0", ("x",)), pipeline.stages[1]), pipeline.edges)
-    assert validate_restore(changed, metadata).fully_finished == {"V0"}
+    for instances in [("x",), ("x", "y", "z")]:
+        changed = PipelineOf("p", (StageOf("V0", instances), pipeline.stages[1]), pipeline.edges)
+        plan = validate_restore(changed, metadata)
+        assert plan.fully_finished == {"V0"}
+        assert plan.finished == {TaskId("V0", i) for i in range(len(instances))}, "none of them runs again"
+
+
+def test_an_enumerator_is_state_even_of_a_stage_that_has_fully_finished() -> None:
+    pipeline, metadata = described("V0 p1; V1 p1 fin{0} gone")
+    enumerator = EnumeratorState(finished=("x",))
+    stages = (metadata.stages[0], msgspec.structs.replace(metadata.stages[1], enumerator=enumerator))
+    holding = msgspec.structs.replace(metadata, stages=stages)
+    with pytest.raises(NonRestoredState, match="'V1'"):
+        validate_restore(pipeline, holding)
+    assert validate_restore(pipeline, holding, allow_non_restored_state=True).enumerators == {}
+    both = PipelineOf("p", (*pipeline.stages, StageOf("V1", ("0",))), ())
+    assert validate_restore(both, holding).enumerators == {"V1": enumerator}
 
 
 def test_what_starts_from_what() -> None:
@@ -219,12 +236,42 @@ def test_a_chain_that_cannot_be_built_again(edges: tuple[tuple[str, str], ...], 
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize("allow", [False, True])
-def test_a_stage_taken_out_of_a_chain(allow: bool) -> None:
+@pytest.mark.parametrize(
+    ("allow", "error", "words"),
+    [(False, NonRestoredState, "holds state of 'c'"), (True, ChainLayoutChanged, "'c' is no longer in the pipeline")],
+)
+def test_a_stage_taken_out_of_a_chain(allow: bool, error: type[Exception], words: str) -> None:
     pipeline, metadata = chained(("a", "b"))
     shorter = PipelineOf("p", pipeline.stages[:2], pipeline.edges)
-    with pytest.raises(ChainLayoutChanged if allow else NonRestoredState, match="'c'"):
+    with pytest.raises(error, match=words):
         validate_restore(shorter, metadata, allow_non_restored_state=allow)
+
+
+def finished_chain(*edges: tuple[str, str]) -> tuple[PipelineOf, CheckpointMetadata]:
+    pipeline, metadata = chained(*edges)
+    stages = tuple(StageMetadata(s.name, 1, ("0",), (0,), True) for s in metadata.stages)
+    return pipeline, CheckpointMetadata("p", 3, stages=stages, chains=(ChainMetadata("a", ("a", "b", "c")),))
+
+
+def test_a_finished_chain_stays_as_it_was() -> None:
+    plan = validate_restore(*finished_chain(("a", "b"), ("b", "c")))
+    assert (plan.chains, plan.finished_chains, plan.finished) == ((), (("a", "b", "c"),), {TaskId("a", 0)})
+
+
+def test_a_finished_chain_that_was_changed_runs_nowhere_and_needs_no_layout() -> None:
+    alone = (("a",), ("b",), ("c",))
+    everyone = {TaskId(name, 0) for name in "abc"}
+    other_input = validate_restore(*finished_chain(("a", "b"), ("a", "c")))
+    assert (other_input.finished_chains, other_input.finished) == (alone, everyone)
+
+    pipeline, metadata = finished_chain(("a", "b"), ("b", "c"))
+    wider = PipelineOf("p", (*pipeline.stages[:2], StageOf("c", ("0", "1"))), pipeline.edges)
+    plan = validate_restore(wider, metadata)
+    assert (plan.finished_chains, plan.finished) == (alone, everyone | {TaskId("c", 1)})
+
+    shorter = PipelineOf("p", pipeline.stages[1:], pipeline.edges[1:])
+    plan = validate_restore(shorter, metadata)
+    assert (plan.finished_chains, plan.finished, plan.dropped) == ((("b",), ("c",)), {TaskId("b", 0), TaskId("c", 0)}, ("a",))
 
 
 def test_a_real_pipeline_is_a_view() -> None:
