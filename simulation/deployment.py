@@ -131,6 +131,7 @@ def _rescaled(task: Task, siblings: Sequence[Snapshot | None], parallelism: int)
     share = redistribute_lists(lists, parallelism)[index]
     made.splits = tuple(share.get("splits", ()))
     made.transactions = tuple(share.get("transactions", ()))
+    task.others = frozenset(t.name for s in states for t in s.transactions)
     made.with_rows = {name: rows for s in states for name, rows in s.with_rows.items()}
     made.valve = min((s.valve for s in states if s.valve is not None), default=None)
     made.tables = dict(states[0].tables)
@@ -138,16 +139,17 @@ def _rescaled(task: Task, siblings: Sequence[Snapshot | None], parallelism: int)
     for channel in task.inputs:
         if channel.static and channel.name.partition("->")[0] in ended:
             made.channels[channel.name] = ("drain", None, ())
-    nothing = (0, 0)
+    static = {c.edge for c in task.inputs if c.static}
+    tables = {edge: pair for edge, pair in states[0].ghost.read.items() if edge in static}
     if index == 0:
         made.ghost = Ghost(
-            _added([s.ghost.read for s in states]),
+            {**_added([s.ghost.read for s in states]), **tables},
             _added([s.ghost.sent for s in states]),
             _sum([s.ghost.written for s in states]),
             (),
         )
     else:
-        made.ghost = Ghost({}, {}, nothing, ())
+        made.ghost = Ghost(tables, {}, (0, 0), ())
     return made
 
 

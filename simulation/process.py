@@ -84,6 +84,9 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 LEASE = 12.0
+TURN = "turn"
+"""The main thread waits for something to come into its queue."""
+_NEVER = float("inf")
 
 
 class Canceled(Exception):
@@ -168,7 +171,7 @@ class Process:
         self._last_id = 0
         self._main = self._run()
         self._waiting = "start"
-        self.is_ready = True
+        self._due = _NEVER
 
     # Time, counting, naming
 
@@ -205,30 +208,31 @@ class Process:
         if self.over:
             return False
         waiting = self._waiting
-        if waiting == "turn":
-            return bool(self.queue) or self._tick_is_due()
+        if waiting == TURN:
+            return bool(self.queue) or self.world.now >= self._due
         if waiting == WAIT:
             return self.now >= self._sleeping_until and (self._waits_for is None or self._waits_for())
         return True
 
-    def _tick_is_due(self) -> bool:
-        deadline = self.coordinator.next_deadline()
-        if deadline is not None and self.now >= deadline:
-            return True
-        due = self.control.due_at()
-        return due is not None and self.now >= due
+    @property
+    def seems_ready(self) -> bool:
+        """The same without a look at the time."""
+        return bool(self.queue) or self._waiting != TURN
 
     def next_time(self) -> float | None:
         """When time alone makes something happen."""
         times = [self._sleeping_until] if self._waiting == WAIT and self._sleeping_until > self.now else []
-        if self._waiting == "turn":
-            times += [t for t in (self.coordinator.next_deadline(), self.control.due_at()) if t is not None]
+        if self._waiting == TURN and self._due < _NEVER:
+            times.append(self._due)
         return min(times, default=None)
 
     def step(self, outcome: str) -> None:
         """The main thread goes on; `outcome` is that of the write it stands in front of."""
         try:
             self._waiting = self._main.send(outcome if self._waiting == PUT else None)  # type: ignore[arg-type]
+            if self._waiting == TURN:
+                times = (self.coordinator.next_deadline(), self.control.due_at())
+                self._due = min((t for t in times if t is not None), default=_NEVER)
         except StopIteration:
             self.over = True
             self.world.process_ended(self)
@@ -391,11 +395,11 @@ class Process:
         self.count("attempts")
         try:
             while len(self.finished) < self.shape.graph.instance_count:
-                yield "turn"
+                yield TURN
                 self._turn()
             while self.coordinator.finalizing is not None:
                 # Its outcome must be known before the job is over: else it lands in a finished job, and stays for ever.
-                yield "turn"
+                yield TURN
                 self._turn()
             self.control.all_finished()
             return None
@@ -558,8 +562,15 @@ class Process:
     def submit_upload(self, task: Task, barrier: CheckpointBarrier, snapshot: Snapshot, statistics: TaskStatistics) -> None:
         self.uploads.append(Upload(task, barrier, snapshot, statistics))
 
+    def may_upload(self, upload: Upload) -> bool:
+        """False if it has to wait for a deletion."""
+        deleting = self.registry._deleting
+        return not deleting or upload.barrier.properties.is_savepoint or not deleting.intersection(upload.snapshot.files)
+
     def upload(self, upload: Upload, outcome: str) -> bool:
         """An upload ends. False if it has to wait for a deletion."""
+        if not self.may_upload(upload):
+            return False
         store, checkpoint_id = self.world.store, upload.barrier.checkpoint_id
         task, files = upload.task.id, upload.snapshot.files
         try:
@@ -571,8 +582,6 @@ class Process:
                 if outcome == UPLOADED:
                     savepoint.files.update(files)
             else:
-                if any(file in self.registry._deleting for file in files):
-                    return False
                 key = self._key(checkpoint_id)
                 for number, file in enumerate(files):
                     if outcome != UPLOADED and number == 1:

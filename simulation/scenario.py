@@ -79,11 +79,11 @@ def random_scenario(seed: int) -> Scenario:
     settings = Settings(_config(r), _restart(r), barriers, r.choice((0.0, 1.0, 3.0)), idle)
     budgets = _budgets(r, settings)
     tasks = sum(stage.instances for stage in stages)
-    weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 1.6 / (tasks + 1), 3.0))
+    weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))
     chaining = seed // SHAPES % 4 != 3
     other = rescaled(stages, chaining, seed) if budgets["restart"] and r.random() < 0.4 else None
     variants = (stages,) if other is None else (stages, other)
-    return Scenario(seed, variants, chaining, settings, budgets, weights, 150 + 30 * tasks)
+    return Scenario(seed, variants, chaining, settings, budgets, weights, 60 + 12 * tasks)
 
 
 def _config(r: random.Random) -> CheckpointConfig:
@@ -121,7 +121,7 @@ def _budgets(r: random.Random, settings: Settings) -> dict[str, int]:
         budgets[ask] = 0 if quiet else r.choices((0, 1, 2), (5, 3, 1))[0]
     if not quiet:
         for fault in FAULTS:
-            budgets[fault] = r.choices((0, 1, 2), (6, 2, 1))[0]
+            budgets[fault] = r.choices((0, 1, 2), (4, 2, 1) if fault in ("crash", "task", "pause") else (8, 2, 1))[0]
         budgets["restart"] += budgets["crash"] + budgets["pause"]
     if not settings.config.tasks_wait_for_final_checkpoint:
         # Tasks commit by themselves at their end: nothing is promised to who crashes then.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 
 from simulation.process import UPLOADED, Process
-from simulation.scenario import KINDS
 from simulation.storage import LANDED, LOST, OK, UNAVAILABLE
 from simulation.task import Task
 from simulation.world import DEADLINE, Label, World
 
+_TASKS_FIRST, _MAIN_FIRST, _UPLOAD_FIRST, _IO_FIRST = (0, 1, 2, 3), (1, 0, 2, 3), (2, 1, 0, 3), (3, 1, 2, 0)
+"""In which order to look for something that is possible: tasks, main thread, uploads, input and output."""
 ASKED_BY_CALM = ("drain", "end_all", "suspend")
 
 
@@ -23,98 +22,141 @@ class RandomSchedule:
         self._random = random.Random(seed)
         self._chance = self._random.random
         self._world = world
-        self._weights = list(accumulate(world.scenario.weights))
-        self._total = self._weights[-1]
+        self._task, self._mail, self._main, self._upload, self._io, self._tick, self._net = world.scenario.weights
         self._buffered = world.scenario.settings.barriers in ("unaligned", "timeout")
-        self._asked = -1
+        if not self._buffered:
+            self._net = 0.0
 
     def next(self) -> Label | None:
         """A step that is possible now; None when nothing is, ever."""
         world = self._world
-        if not world.active or (world.current is None and self._chance() < 0.05) or (world.current is None and self._stuck()):
+        active = world.active
+        if not active or (world.current is None and (self._chance() < 0.05 or all(process.paused for process in active))):
             return self._next_process()
         if world.calm:
-            label = self._bring_to_an_end()
-            if label is not None:
-                return label
-        elif self._chance() < 0.03:
+            if self._chance() < 0.1:
+                label = self._bring_to_an_end()
+                if label is not None:
+                    return label
+        elif self._chance() < 0.06:
             label = self._something_goes_wrong()
             if label is not None:
                 return label
-        for _ in range(6):
-            label = self._try()
+        first = 0 if len(active) == 1 else int(self._chance() * len(active))
+        for n in range(first, first + len(active)):
+            process = active[n % len(active)]
+            label = None if process.paused else self._of(process)
             if label is not None:
                 return label
-        enabled = list(self._enabled())
-        if enabled:
-            return self._random.choice(enabled)
+        return self._nothing_left()
+
+    def _nothing_left(self) -> Label | None:
+        """Time passes, or somebody acts."""
+        world = self._world
         due = world.next_time()
         if due is not None:
             return ("time", max(due - world.now, 0.001))
-        return self._bring_to_an_end(always=True) if world.calm else ("calm",)
+        for process in world.active:
+            if process.paused:
+                return ("wake", process.number)
+        return self._bring_to_an_end() if world.calm else ("calm",)
 
-    def _stuck(self) -> bool:
-        """Only paused processes are left."""
-        return all(process.paused for process in self._world.active)
-
-    def _pick(self) -> Process | None:
-        active = self._world.active
-        process = active[0] if len(active) == 1 else active[int(self._chance() * len(active))]
-        return None if process.paused else process
-
-    def _try(self) -> Label | None:
-        process = self._pick()
-        if process is None:
-            return None
-        kind = KINDS[bisect(self._weights, self._chance() * self._total)]
-        if kind == "tick":
-            return None if self._world.calm else ("time", 1.0)
-        if kind == "main":
-            return ("main", process.number, self._outcome(process.at_write)) if process.ready() else None
-        if kind == "io":
-            return ("io", process.number, self._outcome(process.io_at_write)) if process.io_ready() else None
-        if kind == "upload":
-            return self._upload(process)
-        running = process.running
-        if not running:
-            return None
-        task = running[int(self._chance() * len(running))]
-        if not task.started:
-            return ("open", process.number, task.number)
-        if kind == "mail":
-            return ("mail", process.number, task.number) if task.mailbox else None
-        if kind == "network":
-            return self._network(process, task) if self._buffered else None
-        return self._task(process, task)
-
-    def _task(self, process: Process, task: Task) -> Label | None:
-        if task.source:
-            return ("read", process.number, task.number) if task.can_read() else None
-        if task.due is not None and task.can_take_due_snapshot():
-            return ("due", process.number, task.number)
-        inputs = task.inputs
-        channel = int(self._chance() * len(inputs))
-        if task.can_step(inputs[channel]):
-            return ("take", process.number, task.number, channel)
-        for channel, one in enumerate(inputs):
-            if task.can_step(one):
-                return ("take", process.number, task.number, channel)
+    def _of(self, process: Process) -> Label | None:
+        """What goes on in a process: one of the things that are possible, by their weights."""
+        tasks = self._task + self._mail + self._net if process.running else 0.0
+        main = self._main if process.seems_ready else 0.0
+        upload = self._upload if process.uploads else 0.0
+        io = self._io if process.io_ready() else 0.0
+        tick = 0.0 if self._world.calm else self._tick
+        drawn = self._chance() * (tasks + main + upload + io + tick)
+        if drawn < tasks:
+            order = _TASKS_FIRST
+        elif drawn < tasks + main:
+            order = _MAIN_FIRST
+        elif drawn < tasks + main + upload:
+            order = _UPLOAD_FIRST
+        elif drawn < tasks + main + upload + io:
+            order = _IO_FIRST
+        elif tick:
+            return ("time", 1.0)
+        else:
+            order = _TASKS_FIRST
+        for kind in order:
+            label = None
+            if kind == 0:
+                label = self._of_tasks(process) if tasks else None
+            elif kind == 1:
+                label = ("main", process.number, self._outcome(process.at_write), self._times()) if process.ready() else None
+            elif kind == 2:
+                label = self._uploaded(process) if upload else None
+            elif io and process.io_may_go_on:
+                label = ("io", process.number, self._outcome(process.io_at_write), self._times())
+            if label is not None:
+                return label
         return None
 
-    def _network(self, process: Process, task: Task) -> Label | None:
+    def _of_tasks(self, process: Process) -> Label | None:
+        """The first task, from a random one on, that can do something."""
+        running = process.running
+        count = len(running)
+        first = int(self._chance() * count)
+        number = process.number
+        all_of_it = self._task + self._mail + self._net
+        for n in range(first, first + count):
+            task = running[n % count]
+            if not task.started:
+                return ("open", number, task.number, self._chance() < 0.5)
+            drawn = self._chance() * all_of_it
+            if drawn < self._mail and task.mailbox:
+                return ("mail", number, task.number, self._times())
+            if self._buffered:
+                label = self._network(process, task, first=drawn < self._mail + self._net)
+                if label is not None:
+                    return label
+            label = self._work(number, task)
+            if label is not None:
+                return label
+            if task.mailbox:
+                return ("mail", number, task.number, self._times())
+            if self._buffered:
+                label = self._network(process, task, first=True)
+                if label is not None:
+                    return label
+        return None
+
+    def _work(self, number: int, task: Task) -> Label | None:
+        if task.source:
+            return ("read", number, task.number, self._times()) if task.can_read() else None
+        if task.due is not None and task.can_take_due_snapshot():
+            return ("due", number, task.number)
+        inputs = task.inputs
+        count = len(inputs)
+        first = int(self._chance() * count) if count > 1 else 0
+        for n in range(first, first + count):
+            if task.can_step(inputs[n % count]):
+                return ("take", number, task.number, n % count, self._times())
+        return None
+
+    def _times(self) -> int:
+        """How much is done at one go: only one thing, or some."""
+        return 1 if self._chance() < 0.4 else 4
+
+    def _network(self, process: Process, task: Task, *, first: bool) -> Label | None:
         """Elements arrive, barriers are announced, alignments time out."""
-        if not task.inputs:
+        if not first or not task.inputs:
             return None
-        channel = int(self._chance() * len(task.inputs))
+        count = len(task.inputs)
+        channel = int(self._chance() * count)
         chance = self._chance()
         if chance < 0.2 and task.can_announce(task.inputs[channel]) is not None:
             return ("announce", process.number, task.number, channel)
-        if chance < 0.3:
-            deadline = task.handler.next_deadline()
-            if deadline is not None and deadline <= self._world.now and not task.life.paused:
-                return ("align", process.number, task.number)
-        to = task.inputs[channel]
-        return ("network", process.number, task.number, channel, 1 + int(self._chance() * 4)) if to.sent else None
+        deadline = task.handler.next_deadline()
+        if deadline is not None and deadline <= self._world.now and not task.life.paused:
+            return ("align", process.number, task.number)
+        for n in range(channel, channel + count):
+            if task.inputs[n % count].sent:
+                return ("network", process.number, task.number, n % count, 1 + int(chance * 4))
+        return None
 
     def _outcome(self, at_write: bool) -> str:
         world = self._world
@@ -123,48 +165,17 @@ class RandomSchedule:
         world.budgets["write"] -= 1
         return self._random.choice((UNAVAILABLE, LOST, LANDED))
 
-    def _upload(self, process: Process) -> Label | None:
+    def _uploaded(self, process: Process) -> Label | None:
         uploads = process.uploads
-        if not uploads:
-            return None
         upload = uploads[int(self._chance() * len(uploads))]
+        if not process.may_upload(upload):
+            return None
         outcome = UPLOADED
         world = self._world
         if not world.calm and world.budgets["upload"] and self._chance() < 0.15:
             world.budgets["upload"] -= 1
             outcome = "failed"
         return ("upload", process.number, upload.task.number, upload.barrier.checkpoint_id, upload.attempt, outcome)
-
-    def _enabled(self) -> Iterator[Label]:
-        """Everything that can happen by itself, except that time passes."""
-        world = self._world
-        for process in world.active:
-            if process.paused:
-                yield ("wake", process.number)
-                continue
-            number = process.number
-            if process.ready():
-                yield ("main", number, OK)
-            if process.io_ready() and process.io_may_go_on:
-                yield ("io", number, OK)
-            for upload in process.uploads:
-                yield ("upload", number, upload.task.number, upload.barrier.checkpoint_id, upload.attempt, UPLOADED)
-            for task in process.running:
-                if not task.started:
-                    yield ("open", number, task.number)
-                    continue
-                if task.mailbox:
-                    yield ("mail", number, task.number)
-                label = self._task(process, task)
-                if label is not None:
-                    yield label
-                deadline = task.handler.next_deadline()
-                if deadline is not None and deadline <= world.now and not task.life.paused:
-                    yield ("align", number, task.number)
-                if self._buffered:
-                    for channel, one in enumerate(task.inputs):
-                        if one.sent:
-                            yield ("network", number, task.number, channel, 1)
 
     # Faults, users
 
@@ -182,7 +193,7 @@ class RandomSchedule:
             seconds = r.choice((2.0, 30.0, DEADLINE)) if process.config.tasks_wait_for_final_checkpoint else DEADLINE
             return ("ask", number, what, r.randrange(len(process.shape.stages)), seconds)
         if what in ("crash", "pause", "cancel"):
-            return (what, number) if self._chance() < 0.2 else None
+            return (what, number) if self._chance() < 0.5 else None
         if not process.running:
             return None
         task = r.choice(process.running)
@@ -207,15 +218,16 @@ class RandomSchedule:
                 return ("calm",)
             return ("start", "latest", 0, False, False, world.variant_of_newest())
         world.budgets["restart"] -= 1
-        what = r.choices(("latest", "retained", "savepoint", "none"), (6, 2, 3, 1))[0]
+        # After the job's own end "latest" is a new start.
+        what = r.choices(("latest", "retained", "savepoint", "none"), (1, 1, 6, 1) if over else (12, 4, 4, 1))[0]
         variant = r.randrange(len(world.shapes))
         return ("start", what, r.randrange(2), what == "savepoint" and r.random() < 0.3, r.random() < 0.3, variant)
 
-    def _bring_to_an_end(self, *, always: bool = False) -> Label | None:
+    def _bring_to_an_end(self) -> Label | None:
         """When the unbounded sources have nothing more to say, somebody ends the job; again if that fails."""
         world = self._world
         process = world.current
-        if process is None or process.paused or (not always and self._chance() > 0.1):
+        if process is None or process.paused:
             return None
         if any(not r.answer for r in process.asked):
             return None

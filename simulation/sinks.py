@@ -95,11 +95,22 @@ class TaskSink:
         self._number = 0
         self.rows: list[int] = []
 
-    def open(self, transactions: Iterable[Transaction] | None, take_back_after: int | None, held: Mapping[str, Rows]) -> None:
-        """Commit what the checkpoint holds, abort all else; `held` are the rows that a savepoint has brought along."""
+    def open(
+        self,
+        transactions: Iterable[Transaction] | None,
+        take_back_after: int | None,
+        held: Mapping[str, Rows],
+        others: frozenset[str],
+    ) -> None:
+        """Commit what the checkpoint holds, abort all else.
+
+        Args:
+            held: the rows that a savepoint has brought along.
+            others: transactions that other instances commit, after a change of their number.
+        """
         system = self._system
         if transactions is None:
-            self._abort_rest()
+            self._abort_rest(others)
             self._origin = self._beginning()
             return
         transactions = list(transactions)
@@ -112,7 +123,7 @@ class TaskSink:
                 system.settle(job, instance, take_back_after, staged)
         for transaction in transactions:
             system.commit(transaction)
-        self._abort_rest()
+        self._abort_rest(others)
         self._origin = self._beginning() if take_back_after is None else take_back_after
 
     def pre_commit(self, checkpoint_id: int) -> tuple[Transaction, ...]:
@@ -150,9 +161,10 @@ class TaskSink:
         mine = (self._job, self._instance)
         return None if any(target[1:] == mine for target in self._system.visible) else 0
 
-    def _abort_rest(self) -> None:
+    def _abort_rest(self, others: frozenset[str]) -> None:
         for name, (instance, _) in list(self._system.staged.items()):
-            if instance == self._instance or (self._instance == 0 and instance >= self._parallelism):
+            mine = instance == self._instance or (self._instance == 0 and instance >= self._parallelism)
+            if mine and name not in others:
                 del self._system.staged[name]
 
     def _mine(self) -> list[tuple[int, int]]:

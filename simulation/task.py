@@ -194,6 +194,7 @@ class Task:
         self.restored: Snapshot | None = None
         self.new_start = True
         self.take_back_after: int | None = None
+        self.others: frozenset[str] = frozenset()
         self.drain_announced = False
         self.suspended = False
         self.read: dict[int, list[int]] = {}
@@ -267,7 +268,7 @@ class Task:
         restored = self.restored
         if self.sink is not None:
             transactions = None if self.new_start else restored.transactions if restored else ()
-            self.sink.open(transactions, self.take_back_after, restored.with_rows if restored else {})
+            self.sink.open(transactions, self.take_back_after, restored.with_rows if restored else {}, self.others)
         self.report(TaskStateChanged(self.id, TaskState.RUNNING))
         if restored is not None and restored.after_finish:
             self.said_max = self.finished_operators = True

@@ -122,7 +122,7 @@ class World:
                 self.counts["stops"] += process.control.stopped is not None
             self._check_finished(process)
 
-    def _main(self, number: int, outcome: str) -> bool:
+    def _main(self, number: int, outcome: str, times: int) -> bool:
         process = self._process(number)
         if process is None or not process.ready():
             return False
@@ -131,9 +131,13 @@ class World:
                 return False
             process.dirty = True
         process.step(outcome)
+        for _ in range(times - 1):
+            if not process.queue or not process.ready():
+                break
+            process.step(OK)
         return True
 
-    def _io(self, number: int, outcome: str) -> bool:
+    def _io(self, number: int, outcome: str, times: int) -> bool:
         process = self._process(number)
         if process is None or not process.io_ready():
             return False
@@ -142,6 +146,10 @@ class World:
                 return False
             process.dirty = True
         process.io_step(outcome)
+        for _ in range(times - 1):
+            if not process.io_ready() or not process.io_may_go_on:
+                break
+            process.io_step(OK)
         return True
 
     def _upload(self, number: int, task: int, checkpoint: int, attempt: int, outcome: str) -> bool:
@@ -168,27 +176,36 @@ class World:
 
     # Tasks
 
-    def _open(self, number: int, task: int) -> bool:
+    def _open(self, number: int, task: int, all_of_them: bool) -> bool:
         found = self._task(number, task)
         if found is None or found.started:
             return False
-        found.start()
+        for one in list(found.process.running) if all_of_them else (found,):
+            if not one.started:
+                one.start()
         self._check_opened(found.process)
         return True
 
-    def _read(self, number: int, task: int) -> bool:
+    def _read(self, number: int, task: int, times: int) -> bool:
         found = self._task(number, task)
         if found is None or not found.source or not found.can_read():
             return False
-        found.read_source()
-        self.counts["records"] += 1
+        for _ in range(times):
+            found.read_source()
+            self.counts["records"] += 1
+            if not found.can_read():
+                break
         return True
 
-    def _take(self, number: int, task: int, channel: int) -> bool:
+    def _take(self, number: int, task: int, channel: int, times: int) -> bool:
         found = self._task(number, task)
         if found is None or channel >= len(found.inputs) or not found.can_step(found.inputs[channel]):
             return False
-        found.step(found.inputs[channel])
+        taken = found.inputs[channel]
+        for _ in range(times):
+            found.step(taken)
+            if not found.can_step(taken):
+                break
         return True
 
     def _due(self, number: int, task: int) -> bool:
@@ -198,11 +215,14 @@ class World:
         found.take_due_snapshot()
         return True
 
-    def _mail(self, number: int, task: int) -> bool:
+    def _mail(self, number: int, task: int, times: int) -> bool:
         found = self._task(number, task)
         if found is None or not found.started or not found.mailbox:
             return False
-        found.take_mail()
+        for _ in range(times):
+            found.take_mail()
+            if not found.mailbox or found.done:
+                break
         return True
 
     def _announce(self, number: int, task: int, channel: int) -> bool:
