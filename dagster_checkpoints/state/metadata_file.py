@@ -119,7 +119,7 @@ def _contradictions(metadata: CheckpointMetadata) -> Iterator[str]:
 def _of_stage(stage: StageMetadata) -> Iterator[str]:
     if len(stage.instances) != stage.parallelism:
         yield f"stage {stage.name!r} has parallelism {stage.parallelism} and {len(stage.instances)} instances"
-    if len(set(stage.finished)) != len(stage.finished) or not set(stage.finished) <= set(range(stage.parallelism)):
+    if len(set(stage.finished)) != len(stage.finished) or not all(0 <= index < stage.parallelism for index in stage.finished):
         yield f"the finished instances {stage.finished} of stage {stage.name!r} are none of its {stage.parallelism}"
     if stage.fully_finished != (len(stage.finished) == stage.parallelism):
         yield f"stage {stage.name!r} is {'' if stage.fully_finished else 'not '}fully finished, with {stage.finished} finished"
@@ -127,11 +127,10 @@ def _of_stage(stage: StageMetadata) -> Iterator[str]:
 
 def _of_chain(chain: ChainMetadata, stages: dict[str, StageMetadata]) -> Iterator[str]:
     unknown = [name for name in chain.stages if name not in stages]
-    if unknown or not chain.stages:
+    parallelisms = sorted({stages[name].parallelism for name in chain.stages if name in stages})
+    if unknown or not parallelisms:
         yield f"chain {chain.name!r} runs the stages {unknown}, which the checkpoint does not know"
-        return
-    parallelism = {stages[name].parallelism for name in chain.stages}
-    if len(parallelism) > 1:
-        yield f"the stages of chain {chain.name!r} have different parallelisms: {sorted(parallelism)}"
-    if not all(0 <= index < min(parallelism) for index in chain.tasks):
-        yield f"chain {chain.name!r} has the tasks {sorted(chain.tasks)}, with parallelism {min(parallelism)}"
+    elif len(parallelisms) > 1:
+        yield f"the stages of chain {chain.name!r} have different parallelisms: {parallelisms}"
+    elif not all(0 <= index < parallelisms[0] for index in chain.tasks):
+        yield f"chain {chain.name!r} has the tasks {sorted(chain.tasks)}, with parallelism {parallelisms[0]}"

@@ -69,6 +69,9 @@ def step(valve: WatermarkValve, text: str) -> int | None:
         ("ab", "a5 a$ b3 b~ b! b4", "- - 3 - - 4"),
         # A suspended channel holds, an idle one beside it does not.
         ("ab", "a5 a. b9 b~", "- - 5 -"),
+        # Neither silence nor speech after the end.
+        ("ab", "a5 b3 b$ b~ b! a8", "- 3 5 - - 8"),
+        ("ab", "a5 b3 b. b~ b! a8", "- 3 - - - -"),
         # An idle channel that ends.
         ("ab", "a5 b3 b~ b$ a6", "- 3 5 - 6"),
     ],
@@ -109,7 +112,12 @@ def test_an_unknown_channel_is_refused() -> None:
 
 
 def test_a_task_without_channels_has_no_watermark() -> None:
-    assert WatermarkValve("").watermark == MIN_WATERMARK
+    valve = WatermarkValve("")
+    assert valve.watermark == MIN_WATERMARK
+    assert not valve.is_idle
+    # What it was restored with stays: its channels have been taken away.
+    assert valve.restore(ValveState(5, {"a": ChannelWatermark(9)})) == 5
+    assert valve.watermark == 5
 
 
 def test_restored_channels() -> None:
