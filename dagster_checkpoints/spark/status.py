@@ -182,7 +182,7 @@ def _instance(loop: JobLoop, chain: Chain, index: int) -> InstanceStatus:
     task = loop.tasks.get(TaskId(chain.name, index))
     name = chain.instances[index]
     if task is None:
-        return InstanceStatus(name=name, state=TaskState.FINISHED.name, end_of_data=True)
+        return InstanceStatus(name=name, state=TaskState.FINISHED.name, end_of_data=True, caught_up=True)
     watermark = task.output_watermark
     return InstanceStatus(
         name=name,
