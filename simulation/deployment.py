@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state.redistribution import redistribute_key_groups, redistribute_lists, redistribute_unions
 from simulation.elements import END_OF_DATA, END_OF_PARTITION, KEY_GROUPS, even, key_group
+from simulation.operators import Union
 from simulation.sinks import TaskSink
 from simulation.task import Channel, Ghost, Output, Snapshot, Task
 from simulation.violations import check
@@ -54,8 +55,29 @@ def deploy(process: Process, restored: Restored | None, start: StartPoint | None
         if producer in finished:
             channel.queue.extend([(END_OF_DATA, True), (END_OF_PARTITION,)])
     process.running = list(process.tasks.values())
+    if restored is not None:
+        _check_unions(process, restored)
     if start is not None:
         _begin_sinks(process, restored)
+
+
+def _check_unions(process: Process, restored: Restored) -> None:
+    """Whoever is restored with union list state gets all of it, also what finished instances had."""
+    held: dict[int, int] = {}
+    for ghost in (*restored.metadata.ghosts.values(), *(state.ghost for state in states_of(restored))):
+        for stage, counted in ghost.counted.items():
+            held[stage] = held.get(stage, 0) + counted
+    found: dict[int, int] = {}
+    for task in process.running:
+        for op in task.operators:
+            if isinstance(op, Union):
+                found[op.number] = found.get(op.number, 0) + op.counted
+    for stage, counted in found.items():
+        check(counted == held[stage], f"stage {stage} is restored with {counted} of {held[stage]} in its union list state")
+
+
+def states_of(restored: Restored) -> list[Snapshot]:
+    return list(restored.metadata.states.values())
 
 
 def _begin_sinks(process: Process, restored: Restored | None) -> None:
@@ -147,9 +169,10 @@ def _rescaled(task: Task, siblings: Sequence[Snapshot | None], parallelism: int)
             _added([s.ghost.sent for s in states]),
             _sum([s.ghost.written for s in states]),
             (),
+            {},
         )
     else:
-        made.ghost = Ghost(tables, {}, (0, 0), ())
+        made.ghost = Ghost(tables, {}, (0, 0), (), {})
     return made
 
 

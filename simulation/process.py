@@ -464,6 +464,8 @@ class Process:
                 ghosts = {task: self.ghosts[task] for task in snapshot.plan.finished}
                 self.io.append(lambda: self._write(snapshot, ghosts))
             case NotifyComplete(tasks, checkpoint_id):
+                named = (self.job_id, checkpoint_id) in self.world.store.named
+                check(named, f"tasks are told that {checkpoint_id} has completed, and the state has never named it")
                 self._send(tasks, ("complete", checkpoint_id))
             case NotifySavepointComplete(tasks, checkpoint_id):
                 self._send(tasks, ("savepoint", checkpoint_id))
@@ -486,6 +488,8 @@ class Process:
             case RequestFailed(request_id, reason, message):
                 self.control.failed(request_id, reason, message)
             case CheckpointFailed(checkpoint_id, reason):
+                subsumed = reason is FailureReason.CHECKPOINT_SUBSUMED and checkpoint_id in self._savepoints
+                check(not subsumed, f"savepoint {checkpoint_id} was subsumed")
                 self.world.counts[f"failed: {reason.name}"] += 1
                 if checkpoint_id is not None and checkpoint_id in self._savepoints:
                     self.io.append(lambda: self._discard_savepoint(checkpoint_id))

@@ -102,6 +102,8 @@ class Store:
         self.savepoints: dict[str, Savepoint] = {}
         self.claimed: set[str] = set()
         """Savepoints that users have given away."""
+        self.named: set[tuple[int, int]] = set()
+        """(job, checkpoint) of everything that the state has ever named as completed."""
         self.taken: dict[int, int] = {}
         """By job: the highest id of anything that was completed."""
         self._token = 0
@@ -131,7 +133,9 @@ class Store:
         check(proposed.highest_checkpoint_id >= old.highest_checkpoint_id, "the highest id went back")
         newest = proposed.newest
         if newest is not None and newest != old.newest:
-            self.take_id(self.check_whole(newest.location))
+            metadata = self.check_whole(newest.location)
+            self.take_id(metadata)
+            self.named.add((metadata.job_id, metadata.checkpoint_id))
 
     def check_whole(self, location: str) -> Metadata:
         """A checkpoint or savepoint that somebody relies upon has its metadata and every file that this names."""

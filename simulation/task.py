@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import (
     MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
     AbortAlignment,
     AlignmentTick,
     BarrierAction,
@@ -56,7 +57,7 @@ from simulation.elements import (
     source_row,
     source_watermark,
 )
-from simulation.operators import operator
+from simulation.operators import Union, operator
 from simulation.shapes import OutputSpec, TaskSpec
 from simulation.sinks import Rows, SinkError, TaskSink, Transaction
 from simulation.violations import check
@@ -76,7 +77,9 @@ class TaskFailure(Exception):
 class Channel:
     """An ordered log from one task to another, as its consumer sees it. `sent` is the producer's end, if it has one."""
 
-    __slots__ = ("blocked", "captured", "edge", "ended", "ended_in_scan", "held", "name", "number", "queue", "sent", "static")
+    __slots__ = (
+        "blocked", "captured", "edge", "ended", "ended_in_scan", "held", "name", "number", "queue", "sent", "static", "watermark",
+    )  # fmt: skip
 
     def __init__(self, number: int, name: str, edge: int, static: bool, buffered: bool) -> None:
         self.number = number
@@ -90,6 +93,7 @@ class Channel:
         self.blocked = False
         self.ended = "none"
         self.ended_in_scan = False
+        self.watermark = MIN_WATERMARK_MS
         self.captured: list[Element] | None = None
         """Read since an unaligned snapshot began, in front of its barrier."""
 
@@ -122,15 +126,22 @@ class Snapshot:
 class Ghost:
     """What only the simulator knows of a task: how many rows it has read, sent and written, ever."""
 
-    __slots__ = ("read", "sent", "splits", "written")
+    __slots__ = ("counted", "read", "sent", "splits", "written")
 
     def __init__(
-        self, read: dict[int, tuple[int, int]], sent: dict[int, tuple[int, int]], written: tuple[int, int], splits: Any
+        self,
+        read: dict[int, tuple[int, int]],
+        sent: dict[int, tuple[int, int]],
+        written: tuple[int, int],
+        splits: Any,
+        counted: dict[int, int],
     ) -> None:
         self.read = read
         self.sent = sent
         self.written = written
         self.splits: tuple[tuple[int, int], ...] = splits
+        self.counted = counted
+        """By stage with union list state: what its operator counts."""
 
 
 class Output:
@@ -195,6 +206,8 @@ class Task:
         self.new_start = True
         self.take_back_after: int | None = None
         self.others: frozenset[str] = frozenset()
+        self.event_time = MIN_WATERMARK_MS
+        """The watermark of the channels, as far as it was seen to come."""
         self.drain_announced = False
         self.suspended = False
         self.read: dict[int, list[int]] = {}
@@ -229,11 +242,13 @@ class Task:
                 channel.ended, watermark, _ = saved
                 if watermark is not None and not channel.static:
                     known[channel.name] = watermark
+                    channel.watermark = watermark.watermark
         if snapshot.valve is not None:
             self.valve.restore(ValveState(snapshot.valve, known))
         for edge, total in snapshot.tables.items():
             self.tables[edge] = total
         event_time = self.source_time() if self.source else self.valve.watermark
+        self.event_time = self.valve.watermark
         for op in self.operators:
             op.watermark = event_time
         ghost = snapshot.ghost
@@ -453,6 +468,7 @@ class Task:
             return
         elif tag == WATERMARK:
             if channel.ended == "none":
+                channel.watermark = max(channel.watermark, element[1])
                 self._moved(self.valve.advance(channel.name, element[1]))
         elif tag == IDLE:
             if channel.ended == "none":
@@ -471,6 +487,11 @@ class Task:
         pair[1] += uid
 
     def _moved(self, watermark: int | None) -> None:
+        if not self.process.may_idle:
+            least = min((c.watermark for c in self.streams if c.ended != "drain"), default=MAX_WATERMARK_MS)
+            found = self.valve.watermark
+            check(found == max(least, self.event_time), f"{self.id}: event time is {found}, the channels say {least}")
+            self.event_time = found
         if watermark is not None:
             check(watermark == self.valve.watermark, "the valve says one thing and means another")
             self.advance(watermark)
@@ -658,6 +679,7 @@ class Task:
             {output.edge: (output.count, output.total) for output in self.outputs},
             (self.written[0], self.written[1]),
             tuple((split, position) for split, position in self.splits),
+            {op.number: op.counted for op in self.operators if isinstance(op, Union)},
         )
 
     def _overtake(self, taken: Snapshot, barrier: CheckpointBarrier) -> None:
