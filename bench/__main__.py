@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench import channels, checkpoints, coordination, ending, measures, memory, planning, recovery, savepoints, throughput
+from bench import channels, checkpoints, coordination, ending, measures, memory, planning, recovery, savepoints, state, throughput
 from bench.measures import Measure
 from bench.setting import Setting
 
 PARTS: dict[str, Callable[[Setting], Iterator[Measure]]] = {
     "plan": planning.measure,
+    "metadata": state.measure_metadata,
+    "redistribution": state.measure_redistribution,
     "coordination": coordination.measure,
     "throughput": throughput.measure,
     "checkpoint-cost": throughput.measure_checkpoint_cost,

@@ -17,8 +17,9 @@ EndOfDataFlag = Literal["none", "drain", "suspend"]
 ChannelEnd = Literal["none", "drain", "suspend", "partition"]
 
 
-class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """A part of the metadata: immutable; a field that this release does not know is refused, not skipped.
+class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """A part of the metadata: immutable; a field that this release does not know is refused, not skipped, and one that
+    says nothing is not written.
 
     Values that cannot form cycles need no garbage collector, which would go over all of them several times while a
     large checkpoint is read: that took four times as long.
@@ -120,7 +121,7 @@ class OperatorState(_Struct, frozen=True):
     items: tuple[bytes, ...] = ()
 
 
-class StageInstanceSnapshot(_Struct, frozen=True, omit_defaults=True):
+class StageInstanceSnapshot(_Struct, frozen=True):
     """One instance of one stage.
 
     Attributes:
@@ -128,8 +129,7 @@ class StageInstanceSnapshot(_Struct, frozen=True, omit_defaults=True):
         transactions: what its sink has pre-committed, opaque to everybody else.
         rows_out: rows emitted so far, for reporting.
         transaction_files: the files that a transaction's data lies in, by its position in `transactions`. Only a
-            savepoint has them: restored later, it must not lose what was aborted meanwhile. Not written when
-            empty, so that older readers refuse only what they cannot restore.
+            savepoint has them: restored later, it must not lose what was aborted meanwhile.
     """
 
     operator_states: tuple[OperatorState, ...] = ()
@@ -180,7 +180,7 @@ class EnumeratorState(_Struct, frozen=True):
     finished: tuple[str, ...] = ()
 
 
-class StageMetadata(_Struct, frozen=True, omit_defaults=True):
+class StageMetadata(_Struct, frozen=True):
     """One stage: who of its instances has finished.
 
     Attributes:
@@ -213,7 +213,7 @@ class ChainMetadata(_Struct, frozen=True):
     tasks: dict[int, TaskSnapshot] = {}
 
 
-class CheckpointMetadata(_Struct, frozen=True):
+class CheckpointMetadata(_Struct, frozen=True, omit_defaults=False):
     """A whole checkpoint.
 
     Attributes:
