@@ -28,6 +28,7 @@ from dagster_checkpoints.state import (
 from dagster_checkpoints.state.restore import PipelineView
 from dagster_checkpoints.storage import CheckpointStorage, NotFound, StateFileProblem
 from dagster_checkpoints.storage.state_files import read_through
+from dagster_checkpoints.storage.urls import validate_directory
 
 ProblemKind = Literal[
     "missing_metadata",
@@ -105,11 +106,9 @@ def verify_savepoint(
         InvalidKey, InvalidStorageUrl: the location cannot be one.
     """
     is_savepoint = storage.is_savepoint(location)
-    url = location.removesuffix("/_metadata").rstrip("/")
+    url = _url(storage, location, is_savepoint)
     where = f"{url}/_metadata"
     try:
-        url = storage.open_savepoint(location).url if is_savepoint else storage.url_of(storage.relative(location))
-        where = f"{url}/_metadata"
         metadata = decode(storage.read_metadata(location), url)
     except NotFound as error:
         return _unreadable(url, Problem("missing_metadata", str(error), where))
@@ -140,6 +139,14 @@ _RESTORE_KINDS: Mapping[type[RestoreError], ProblemKind] = {
     InstancesChanged: "instances_changed",
     ChainLayoutChanged: "chain_layout_changed",
 }
+
+
+def _url(storage: CheckpointStorage, location: str, is_savepoint: bool) -> str:
+    """Where it should lie, also if there is nothing."""
+    directory = location.removesuffix("/_metadata").rstrip("/")
+    if is_savepoint and ("://" in directory or directory.startswith("/")):
+        return validate_directory(directory)
+    return storage.url_of(storage.relative(directory))
 
 
 def _files(metadata: CheckpointMetadata) -> list[tuple[str, StateFile]]:

@@ -179,6 +179,8 @@ class World:
             return StateFile(path, "0" * 64, 0)
 
         metadata_of(checkpoint_id, kind, note)
+        if kind == "checkpoint":  # files of transactions are in savepoints alone
+            texts = {text: path for text, path in texts.items() if not path.startswith("transactions/")}
         folder = self.folder / uuid4().hex
         folder.mkdir()
         paths = {}
@@ -190,7 +192,8 @@ class World:
         self.bytes = sum({file.sha256: file.size for file in self.files.values()}.values())
 
         def look_up(path: str, text: str) -> StateFile:
-            return StateFile(path, self.files[text].sha256, self.files[text].size)
+            found = self.files.get(text)
+            return StateFile(path, found.sha256, found.size) if found else StateFile(path, "0" * 64, 0)
 
         return metadata_of(checkpoint_id, kind, look_up, **changes)
 

@@ -68,15 +68,14 @@ def test_nothing_is_wrong(taken: Any) -> None:
 
 
 def test_a_flipped_byte_is_found_in_every_file(taken: Any) -> None:
-    for text, file in taken.files.items():
-        key = _key(taken, text)
-        data = bytearray(taken.store.get(key))
+    for text in taken.files:
+        data = bytearray(text.encode())
         data[len(data) // 2] ^= 1
-        taken.store.put(key, bytes(data))
-        [problem] = verify_savepoint(taken.storage, taken.location).problems
-        assert problem.kind == "wrong_content"
-        assert file.sha256 in problem.what and problem.where == f"{taken.store.url}/{key}" and problem.remedy
-        taken.store.put(key, text.encode())
+        taken.store.put(_key(taken, text), bytes(data))
+    problems = verify_savepoint(taken.storage, taken.location).problems
+    assert {problem.kind for problem in problems} == {"wrong_content"}
+    assert {problem.where for problem in problems} == {f"{taken.store.url}/{_key(taken, text)}" for text in taken.files}
+    assert all(problem.where.rpartition("/")[2] in problem.what and problem.remedy for problem in problems)
 
 
 def test_missing_and_cut_files_are_found_and_their_users_named(taken: Any) -> None:
@@ -136,7 +135,9 @@ def test_a_savepoint_elsewhere_is_verified_there(local: Any, tmp_path: Path) -> 
     assert verify_savepoint(local.storage, location, FLIGHTS).ok
     state = next((tmp_path / "elsewhere").glob("*/state"))
     next(iter(sorted(state.iterdir()))).write_bytes(b"x")
-    assert [problem.kind for problem in verify_savepoint(local.storage, location).problems] == ["wrong_size"]
+    for named in (location, str(state.parent), f"{state.parent}/_metadata"):
+        report = verify_savepoint(local.storage, named)
+        assert [problem.kind for problem in report.problems] == ["wrong_size"] and report.url == state.parent.as_uri()
 
 
 def _pipeline(*stages: Any, **options: Any) -> Pipeline:

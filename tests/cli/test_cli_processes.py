@@ -1,0 +1,133 @@
+"""The command line as a process of its own: exit codes, no traceback, and what it does not load."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.storage import Answer
+from dagster_checkpoints.storage_root import NoStorageError, storage_root
+
+HEAVY = ("boto3", "dagster", "pandas", "pyarrow", "pyspark")
+
+
+def run(world: Any, *arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *arguments] if code else [sys.executable, "-m", "dagster_checkpoints.cli", *arguments]
+    environment = {**os.environ, **world.environment, "CHECKPOINT_STORAGE": world.url}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_a_second_process_asks_and_is_answered(world: Any) -> None:
+    world.run()
+    world.answering(
+        lambda request: Answer(
+            request_id=request.request_id, status="done", checkpoint_id=43, url="here", answered_at=datetime.now(UTC)
+        )
+    )
+    ran = run(world, "savepoint", "--name", "by-hand", "--json")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout)["answer"]["checkpoint_id"] == 43
+
+
+def test_a_second_process_finds_a_flipped_byte(world: Any) -> None:
+    world.run()
+    location = world.savepoint(43)
+    assert run(world, "verify", location).returncode == 0
+    world.store.put(f"flights/{location}/state/{world.files['the airlines'].sha256}", b"the aIrlines")
+    ran = run(world, "verify", location)
+    assert ran.returncode == 1 and "wrong content" in ran.stdout and "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("list",), 6, "Is it the right --storage?"),
+        (("trigger", "--pipeline", "flights"), 6, "none of that name ever ran there"),
+        (("verify",), 2, "Missing argument 'LOCATION'"),
+        (("nonsense",), 2, "No such command 'nonsense'"),
+        (("list", "--storage", "ftp://x/y"), 2, "that kind is not supported"),
+        (("list", "--storage", "s3://bucket/x", "--profile", "no-such-profile"), 2, "no-such-profile"),
+        (("show", "/no/such/savepoint"), 6, "expected the metadata of a savepoint at file:///no/such/savepoint"),
+    ],
+)
+def test_what_a_user_does_wrong_is_said_without_a_traceback(local: Any, arguments: tuple[str, ...], code: int, said: str) -> None:
+    ran = run(local, *arguments)
+    assert ran.returncode == code and said in ran.stderr
+    assert "Traceback" not in ran.stderr and ran.stdout == ""
+
+
+def test_looking_loads_neither_spark_nor_dagster(local: Any) -> None:
+    local.run()
+    local.checkpoint(42)
+    local.savepoint(43)
+    local.status()
+    code = (
+        "import sys\nfrom dagster_checkpoints.cli.app import app\n"
+        "app(standalone_mode=False)\n"
+        f"print('loaded', [name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    for arguments in (
+        ("list", "-l"),
+        ("show",),
+        ("show", "42"),
+        ("watch", "--once"),
+        ("graph",),
+        ("verify", "43"),
+        ("requests",),
+    ):
+        ran = run(local, *arguments, code=code)
+        assert ran.stderr == "loaded []\n", arguments
+
+
+def test_a_reader_that_goes_away_is_no_error(local: Any) -> None:
+    local.run()
+    environment = {**os.environ, **local.environment, "CHECKPOINT_STORAGE": local.url}
+    command = f"{sys.executable} -m dagster_checkpoints.cli list --json | head -c 1"
+    ran = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.stdout == "{" and "Traceback" not in ran.stderr
+
+
+def test_the_help_lists_commands_and_exit_codes(local: Any) -> None:
+    text = run(local, "--help").stdout
+    for said in ("savepoint", "end-source", "dispose", "Exit codes:", "130", "the pipeline is not running"):
+        assert said in text
+    for command in (
+        "list",
+        "show",
+        "watch",
+        "graph",
+        "trigger",
+        "savepoint",
+        "stop",
+        "end-source",
+        "requests",
+        "verify",
+        "dispose",
+    ):
+        shown = local.cli(command, "--help").output
+        assert "--storage" in shown and "--json" in shown
+
+
+# Where storage is
+
+
+def test_the_storage_that_is_chosen_wins(tmp_path: Path) -> None:
+    variables = {"CHECKPOINT_STORAGE": "s3://b/x", "DAGSTER_HOME": str(tmp_path)}
+    assert storage_root("/chosen", setting="x", environment=variables) == "/chosen"
+    assert storage_root(None, setting="x", environment=variables) == "s3://b/x"
+    assert storage_root("", setting="x", environment={**variables, "CHECKPOINT_STORAGE": ""}) == str(tmp_path / "checkpoints")
+    assert storage_root(None, instance_directory="/kept", setting="x", environment={}) == "/kept/checkpoints"
+    with pytest.raises(NoStorageError, match=r"Say it with --storage .*CHECKPOINT_STORAGE or DAGSTER_HOME"):
+        storage_root(None, setting="--storage", environment={})
+
+
+def test_a_relative_dagster_home_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert storage_root(None, setting="x", environment={"DAGSTER_HOME": "home"}) == str(tmp_path / "home" / "checkpoints")
