@@ -53,8 +53,7 @@ def main() -> int:
             _until_killed(Run(environment), feeder, shell)
             _until_suspended(Run(environment), feeder, shell)
             _until_drained(Run(environment), feeder)
-            for savepoint in shell.call("list")["savepoints"]:
-                shell.verify(savepoint["location"])
+            shell.verify_savepoints()
         return _compare(data)
     except DemoFailed as failed:
         say(f"FAILED   {failed}")

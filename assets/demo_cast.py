@@ -149,10 +149,14 @@ class CommandLine:
         said: dict[str, Any] = json.loads(done.stdout)
         return said
 
-    def verify(self, location: str) -> None:
-        """Have a savepoint read as a whole, and checked whether the pipeline can be restored from it."""
-        found = self.call("verify", location, "-m", "assets.flights")
-        say(f"shell    {location}: {found['files']} files, {found['bytes']:,} bytes, all whole; restorable into the pipeline")
+    def verify_savepoints(self) -> None:
+        """Have every savepoint read as a whole, and checked whether the pipeline can be restored from it."""
+        entries = [entry for listed in self.call("list")["pipelines"] for entry in listed["entries"]]
+        for location in [entry["location"] for entry in entries if entry["kind"] == "savepoint"]:
+            found = self.call("verify", location, "-m", "assets.flights")
+            say(
+                f"shell    {found['files']} files, {found['bytes']:,} bytes, all whole; restorable into {found['checked_against']}"
+            )
 
     def ask(self, *arguments: str) -> None:
         """Run a command beside what goes on."""

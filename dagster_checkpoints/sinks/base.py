@@ -45,6 +45,8 @@ class SinkContext:
         job_id: differs between two new starts of the pipeline; the same after a restore, unless it was from a savepoint
             that is not this job's own.
         attempt: differs between any two executions of the instance, restarts included.
+        history: of the pipeline's checkpoint storage: job numbers of another one say nothing about this one's. Letters and
+            digits; empty if there is none.
     """
 
     pipeline: str
@@ -54,6 +56,7 @@ class SinkContext:
     parallelism: int
     job_id: int
     attempt: str
+    history: str = ""
 
 
 class TwoPhaseCommitSink(ABC):

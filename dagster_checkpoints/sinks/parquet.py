@@ -8,6 +8,7 @@ Must not import Spark. Batches arrive as Parquet files already written; they are
     <path>/.sink.json                                   whose directory this is
     <path>/.staging/<stage>-<index>/<transaction>/      written or pre-committed
     <path>/checkpoint=42-job1-0/*.parquet               committed with checkpoint 42 of job 1 by instance 0
+    <path>/checkpoint=42-job1.ab12cd34-0/*.parquet      likewise, of a job 1 whose checkpoints are in another storage
     <path>/.taken-back/, <path>/.branches/              see :mod:`taken_back`
 
 Readers of ``<path>`` (Spark, pandas, pyarrow) skip what begins with a dot, and see an extra column
@@ -54,6 +55,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 class _Marker(msgspec.Struct, frozen=True):
     pipeline: str
     stage: str
+    history: str = ""
     version: int = 1
 
 
@@ -90,6 +92,7 @@ class ParquetSink(TwoPhaseCommitSink):
         self._context: SinkContext | None = None
         self._current: Path | None = None
         self._origin: int | None = None
+        self._job = ""
         self._columns_checked = False
 
     def __repr__(self) -> str:
@@ -97,7 +100,7 @@ class ParquetSink(TwoPhaseCommitSink):
 
     def __getstate__(self) -> dict[str, Any]:
         # Configuration only: a copy in another instance or process is opened there.
-        return {**self.__dict__, "_context": None, "_current": None, "_origin": None, "_columns_checked": False}
+        return {**self.__dict__, "_context": None, "_current": None, "_origin": None, "_job": "", "_columns_checked": False}
 
     def open(self, context: SinkContext) -> None:
         """Prepare for writing.
@@ -109,8 +112,11 @@ class ParquetSink(TwoPhaseCommitSink):
             if not _NAME.fullmatch(name):
                 raise InvalidSinkPath(f"{self}: expected a {what} that can name a directory, found {name!r}")
         self.path.mkdir(parents=True, exist_ok=True)
-        self._claim(_Marker(context.pipeline, context.stage))
+        claimed = self._claim(_Marker(context.pipeline, context.stage, context.history))
         self._context = context
+        # Another checkpoint storage counts its jobs from 1 as well.
+        own = claimed.history in ("", context.history)
+        self._job = str(context.job_id) if own else f"{context.job_id}.{context.history}"
         self._current = self._origin = None
         self._staging_area().mkdir(parents=True, exist_ok=True)
 
@@ -146,7 +152,7 @@ class ParquetSink(TwoPhaseCommitSink):
         sync(current.parent)
         transaction = _Transaction(
             staging=current.relative_to(self.path).as_posix(),
-            target=f"{_COLUMN}={checkpoint_id}-job{context.job_id}-{context.index}",
+            target=f"{_COLUMN}={checkpoint_id}-job{self._job}-{context.index}",
             files=len(os.listdir(current)),
         )
         return msgspec.json.encode(transaction).decode()
@@ -242,13 +248,13 @@ class ParquetSink(TwoPhaseCommitSink):
         self._origin = self._beginning() if restored is None else restored
 
     def start_new(self) -> None:
-        context = self._opened()
+        self._opened()
         self._abort_rest()
         self._origin = self._beginning()
         if self.mode == "overwrite":
-            self._remove_jobs_except(context.job_id)
+            self._remove_jobs_except(self._job)
 
-    def _remove_jobs_except(self, job_id: int) -> None:
+    def _remove_jobs_except(self, job: str) -> None:
         """Remove what other jobs have committed, and what they had taken back.
 
         Instances may do this at the same time, and again after a crash: each directory is moved out of sight
@@ -259,11 +265,11 @@ class ParquetSink(TwoPhaseCommitSink):
         for directory in (self.path, self.path / TAKEN_BACK):
             for found in list(directory.iterdir()) if directory.exists() else ():
                 match = COMMITTED.fullmatch(found.name)
-                if match and int(match[2]) != job_id:
+                if match and match[2] != job:
                     with suppress(FileNotFoundError):
                         os.rename(found, trash / f"{found.name}-{uuid4().hex}")
         for record in (self.path / BRANCHES).glob("job*.json"):
-            if not record.name.startswith(f"job{job_id}-"):
+            if not record.name.startswith(f"job{job}-"):
                 record.unlink(missing_ok=True)
         sync(self.path)
         for leftover in self.path.glob(f"{_TRASH}*"):
@@ -285,7 +291,7 @@ class ParquetSink(TwoPhaseCommitSink):
 
     def _taken_back(self) -> TakenBack:
         context = self._opened()
-        return TakenBack(self.path, context.job_id, context.index)
+        return TakenBack(self.path, self._job, context.index)
 
     def _beginning(self) -> int | None:
         """What the job goes on from when that is no checkpoint of its own: 0, its beginning.
@@ -310,8 +316,8 @@ class ParquetSink(TwoPhaseCommitSink):
                 )
         self._columns_checked = True
 
-    def _claim(self, marker: _Marker) -> None:
-        """Mark the directory as this stage's, or find that it is."""
+    def _claim(self, marker: _Marker) -> _Marker:
+        """Mark the directory as this stage's, or find that it is. Returns the mark that is there."""
         path = self.path / _MARKER
         temporary = self.path / f"{_MARKER}-{uuid4().hex}"
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(marker), indent=2) + b"\n")
@@ -337,6 +343,7 @@ class ParquetSink(TwoPhaseCommitSink):
                 f"found that stage {found.stage!r} of pipeline {found.pipeline!r} writes there. Give each "
                 f"sink a path of its own; if the stage was renamed, correct {path}"
             )
+        return found
 
     def _decode(self, transaction: str) -> _Transaction:
         try:

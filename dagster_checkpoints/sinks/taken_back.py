@@ -28,7 +28,8 @@ from dagster_checkpoints.sinks.errors import SinkPathInUse, SinkTransactionLost
 
 TAKEN_BACK = ".taken-back"
 BRANCHES = ".branches"
-COMMITTED = re.compile(r"checkpoint=(\d+)-job(\d+)-(\d+)")
+COMMITTED = re.compile(r"checkpoint=(\d+)-job(\d+(?:\.\w+)?)-(\d+)")
+"""Groups: the checkpoint's id, the job, the instance's index."""
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -44,15 +45,15 @@ class TakenBack:
 
     Args:
         path: the sink's.
-        job_id: the job's.
+        job: its number, and the history that it is of where that is not the first one of this sink.
         index: the instance's.
     """
 
-    def __init__(self, path: Path, job_id: int, index: int) -> None:
+    def __init__(self, path: Path, job: str, index: int) -> None:
         self._path = path
         self._hidden = path / TAKEN_BACK
-        self._file = path / BRANCHES / f"job{job_id}-{index}.json"
-        self._whose = (job_id, index)
+        self._file = path / BRANCHES / f"job{job}-{index}.json"
+        self._whose = (job, index)
 
     def settle(self, restored: int, staged: Collection[str]) -> None:
         """Show exactly the directories on the way to the checkpoint that the job is restored from.
@@ -102,7 +103,7 @@ class TakenBack:
         if not directory.exists():
             return set()
         found = ((name, COMMITTED.fullmatch(name)) for name in os.listdir(directory))
-        return {name for name, match in found if match and (int(match[2]), int(match[3])) == self._whose}
+        return {name for name, match in found if match and (match[2], int(match[3])) == self._whose}
 
     def _check_whole(self, record: _Record, restored: int, there: set[str]) -> None:
         lost = [n for n in record.taken_back if n not in there and record.branches.on_the_way(_id(n), restored)]

@@ -322,6 +322,7 @@ class _Attempt:
             parallelism=stage.parallelism,
             job_id=self.settings.job_id,
             attempt=self.settings.token,
+            history=self.storage.ownership.history if self.storage.ownership else "",
         )
         return TaskSink(stage.sink.new_instance(), context, self.spark, self.deployment.schemas[stage.name])
 

@@ -84,7 +84,8 @@ def acquire(
         previous, etag = current or (PipelineState(pipeline=layout.pipeline, epoch=0, token=""), None)
         at = wall()
         lease = Lease(owner=owner, seconds=lease_seconds, acquired_at=at, renewed_at=at)
-        taken = msgspec.structs.replace(previous, epoch=previous.epoch + 1, token=uuid4().hex, lease=lease)
+        history = previous.history or uuid4().hex[:8]
+        taken = msgspec.structs.replace(previous, epoch=previous.epoch + 1, token=uuid4().hex, lease=lease, history=history)
         deadline = monotonic() + lease_seconds * SAFETY
         new_etag = _take(store, layout, taken, "create" if etag is None else UpdateVersion(etag))
         if new_etag is not None:

@@ -94,6 +94,11 @@ class Ownership:
         return self._state.job.job_id
 
     @property
+    def history(self) -> str:
+        """Differs between any two ``state.json`` that were begun, of whatever storage."""
+        return self._state.history
+
+    @property
     def newest(self) -> CheckpointPointer | None:
         """The newest completed checkpoint of the current job, as far as this owner knows."""
         return self._state.newest

@@ -108,6 +108,7 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
         retained: completed checkpoints that are kept, newest first, ``newest`` included; of savepoints only that of a stop,
             and claimed ones.
         highest_checkpoint_id: of all that were ever completed, or reserved for a savepoint, whatever their job.
+        history: made up when the file was: job numbers begin anew with every file, and sinks tell them apart by it.
         version: of this format.
     """
 
@@ -119,6 +120,7 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     newest: CheckpointPointer | None = None
     retained: tuple[CheckpointPointer, ...] = ()
     highest_checkpoint_id: int = 0
+    history: str = ""
     version: int = VERSION
 
 

@@ -450,3 +450,26 @@ def test_committing_over_another_transactions_rows_is_refused(path: Path, segmen
     with pytest.raises(SinkTransactionConflict, match="older than the newest"):
         sink.commit(again)
     assert _rows(path) == [1]
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_another_checkpoint_storage_counts_its_jobs_anew(path: Path, segment: Any, mode: Any) -> None:
+    """Its job 1 is not the job 1 whose rows are here: neither kept for its own, nor written over by it."""
+
+    def committed(history: str, row: int) -> None:
+        sink = _opened(path, mode, history=history)
+        sink.start_new()
+        sink.write(BATCH, [segment(row)], 0)
+        transaction = sink.pre_commit(1)
+        assert transaction is not None
+        sink.commit(transaction)
+        sink.close()
+
+    committed("aaaa1111", 1)
+    committed("bbbb2222", 2)
+    assert _rows(path) == ([1, 2] if mode == "append" else [2])
+    again = _opened(path, mode, history="bbbb2222", attempt="a2")
+    again.start_new()  # a second beginning of the same job
+    assert 2 in _rows(path), "what the job itself has committed stays"
+    committed("aaaa1111", 3) if mode == "overwrite" else None
+    assert mode == "append" or _rows(path) == [3]

@@ -1,0 +1,169 @@
+"""Dagster whole, as a person runs it: runs launched and terminated, a savepoint materialized, a drain by the daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TypeVar
+from urllib.request import urlopen
+
+import dagster as dg
+import pyarrow.parquet as pq
+import pytest
+from dagster_graphql import DagsterGraphQLClient
+
+from dagster_checkpoints.storage import CheckpointStorage, PipelineState, open_store
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOCATION = Path(__file__).with_name("daemon_location.py")
+SECONDS = 240.0
+T = TypeVar("T")
+SAVEPOINTS = dg.AssetKey(["savepoints", "daemon_numbers"])
+
+
+class Dagster:
+    """Webserver, daemon and code server below a directory of their own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.root = home / "data"
+        (self.root / "input").mkdir(parents=True)
+        (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+        with closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        environment = {**os.environ, "DAGSTER_HOME": str(home), "LIVE_ROOT": str(self.root)}
+        environment.pop("CHECKPOINT_STORAGE", None)
+        self.log = home / "dagster.log"
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "dagster", "dev", "-f", str(LOCATION), "-h", "127.0.0.1", "-p", str(self.port)],
+                cwd=REPOSITORY,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.instance = dg.DagsterInstance.from_config(str(home))
+        self.storage = CheckpointStorage(open_store(str(home / "checkpoints")), "daemon_numbers")
+        self.until(self._answers, "the webserver answers")
+        self.client = DagsterGraphQLClient("127.0.0.1", port_number=self.port)
+
+    def _answers(self) -> bool:
+        try:
+            with urlopen(f"http://127.0.0.1:{self.port}/server_info", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def until(self, look: Callable[[], T | None], what: str) -> T:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            found = look()
+            if found:
+                return found
+            alive = self._process.poll() is None and not self.instance.get_runs(
+                dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE])
+            )
+            assert alive and time.monotonic() < deadline, f"{what}: {self.log.read_text()[-6000:]}"
+            time.sleep(0.3)
+
+    def launch(self, job: str, **tags: str) -> str:
+        return self.client.submit_job_execution(job, tags={key.replace("_", "/"): value for key, value in tags.items()})
+
+    def ended(self, run_id: str) -> dg.DagsterRunStatus:
+        def status() -> dg.DagsterRunStatus | None:
+            run = self.instance.get_run_by_id(run_id)
+            return run.status if run is not None and run.is_finished else None
+
+        return self.until(status, f"run {run_id} ends")
+
+    def drop(self, name: str, numbers: range) -> None:
+        new = self.root / f".{name}"
+        new.write_text("".join(json.dumps({"id": number}) + "\n" for number in numbers))
+        new.rename(self.root / "input" / f"{name}.json")
+
+    def committed(self, sink: str) -> list[int]:
+        files = (self.root / sink).glob("checkpoint=*/*.parquet")
+        return sorted(number for file in files for number in pq.ParquetFile(file).read().column("id").to_pylist())
+
+    def state(self) -> PipelineState:
+        state = self.storage.read_state()
+        assert state is not None
+        return state
+
+    def savepoints(self) -> dict[str, dg.AssetMaterialization]:
+        """Those that Dagster shows, by partition."""
+        records = self.instance.fetch_materializations(SAVEPOINTS, limit=20).records
+        return {str(record.partition_key): record.asset_materialization for record in records if record.asset_materialization}
+
+    def stop(self) -> None:
+        os.killpg(self._process.pid, signal.SIGINT)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self.storage.close()
+        self.instance.dispose()
+
+
+@pytest.fixture
+def dagster(tmp_path: Path) -> Iterator[Dagster]:
+    started = Dagster(tmp_path)
+    yield started
+    started.stop()
+
+
+def test_savepoint_termination_resume_and_drain_in_a_whole_dagster(dagster: Dagster) -> None:
+    dagster.drop("first", range(5))
+    first = dagster.launch("numbers")
+    dagster.until(lambda: dagster.committed("squares") == [0, 1, 4, 9, 16], "the first rows are committed")
+    dagster.until(lambda: dagster.instance.get_latest_materialization_event(dg.AssetKey("backfill")), "the backfill is finished")
+
+    # The re-root sensor has seen it, and says from where checkpoints begin now.
+    def rooted_at_live() -> bool:
+        seen = dagster.instance.fetch_observations(dg.AssetKey("live"), limit=50).records
+        return any("roots" in record.asset_observation.metadata for record in seen if record.asset_observation is not None)
+
+    dagster.until(rooted_at_live, "the re-root sensor reports the roots")
+
+    # A savepoint of the running pipeline, by materializing its asset.
+    dagster.instance.add_dynamic_partitions("savepoints_daemon_numbers", ["before-lunch"])
+    taken = dagster.launch("take_savepoint", dagster_partition="before-lunch")
+    assert dagster.ended(taken) is dg.DagsterRunStatus.SUCCESS
+    assert list(dagster.savepoints()) == ["before-lunch"]
+    evaluated = dagster.instance.get_records_for_run(taken, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION).records
+    assert [record.asset_check_evaluation.passed for record in evaluated] == [True]
+    assert dagster.committed("squares") == [0, 1, 4, 9, 16], "a savepoint in flight commits nothing and stops nothing"
+
+    # Terminated from the UI: the run takes a savepoint first.
+    dagster.drop("second", range(5, 8))
+    dagster.client.terminate_run(first)
+    assert dagster.ended(first) is dg.DagsterRunStatus.CANCELED
+    state = dagster.state()
+    assert (state.job.status, state.job.ended_by, state.lease) == ("FINISHED", "suspend", None)
+    assert state.newest is not None and state.newest.kind == "savepoint"
+    assert len(dagster.savepoints()) == 2, "the savepoint of the termination is there as well"
+    assert dagster.instance.get_latest_materialization_event(dg.AssetKey("squares")) is None
+
+    # The next run goes on from it; the daemon's sensor drains it.
+    second = dagster.launch("numbers")
+    dagster.until(lambda: len(dagster.committed("squares")) == 8, "the rows dropped meanwhile are committed")
+    dagster.drop("third", range(8, 10))
+    dagster.storage.store.put("daemon_numbers/drain-now", b"")
+    assert dagster.ended(second) is dg.DagsterRunStatus.SUCCESS
+    state = dagster.state()
+    assert (state.job.status, state.job.ended_by, state.job.job_id) == ("FINISHED", "drain", 1)
+    assert dagster.committed("squares") == [number * number for number in range(10)]
+    assert dagster.committed("backfill") == list(range(5))
+    assert len(dagster.savepoints()) == 3, "the drain's savepoint too"
+    squares = dagster.instance.get_latest_materialization_event(dg.AssetKey("squares"))
+    assert squares is not None and squares.run_id == second
