@@ -162,17 +162,25 @@ def test_show_says_of_each_instance_what_a_checkpoint_holds(world: Any) -> None:
     assert "LGA" in text and '{"logOffset":9}' in text and "2013-11-30" in text
 
 
-def test_show_finds_what_is_named_in_any_way(world: Any, tmp_path: Path) -> None:
-    world.run()
-    checkpoint, savepoint = world.checkpoint(42), world.savepoint(43)
-    for name in ("42", "chk-42", "latest", checkpoint, f"{world.storage.url}/{checkpoint}", f"{world.storage.url}/{checkpoint}/"):
-        assert world.json("show", "--no-offsets", name)["location"] == checkpoint
-    for name in ("43", savepoint, f"{savepoint}/_metadata", f"{world.storage.url}/{savepoint}"):
-        assert world.json("show", "--no-offsets", name)["location"] == savepoint
-    missing = world.json("show", "44", code=6)
+def test_show_finds_what_is_named_in_any_way(local: Any) -> None:
+    local.run()
+    checkpoint, savepoint = local.checkpoint(42), local.savepoint(43)
+    for name in ("42", "chk-42", "latest", checkpoint, f"{local.storage.url}/{checkpoint}", f"{local.url}/flights/{checkpoint}/"):
+        assert local.json("show", "--no-offsets", name)["location"] == checkpoint
+    for name in ("43", savepoint, f"{savepoint}/_metadata", f"{local.storage.url}/{savepoint}"):
+        assert local.json("show", "--no-offsets", name)["location"] == savepoint
+    missing = local.json("show", "44", code=6)
     assert "Numbers there: 42, 43" in missing["message"]
-    assert savepoint in world.json("show", "savepoints/savepoint-7-x-abcdef", code=6)["message"]
-    assert checkpoint in world.json("show", "checkpoints/chk-7-1", code=6)["message"]
+    assert savepoint in local.json("show", "savepoints/savepoint-7-x-abcdef", code=6)["message"]
+    assert checkpoint in local.json("show", "checkpoints/chk-7-1", code=6)["message"]
+
+
+def test_show_finds_what_is_named_by_its_url_on_s3(on_s3: Any) -> None:
+    on_s3.run()
+    checkpoint, savepoint = on_s3.checkpoint(42), on_s3.savepoint(43)
+    for location in (checkpoint, savepoint):
+        shown = on_s3.json("show", f"{on_s3.url}/flights/{location}", "--storage", "")
+        assert (shown["location"], shown["url"]) == (location, f"{on_s3.url}/flights/{location}")
 
 
 def test_a_url_needs_no_storage_to_be_named(local: Any, tmp_path: Path) -> None:
