@@ -155,7 +155,7 @@ class CommandLine:
         for location in [entry["location"] for entry in entries if entry["kind"] == "savepoint"]:
             found = self.call("verify", location, "-m", "assets.flights")
             say(
-                f"shell    {found['files']} files, {found['bytes']:,} bytes, all whole; restorable into {found['checked_against']}"
+                f"shell    {found['files']} files, {found['bytes']:,} bytes, all whole; it fits"
             )
 
     def ask(self, *arguments: str) -> None:

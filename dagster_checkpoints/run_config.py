@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 from dagster_checkpoints.state import ClaimMode
 
 _CHECKPOINT = re.compile(r"(chk-)?\d+")
-_LOCATION = re.compile(r"(chk|savepoint)-\d+-.+|.*/.*")
+_LOCATION = re.compile(r"chk-\d+-\d+|savepoint-\d+-[^/]+|.*/.*")
 
 
 class PipelineRunConfig(dg.Config):

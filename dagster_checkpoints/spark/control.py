@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from dagster_checkpoints.spark.job_loop import JobLoop
 
 KEEP_ANSWERS_SECONDS = 7 * 24 * 3600.0
+SWEEP_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -328,10 +329,10 @@ class RequestPoller:
         """Look once."""
         for request in self._box.open_requests(self._epoch):
             if request.request_id not in self._seen:
-                self._seen.add(request.request_id)
                 if self._place_is_good(request):
                     self._box.answer(Answer(request_id=request.request_id, status="accepted", answered_at=datetime.now(UTC)))
                     self._take(Asked(request, self._answer, time.monotonic()))
+                self._seen.add(request.request_id)  # last: what storage has broken off is done again at the next look
 
     def _place_is_good(self, request: ControlRequest) -> bool:
         try:
@@ -345,16 +346,17 @@ class RequestPoller:
         return True
 
     def _run(self) -> None:
-        first, troubled = True, False
-        while not self._over.wait(0 if first else self._seconds):
+        sweep_at, troubled, wait = 0.0, False, 0.0
+        while not self._over.wait(wait):
+            wait = self._seconds
             try:
-                if first:
+                if time.monotonic() >= sweep_at:
+                    sweep_at = time.monotonic() + SWEEP_SECONDS
                     self._box.refuse_older(self._epoch)
                     self._box.sweep(KEEP_ANSWERS_SECONDS)
-                first = False
                 self.look()
                 troubled = False
             except DagsterCheckpointsError as error:
                 if not troubled:
                     self._log.warning("Control requests cannot be read now: %s", error)
-                first, troubled = False, True
+                troubled = True

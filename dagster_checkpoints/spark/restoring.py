@@ -158,10 +158,18 @@ def _candidates(
     wanted = options.restore_from.removeprefix("chk-")
     if wanted.isdigit():
         return _by_id(storage, options.restore_from, int(wanted), retained)
-    if storage.is_savepoint(options.restore_from):
-        return [storage.open_savepoint(options.restore_from).location]
-    location = storage.relative(options.restore_from)
+    named = _in_its_directory(options.restore_from)
+    if storage.is_savepoint(named):
+        return [storage.open_savepoint(named).location]
+    location = storage.relative(named)
     return [location, *(older for p in retained if p.location == location for older in _older(retained, p))]
+
+
+def _in_its_directory(name: str) -> str:
+    """A location from a name without a directory; anything else as it is."""
+    if "/" in name:
+        return name
+    return f"savepoints/{name}" if name.startswith("savepoint-") else f"checkpoints/{name}"
 
 
 def _by_id(storage: CheckpointStorage, asked: str, wanted: int, retained: list[CheckpointPointer]) -> list[str]:
