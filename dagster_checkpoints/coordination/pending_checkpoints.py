@@ -106,7 +106,7 @@ class PendingCheckpoints:
             return self.late(event, AcknowledgeAnswer.DISCARDED if known else AcknowledgeAnswer.UNKNOWN)
         answer = pending.acknowledge(event.task, event.state, event.statistics, now)
         answered = AcknowledgeAnswered(event.task, event.checkpoint_id, answer)
-        if answer is AcknowledgeAnswer.SUCCESS and pending.fully_acknowledged:
+        if pending.fully_acknowledged:
             return [answered, *self._finalize_next()]
         return [answered]
 

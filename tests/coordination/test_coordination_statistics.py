@@ -65,10 +65,13 @@ class Job:
 
 def test_nothing_yet(graph_of: Graphs) -> None:
     statistics = Job(graph_of).statistics
-    assert statistics.counts == CheckpointCounts()
+    counts = statistics.counts
+    assert counts == CheckpointCounts(0, 0, 0, 0, 0, 0)
+    assert (counts.triggered, counts.in_progress, counts.completed, counts.failed) == (0, 0, 0, 0)
+    assert (counts.savepoints, counts.restored) == (0, 0)
     assert statistics.history == statistics.in_progress == ()
     assert statistics.latest_completed is statistics.latest_savepoint is statistics.latest_failed is None
-    assert statistics.summary.duration == Distribution()
+    assert statistics.summary.duration == Distribution(0, 0, 0, 0, ())
     assert statistics.summary.duration.percentile(99) == 0
     assert statistics.record(1) is None
 

@@ -274,6 +274,14 @@ def test_a_task_that_ends_after_it_acknowledged_aborts_nothing(graph_of: Graphs)
     assert len(pick(job.ack(1, B, C), WriteMetadata)) == 1
 
 
+@pytest.mark.parametrize(("said", "told"), [("disk full", "disk full"), ("", FailureReason.CHECKPOINT_DECLINED.value)])
+def test_the_message_names_the_task_that_declined_and_why(graph_of: Graphs, said: str, told: str) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    (failure,) = pick(job.do(Declined(B, 1, message=said)), CheckpointFailed)
+    assert failure.message == f"V1[0]: {told}"
+
+
 def test_a_root_that_cannot_be_triggered_aborts_at_once(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=0)
     job.checkpoint()
@@ -319,7 +327,7 @@ def test_expiry_names_who_is_missing(graph_of: Graphs) -> None:
     assert failed(job.at(59)) == []
     actions = job.at(60)
     assert failed(actions) == [(1, FailureReason.CHECKPOINT_EXPIRED)]
-    assert "V1[0], V2[0]" in pick(actions, CheckpointFailed)[0].message
+    assert "2 tasks have not acknowledged, among them V1[0], V2[0]" in pick(actions, CheckpointFailed)[0].message
 
 
 def test_no_expiry_while_metadata_is_written(graph_of: Graphs) -> None:
@@ -327,6 +335,7 @@ def test_no_expiry_while_metadata_is_written(graph_of: Graphs) -> None:
     job.checkpoint()
     job.ack(1)
     assert failed(job.at(500)) == []
+    assert job.do(Tick()) == []
     assert job.do(MetadataWritten(1, "x")) != []
     assert job.completed_ids == [1]
 
@@ -611,6 +620,7 @@ def test_a_write_that_failed_discards_and_one_of_unknown_outcome_does_not(graph_
     job.ack(1)
     actions = job.do(MetadataWriteFailed(1, "no space"))
     assert failed(actions) == [(1, FailureReason.FINALIZE_CHECKPOINT_FAILURE)]
+    assert pick(actions, CheckpointFailed)[0].message == "no space"
     assert len(pick(actions, DiscardStates)) == 1
     job.checkpoint()
     job.ack(2)
@@ -618,6 +628,10 @@ def test_a_write_that_failed_discards_and_one_of_unknown_outcome_does_not(graph_
     assert failed(actions) == [(2, FailureReason.FINALIZE_CHECKPOINT_FAILURE)]
     assert pick(actions, DiscardStates) == []
     assert job.coordinator.consecutive_failures == 2
+    job.checkpoint()
+    job.ack(3)
+    (failure,) = pick(job.do(MetadataWriteFailed(3)), CheckpointFailed)
+    assert failure.message == FailureReason.FINALIZE_CHECKPOINT_FAILURE.value
 
 
 def test_outcomes_of_what_is_not_being_written_are_ignored(graph_of: Graphs) -> None:
@@ -725,6 +739,27 @@ def test_a_savepoint_does_not(graph_of: Graphs) -> None:
     assert [a.checkpoint_id for a in pick(actions, NotifySavepointComplete)] == [2]
     assert pick(actions, NotifyComplete) == []
     assert triggered(job.complete(1)) == [(3, A)]
+
+
+def test_the_final_checkpoint_does_not_wait_for_a_savepoint(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_concurrent=2)
+    job.checkpoint()
+    job.do(CheckpointRequested("c"))
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    job.do(CheckpointRequested("s", SAVEPOINT))
+    assert job.coordinator.pending_ids == (1, 2, 3)
+    assert triggered(job.complete(2)) == [(4, A)]
+
+
+def test_of_two_that_could_serve_only_one_is_triggered(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_concurrent=2)
+    for request in "123":
+        job.do(CheckpointRequested(request))
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    # Two places become free at once, since 1 is subsumed; the third request serves everybody.
+    assert triggered(job.complete(2)) == [(3, A)]
 
 
 def test_a_failed_one_is_repeated_after_a_back_off(graph_of: Graphs) -> None:
@@ -962,6 +997,7 @@ def test_a_restart_from_a_checkpoint_of_unknown_outcome_retains_it(graph_of: Gra
     assert [a.checkpoint.checkpoint_id for a in pick(actions, DiscardCheckpoint)] == [1]
     assert job.coordinator.latest_completed == found
     assert pick(job.do(JobRestarting(found.finished, restored=found)), DiscardCheckpoint) == []
+    assert job.coordinator.completed == (found,)
 
 
 @pytest.mark.parametrize(

@@ -394,6 +394,12 @@ def test_a_stop_that_waits_can_be_withdrawn(graph_of: Graphs, stop: str) -> None
     assert bool(triggered(job.do("+20"))) == (stop == "suspend")
 
 
+def test_another_request_that_is_withdrawn_does_not_concern_it(graph_of: Graphs) -> None:
+    job = Job(graph_of, "drain")
+    assert job.handle(RequestWithdrawn("another", "too late")) == []
+    assert triggered(job.do("ends")) == [1]
+
+
 def test_what_is_being_written_is_not_withdrawn(graph_of: Graphs) -> None:
     job = Job(graph_of, "suspend ack1")
     assert job.do("withdrawn") == []

@@ -57,6 +57,7 @@ def test_every_outcome(drain: bool, events: str, state: StopState, reason: Failu
     stop = StopWithSavepoint("r", drain)
     actions = [action for name in events.split(", ") for action in stop.handle(EVENTS[name])]
     created = "created" in events
+    assert (stop.request_id, stop.drain) == ("r", drain)
     assert stop.state is state
     assert (stop.savepoint == EVENTS["created"]) == created
     answers = [action for action in actions if not isinstance(action, FailOver)]
