@@ -194,6 +194,7 @@ UNALIGNED = [
     # Savepoints are aligned; announcing one means nothing.
     ("ab", "a1s b1s a2", "block(a) snapshot1+unblock(a) start2(b)"),
     ("ab", "a?1s a1s b?1s b1s", "- block(a) - snapshot1+unblock(a)"),
+    ("ab", "a1 a?2s b1", "start1(b) - captured1(b)+inputs1"),
     ("ab", "a1S b$", "block(a) snapshot1+unblock(a)"),
     ("ab", "!1s a$ b$", "- - snapshot1"),
     ("ab", "a1 a2s b1 b2s", "start1(b) subsumed1+block(a) - snapshot2+unblock(a)"),
@@ -246,7 +247,8 @@ AT_LEAST_ONCE = [
     ("ab", "b1 b2 a1 a2", "- - snapshot1 snapshot2"),
     ("ab", "a2 b1 a1 b2", "- - snapshot1 snapshot2"),
     # A completed one subsumes the older ones; their late barriers are leftovers.
-    ("ab", "a1 a2 b2 b1", "- - subsumed1+snapshot2 -"),
+    ("ab", "a1 a2 b2 b1 a3 b3", "- - subsumed1+snapshot2 - - snapshot3"),
+    ("ab", "a2 b2 b2 a3 b3", "- snapshot2 - - snapshot3"),
     ("abc", "b1 c1 a1 b2 c2 b3 a3 c3 a2", "- - snapshot1 - - - - subsumed2+snapshot3 -"),
     (
         "abc",
@@ -340,6 +342,10 @@ def test_without_a_timeout_no_tick_is_ever_due() -> None:
     for handler in handlers:
         run(handler, "a1")
         assert handler.next_deadline() is None
+
+
+def test_an_aligned_gate_that_announces_all_the_same_aborts_nothing() -> None:
+    assert run(AlignedBarrierHandler("ab"), "a1 b?2 b1") == "block(a) - snapshot1+unblock(a)"
 
 
 def test_what_overtakes_keeps_its_other_properties() -> None:
