@@ -37,6 +37,7 @@ from dagster_checkpoints.spark.mail import Report
 from dagster_checkpoints.spark.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.outputs import TaskOutput
 from dagster_checkpoints.spark.sinking import TaskSink
+from dagster_checkpoints.spark.snapshots import relocate
 from dagster_checkpoints.spark.source_checks import check_source
 from dagster_checkpoints.spark.source_task import BatchTask, SourceTask
 from dagster_checkpoints.spark.task import Task
@@ -220,6 +221,7 @@ class _Attempt:
         after_finish = snapshot is not None and snapshot.end_of_data == "drain"
         if snapshot is not None and snapshot.query is not None and not after_finish:
             self._fetch(snapshot.query.files, folder / "checkpoint")
+            relocate(folder / "checkpoint")
         tables = self._restored_tables(snapshot, folder)
         inputs = self._inputs(chain, index, folder)
         self.wiring.restore_in_flight(task, snapshot, folder, self._fetch_segments)

@@ -21,6 +21,7 @@ from pathlib import Path
 from dagster_checkpoints.spark.errors import SnapshotError
 
 _VERSION_FILE = re.compile(r"^(\d+)\.(zip|changelog|snapshot|delta)$")
+_SCHEMA_PATH = re.compile(r"^.*/(state/\d+/_stateSchema/.*)$")
 _WHOLE = frozenset({"zip", "snapshot"})
 _IMMUTABLE = frozenset({"SSTs", "logs"})  # files that a version's .zip names
 
@@ -81,6 +82,24 @@ def restore(files: Mapping[str, Path], checkpoint: Path) -> None:
         target = checkpoint / relative
         target.parent.mkdir(parents=True, exist_ok=True)
         _link(source, target)
+
+
+def relocate(checkpoint: Path) -> None:
+    """Make a restored checkpoint directory its own: `transformWithState` notes where its state's schemas lie by absolute path.
+
+    Source: Spark's `OperatorStateMetadataV2`, `stateSchemaFilePaths`.
+    """
+    for file in checkpoint.glob("state/*/_metadata/v2/*"):
+        version, _, text = file.read_text().partition("\n")
+        metadata = json.loads(text)
+        for store in metadata.get("stateStoreInfo", ()):
+            paths = store.get("stateSchemaFilePaths", ())
+            store["stateSchemaFilePaths"] = [
+                _SCHEMA_PATH.sub(lambda found: f"file:{checkpoint}/{found[1]}", path) for path in paths
+            ]
+        changed = file.with_name(f".{file.name}")
+        changed.write_text(f"{version}\n{json.dumps(metadata, separators=(',', ':'))}")
+        os.replace(changed, file)
 
 
 def _prune_store(store: Path, found: Mapping[str, set[int]], version: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from dagster_checkpoints.spark import snapshots
 from dagster_checkpoints.spark.errors import SnapshotError
-from dagster_checkpoints.spark.snapshots import pin, prune, restore
+from dagster_checkpoints.spark.snapshots import pin, prune, relocate, restore
 
 
 class Query:
@@ -175,3 +175,18 @@ def test_what_the_query_does_later_does_not_change_a_pinned_snapshot(query: Quer
     restore(fetched, tmp_path / "restored")
     assert (tmp_path / "restored/state/0/0/SSTs/a.sst").read_text() == "a.sst"
     assert (tmp_path / "restored/offsets/4").read_text() == "offsets 4"
+
+
+def test_where_schemas_lie_is_said_anew_in_a_restored_directory(tmp_path: Path) -> None:
+    """By the path of the directory that the snapshot was taken of a restore would look there, where nothing is."""
+    schema = "state/0/_stateSchema/default/0_5688b15e"
+    metadata = tmp_path / "restored/state/0/_metadata/v2/0"
+    metadata.parent.mkdir(parents=True)
+    store = {"storeName": "default", "numPartitions": 2, "stateSchemaFilePaths": [f"file:/old/state/place/checkpoint/{schema}"]}
+    metadata.write_text("v2\n" + json.dumps({"operatorInfo": {"operatorId": 0}, "stateStoreInfo": [store]}))
+    relocate(tmp_path / "restored")
+    version, said = metadata.read_text().split("\n")
+    assert version == "v2"
+    moved = {**store, "stateSchemaFilePaths": [f"file:{tmp_path}/restored/{schema}"]}
+    assert json.loads(said) == {"operatorInfo": {"operatorId": 0}, "stateStoreInfo": [moved]}
+    assert [file.name for file in metadata.parent.iterdir()] == ["0"]
