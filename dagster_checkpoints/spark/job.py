@@ -181,11 +181,12 @@ class JobExecution:
             raise
         finally:
             self._status.close(self._run)
-            self._release(status if self._start is not None else None)
-            self._work.clear(ownership.epoch, own=True)
-            # Whoever is told that the pipeline has stopped may start it again at once.
+            # Before the release: who asks takes a pipeline that is released, and has not answered, for one that never will.
+            # Whoever is told that it has stopped may start it again at once: a new run waits for the release.
             self._control.over(status or "before it began", error, self._not_taken())
             answers.shutdown(wait=True)
+            self._release(status if self._start is not None else None)
+            self._work.clear(ownership.epoch, own=True)
             self.storage.close()
 
     @contextlib.contextmanager
