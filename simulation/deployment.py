@@ -56,6 +56,8 @@ def deploy(process: Process, restored: Restored | None, start: StartPoint | None
             channel.queue.extend([(END_OF_DATA, True), (END_OF_PARTITION,)])
     process.running = list(process.tasks.values())
     if restored is not None:
+        if process.world.shapes[restored.metadata.variant] is not shape:
+            process.count("rescalings")
         _check_unions(process, restored)
     if start is not None:
         _begin_sinks(process, restored)

@@ -153,6 +153,8 @@ class Process:
         self.lineage: tuple[tuple[int, int | None], ...] = ()
         self.ended_sources: set[int] = set()
         self.ended_by = ""
+        self.completed = 0
+        """Checkpoints."""
         self.dirty = bool(world.active)
         """Something has gone wrong of which only a later run can clear up the traces."""
         self.asked: list[Request] = []
@@ -224,6 +226,9 @@ class Process:
         times = [self._sleeping_until] if self._waiting == WAIT and self._sleeping_until > self.now else []
         if self._waiting == TURN and self._due < _NEVER:
             times.append(self._due)
+        ownership, state = self.ownership, self.world.store.state
+        if ownership is not None and state is not None and not ownership.lost and ownership.epoch < state.epoch:
+            times.append(self.now + LEASE / 4)  # the renewing thread will find out
         return min(times, default=None)
 
     def step(self, outcome: str) -> None:
@@ -508,6 +513,7 @@ class Process:
         if completed.is_savepoint:
             self.count("savepoints")
         else:
+            self.completed += 1
             self.count("checkpoints")
             kept = {checkpoint.location for checkpoint in self.coordinator.completed}
             assert self.ownership is not None

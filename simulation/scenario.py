@@ -53,6 +53,9 @@ class Scenario:
         budgets: how often each fault and each ask may happen.
         weights: of KINDS.
         soft_limit: after so many steps nothing goes wrong any more, and the job is brought to its end.
+        lazy: how often an unbounded source has nothing to say when it is asked.
+        patience: so many checkpoints are waited for before a job without an end of its own is ended.
+        newest_first: the newest upload ends first.
     """
 
     seed: int
@@ -62,6 +65,9 @@ class Scenario:
     budgets: dict[str, int] = field(default_factory=dict)
     weights: tuple[float, ...] = (1.0,) * len(KINDS)
     soft_limit: int = 400
+    lazy: float = 0.0
+    patience: int = 0
+    newest_first: bool = False
 
 
 def random_scenario(seed: int) -> Scenario:
@@ -77,13 +83,25 @@ def random_scenario(seed: int) -> Scenario:
     )[0]
     idle = "window" not in kinds and r.random() < 0.3
     settings = Settings(_config(r), _restart(r), barriers, r.choice((0.0, 1.0, 3.0)), idle)
-    budgets = _budgets(r, settings)
+    theme = r.choices(list(THEMES), [often for often, _ in THEMES.values()])[0]
+    budgets = _budgets(r, theme, settings)
     tasks = sum(stage.instances for stage in stages)
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))
     chaining = seed // SHAPES % 4 != 3
-    other = rescaled(stages, chaining, seed) if budgets["restart"] and r.random() < 0.4 else None
+    other = rescaled(stages, chaining, seed) if theme == "rescaling" else None
     variants = (stages,) if other is None else (stages, other)
-    return Scenario(seed, variants, chaining, settings, budgets, weights, 60 + 12 * tasks)
+    return Scenario(
+        seed,
+        variants,
+        chaining,
+        settings,
+        budgets,
+        weights,
+        soft_limit=60 + 12 * tasks,
+        lazy=r.choice((0.0, 0.7, 0.95)),
+        patience=r.choice((0, 0, 1, 2)) if settings.config.tasks_wait_for_final_checkpoint else 0,
+        newest_first=r.random() < 0.3,
+    )
 
 
 def _config(r: random.Random) -> CheckpointConfig:
@@ -114,15 +132,33 @@ def _restart(r: random.Random) -> RestartStrategy:
     return r.choices(made, (3, 6, 1, 2, 1))[0]
 
 
-def _budgets(r: random.Random, settings: Settings) -> dict[str, int]:
+THEMES: dict[str, tuple[int, str]] = {
+    "quiet": (2, ""),
+    "tasks": (
+        5,
+        "task:012 upload:012 decline:01 commit:01 finish:01 snapshot:01 checkpoint:01 savepoint:01 drain:001 restart:01",
+    ),
+    "storage": (4, "write:124 upload:01 checkpoint:012 savepoint:012 suspend:01 task:01 crash:01 restart:12"),
+    "owners": (5, "crash:012 pause:012 write:001 restart:23 checkpoint:01 savepoint:01 suspend:001 task:001 cancel:001"),
+    "stops": (
+        5,
+        "suspend:012 drain:01 savepoint:01 decline:01 upload:01 commit:001 task:001 snapshot:001 end_source:01 restart:12",
+    ),
+    "rescaling": (4, "suspend:012 savepoint:01 crash:01 task:01 end_source:01 checkpoint:01 restart:23"),
+}
+"""What a world is about, how often, and how many of each fault and ask: one of the digits.
+
+Faults that belong together find more than a little of everything.
+"""
+
+
+def _budgets(r: random.Random, theme: str, settings: Settings) -> dict[str, int]:
     budgets = dict.fromkeys((*FAULTS, *ASKS), 0)
-    quiet = r.random() < 0.15
-    for ask in ASKS:
-        budgets[ask] = 0 if quiet else r.choices((0, 1, 2), (5, 3, 1))[0]
-    if not quiet:
-        for fault in FAULTS:
-            budgets[fault] = r.choices((0, 1, 2), (4, 2, 1) if fault in ("crash", "task", "pause") else (8, 2, 1))[0]
-        budgets["restart"] += budgets["crash"] + budgets["pause"]
+    for part in THEMES[theme][1].split():
+        what, numbers = part.split(":")
+        budgets[what] = int(r.choice(numbers))
+    if r.random() < 0.15:
+        budgets["end_source"] += 1
     if not settings.config.tasks_wait_for_final_checkpoint:
         # Tasks commit by themselves at their end: nothing is promised to who crashes then.
         budgets.update(dict.fromkeys(FAULTS, 0))

@@ -26,13 +26,23 @@ class RandomSchedule:
         self._buffered = world.scenario.settings.barriers in ("unaligned", "timeout")
         if not self._buffered:
             self._net = 0.0
+        self._lazy = world.scenario.lazy
+        self._newest_first = world.scenario.newest_first
+        self._write_failed = False
 
     def next(self) -> Label | None:
         """A step that is possible now; None when nothing is, ever."""
         world = self._world
         active = world.active
-        if not active or (world.current is None and (self._chance() < 0.05 or all(process.paused for process in active))):
+        current = world.current
+        if current is None and active and all(process.paused for process in active) and (world.calm or self._chance() < 0.5):
+            return ("wake", active[0].number)
+        if not active:
             return self._next_process()
+        if (current is None and self._chance() < 0.05) or (current is not None and current.paused and self._chance() < 0.5):
+            label = self._next_process()  # it will have to watch a lease
+            if label is not None:
+                return label
         if world.calm:
             if self._chance() < 0.1:
                 label = self._bring_to_an_end()
@@ -90,7 +100,7 @@ class RandomSchedule:
             elif kind == 2:
                 label = self._uploaded(process) if upload else None
             elif io and process.io_may_go_on:
-                label = ("io", process.number, self._outcome(process.io_at_write), self._times())
+                label = ("io", process.number, self._outcome(process.io_at_write), self._times_io())
             if label is not None:
                 return label
         return None
@@ -126,7 +136,11 @@ class RandomSchedule:
 
     def _work(self, number: int, task: Task) -> Label | None:
         if task.source:
-            return ("read", number, task.number, self._times()) if task.can_read() else None
+            if not task.can_read() or (
+                task.source == "unbounded" and self._lazy and not self._world.calm and self._chance() < self._lazy
+            ):
+                return None
+            return ("read", number, task.number, self._times())
         if task.due is not None and task.can_take_due_snapshot():
             return ("due", number, task.number)
         inputs = task.inputs
@@ -140,6 +154,12 @@ class RandomSchedule:
     def _times(self) -> int:
         """How much is done at one go: only one thing, or some."""
         return 1 if self._chance() < 0.4 else 4
+
+    def _times_io(self) -> int:
+        """Where somebody may be interrupted at a write, he stops at each."""
+        budgets = self._world.budgets
+        interrupted = not self._world.calm and (budgets["pause"] or budgets["crash"] or budgets["write"])
+        return 1 if interrupted else self._times()
 
     def _network(self, process: Process, task: Task, *, first: bool) -> Label | None:
         """Elements arrive, barriers are announced, alignments time out."""
@@ -160,14 +180,16 @@ class RandomSchedule:
 
     def _outcome(self, at_write: bool) -> str:
         world = self._world
-        if not at_write or world.calm or not world.budgets["write"] or self._chance() > 0.3:
+        if not at_write or world.calm or not world.budgets["write"] or self._chance() > (0.7 if self._write_failed else 0.2):
+            self._write_failed = False
             return OK
+        self._write_failed = True  # troubles do not come alone
         world.budgets["write"] -= 1
         return self._random.choice((UNAVAILABLE, LOST, LANDED))
 
     def _uploaded(self, process: Process) -> Label | None:
         uploads = process.uploads
-        upload = uploads[int(self._chance() * len(uploads))]
+        upload = uploads[-1 if self._newest_first else int(self._chance() * len(uploads))]
         if not process.may_upload(upload):
             return None
         outcome = UPLOADED
@@ -193,7 +215,8 @@ class RandomSchedule:
             seconds = r.choice((2.0, 30.0, DEADLINE)) if process.config.tasks_wait_for_final_checkpoint else DEADLINE
             return ("ask", number, what, r.randrange(len(process.shape.stages)), seconds)
         if what in ("crash", "pause", "cancel"):
-            return (what, number) if self._chance() < 0.5 else None
+            writing = process.at_write or process.io_at_write
+            return (what, number) if writing or self._chance() < 0.3 else None
         if not process.running:
             return None
         task = r.choice(process.running)
@@ -220,7 +243,7 @@ class RandomSchedule:
         world.budgets["restart"] -= 1
         # After the job's own end "latest" is a new start.
         what = r.choices(("latest", "retained", "savepoint", "none"), (1, 1, 6, 1) if over else (12, 4, 4, 1))[0]
-        variant = r.randrange(len(world.shapes))
+        variant = r.randrange(len(world.shapes)) if r.random() < 0.3 else (last.asked_start.variant + 1) % len(world.shapes)
         return ("start", what, r.randrange(2), what == "savepoint" and r.random() < 0.3, r.random() < 0.3, variant)
 
     def _bring_to_an_end(self) -> Label | None:
@@ -233,7 +256,7 @@ class RandomSchedule:
             return None
         quiet = process.running and all(t.source != "unbounded" or not t.can_read() for t in process.running)
         open_ended = any(t.source == "unbounded" and t.started for t in process.running)
-        if not quiet or not open_ended:
+        if not quiet or not open_ended or process.completed < world.scenario.patience:
             return None
         kind = self._random.choice(ASKED_BY_CALM)
         if not world.scenario.settings.config.tasks_wait_for_final_checkpoint:

@@ -13,6 +13,8 @@ from simulation.running import Outcome, run
 from simulation.scenario import Scenario
 from simulation.world import Label, World
 
+LONGEST_SHOWN = 400
+
 
 def kind_of(error: Exception | None) -> str:
     """What was found, without the numbers in it."""
@@ -96,5 +98,7 @@ def show(scenario: Scenario, outcome: Outcome) -> str:
                 f"  s{stage} {spec.kind} p{spec.instances}{records}{' <- ' + reads if reads else ''}{' +sink' * spec.sink}"
             )
     lines += [f"{scenario.settings}", "", f"{len(outcome.labels)} steps:"]
-    lines += [f"  {label!r}," for label in outcome.labels]
+    if len(outcome.labels) > LONGEST_SHOWN:
+        lines.append(f"  (only the last {LONGEST_SHOWN} are shown; the seed repeats all of them)")
+    lines += [f"  {label!r}," for label in outcome.labels[-LONGEST_SHOWN:]]
     return "\n".join(lines)
