@@ -68,6 +68,11 @@ class _Transaction(msgspec.Struct, frozen=True, tag="parquet", tag_field="sink")
     version: int = 1
 
 
+# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+_MARKERS = msgspec.json.Decoder(_Marker)
+_TRANSACTIONS = msgspec.json.Decoder(_Transaction)
+
+
 class ParquetSink(TwoPhaseCommitSink):
     """Commits a stage's rows as Parquet files below a directory.
 
@@ -331,7 +336,7 @@ class ParquetSink(TwoPhaseCommitSink):
         finally:
             temporary.unlink(missing_ok=True)
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=_Marker)
+            found = _MARKERS.decode(path.read_bytes())
         except msgspec.DecodeError as error:
             raise SinkPathInUse(
                 f"expected {path} to say which stage writes to {self.path}, found a file that cannot be "
@@ -347,7 +352,7 @@ class ParquetSink(TwoPhaseCommitSink):
 
     def _decode(self, transaction: str) -> _Transaction:
         try:
-            decoded = msgspec.json.decode(transaction, type=_Transaction)
+            decoded = _TRANSACTIONS.decode(transaction)
         except msgspec.DecodeError as error:
             raise UnreadableSinkTransaction(
                 f"{self}: expected the text of one of its transactions, found {transaction!r}: {error}. Did "

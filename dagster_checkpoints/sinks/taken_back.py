@@ -40,6 +40,10 @@ class _Record(msgspec.Struct, frozen=True):
     version: int = 1
 
 
+# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+_RECORD = msgspec.json.Decoder(_Record)
+
+
 class TakenBack:
     """What one instance of one job has taken back below a sink's path.
 
@@ -116,7 +120,7 @@ class TakenBack:
 
     def _read(self) -> _Record:
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=_Record)
+            return _RECORD.decode(self._file.read_bytes())
         except FileNotFoundError:
             return _Record()
         except msgspec.DecodeError as error:

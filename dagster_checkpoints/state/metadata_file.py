@@ -24,6 +24,8 @@ from dagster_checkpoints.state.errors import CorruptMetadata, UnknownMetadataVer
 from dagster_checkpoints.state.metadata import VERSION, ChainMetadata, CheckpointMetadata, StageMetadata
 
 FORMAT = "dagster-checkpoints"
+# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+_METADATA = msgspec.json.Decoder(CheckpointMetadata)
 
 
 def encode(metadata: CheckpointMetadata) -> bytes:
@@ -61,7 +63,7 @@ def decode(data: bytes, where: str) -> CheckpointMetadata:
             "checkpoint."
         )
     try:
-        metadata = msgspec.json.decode(body, type=CheckpointMetadata)
+        metadata = _METADATA.decode(body)
     except msgspec.ValidationError as error:
         raise UnknownMetadataVersion(
             f"The checkpoint metadata at {where} is intact, but says something that this release does not understand: "

@@ -128,6 +128,11 @@ class _Version(msgspec.Struct):
     version: int
 
 
+# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+_VERSIONS = msgspec.json.Decoder(_Version)
+_STATES = msgspec.json.Decoder(PipelineState)
+
+
 def encode_state(state: PipelineState) -> bytes:
     """``state`` as the bytes of ``state.json``."""
     return msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n"
@@ -145,10 +150,10 @@ def decode_state(data: bytes, where: str) -> PipelineState:
         CorruptPipelineState: it is no such file.
     """
     try:
-        version = msgspec.json.decode(data, type=_Version).version
+        version = _VERSIONS.decode(data).version
         if version in _READABLE:
             # What is written next is of this version.
-            return msgspec.structs.replace(msgspec.json.decode(data, type=PipelineState), version=VERSION)
+            return msgspec.structs.replace(_STATES.decode(data), version=VERSION)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptPipelineState(
             f"expected the state of a pipeline as JSON in {where}, found {len(data)} bytes that are not: "

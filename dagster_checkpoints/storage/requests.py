@@ -105,6 +105,12 @@ class _Version(msgspec.Struct):
     version: int = VERSION
 
 
+# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+_VERSIONS = msgspec.json.Decoder(_Version)
+_REQUESTS = msgspec.json.Decoder(ControlRequest)
+_ANSWERS = msgspec.json.Decoder(Answer)
+
+
 def validate_request(request: ControlRequest) -> ControlRequest:
     """Refuse what no pipeline could carry out.
 
@@ -149,9 +155,9 @@ def decode_request(request_id: str, data: bytes, where: str) -> ControlRequest:
         CorruptRequest: it is no request, another id's, or a newer release wrote it.
     """
     try:
-        version = msgspec.json.decode(data, type=_Version).version
+        version = _VERSIONS.decode(data).version
         if version == VERSION:
-            request = msgspec.json.decode(data, type=ControlRequest)
+            request = _REQUESTS.decode(data)
             if request.request_id == request_id:
                 return request
             raise CorruptRequest(f"expected the request {request_id!r} in {where}, found that of {request.request_id!r}")
@@ -170,9 +176,9 @@ def decode_answer(data: bytes, where: str) -> Answer:
         CorruptAnswer: it is none, or a newer release wrote it.
     """
     try:
-        version = msgspec.json.decode(data, type=_Version).version
+        version = _VERSIONS.decode(data).version
         if version == VERSION:
-            return msgspec.json.decode(data, type=Answer)
+            return _ANSWERS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptAnswer(
             f"expected the answer to a control request as JSON in {where}, found {len(data)} bytes that are not: {error}. "

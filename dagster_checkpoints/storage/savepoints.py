@@ -73,6 +73,10 @@ class Incomplete(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
 
 
+# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+_INCOMPLETE = msgspec.json.Decoder(Incomplete)
+
+
 class SavepointDirectory:
     """One savepoint's files. Thread-safe: tasks store theirs at the same time.
 
@@ -286,7 +290,7 @@ class SavepointDirectory:
     def incomplete(self) -> Incomplete | None:
         """Whose it is while it is being written; None if it is not, or cannot be known."""
         with suppress(NotFound, msgspec.DecodeError, UnicodeDecodeError):
-            return msgspec.json.decode(self._store.get(self._key(INCOMPLETE)), type=Incomplete)
+            return _INCOMPLETE.decode(self._store.get(self._key(INCOMPLETE)))
         return None
 
     # -- one file

@@ -139,6 +139,11 @@ class _Version(msgspec.Struct):
     version: int
 
 
+# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+_VERSIONS = msgspec.json.Decoder(_Version)
+_STATUSES = msgspec.json.Decoder(PipelineStatus)
+
+
 def encode_status(status: PipelineStatus) -> bytes:
     """``status`` as the bytes of ``status.json``."""
     return msgspec.json.encode(status)
@@ -155,9 +160,9 @@ def decode_status(data: bytes, where: str) -> PipelineStatus:
         CorruptStatus: it is no such file, or a newer release wrote it.
     """
     try:
-        version = msgspec.json.decode(data, type=_Version).version
+        version = _VERSIONS.decode(data).version
         if version == VERSION:
-            return msgspec.json.decode(data, type=PipelineStatus)
+            return _STATUSES.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptStatus(
             f"expected the status of a pipeline as JSON in {where}, found {len(data)} bytes that are not: {error}. It is for "
