@@ -156,10 +156,9 @@ class Deployer:
     def _chains(self, restored: Restored | None) -> tuple[Chain, ...]:
         if restored is None:
             return build_chains(self._pipeline, self._breaks)
-        instances = {stage.name: stage.instances for stage in self._pipeline.stages}
-        recorded = [c for c in restored.metadata.chains if all(name in instances for name in c.stages)]
-        chains = [Chain(c.name, c.stages, instances[c.name]) for c in recorded]
-        chains += [Chain(name, (name,), instances[name]) for name in restored.plan.new_stages]
+        plan = restored.plan
+        layout = [*plan.chains, *plan.finished_chains, *((name,) for name in plan.new_stages)]
+        chains = [Chain(stages[0], stages, self._pipeline.stage(stages[0]).instances) for stages in layout]
         return tuple(chains)
 
 
