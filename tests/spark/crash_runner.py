@@ -41,7 +41,7 @@ class Settings:
 
     Attributes:
         hold: "upload" (of a state file), "metadata" or "commit" (of a sink); stands still at the `hold_at`-th, once draining
-            if `hold_draining`.
+            if `hold_draining`. Or "commit-savepoint": at a sink's commit of what a stop's savepoint holds.
         spark: Settings of the session.
     """
 
@@ -112,6 +112,8 @@ class HoldingSink(ParquetSink):
     def commit(self, transaction: str) -> None:
         if RECORDER is not None:
             RECORDER.moment("commit")
+            if any(RECORDER.folder.glob("store/crashing/savepoints/*/_metadata")):
+                RECORDER.moment("commit-savepoint")
         super().commit(transaction)
 
 

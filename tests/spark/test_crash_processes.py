@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.spark.events import JobStarted
 from dagster_checkpoints.spark.job import JobExecution
 from dagster_checkpoints.spark.job_options import JobOptions
-from dagster_checkpoints.storage import PipelineOwned
+from dagster_checkpoints.state import decode
+from dagster_checkpoints.storage import NoRunningPipeline, PipelineOwned
 
 ROOT = Path(__file__).parents[2]
 RUNNER = Path(__file__).with_name("crash_runner.py")
@@ -198,6 +200,41 @@ def test_a_pipeline_killed_at_six_moments_commits_every_row_once(lab: Any, start
     assert child.end()["status"] == "FINISHED", child.story()
     feed.check()
     assert not list((lab.folder / "store/crashing/checkpoints").rglob("_metadata"))
+
+
+def test_a_pipeline_killed_between_a_stops_savepoint_and_its_commit_goes_on_from_there(
+    lab: Any, start: Callable[..., Child]
+) -> None:
+    """Also: what becomes of requests to a process that is dead."""
+    feed = Feed(lab)
+    feed.more()
+    child = start("suspending", interval=3600.0, hold="commit-savepoint")
+    child.wait_for("Rows", lambda rows: rows.get("named", 0) >= 60)
+    control = lab.control("crashing")
+    asked = control.stop(drain=False, name="night")
+    child.wait_for("Holding")
+    child.kill()
+    assert not lab.committed("named") and not lab.committed("hours")
+    state = json.loads((lab.folder / "store/crashing/state.json").read_text())
+    savepoint = state["newest"]["location"]
+    assert "-night-" in savepoint and state["job"]["status"] == "RUNNING"
+    nobody_hears = control.savepoint()
+    for request in (asked, nobody_hears):
+        with pytest.raises(NoRunningPipeline, match="dead"):
+            request.wait(DEADLINE)
+
+    metadata = decode((lab.folder / "store/crashing" / savepoint / "_metadata").read_bytes(), savepoint)
+    saved = {stage.name: stage.rows for stage in metadata.stages}
+    job = lab.start(_runner().pipeline(lab.folder), interval=3600.0, lease_seconds=6.0)
+    assert job.wait_for(JobStarted).restored_location == savepoint
+    job.wait_until(lambda: lab.count("named") == saved["named"])
+    assert lab.count("hours") == saved["hours"]
+    assert {request.poll().reason for request in (asked, nobody_hears)} == {"NO_RUNNING_PIPELINE"}
+    feed.more()
+    job.wait_until(lambda: job.execution.rows().get("named") == feed.live_rows + feed.history_rows)
+    control.stop(drain=True).wait(DEADLINE)
+    job.finished()
+    feed.check()
 
 
 def test_a_stopped_owner_is_replaced_and_can_do_nothing_when_it_goes_on(lab: Any, start: Callable[..., Child]) -> None:
