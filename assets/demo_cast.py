@@ -154,9 +154,7 @@ class CommandLine:
         entries = [entry for listed in self.call("list")["pipelines"] for entry in listed["entries"]]
         for location in [entry["location"] for entry in entries if entry["kind"] == "savepoint"]:
             found = self.call("verify", location, "-m", "assets.flights")
-            say(
-                f"shell    {found['files']} files, {found['bytes']:,} bytes, all whole; it fits"
-            )
+            say(f"shell    {found['files']} files, {found['bytes']:,} bytes, all whole; it fits")
 
     def ask(self, *arguments: str) -> None:
         """Run a command beside what goes on."""
