@@ -98,7 +98,7 @@ def _sink(process: Process, stage: int, index: int) -> TaskSink | None:
     if not spec.sink:
         return None
     attempt = f"{process.number}.{process.attempt}"
-    return TaskSink(process.world.sinks[stage], process.job_id, index, spec.instances, attempt)
+    return TaskSink(process.world.sinks[stage], process.job_id, index, spec.instances, attempt, process.epoch)
 
 
 def _restore(process: Process, task: Task, states: dict[TaskId, Snapshot], restored: Restored | None) -> None:

@@ -21,6 +21,7 @@ from dagster_checkpoints.coordination import (
     CheckpointCompleted,
     CheckpointCoordinator,
     CheckpointFailed,
+    CheckpointProperties,
     CheckpointSnapshot,
     CheckpointTriggered,
     CompletedCheckpoint,
@@ -805,7 +806,12 @@ class Process:
         if latest is None:
             self.handle(JobRestarting())
         else:
-            known = CompletedCheckpoint(latest.plan.checkpoint_id, latest.location) if latest is not at_start else None
+            # A savepoint that has landed although nobody knew stays the user's.
+            users = latest.savepoint and latest.location not in self.world.store.claimed
+            properties = CheckpointProperties.for_savepoint(stops_job=True) if users else CheckpointProperties()
+            known = (
+                CompletedCheckpoint(latest.plan.checkpoint_id, latest.location, properties) if latest is not at_start else None
+            )
             self.handle(JobRestarting(frozenset(latest.plan.finished), known))
         self.restored = latest
         return None

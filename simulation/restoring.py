@@ -91,7 +91,8 @@ def choose_start(store: Store, ownership: Ownership, asked: From, shapes: Sequen
     metadata = restored.metadata
     chosen, own_id = metadata.checkpoint_id, previous.job.job_id
     pointer = pointer_to(chosen, location, metadata.kind, metadata.epoch, metadata.job_id)
-    resume = not restored.savepoint or (restored.own and metadata.job_id == own_id)
+    # What an earlier job had is no way back for the latest one.
+    resume = metadata.job_id == own_id and (not restored.savepoint or restored.own)
     listed = next((p for p in store.pointers() if p.location == location), None)
     claimed = restored.savepoint and (asked.claim or (listed is not None and listed.claimed))
     kept: list[CompletedCheckpoint] = []
@@ -115,7 +116,8 @@ def _location(store: Store, ownership: Ownership, asked: From, copies: int) -> s
         suspended = previous.job.ended_by == "suspend"
         return None if newest is None or (previous.job.status in OVER and not suspended) else newest.location
     if asked.what == "retained":
-        retained = ownership.retained
+        # One that was deleted may still be listed, if a process died just then.
+        retained = [p for p in ownership.retained if p.location in store.metadata or p.location in store.savepoints]
         if asked.which >= len(retained):
             raise NothingToRestore
         return retained[asked.which].location

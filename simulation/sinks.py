@@ -39,6 +39,8 @@ class SinkSystem:
         self.visible: dict[Target, Rows] = {}
         self.hidden: dict[Target, Rows] = {}
         self.branches: dict[tuple[int, int], Branches] = {}
+        self.fences: dict[int, int] = {}
+        """By instance, the newest owner that has opened its sink: an older one must not abort or take back any more."""
 
     def commit(self, transaction: Transaction) -> None:
         name, _, target = transaction
@@ -82,16 +84,18 @@ class SinkSystem:
 class TaskSink:
     """One instance's sink in one attempt; mirrors `spark.sinking.TaskSink` over `ParquetSink`."""
 
-    __slots__ = ("_attempt", "_instance", "_job", "_number", "_origin", "_parallelism", "_pending", "_system", "rows")
+    __slots__ = ("_attempt", "_epoch", "_instance", "_job", "_number", "_origins", "_parallelism", "_pending", "_system", "rows")
 
-    def __init__(self, system: SinkSystem, job: int, instance: int, parallelism: int, attempt: str) -> None:
+    def __init__(self, system: SinkSystem, job: int, instance: int, parallelism: int, attempt: str, epoch: int) -> None:
         self._system = system
         self._job = job
         self._instance = instance
         self._parallelism = parallelism
         self._attempt = attempt
+        self._epoch = epoch
         self._pending: list[tuple[int, Transaction]] = []
-        self._origin: int | None = None
+        self._origins: dict[tuple[int, int], int] = {}
+        """By job and instance, from where it goes on; until its first checkpoint since."""
         self._number = 0
         self.rows: list[int] = []
 
@@ -109,9 +113,12 @@ class TaskSink:
             others: transactions that other instances commit, after a change of their number.
         """
         system = self._system
+        if system.fences.get(self._instance, 0) > self._epoch:
+            raise SinkError(f"stage {system.stage}: instance {self._instance} belongs to a newer owner")
+        system.fences[self._instance] = self._epoch
         if transactions is None:
             self._abort_rest(others)
-            self._origin = self._beginning()
+            self._goes_on_from(None)
             return
         transactions = list(transactions)
         for transaction in transactions:
@@ -124,15 +131,15 @@ class TaskSink:
         for transaction in transactions:
             system.commit(transaction)
         self._abort_rest(others)
-        self._origin = self._beginning() if take_back_after is None else take_back_after
+        self._goes_on_from(take_back_after)
 
     def pre_commit(self, checkpoint_id: int) -> tuple[Transaction, ...]:
         """Close the current transaction. Returns all that are not committed yet."""
-        if self._origin is not None and checkpoint_id > self._origin:
-            for mine in self._mine():
+        for mine, origin in list(self._origins.items()):
+            if checkpoint_id > origin:
                 branches = self._system.branches.get(mine, Branches())
-                self._system.branches[mine] = branches.begun(self._origin, checkpoint_id)
-            self._origin = None
+                self._system.branches[mine] = branches.begun(origin, checkpoint_id)
+                del self._origins[mine]
         if self.rows:
             self._number += 1
             name = f"{self._attempt}.{self._instance}.{self._number}"
@@ -157,9 +164,12 @@ class TaskSink:
     def close(self) -> None:
         self.rows = []
 
-    def _beginning(self) -> int | None:
-        mine = (self._job, self._instance)
-        return None if any(target[1:] == mine for target in self._system.visible) else 0
+    def _goes_on_from(self, restored: int | None) -> None:
+        """From a checkpoint of its own that later ones were taken back for, or from the job's beginning: 0."""
+        for mine in self._mine():
+            anything = any(target[1:] == mine for target in self._system.visible)
+            if restored is not None or not anything:
+                self._origins[mine] = restored or 0
 
     def _abort_rest(self, others: frozenset[str]) -> None:
         for name, (instance, _) in list(self._system.staged.items()):
