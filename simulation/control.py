@@ -193,5 +193,7 @@ class Control:
     def _respond(self, request: Request, status: str) -> None:
         check(not request.answer, f"request {request.request_id} is answered a second time")
         request.answer = status
-        if status == "done" and request.kind != "end_source":
-            self.process.world.store.check_whole(request.location)
+        if status == "done" and request.kind in ("savepoint", "suspend", "drain"):
+            store = self.process.world.store
+            if request.location not in store.claimed:
+                store.check_whole(request.location)

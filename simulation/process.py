@@ -187,6 +187,12 @@ class Process:
         assert self.ownership is not None
         return self.ownership.epoch
 
+    @property
+    def superseded(self) -> bool:
+        """Whether another process has taken the pipeline over."""
+        state = self.world.store.state
+        return self.ownership is not None and state is not None and self.ownership.epoch < state.epoch
+
     def count(self, what: str) -> None:
         self.world.counts[what] += 1
 
@@ -227,8 +233,7 @@ class Process:
         times = [self._sleeping_until] if self._waiting == WAIT and self._sleeping_until > self.now else []
         if self._waiting == TURN and self._due < _NEVER:
             times.append(self._due)
-        ownership, state = self.ownership, self.world.store.state
-        if ownership is not None and state is not None and not ownership.lost and ownership.epoch < state.epoch:
+        if self.superseded and self.ownership is not None and not self.ownership.lost:
             times.append(self.now + LEASE / 4)  # the renewing thread will find out
         return min(times, default=None)
 
@@ -483,7 +488,7 @@ class Process:
                 self.io.append(lambda: self._delete(checkpoint.location))
             case CheckpointTriggered(checkpoint_id, properties):
                 last = max(self._last_id, self.world.store.taken.get(self.job_id, 0))
-                check(checkpoint_id > last or self.world.processes[-1] is not self, f"id {checkpoint_id} after {last}")
+                check(checkpoint_id > last or self.superseded, f"id {checkpoint_id} after {last}")
                 self._last_id = checkpoint_id
                 if properties.is_savepoint:
                     self._savepoint_directory(checkpoint_id)

@@ -82,13 +82,15 @@ class World:
 
     @property
     def current(self) -> Process | None:
-        """The process that was started last; if it is over, the one that owns the pipeline in spite of it."""
+        """The process that owns the pipeline, or else the one that was started last and tries to."""
         last = self.processes[-1] if self.processes else None
-        if last is None or not last.over:
+        if last is not None and not last.over and last.ownership is None:
             return last
         state = self.store.state
-        owners = [p for p in self.active if p.ownership is not None and state is not None and p.epoch == state.epoch]
-        return owners[0] if owners else None
+        for process in self.active:
+            if process.ownership is not None and state is not None and process.epoch == state.epoch:
+                return process
+        return last if last is not None and not last.over else None
 
     def variant_of_newest(self) -> int:
         """Of the pipeline, with which a restore certainly fits."""
