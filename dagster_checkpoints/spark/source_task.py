@@ -34,7 +34,7 @@ class SourceTask(Task):
         if not self.query.started:
             return None
         try:
-            return self.query.waits_for_data
+            return not self.query.busy
         except Exception:  # the query is being stopped this very moment
             return None
 
