@@ -96,6 +96,7 @@ class Deployment:
         finished: Tasks that the checkpoint says are finished; there is no task object for them.
         schemas: Output schema of each chain's last stage.
         rows_of_finished: By stage, what its finished tasks had emitted; for reporting.
+        finished_sinks: Of finished tasks, and the checkpoint gone back to: they show the rows committed up to it, no others.
     """
 
     graph: ExecutionGraph
@@ -104,6 +105,17 @@ class Deployment:
     finished: frozenset[TaskId] = frozenset()
     schemas: dict[str, StructType] = field(default_factory=dict)
     rows_of_finished: dict[str, int] = field(default_factory=dict)
+    finished_sinks: list[tuple[TaskSink, int]] = field(default_factory=list)
+
+    def settle_finished_sinks(self) -> None:
+        """A job that goes back may pass the end of a task that does not run: put right what readers see of it.
+
+        Raises:
+            SinkError: Rows that are needed again are gone.
+        """
+        for sink, restored in self.finished_sinks:
+            sink.open((), restored)
+            sink.close()
 
 
 class Deployer:
@@ -201,6 +213,7 @@ class _Attempt:
                     if task not in self.deployment.finished:
                         self.deployment.tasks[task] = self._task(chain, index, uploader, report)
                 self._recorded_schema(chain)
+                self._sinks_of_finished(chain)
         except BaseException:
             self.discard()
             raise
@@ -325,7 +338,17 @@ class _Attempt:
             attempt=self.settings.token,
             history=self.storage.ownership.history if self.storage.ownership else "",
         )
-        return TaskSink(stage.sink.new_instance(), context, self.spark, self.deployment.schemas[stage.name])
+        schema = self.deployment.schemas.get(stage.name, StructType())  # a finished stage, which writes no more, may have none
+        return TaskSink(stage.sink.new_instance(), context, self.spark, schema)
+
+    def _sinks_of_finished(self, chain: Chain) -> None:
+        restored = self.settings.take_back_after
+        if restored is None:
+            return
+        for index in range(len(chain.instances)):
+            sink = self._sink(chain, index) if TaskId(chain.name, index) in self.deployment.finished else None
+            if sink is not None:
+                self.deployment.finished_sinks.append((sink, restored))
 
     # Plans
 

@@ -334,6 +334,7 @@ class JobExecution:
         """Run one deployment. Returns None when every task has finished, else what ended it; its tasks are stopped."""
         loop.begin_attempt(deployment, number, restored)
         try:
+            deployment.settle_finished_sinks()
             for task in deployment.tasks.values():
                 task.start()
             while not loop.all_finished:
