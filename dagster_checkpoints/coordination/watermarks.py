@@ -113,10 +113,14 @@ class WatermarkValve:
         return self._recompute()
 
     def snapshot(self) -> ValveState:
-        """What a checkpoint has to hold."""
+        """What a checkpoint has to hold.
+
+        A channel that speaks again and has not caught up counts as idle: it goes on being left out, as one that is merely
+        behind, and perhaps new, must not be.
+        """
         return ValveState(
             self._output,
-            {name: ChannelWatermark(c.watermark, c.idle, c.ended) for name, c in self._channels.items()},
+            {name: ChannelWatermark(c.watermark, c.idle or not c.aligned, c.ended) for name, c in self._channels.items()},
         )
 
     def restore(self, state: ValveState) -> int | None:
@@ -126,8 +130,7 @@ class WatermarkValve:
         self._output = max(self._output, state.watermark)
         for name, saved in state.channels.items():
             if name in self._channels:
-                aligned = not saved.idle and saved.watermark >= self._output
-                self._channels[name] = _Channel(saved.watermark, saved.idle, saved.ended, aligned)
+                self._channels[name] = _Channel(saved.watermark, saved.idle, saved.ended, aligned=not saved.idle)
         self._recompute()
         return self._output if self._output > before else None
 

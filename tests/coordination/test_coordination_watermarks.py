@@ -189,9 +189,11 @@ def test_a_restore_goes_on_where_the_snapshot_was_taken(history: list[str], cut:
 
 
 def test_a_restored_channel_that_lags_behind_is_left_out_until_it_has_caught_up() -> None:
-    lagging = ValveState(10, {"a": ChannelWatermark(12), "b": ChannelWatermark(4)})
+    before = WatermarkValve("ab")
+    for text in ("b4", "b~", "a12", "b!"):  # back from idleness
+        step(before, text)
     valve = WatermarkValve("ab")
-    valve.restore(lagging)
+    valve.restore(before.snapshot())
     assert valve.watermark == 12
     assert valve.advance("a", 14) == 14
     assert valve.advance("b", 14) is None
