@@ -118,6 +118,10 @@ def _location(store: Store, ownership: Ownership, asked: From, copies: int) -> s
     if asked.what == "retained":
         # One that was deleted may still be listed, if a process died just then.
         retained = [p for p in ownership.retained if p.location in store.metadata or p.location in store.savepoints]
+        newest = previous.newest
+        if newest is not None:
+            # What the job went back behind lost its uncommitted transactions then.
+            retained = [p for p in retained if p.job_id != newest.job_id or p.checkpoint_id <= newest.checkpoint_id]
         if asked.which >= len(retained):
             raise NothingToRestore
         return retained[asked.which].location

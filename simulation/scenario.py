@@ -73,17 +73,17 @@ class Scenario:
 def random_scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
     r = random.Random(seed)
-    stages = random_stages(seed % SHAPES)
+    theme = r.choices(list(THEMES), [often for often, _ in THEMES.values()])[0]
+    stages = random_stages(seed % SHAPES, stateful=theme == "rescaling" or (theme == "tasks" and r.random() < 0.5))
     kinds = {stage.kind for stage in stages}
     stateless = not kinds & {"window", "totals"}
     static = any(i.static for stage in stages for i in stage.inputs)
     barriers = r.choices(
         ("aligned", "unaligned", "timeout", "at_least_once"),
-        (6, 0 if static else 2, 0 if static else 2, 1 if stateless and not static and "union" not in kinds else 0),
+        (6, 0 if static else 2, 0 if static else 2, 3 if stateless and not static and "union" not in kinds else 0),
     )[0]
     idle = "window" not in kinds and r.random() < 0.3
     settings = Settings(_config(r), _restart(r), barriers, r.choice((0.0, 1.0, 3.0)), idle)
-    theme = r.choices(list(THEMES), [often for often, _ in THEMES.values()])[0]
     budgets = _budgets(r, theme, settings)
     tasks = sum(stage.instances for stage in stages)
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))

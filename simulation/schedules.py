@@ -136,9 +136,7 @@ class RandomSchedule:
 
     def _work(self, number: int, task: Task) -> Label | None:
         if task.source:
-            if not task.can_read() or (
-                task.source == "unbounded" and self._lazy and not self._world.calm and self._chance() < self._lazy
-            ):
+            if not task.can_read() or (self._lazy and not self._world.calm and self._chance() < self._lazy):
                 return None
             return ("read", number, task.number, self._times())
         if task.due is not None and task.can_take_due_snapshot():

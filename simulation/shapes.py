@@ -29,6 +29,7 @@ from dagster_checkpoints.pipeline import (
 
 SOURCES = ("bounded", "unbounded")
 DERIVED = ("map", "map", "map", "window", "totals", "buffer", "union")
+STATEFUL = ("window", "totals", "buffer", "buffer", "union", "union")
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,12 @@ class StageSpec:
     inputs: tuple[InputSpec, ...] = ()
     sink: bool = False
     records: int = 0
-    """Of each split of a source."""
+    """Of the first split of a source; each further one has two less."""
     splits: int = 0
     """Of a source; dealt out to its instances."""
+
+    def records_of(self, split: int) -> int:
+        return max(self.records - 2 * split, 0)
 
     @property
     def is_source(self) -> bool:
@@ -136,36 +140,38 @@ def name_of(stage: int) -> str:
     return f"s{stage}"
 
 
-def random_stages(seed: int) -> tuple[StageSpec, ...]:
-    """The stages of a pipeline of mostly few stages."""
+def random_stages(seed: int, *, stateful: bool = False) -> tuple[StageSpec, ...]:
+    """The stages of a pipeline of mostly few stages; `stateful`: with state to spread, and sources that do not end soon."""
     r = random.Random(seed)
-    count = r.choices((1, 2, 3, 4, 5, 6), (2, 6, 6, 3, 1, 1))[0]
-    width = r.choices((1, 2, 3, 4), (5, 4, 1, 1))[0]
+    count = r.choices((1, 2, 3, 4, 5, 6), (2, 6, 6, 3, 1, 1))[0] if not stateful else r.choice((2, 2, 3))
+    width = r.choices((1, 2, 3, 4), (5, 4, 1, 1))[0] if not stateful else r.choice((2, 3))
     specs: list[StageSpec] = []
     bounded: list[bool] = []
     for number in range(count):
         if number == 0 or r.random() < 0.28:
-            specs.append(_source(r, width))
+            specs.append(_source(r, width, 0.3 if stateful else 0.6))
             bounded.append(specs[-1].kind == "bounded")
         else:
-            specs.append(_derived(r, specs, bounded, width))
+            specs.append(_derived(r, specs, bounded, width, STATEFUL if stateful else DERIVED))
             bounded.append(all(bounded[i.source] for i in specs[-1].inputs))
     read = {i.source for spec in specs for i in spec.inputs}
     return tuple(replace(spec, sink=number not in read or r.random() < 0.2) for number, spec in enumerate(specs))
 
 
-def _source(r: random.Random, width: int) -> StageSpec:
-    kind = r.choices(SOURCES, (3, 2))[0]
+def _source(r: random.Random, width: int, bounded: float) -> StageSpec:
+    kind = "bounded" if r.random() < bounded else "unbounded"
     instances = _instances(r, width)
     splits = instances + (r.random() < 0.2)
     return StageSpec(kind, instances, records=r.choice((0, 1, 2, 3, 4, 6, 8)), splits=splits)
 
 
-def _derived(r: random.Random, specs: Sequence[StageSpec], bounded: Sequence[bool], width: int) -> StageSpec:
+def _derived(
+    r: random.Random, specs: Sequence[StageSpec], bounded: Sequence[bool], width: int, kinds: Sequence[str]
+) -> StageSpec:
     unread = [n for n in range(len(specs)) if all(i.source != n for s in specs for i in s.inputs)]
     pool = unread if unread and r.random() < 0.8 else list(range(len(specs)))
     sources = r.sample(pool, min(len(pool), r.choices((1, 2, 3), (6, 3, 1))[0]))
-    kind = r.choice(DERIVED)
+    kind = r.choice(kinds)
     instances = specs[sources[0]].instances if r.random() < 0.5 else _instances(r, width)
     keyed = kind in ("window", "totals")
     inputs = []
@@ -194,7 +200,7 @@ def rescaled(stages: tuple[StageSpec, ...], chaining: bool, seed: int) -> tuple[
         alone = any(
             stages[n].kind in ("window", "totals") and not all(i.keyed or i.static for i in stages[n].inputs) for n in own
         )
-        of.update(dict.fromkeys(own, 1 if alone else r.randint(1, 4)))
+        of.update(dict.fromkeys(own, 1 if alone else len(chain.instances) if r.random() < 0.3 else r.randint(1, 4)))
     changed = tuple(replace(spec, instances=of[number]) for number, spec in enumerate(stages))
     same = [chain.stages for chain in shape_of(changed, chaining).chains] == [chain.stages for chain in chains]
     return changed if same and changed != stages else None

@@ -192,7 +192,7 @@ class Task:
         head = shape.stages[spec.stages[0]]
         self.source = head.kind if head.is_source else ""
         self.head = spec.stages[0]
-        self.records = head.records
+        self.records_of = head.records_of
         self.splits: list[list[int]] = []
         """Of a source: [split, position]."""
         self.started = False
@@ -343,28 +343,29 @@ class Task:
 
     def source_time(self) -> int:
         """The watermark of what is still to come."""
-        times = [self._split_time(position) for _, position in self.splits]
+        times = [self._split_time(split, position) for split, position in self.splits]
         return min(times, default=MAX_WATERMARK_MS)
 
-    def _split_time(self, position: int) -> int:
-        over = self.source == "bounded" and position >= self.records
+    def _split_time(self, split: int, position: int) -> int:
+        over = self.source == "bounded" and position >= self.records_of(split)
         return MAX_WATERMARK_MS if over else source_watermark(position)
 
     def can_read(self) -> bool:
         """Whether a source has something to do."""
         if not self.started or self.done or self.life.paused or self.life.state is not RUNNING:
             return False
-        return self.source == "bounded" or any(position < self.records for _, position in self.splits)
+        return self.source == "bounded" or any(position < self.records_of(split) for split, position in self.splits)
 
     def read_source(self) -> None:
         """Emit the next record, or find that there is none left."""
         self.guarded(self._read_source)
 
     def _read_source(self) -> None:
-        split = min(self.splits, key=lambda s: s[1], default=None)
-        if split is None or split[1] >= self.records:
+        left = [split for split in self.splits if split[1] < self.records_of(split[0])]
+        if not left:
             self.end_of_data(True)
             return
+        split = min(left, key=_position)
         check(self.stopped_by is None, f"{self.id} read a record after the stop's savepoint {self.stopped_by}")
         if self.idle:
             self.idle = False
@@ -763,6 +764,10 @@ class Task:
         self.closed = True
         if self.sink is not None:
             self.sink.close()
+
+
+def _position(split: list[int]) -> int:
+    return split[1]
 
 
 def _into(take: Any, edge: int) -> Any:

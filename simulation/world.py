@@ -350,7 +350,8 @@ class World:
         """When every sink has recovered, it shows exactly what the checkpoint counts as written."""
         restored = process.restored
         waits = process.config.tasks_wait_for_final_checkpoint
-        if restored is None or not waits or process.checked == process.attempt or not all(t.started for t in process.running):
+        opened = all(task.started for task in process.running) and not any(task.failed for task in process.tasks.values())
+        if restored is None or not waits or process.checked == process.attempt or not opened:
             return
         process.checked = process.attempt
         self._check_written(process, restored.metadata, "after the restore")
@@ -365,6 +366,8 @@ class World:
     def _check_finished(self, process: Process) -> None:
         for request in process.asked:
             check(request.answer, f"request {request.request_id} was never answered")
+        if process.superseded:
+            return  # what is committed is another one's affair by now
         if process.ended_by == "suspend":
             stopped = process.control.stopped
             assert stopped is not None
