@@ -148,11 +148,7 @@ class PendingCheckpoints:
         notify = NotifyComplete if completed.properties.commits else NotifySavepointComplete
         actions: list[CoordinatorAction] = [CheckpointCompleted(completed), notify(tasks, checkpoint_id)]
         if not completed.is_savepoint:
-            actions += self.abort_where(
-                lambda other: other.checkpoint_id < checkpoint_id and not other.properties.is_savepoint,
-                FailureReason.CHECKPOINT_SUBSUMED,
-                f"checkpoint {checkpoint_id} has completed",
-            )
+            actions += self._subsume_older(checkpoint_id, f"checkpoint {checkpoint_id} has completed")
         if pending.request_id is not None:
             actions.append(RequestCompleted(pending.request_id, completed))
         actions += [DiscardCheckpoint(checkpoint) for checkpoint in given_up]
@@ -164,7 +160,18 @@ class PendingCheckpoints:
         if checkpoint_id != self.finalizing:
             return []
         actions = self._abort(self._pending[checkpoint_id], reason, message or reason.value, discard=discard)
+        if not discard:
+            # It may be the store's newest by now, and an older one must not take its place.
+            actions += self._subsume_older(checkpoint_id, f"checkpoint {checkpoint_id} may have completed")
         return actions + self._finalize_next()
+
+    def _subsume_older(self, checkpoint_id: int, message: str) -> list[CoordinatorAction]:
+        """Give up what is older than this one; savepoints never are."""
+        return self.abort_where(
+            lambda other: other.checkpoint_id < checkpoint_id and not other.properties.is_savepoint,
+            FailureReason.CHECKPOINT_SUBSUMED,
+            message,
+        )
 
     def restored(self, checkpoint: CompletedCheckpoint) -> list[CoordinatorAction]:
         """The store names a checkpoint that was never reported as written."""
