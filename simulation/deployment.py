@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
+from dagster_checkpoints.coordination import ChannelWatermark
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state.redistribution import redistribute_key_groups, redistribute_lists, redistribute_unions
 from simulation.elements import END_OF_DATA, END_OF_PARTITION, KEY_GROUPS, even, key_group
 from simulation.operators import Union
+from simulation.shapes import Shape, name_of
 from simulation.sinks import TaskSink
 from simulation.task import Channel, Ghost, Output, Snapshot, Task
 from simulation.violations import check
@@ -111,10 +114,26 @@ def _restore(process: Process, task: Task, states: dict[TaskId, Snapshot], resto
         instances = before.stages[task.head].instances
         siblings = [states.get(TaskId(task.id.vertex, index)) for index in range(instances)]
         mine = states.get(task.id) if instances == spec.instances else _rescaled(task, siblings, spec.instances)
+        if mine is not None and before is not process.shape:
+            mine = _with_other_instances(mine, siblings, before, process.shape)
         if mine is not None:
             task.restore(mine, mine.splits, _stage_states(task, siblings, spec.instances))
     if task.source == "unbounded" and task.head in process.ended_sources:
         task.source = "bounded"
+
+
+def _with_other_instances(snapshot: Snapshot, siblings: Sequence[Snapshot | None], before: Shape, after: Shape) -> Snapshot:
+    """In a job with other numbers of instances somewhere: rows come by other ways, so a task must not know more of event
+    time than every instance of its stage did. A channel's end belongs to its producer."""
+    changed = {name_of(n) for n, (a, b) in enumerate(zip(before.stages, after.stages, strict=True)) if a.instances != b.instances}
+    kept = copy(snapshot)
+    kept.channels = {
+        name: (ended, None if watermark is None else ChannelWatermark(ended=watermark.ended), in_flight)
+        for name, (ended, watermark, in_flight) in snapshot.channels.items()
+        if name.partition("[")[0] not in changed
+    }
+    kept.valve = min((s.valve for s in siblings if s is not None and s.valve is not None), default=None)
+    return kept
 
 
 def _stage_states(task: Task, siblings: Sequence[Snapshot | None], parallelism: int) -> list[Sequence[Any]]:

@@ -396,6 +396,8 @@ class Process:
     def _deploy(self, restored: Restored | None) -> None:
         self.attempt += 1
         if restored is not None:
+            if self.superseded:
+                raise OwnershipLost  # what it was to fetch may have been deleted by the new owner
             self.world.store.check_whole(restored.location)
         deploy(self, restored, self._start)
         if restored is not None and not restored.savepoint:
