@@ -129,6 +129,8 @@ class Process:
         self.shape: Shape = world.shapes[start.variant]
         self.asked_start = start
         self.may_idle = self.settings.idle
+        self.knows_event_time = not self.settings.idle and self.settings.exactly_once
+        """Whether the watermark of a task follows from its channels alone, and nothing is late."""
         self.coordinator: CheckpointCoordinator
         self.control = Control(self)
         self.registry = SharedStateRegistry()

@@ -459,9 +459,11 @@ class Task:
     def _take_in(self, channel: Channel, element: Element) -> None:
         tag = element[0]
         if tag == RECORD:
+            if self.life.state is not RUNNING and not self.process.settings.exactly_once:
+                return  # it comes again, and has been processed
             check(self.life.state is RUNNING, f"{self.id} got a record after its end of data")
             check(self.stopped_by is None, f"{self.id} processed a record after the stop's savepoint {self.stopped_by}")
-            late = element[2] < self.valve.watermark and not self.process.may_idle
+            late = element[2] < self.valve.watermark and self.process.knows_event_time
             check(not late, f"{self.id}: a record of {element[2]} came at event time {self.valve.watermark}")
             self.count_read(channel.edge, element[1])
             self.operators[0].take(element[1], element[2], element[3], channel.edge)
@@ -488,7 +490,7 @@ class Task:
         pair[1] += uid
 
     def _moved(self, watermark: int | None) -> None:
-        if not self.process.may_idle:
+        if self.process.knows_event_time:
             least = min((c.watermark for c in self.streams if c.ended != "drain"), default=MAX_WATERMARK_MS)
             found = self.valve.watermark
             check(found == max(least, self.event_time), f"{self.id}: event time is {found}, the channels say {least}")
