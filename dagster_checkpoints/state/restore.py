@@ -112,7 +112,7 @@ def validate_restore(pipeline: PipelineView, metadata: CheckpointMetadata, allow
     """
     recorded = {stage.name: stage for stage in metadata.stages}
     where = f"checkpoint {metadata.checkpoint_id} of pipeline {metadata.pipeline!r}"
-    _check_finished(pipeline, recorded, where)
+    _check_finished(pipeline, recorded, _ended(metadata, recorded), where)
     dropped = _unclaimed(pipeline, metadata, allow_non_restored_state, where)
     _check_instances(pipeline, recorded, where)
     running = [c for c in metadata.chains if not set(c.stages) <= set(dropped) and not _has_finished(c, recorded)]
@@ -163,7 +163,17 @@ def _finished_chains(
     return tuple(found)
 
 
-def _check_finished(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], where: str) -> None:
+def _ended(metadata: CheckpointMetadata, recorded: Mapping[str, StageMetadata]) -> dict[str, int]:
+    """By stage, how many instances emit nothing more: they have finished, or wait behind their end of data."""
+    ended = {name: len(stage.finished) for name, stage in recorded.items()}
+    for chain in metadata.chains:
+        waiting = sum(task.end_of_data == "drain" for task in chain.tasks.values())
+        for name in chain.stages:
+            ended[name] += waiting
+    return ended
+
+
+def _check_finished(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], ended: Mapping[str, int], where: str) -> None:
     patterns: dict[tuple[str, str], EdgePattern] = {}
     for edge in pipeline.edges:
         # ALL_TO_ALL asks more: it wins where both join a pair.
@@ -174,8 +184,8 @@ def _check_finished(pipeline: PipelineView, recorded: Mapping[str, StageMetadata
         if stage is None or not (stage.finished or stage.fully_finished):
             continue
         upstream = recorded.get(source)
-        fully = upstream is not None and upstream.fully_finished
-        partly = upstream is not None and bool(upstream.finished)
+        fully = upstream is not None and (upstream.fully_finished or ended[source] >= upstream.parallelism)
+        partly = upstream is not None and ended[source] > 0
         if fully or (partly and not stage.fully_finished and pattern is EdgePattern.POINTWISE):
             continue
         raise UnfinishedPredecessor(_finished_message(stage, source, upstream, pattern, where))
