@@ -660,10 +660,20 @@ class Process:
             self._kept.add(checkpoint_id)
             return MetadataOutcomeUnknown(checkpoint_id, "unknown")
         except PartlyFinishedUnionState as error:
+            check(not self._union_partly_finished(metadata), f"no checkpoint is possible any more: {error}")
             return MetadataWriteFailed(checkpoint_id, str(error), FailureReason.CHECKPOINT_DECLINED)
         except StorageError as error:
             return MetadataWriteFailed(checkpoint_id, repr(error))
         return MetadataWritten(checkpoint_id, location)
+
+    def _union_partly_finished(self, metadata: Metadata) -> bool:
+        """Whether some, but not all, instances of a stage with union list state have finished: there is no way on."""
+        for chain in self.shape.chains:
+            if any(self.shape.stages[int(name[1:])].kind == "union" for name in chain.stages):
+                gone = sum(TaskId(chain.name, index) in metadata.finished for index in range(len(chain.instances)))
+                if 0 < gone < len(chain.instances):
+                    return True
+        return False
 
     def _metadata(self, snapshot: CheckpointSnapshot, ghosts: dict[TaskId, Ghost]) -> Metadata:
         states: dict[TaskId, Any] = dict(snapshot.states)

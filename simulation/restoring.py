@@ -119,9 +119,9 @@ def _location(store: Store, ownership: Ownership, asked: From, copies: int) -> s
         # One that was deleted may still be listed, if a process died just then.
         retained = [p for p in ownership.retained if p.location in store.metadata or p.location in store.savepoints]
         newest = previous.newest
-        if newest is not None:
-            # What the job went back behind lost its uncommitted transactions then.
-            retained = [p for p in retained if p.job_id != newest.job_id or p.checkpoint_id <= newest.checkpoint_id]
+        # What a job went back behind, or what a new one began in spite of, lost its uncommitted transactions then.
+        retained = [p for p in retained if p.job_id == previous.job.job_id]
+        retained = [p for p in retained if newest is None or p.checkpoint_id <= newest.checkpoint_id]
         if asked.which >= len(retained):
             raise NothingToRestore
         return retained[asked.which].location

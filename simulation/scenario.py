@@ -98,7 +98,7 @@ def random_scenario(seed: int) -> Scenario:
         budgets,
         weights,
         soft_limit=60 + 12 * tasks,
-        lazy=r.choice((0.0, 0.7, 0.95)),
+        lazy=r.choice((0.0, 0.7, 0.95)) if theme != "rescaling" else 0.95,
         patience=r.choice((0, 0, 1, 2)) if settings.config.tasks_wait_for_final_checkpoint else 0,
         newest_first=r.random() < 0.3,
     )
@@ -144,7 +144,7 @@ THEMES: dict[str, tuple[int, str]] = {
         5,
         "suspend:012 drain:01 savepoint:01 decline:01 upload:01 commit:001 task:001 snapshot:001 end_source:01 restart:12",
     ),
-    "rescaling": (4, "suspend:012 savepoint:01 crash:01 task:01 end_source:01 checkpoint:01 restart:23"),
+    "rescaling": (5, "suspend:12 savepoint:01 crash:01 task:01 end_source:01 checkpoint:01 restart:23"),
 }
 """What a world is about, how often, and how many of each fault and ask: one of the digits.
 

@@ -245,6 +245,7 @@ class Task:
                     channel.watermark = watermark.watermark
         if snapshot.valve is not None:
             self.valve.restore(ValveState(snapshot.valve, known))
+            check(self.valve.watermark >= snapshot.valve, f"{self.id}: event time went back from {snapshot.valve}")
         for edge, total in snapshot.tables.items():
             self.tables[edge] = total
         event_time = self.source_time() if self.source else self.valve.watermark
