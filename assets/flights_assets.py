@@ -10,7 +10,7 @@ import dagster as dg
 from assets.feeder import feed, reset
 from assets.flights import DATA, flights
 from assets.flights_data import prepare
-from dagster_checkpoints import CheckpointCoordinatorResource, pipeline_assets
+from dagster_checkpoints import CheckpointCoordinatorResource, PipelineRunConfig, pipeline_assets
 
 
 @pipeline_assets(pipeline=flights, group_name="flights")
@@ -19,7 +19,9 @@ def flights_assets(
 ) -> Iterator[dg.MaterializeResult[Any]]:
     """The flights of 2013: a backfill and three live feeds under one checkpoint; the drain sensor ends it."""
     data = prepare(DATA.root, progress=context.log.info)
-    if checkpoint_coordinator.job_status(flights, context=context) == "FINISHED" and data.feed_complete.exists():
+    anew = PipelineRunConfig.of(context.op_execution_context.op_config).restore_from in ("latest", "none")
+    over = checkpoint_coordinator.job_status(flights, context=context) == "FINISHED"
+    if anew and over and data.feed_complete.exists():
         context.log.info("The last job has finished: this one starts anew, and the feed begins with December 1 again.")
         reset(data)
     yield from checkpoint_coordinator.run(flights, context=context)
