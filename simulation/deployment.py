@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from dagster_checkpoints.coordination import ChannelWatermark
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state.redistribution import redistribute_key_groups, redistribute_lists, redistribute_unions
+from simulation.channels import Channel, Ghost, Output, Snapshot
 from simulation.elements import END_OF_DATA, END_OF_PARTITION, KEY_GROUPS, even, key_group
 from simulation.operators import Union
 from simulation.shapes import Shape, name_of
 from simulation.sinks import TaskSink
-from simulation.task import Channel, Ghost, Output, Snapshot, Task
+from simulation.task import Task
 from simulation.violations import check
 
 if TYPE_CHECKING:

@@ -28,19 +28,18 @@ from dagster_checkpoints.coordination import (
     TakeSnapshot,
     TaskLifecycle,
     TrackingBarrierHandler,
+    TriggerTask,
     UnalignedBarrierHandler,
     WatermarkValve,
 )
 from dagster_checkpoints.coordination import lifecycle as life
-from dagster_checkpoints.coordination.barriers.channels import InputChannels
 from dagster_checkpoints.coordination.barriers.single import _SingleCheckpointHandler
 from dagster_checkpoints.coordination.pending_checkpoints import PendingCheckpoints
-from dagster_checkpoints.coordination.plan import CheckpointPlan
 from dagster_checkpoints.coordination.progress import TaskProgress
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
-from dagster_checkpoints.state import redistribution
-from simulation import deployment, process, storage
+from dagster_checkpoints.state import PartlyFinishedUnionState, redistribution
+from simulation import deployment, storage, writing
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
 
@@ -153,9 +152,6 @@ def _unknown_outcome_discards() -> Patches:
     def broken(self: Any, *arguments: Any, discard: bool) -> Any:
         return failed(self, *arguments, discard=True)
 
-    def keep_nothing(self: Any, checkpoint_id: int) -> None:
-        return None
-
     yield PendingCheckpoints, "finalize_failed", broken
 
 
@@ -177,7 +173,7 @@ def _ended_channel_holds_event_time_back() -> Patches:
 
 
 def _partly_finished_union_accepted() -> Patches:
-    yield process, "check_union_states", lambda metadata: None
+    yield writing, "check_union_states", lambda metadata: None
 
 
 def _union_lets_some_go() -> Patches:
@@ -187,9 +183,9 @@ def _union_lets_some_go() -> Patches:
             for task in chain.tasks.values():
                 for name, snapshot in task.stages.items():
                     if snapshot.operator_states and name in partly:
-                        raise process.PartlyFinishedUnionState
+                        raise PartlyFinishedUnionState
 
-    yield process, "check_union_states", broken
+    yield writing, "check_union_states", broken
 
 
 def _finished_tasks_forgotten() -> Patches:
@@ -242,18 +238,6 @@ def _in_flight_data_lost() -> Patches:
     yield _SingleCheckpointHandler, "_captured", broken
 
 
-def _restored_end_forgotten() -> Patches:
-    begin = InputChannels.__init__
-
-    def broken(self: Any, channels: Any, ended: Any) -> None:
-        begin(self, channels, ended)
-        self.open |= set(list(self.all)[:1])
-
-    check = InputChannels.in_order
-    del check
-    yield InputChannels, "__init__", broken
-
-
 def _list_remainder_lost() -> Patches:
     lists = redistribution.redistribute_lists
 
@@ -274,41 +258,24 @@ def _key_groups_stay_where_they_were() -> Patches:
     yield deployment, "redistribute_key_groups", broken
 
 
-def _stop_answers_at_its_savepoint() -> Patches:
-    let_go = TaskProgress.let_go
-
-    def broken(self: Any, completed: CompletedCheckpoint, now: float) -> None:
-        let_go(self, completed, now)
-        self._at_end.clear()
-
-    yield TaskProgress, "let_go", broken
-
-
 def _roots_not_triggered() -> Patches:
-    def broken(self: Any) -> Any:
-        return [task for task in self.trigger if not task.index]
-
     trigger = PendingCheckpoints.trigger
 
-    def triggers(self: Any, properties: Any, plan: CheckpointPlan, request_id: Any, now: float) -> Any:
-        actions = trigger(self, properties, plan, request_id, now)
-        first = [a for a in actions if not hasattr(a, "barrier") or a.task.index == 0]
-        return first
+    def broken(self: Any, *arguments: Any) -> Any:
+        return [a for a in trigger(self, *arguments) if not isinstance(a, TriggerTask) or a.task.index == 0]
 
-    del broken
-    yield PendingCheckpoints, "trigger", triggers
+    yield PendingCheckpoints, "trigger", broken
 
 
 def _restart_while_finalizing() -> Patches:
-    yield CheckpointCoordinator, "finalizing", property(lambda self: None)
+    handle = CheckpointCoordinator._handle
 
     def broken(self: Any, event: Any, now: float) -> Any:
-        pending = self._pending
         if isinstance(event, JobRestarting):
-            pending._finalizing = None
-        return _handle(self, event, now)
+            self._pending._finalizing = None
+        return handle(self, event, now)
 
-    _handle = CheckpointCoordinator._handle
+    yield CheckpointCoordinator, "finalizing", property(lambda self: None)
     yield CheckpointCoordinator, "_handle", broken
 
 

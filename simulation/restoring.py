@@ -20,9 +20,9 @@ from dagster_checkpoints.state import (
     validate_restore,
 )
 from dagster_checkpoints.storage.pipeline_state import CheckpointPointer
+from simulation.channels import Snapshot
 from simulation.shapes import Shape, name_of
 from simulation.storage import Metadata, Ownership, Store, pointer_to
-from simulation.task import Snapshot
 
 OVER = frozenset({"FINISHED", "NONE"})
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from simulation.process import UPLOADED, Process
+from simulation.process import Process
 from simulation.storage import LANDED, LOST, OK, UNAVAILABLE
 from simulation.task import Task
 from simulation.world import DEADLINE, Label, World
+from simulation.writing import UPLOADED
 
 _TASKS_FIRST, _MAIN_FIRST, _UPLOAD_FIRST, _IO_FIRST = (0, 1, 2, 3), (1, 0, 2, 3), (2, 1, 0, 3), (3, 1, 2, 0)
 """In which order to look for something that is possible: tasks, main thread, uploads, input and output."""

@@ -13,7 +13,8 @@ from typing import Any
 from simulation.control import Request
 from simulation.cuts import written
 from simulation.expected import expected_rows
-from simulation.process import LEASE, UPLOADED, Process
+from simulation.machine import LEASE
+from simulation.process import Process
 from simulation.restoring import From
 from simulation.scenario import Scenario
 from simulation.shapes import shape_of
@@ -418,6 +419,3 @@ class World:
 def _move(source: deque[Any], target: deque[Any], elements: int) -> None:
     for _ in range(min(elements, len(source))):
         target.append(source.popleft())
-
-
-__all__ = ["DEADLINE", "UPLOADED", "Label", "World"]

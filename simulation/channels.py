@@ -1,0 +1,105 @@
+"""What a simulated task acknowledges with, and the channels between tasks. Values and queues only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dagster_checkpoints.coordination import (
+    MIN_WATERMARK_MS,
+    ChannelWatermark,
+)
+from simulation.elements import (
+    Element,
+)
+from simulation.shapes import OutputSpec
+from simulation.sinks import Rows, Transaction
+
+if TYPE_CHECKING:
+    pass
+
+
+class Channel:
+    """An ordered log from one task to another, as its consumer sees it. `sent` is the producer's end, if it has one."""
+
+    __slots__ = (
+        "blocked", "captured", "edge", "ended", "ended_in_scan", "held", "name", "number", "queue", "sent", "static", "watermark",
+    )  # fmt: skip
+
+    def __init__(self, number: int, name: str, edge: int, static: bool, buffered: bool) -> None:
+        self.number = number
+        self.name = name
+        self.edge = edge
+        self.static = static
+        self.queue: deque[Element] = deque()
+        self.sent: deque[Element] = deque() if buffered else self.queue
+        self.held: deque[Element] = deque()
+        """Scanned, but not yet taken in: there is a static input that is not ready."""
+        self.blocked = False
+        self.ended = "none"
+        self.ended_in_scan = False
+        self.watermark = MIN_WATERMARK_MS
+        self.captured: list[Element] | None = None
+        """Read since an unaligned snapshot began, in front of its barrier."""
+
+
+class Ghost:
+    """What only the simulator knows of a task: how many rows it has read, sent and written, ever."""
+
+    __slots__ = ("counted", "read", "sent", "splits", "written")
+
+    def __init__(
+        self,
+        read: dict[int, tuple[int, int]],
+        sent: dict[int, tuple[int, int]],
+        written: tuple[int, int],
+        splits: Any,
+        counted: dict[int, int],
+    ) -> None:
+        self.read = read
+        self.sent = sent
+        self.written = written
+        self.splits: tuple[tuple[int, int], ...] = splits
+        self.counted = counted
+        """By stage with union list state: what its operator counts."""
+
+
+class Snapshot:
+    """What a task acknowledges with."""
+
+    __slots__ = (
+        "after_finish", "channels", "files", "ghost", "output", "splits", "stages", "tables", "transactions", "valve",
+        "watermark", "with_rows",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.after_finish = False
+        self.channels: dict[str, tuple[str, ChannelWatermark | None, tuple[Element, ...]]] = {}
+        self.output: dict[str, tuple[Element, ...]] = {}
+        """By channel: what an unaligned barrier has overtaken on its way out."""
+        self.valve: int | None = None
+        self.watermark: int | None = None
+        self.stages: tuple[Any, ...] = ()
+        self.tables: dict[int, int] = {}
+        """By edge: the sum of the static table's rows so far."""
+        self.splits: tuple[tuple[int, int], ...] = ()
+        self.transactions: tuple[Transaction, ...] = ()
+        self.with_rows: dict[str, Rows] = {}
+        self.files: tuple[str, ...] = ()
+        self.ghost: Ghost
+
+
+class Output:
+    """Where rows go to one consumer stage."""
+
+    __slots__ = ("channels", "count", "edge", "keyed", "static", "total", "turn")
+
+    def __init__(self, spec: OutputSpec, channels: Sequence[Channel]) -> None:
+        self.edge = spec.edge
+        self.channels = list(channels)
+        self.keyed = spec.keyed
+        self.static = spec.static
+        self.turn = 0
+        self.count = 0
+        self.total = 0

@@ -1,0 +1,243 @@
+"""What a simulated process consists of: its threads, its queue, the clock, and what is lost in a crash.
+
+Must not know what the threads do.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from typing import TYPE_CHECKING, Any
+
+from dagster_checkpoints.coordination import (
+    AlignedBarrierHandler,
+    AlignedWithTimeoutBarrierHandler,
+    BarrierHandler,
+    CheckpointBarrier,
+    CheckpointCoordinator,
+    DiscardCheckpoint,
+    RestartStrategy,
+    TaskStatistics,
+    TrackingBarrierHandler,
+    UnalignedBarrierHandler,
+)
+from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.storage.shared_state import SharedStateRegistry
+from simulation.channels import Ghost, Snapshot
+from simulation.control import Control, Request
+from simulation.restoring import From, Restored, StartPoint
+from simulation.shapes import Shape
+from simulation.storage import (
+    PUT,
+    WAIT,
+    Ownership,
+    OwnershipLost,
+    Steps,
+    StorageError,
+)
+from simulation.task import Task
+from simulation.task_life import TaskLife
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+LEASE = 12.0
+TURN = "turn"
+"""The main thread waits for something to come into its queue."""
+_NEVER = float("inf")
+
+
+class Upload:
+    """A pinned snapshot on its way to storage."""
+
+    __slots__ = ("attempt", "barrier", "snapshot", "statistics", "task")
+
+    def __init__(self, task: TaskLife, barrier: CheckpointBarrier, snapshot: Snapshot, statistics: TaskStatistics) -> None:
+        self.task = task
+        self.attempt = task.attempt
+        self.barrier = barrier
+        self.snapshot = snapshot
+        self.statistics = statistics
+
+
+class Machine(ABC):
+    """A process and its threads, as the world sees them. `number` is its place among all processes."""
+
+    def __init__(self, world: World, number: int, start: From) -> None:
+        self.world = world
+        self.number = number
+        self.settings = world.scenario.settings
+        self.config = self.settings.config
+        self.shape: Shape = world.shapes[start.variant]
+        self.asked_start = start
+        self.may_idle = self.settings.idle
+        self.knows_event_time = not self.settings.idle and self.settings.exactly_once
+        """Whether the watermark of a task follows from its channels alone, and nothing is late."""
+        self.coordinator: CheckpointCoordinator
+        self.control: Control
+        self.registry = SharedStateRegistry()
+        self.ownership: Ownership | None = None
+        self.strategy: RestartStrategy = self.settings.restart.fresh()
+        self.queue: deque[Any] = deque()
+        self.io: deque[Callable[[], Steps[Any]]] = deque()
+        self.io_now: Steps[Any] | None = None
+        self.io_waits = ""
+        self.uploads: list[Upload] = []
+        self.tasks: dict[TaskId, Task] = {}
+        self.running: list[Task] = []
+        self.finished: set[TaskId] = set()
+        self.ghosts: dict[TaskId, Ghost] = {}
+        self.attempt = 0
+        self.paused = False
+        self.crashed = False
+        self.over = False
+        self.status = ""
+        self.started = False
+        self.restarting = False
+        self.job_id = 0
+        self.lineage: tuple[tuple[int, int | None], ...] = ()
+        self.ended_sources: set[int] = set()
+        self.ended_by = ""
+        self.completed = 0
+        """Checkpoints."""
+        self.dirty = bool(world.active)
+        """Something has gone wrong of which only a later run can clear up the traces."""
+        self.asked: list[Request] = []
+        self.restored: Restored | None = None
+        self.checked = 0
+        """The last attempt whose restored sinks were compared."""
+        self._start: StartPoint | None = None
+        self._passed_over: tuple[DiscardCheckpoint, ...] = ()
+        self._draining = False
+        self._drain_later = False
+        self._sleeping_until = 0.0
+        self._waits_for: Callable[[], bool] | None = None
+        self._files = 0
+        self._savepoints: dict[int, str] = {}
+        self._kept: set[int] = set()
+        self._last_id = 0
+        self._main = self._run()
+        self._waiting = "start"
+        self._due = _NEVER
+
+    @property
+    def now(self) -> float:
+        return self.world.now
+
+    @property
+    def epoch(self) -> int:
+        assert self.ownership is not None
+        return self.ownership.epoch
+
+    @property
+    def superseded(self) -> bool:
+        """Whether another process has taken the pipeline over."""
+        state = self.world.store.state
+        return self.ownership is not None and state is not None and self.ownership.epoch < state.epoch
+
+    def count(self, what: str) -> None:
+        self.world.counts[what] += 1
+
+    def new_file(self) -> str:
+        self._files += 1
+        return f"{self.number}.{self._files}"
+
+    def new_handler(self, channels: Iterable[str]) -> BarrierHandler:
+        barriers = self.settings.barriers
+        if barriers == "at_least_once":
+            return TrackingBarrierHandler(channels)
+        if barriers == "unaligned":
+            return UnalignedBarrierHandler(channels)
+        if barriers == "timeout":
+            return AlignedWithTimeoutBarrierHandler(channels, timeout=self.settings.alignment_timeout)
+        return AlignedBarrierHandler(channels)
+
+    def ready(self) -> bool:
+        """Whether the main thread has something to do."""
+        if self.over:
+            return False
+        waiting = self._waiting
+        if waiting == TURN:
+            return bool(self.queue) or self.world.now >= self._due
+        if waiting == WAIT:
+            return self.now >= self._sleeping_until and (self._waits_for is None or self._waits_for())
+        return True
+
+    @property
+    def seems_ready(self) -> bool:
+        """The same without a look at the time."""
+        return bool(self.queue) or self._waiting != TURN
+
+    def next_time(self) -> float | None:
+        """When time alone makes something happen."""
+        times = [self._sleeping_until] if self._waiting == WAIT and self._sleeping_until > self.now else []
+        if self._waiting == TURN and self._due < _NEVER:
+            times.append(self._due)
+        if self.superseded and self.ownership is not None and not self.ownership.lost:
+            times.append(self.now + LEASE / 4)  # the renewing thread will find out
+        return min(times, default=None)
+
+    def step(self, outcome: str) -> None:
+        """The main thread goes on; `outcome` is that of the write it stands in front of."""
+        try:
+            self._waiting = self._main.send(outcome if self._waiting == PUT else None)  # type: ignore[arg-type]
+            if self._waiting == TURN:
+                times = (self.coordinator.next_deadline(), self.control.due_at())
+                self._due = min((t for t in times if t is not None), default=_NEVER)
+        except StopIteration:
+            self.over = True
+            self.ended()
+
+    @property
+    def at_write(self) -> bool:
+        return self._waiting == PUT
+
+    @property
+    def io_at_write(self) -> bool:
+        return self.io_waits == PUT
+
+    @property
+    def io_may_go_on(self) -> bool:
+        return self.io_waits != WAIT or not (self.ownership is not None and self.ownership.locked)
+
+    def io_ready(self) -> bool:
+        return bool(self.io or self.io_now is not None)
+
+    def io_step(self, outcome: str) -> None:
+        """The thread for input and output goes on."""
+        if self.io_now is None:
+            self.io_now, self.io_waits = self.io.popleft()(), ""
+        try:
+            self.io_waits = self.io_now.send(outcome if self.io_waits == PUT else None)  # type: ignore[arg-type]
+        except StopIteration:
+            self.io_now, self.io_waits = None, ""
+        except StorageError:
+            self.io_now, self.io_waits = None, ""  # cleaning up: what fails here is swept up by a later run
+
+    def crash(self) -> None:
+        """Everything volatile is gone at once."""
+        self.crashed = self.over = True
+        self._main.close()
+        if self.io_now is not None:
+            self.io_now.close()
+        self.tasks, self.running, self.uploads = {}, [], []
+
+    def renew_if_due(self) -> None:
+        """The renewing thread."""
+        ownership = self.ownership
+        if ownership is None or ownership.released or self.over or not ownership.renewal_due:
+            return
+        try:
+            ownership.renew()
+        except StorageError as error:
+            if not any(isinstance(item, OwnershipLost) for item in self.queue):
+                self.queue.append(error)
+
+    @abstractmethod
+    def _run(self) -> Generator[str, str, None]:
+        """From the start to the end, one step at a time."""
+
+    @abstractmethod
+    def ended(self) -> None:
+        """It has come to its end by itself."""
