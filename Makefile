@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test dev check bench lock clean
+.PHONY: help setup run test dev check bench simulate lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -35,12 +35,15 @@ dev: $(STAMP) $(HOME_OF_DAGSTER)/dagster.yaml ## Dagster's UI with the flights p
 check: $(STAMP) ## lint, format, types, imports between the floors, definitions
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy $(wildcard assets bench dagster_checkpoints resources sensors definitions.py)
+	@$(BIN)/mypy $(wildcard assets bench dagster_checkpoints resources sensors simulation definitions.py)
 	@$(BIN)/lint-imports
 	@$(BIN)/dagster definitions validate -w workspace.yaml
 
 bench: $(STAMP) ## the benchmark's table
 	@$(BIN)/python -m bench
+
+simulate: $(STAMP) ## try to break the protocol: random pipelines, crashes, take-overs (SECONDS=60 SEED=1 WORKERS=2)
+	@$(BIN)/python -m simulation --seconds $(or $(SECONDS),60) --workers $(or $(WORKERS),2) $(if $(SEED),--seed $(SEED))
 
 lock: $(STAMP) ## compute requirements.lock anew from pyproject.toml (needs uv)
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \

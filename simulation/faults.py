@@ -21,6 +21,7 @@ from dagster_checkpoints.coordination import (
     BlockChannel,
     CheckpointCoordinator,
     CompletedCheckpoint,
+    DiscardStates,
     FailureReason,
     JobRestarting,
     NotifyComplete,
@@ -38,7 +39,7 @@ from dagster_checkpoints.coordination.pending_checkpoints import PendingCheckpoi
 from dagster_checkpoints.coordination.progress import TaskProgress
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
-from dagster_checkpoints.state import PartlyFinishedUnionState, redistribution
+from dagster_checkpoints.state import PartlyFinishedUnionState, redistribution, restore
 from simulation import deployment, storage, writing
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
@@ -290,6 +291,40 @@ def _abort_does_not_resume() -> Patches:
     yield TaskLifecycle, "_aborted", broken
 
 
+def _half_an_upload_stays() -> Patches:
+    abort = PendingCheckpoints._abort
+
+    def broken(self: Any, *arguments: Any, **named: Any) -> Any:
+        return [a for a in abort(self, *arguments, **named) if not isinstance(a, DiscardStates) or a.states]
+
+    yield PendingCheckpoints, "_abort", broken
+
+
+def _new_channel_left_out() -> Patches:
+    restore = WatermarkValve.restore
+
+    def broken(self: Any, state: Any) -> Any:
+        restored = restore(self, state)
+        for channel in self._channels.values():
+            channel.aligned = channel.aligned and channel.watermark >= self._output
+        return restored
+
+    yield WatermarkValve, "restore", broken
+
+
+def _older_completes_after_unknown_outcome() -> Patches:
+    subsume = PendingCheckpoints._subsume_older
+
+    def broken(self: Any, checkpoint_id: int, message: str) -> Any:
+        return [] if "may have" in message else subsume(self, checkpoint_id, message)
+
+    yield PendingCheckpoints, "_subsume_older", broken
+
+
+def _ended_predecessor_refused() -> Patches:
+    yield restore, "_ended", lambda metadata, recorded: {name: len(stage.finished) for name, stage in recorded.items()}
+
+
 FAULTS = (
     Fault("a closed channel is not counted", _closed_channel_not_counted),
     Fault("the first notice after the end lets a task go, though triggered before it", _first_notice_ends_the_task),
@@ -314,6 +349,11 @@ FAULTS = (
     Fault("only the first instance of a root is triggered", _roots_not_triggered),
     Fault("a restart does not wait for what is being finalized", _restart_while_finalizing),
     Fault("a failed suspend does not let its tasks go on", _abort_does_not_resume),
+    # These the simulator has found in the core itself.
+    Fault("half an upload stays when nobody had acknowledged", _half_an_upload_stays),
+    Fault("a new channel is left out after a second restore", _new_channel_left_out),
+    Fault("an older checkpoint completes after an unknown outcome", _older_completes_after_unknown_outcome),
+    Fault("a finished stage behind one at its end of data cannot be restored", _ended_predecessor_refused),
 )
 
 
