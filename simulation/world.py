@@ -352,7 +352,7 @@ class World:
         restored = process.restored
         waits = process.config.tasks_wait_for_final_checkpoint
         opened = all(task.started for task in process.running) and not any(task.failed for task in process.tasks.values())
-        if restored is None or not waits or process.checked == process.attempt or not opened:
+        if restored is None or not waits or process.checked == process.attempt or not opened or process.superseded:
             return
         process.checked = process.attempt
         self._check_written(process, restored.metadata, "after the restore")
