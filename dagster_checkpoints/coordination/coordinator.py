@@ -240,10 +240,10 @@ class CheckpointCoordinator:
                         self._tasks.let_go(completed, now)
                     if self._stop is not None and completed.checkpoint_id == self._stop.checkpoint_id:
                         self._stop.completed()
-                case CheckpointFailed(int(checkpoint_id), reason):
+                case CheckpointFailed(int(checkpoint_id)):
                     self._schedule.ended(checkpoint_id, failed=True, now=now)
                     if self._stop is not None and checkpoint_id == self._stop.checkpoint_id:
-                        self._stop_failed(self._stop, reason, now)
+                        self._stop_failed(self._stop, now, answered=self._stop.answered_by(actions))
 
     # Tasks
 
@@ -341,11 +341,11 @@ class CheckpointCoordinator:
         return actions
 
     def _fail_stop(self, stop: StopUnderWay, reason: FailureReason, message: str, now: float) -> list[CoordinatorAction]:
-        self._stop_failed(stop, reason, now)
+        self._stop_failed(stop, now, answered=True)
         return [RequestFailed(stop.request_id, reason, message)]
 
-    def _stop_failed(self, stop: StopUnderWay, reason: FailureReason, now: float) -> None:
-        if stop.drain and reason is FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING:
+    def _stop_failed(self, stop: StopUnderWay, now: float, *, answered: bool) -> None:
+        if not answered:
             # A task that waits for no checkpoint has ended by itself in the middle. Nothing is lost: once more, without it.
             stop.triggered_in_vain()
         elif stop.drain:

@@ -6,11 +6,12 @@ Source: FLIP-34.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
-from dagster_checkpoints.coordination.events import RequestFailed
+from dagster_checkpoints.coordination.events import CoordinatorAction, RequestFailed
 from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.coordination.plan import CheckpointPlan
 from dagster_checkpoints.coordination.progress import TaskProgress
@@ -53,6 +54,10 @@ class StopUnderWay:
     def refuse(self, request_id: str) -> RequestFailed:
         """The answer to any other request."""
         return RequestFailed(request_id, FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, self.title)
+
+    def answered_by(self, actions: Iterable[CoordinatorAction]) -> bool:
+        """Whether whoever asked for the stop is told that it has failed."""
+        return any(isinstance(action, RequestFailed) and action.request_id == self.request_id for action in actions)
 
     def plan(self, tasks: TaskProgress, *, finalizing: bool) -> CheckpointPlan | str | None:
         """The plan of the savepoint, what stands in its way for good, or None: it is triggered later or was already.

@@ -9,6 +9,7 @@ from dagster_checkpoints.coordination import (
     CheckpointTriggered,
     CoordinatorAction,
     CoordinatorEvent,
+    Declined,
     EndOfDataReached,
     FailureReason,
     MetadataWritten,
@@ -42,6 +43,13 @@ def test_the_savepoint_is_taken_once_more_without_who_has_ended() -> None:
     assert [a.request_id for a in actions if isinstance(a, RequestCompleted)] == ["r"]
     assert not [a for a in actions if isinstance(a, RequestFailed)]
     assert coordinator.stopping == "r"
+
+
+def test_a_task_that_declines_because_it_closes_fails_the_drain() -> None:
+    declined = Declined(ONE, 1, FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING)
+    _, actions = draining(declined, TaskStateChanged(ONE, TaskState.FINISHED))
+    assert [a.request_id for a in actions if isinstance(a, RequestFailed)] == ["r"]
+    assert [a.checkpoint_id for a in actions if isinstance(a, CheckpointTriggered)] == [1]
 
 
 def test_with_nobody_left_the_job_has_ended_by_itself() -> None:
