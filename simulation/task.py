@@ -23,6 +23,7 @@ from dagster_checkpoints.coordination import (
     CheckpointBarrier,
     Declined,
     EndOfPartitionReceived,
+    FailureReason,
     SnapshotInputsComplete,
     StartSnapshot,
     TakeSnapshot,
@@ -134,6 +135,11 @@ class Task(TaskLife):
     def _scan(self, channel: Channel, element: Element) -> None:
         tag = element[0]
         if tag == BARRIER:
+            if not self.process.settings.exactly_once and channel.ended == "none":
+                # What comes on this channel from now on comes again after a restore: its end, too.
+                checkpoint_id = element[1].checkpoint_id
+                self.before_end.add(checkpoint_id)
+                self.at_barrier[checkpoint_id, channel.name] = self.valve.snapshot().channels[channel.name]
             self.gate(self.handler.handle(BarrierReceived(channel.name, element[1])))
         elif tag == CANCEL:
             self.gate(self.handler.handle(CancellationReceived(channel.name, element[1])))
@@ -228,6 +234,12 @@ class Task(TaskLife):
                 case UnblockChannels(names):
                     for name in names:
                         self._channel(name).blocked = False
+                case TakeSnapshot(barrier) if self.life.operators_finished and barrier.checkpoint_id in self.before_end:
+                    # At-least-once: its data ended behind the barrier of an upstream task, which would go on after a restore
+                    # and find nobody who listens.
+                    self.send((CANCEL, barrier.checkpoint_id))
+                    reason = FailureReason.CHECKPOINT_DECLINED_INPUT_END_OF_STREAM
+                    self.report(Declined(self.id, barrier.checkpoint_id, reason))
                 case TakeSnapshot(barrier):
                     check(self.due is None, f"{self.id}: a second snapshot while one is due")
                     self.due = barrier

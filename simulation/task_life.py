@@ -17,6 +17,7 @@ from dagster_checkpoints.coordination import (
     BarrierAction,
     BarrierHandler,
     CancellationReceived,
+    ChannelWatermark,
     CheckpointBarrier,
     Declined,
     EndOfDataReached,
@@ -115,6 +116,10 @@ class TaskLife(ABC):
         self.files: tuple[str, ...] = ()
         self.fail_at = ""
         """What will raise the next time it happens."""
+        self.before_end: set[int] = set()
+        """At-least-once: checkpoints of which a barrier has come in front of its channel's end of data."""
+        self.at_barrier: dict[tuple[int, str], ChannelWatermark] = {}
+        """At-least-once: by checkpoint and channel, what was known of event time when the barrier came."""
         self.capturing: dict[int, tuple[CheckpointBarrier, Snapshot, TaskStatistics]] = {}
         self.stopped_by: int | None = None
         """The stop's savepoint whose snapshot was taken: no record may be processed any more."""
@@ -297,7 +302,7 @@ class TaskLife(ABC):
             self.fail_at = ""
             self.report(Declined(self.id, checkpoint_id, FailureReason.CHECKPOINT_DECLINED, "the snapshot failed"))
             return
-        self._pin(taken, overtaking)
+        self._pin(taken, checkpoint_id)
         if overtaking:
             self._overtake(taken, barrier)
         else:
@@ -311,7 +316,7 @@ class TaskLife(ABC):
         else:
             self.process.submit_upload(self, barrier, taken, statistics)
 
-    def _pin(self, taken: Snapshot, overtaking: bool) -> None:
+    def _pin(self, taken: Snapshot, checkpoint_id: int) -> None:
         taken.after_finish = self.life.operators_finished
         taken.watermark = self.watermark
         taken.splits = tuple((split, position) for split, position in self.splits)
@@ -326,7 +331,9 @@ class TaskLife(ABC):
                 taken.channels[channel.name] = (ended, None, ())
             else:
                 in_flight = () if active else tuple(channel.held)
-                taken.channels[channel.name] = (channel.ended, valve.channels[channel.name], in_flight)
+                now = (channel.ended, valve.channels[channel.name], in_flight)
+                then = self.at_barrier.get((checkpoint_id, channel.name))
+                taken.channels[channel.name] = now if then is None else ("none", then, in_flight)
         if not taken.after_finish:
             self.files = (*self.files[-2:], self.process.new_file())
             taken.files = self.files
