@@ -164,6 +164,6 @@ def _budgets(r: random.Random, theme: str, settings: Settings) -> dict[str, int]
         budgets.update(dict.fromkeys(FAULTS, 0))
         budgets["restart"] = 0
         budgets["suspend"] = 0
-        if settings.config.interval is not None:
+        if not settings.config.checkpoints_after_tasks_finish:
             budgets["drain"] = 0
     return budgets

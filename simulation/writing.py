@@ -31,6 +31,7 @@ from simulation.storage import (
     CheckpointDiscarded,
     Metadata,
     OutcomeUnknown,
+    OwnershipLost,
     Savepoint,
     Steps,
     StorageError,
@@ -197,7 +198,12 @@ class Writer(Machine):
             savepoint.metadata = metadata
         if outcome == "landed":
             raise OutcomeUnknown
-        yield from ownership.confirm()
+        try:
+            yield from ownership.confirm()
+        except OwnershipLost:
+            # It is complete, and the new owner may be restoring from it: no longer ours to delete.
+            self._kept.add(checkpoint_id)
+            raise
         store.take_id(metadata)
         savepoint.marked = False
         return location
