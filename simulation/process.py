@@ -90,6 +90,8 @@ class Process(Loop):
         ownership = self.ownership
         assert ownership is not None
         yield PAUSE
+        if self.superseded:
+            raise OwnershipLost  # what it would begin from may be gone
         start = choose_start(self.world.store, ownership, self.asked_start, self.world.shapes, self.number)
         for pointer in ownership.retained:
             if pointer.kind != "savepoint":
