@@ -255,7 +255,9 @@ class RandomSchedule:
             return None
         quiet = process.running and all(t.source != "unbounded" or not t.can_read() for t in process.running)
         open_ended = any(t.source == "unbounded" and t.started for t in process.running)
-        if not quiet or not open_ended or process.completed < world.scenario.patience:
+        # With union state there may be no checkpoint before all instances have reached their end.
+        patience = 0 if world.has_union else world.scenario.patience
+        if not quiet or not open_ended or process.completed < patience:
             return None
         kind = self._random.choice(ASKED_BY_CALM)
         if not world.scenario.settings.config.tasks_wait_for_final_checkpoint:

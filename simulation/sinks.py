@@ -72,8 +72,9 @@ class SinkSystem:
                 if whose == job and (upto is None or self._on_the_way(job, instance, checkpoint, upto)):
                     found += rows
             if upto is not None:
-                for (checkpoint, whose, instance), rows in self.hidden.items():
-                    if whose == job and self._on_the_way(job, instance, checkpoint, upto):
+                for target, rows in self.hidden.items():
+                    again = target in self.visible  # a savepoint has brought them along
+                    if target[1] == job and not again and self._on_the_way(job, target[2], target[0], upto):
                         found += rows
         return found
 
