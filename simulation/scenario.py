@@ -85,6 +85,8 @@ def random_scenario(seed: int) -> Scenario:
     idle = "window" not in kinds and r.random() < 0.3
     settings = Settings(_config(r), _restart(r), barriers, r.choice((0.0, 1.0, 3.0)), idle)
     budgets = _budgets(r, theme, settings)
+    if "union" in kinds and not settings.config.tasks_wait_for_final_checkpoint:
+        budgets["drain"] = 0  # who has ended by himself would have it fail, and the job begin anew
     tasks = sum(stage.instances for stage in stages)
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))
     chaining = seed // SHAPES % 4 != 3
