@@ -33,7 +33,6 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.pipeline import TaskId
 from simulation.control import Request
 from simulation.storage import (
-    Steps,
     StorageError,
 )
 from simulation.task_life import TaskLife
@@ -157,11 +156,7 @@ class Loop(Writer):
             assert self.ownership is not None
             for pointer in self.ownership.retained:
                 if not pointer.ours and pointer.location not in kept:
-                    self.io.append(lambda location=pointer.location: self._forget(location))  # type: ignore[misc]
-
-    def _forget(self, location: str) -> Steps[None]:
-        assert self.ownership is not None
-        yield from self.ownership.forget(location)
+                    self.ownership.forget_later(pointer.location)
 
     def drain(self) -> None:
         """End every source, without a savepoint."""

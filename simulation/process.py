@@ -95,10 +95,7 @@ class Process(Loop):
         start = choose_start(self.world.store, ownership, self.asked_start, self.world.shapes, self.number)
         for pointer in ownership.retained:
             if pointer.kind != "savepoint":
-                if pointer.location in self.world.store.metadata:
-                    self.registry.register(pointer.location, self.world.store.check_whole(pointer.location).files)
-                else:
-                    ownership.gone(pointer.location)
+                self.registry.register(pointer.location, self.world.store.check_whole(pointer.location).files)
         if start.restored is not None and not start.restored.savepoint:
             self.registry.register(start.restored.location, start.restored.metadata.files)
         self._start = start

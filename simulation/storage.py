@@ -158,8 +158,7 @@ class Store:
         return [*state.retained, *([state.newest] if state.newest is not None else [])]
 
     def delete_metadata(self, location: str) -> None:
-        newest = self.state.newest if self.state is not None else None
-        check(newest is None or newest.location != location, f"{location} was deleted, and is what a restart begins from")
+        check(all(p.location != location for p in self.pointers()), f"{location} was deleted, and is listed as retained")
         self.metadata.pop(location, None)
 
     def copy_savepoint(self, location: str, number: int) -> str:
@@ -278,14 +277,15 @@ class Ownership:
         self.ensure()
         yield from self._replace(lambda s: s)
 
-    def gone(self, location: str) -> None:
-        """Its metadata is not there: a process died between deleting it and saying so."""
-        self._forgotten.add(location)
-
     def forget(self, location: str) -> Steps[None]:
+        """The state lists it no more when this is over."""
+        self.ensure()
         self._forgotten.add(location)
-        if self.state.newest is not None and self.state.newest.location == location:
+        if any(p.location == location for p in (*self.state.retained, *([self.state.newest] if self.state.newest else ()))):
             yield from self._replace(lambda s: changes.forgotten(s, location))
+
+    def forget_later(self, location: str) -> None:
+        self._forgotten.add(location)
 
     def end_job(self, status: JobStatus, *, keep: bool, ended_by: EndedBy) -> Steps[list[str]]:
         """Returns the locations that are no longer listed, and the system's to delete."""

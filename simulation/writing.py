@@ -237,7 +237,6 @@ class Writer(Machine):
         assert ownership is not None
         retained = [c.location for c in self.coordinator.completed]
         check(location not in retained, f"{location} is deleted, and is still retained")
-        ownership.ensure()
         yield from ownership.forget(location)
         yield PAUSE
         if location in store.savepoints:

@@ -199,7 +199,7 @@ class CheckpointWriter:
         kept = {checkpoint.location for checkpoint in retained}
         for pointer in ownership.retained:
             if not pointer.ours and pointer.location not in kept:
-                ownership.forget(pointer.location)
+                ownership.forget_later(pointer.location)
 
     def delete(self, checkpoint: CompletedCheckpoint) -> None:
         """Delete a checkpoint that is no longer retained, and the files that only it names."""

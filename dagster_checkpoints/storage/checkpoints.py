@@ -313,7 +313,6 @@ class CheckpointStorage:
         savepoint = self._savepoints.at(location) if self.is_savepoint(location) else None
         location = savepoint.location if savepoint is not None else self.relative(location)
         if self.ownership is not None:
-            self.ownership.ensure()
             self.ownership.forget(location)
         if savepoint is not None:
             savepoint.delete()

@@ -240,15 +240,27 @@ class Ownership:
             return pointer
 
     def forget(self, location: str) -> None:
-        """A retained checkpoint is about to be deleted: ``state.json`` stops listing it.
+        """A retained checkpoint is about to be deleted: ``state.json`` lists it no more when this returns.
 
-        At once if it is the newest, so that no restart looks for what is gone; otherwise with the next
-        replacement.
+        So nothing that is listed is ever deleted: an owner that was suspended in between, and has lost the pipeline, fails here,
+        while a later one may be restoring from that checkpoint.
+
+        Raises:
+            OwnershipLost: another run owns the pipeline: delete nothing.
+            StorageUnavailable, WriteConflict, OutcomeUnknown: it may still be listed: delete nothing. The next replacement
+                that lands does not list it.
         """
         with self._lock:
+            self.ensure()
             self._forgotten.add(location)
-            if self._state.newest is not None and self._state.newest.location == location:
+            state = self._state
+            if any(pointer.location == location for pointer in (*state.retained, *([state.newest] if state.newest else ()))):
                 self._replace(lambda state: changes.forgotten(state, location))
+
+    def forget_later(self, location: str) -> None:
+        """A savepoint is no restart's beginning any more, and stays where it is: not listed from the next replacement on."""
+        with self._lock:
+            self._forgotten.add(location)
 
     def end_job(
         self, status: JobStatus, *, keep_checkpoints: bool = True, ended_by: EndedBy = ""

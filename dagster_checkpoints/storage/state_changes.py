@@ -47,9 +47,10 @@ def claimed(state: PipelineState, pointer: CheckpointPointer) -> PipelineState:
 
 
 def forgotten(state: PipelineState, location: str) -> PipelineState:
-    """What lay there is no restart's beginning any more."""
+    """What lies there is no restart's beginning any more."""
     is_newest = state.newest is not None and state.newest.location == location
-    return msgspec.structs.replace(state, newest=None) if is_newest else state
+    retained = tuple(pointer for pointer in state.retained if pointer.location != location)
+    return msgspec.structs.replace(state, newest=None if is_newest else state.newest, retained=retained)
 
 
 def ended(

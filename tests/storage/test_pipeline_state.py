@@ -150,8 +150,41 @@ def test_a_claimed_savepoint_is_retained_until_it_is_forgotten(owner: Ownership,
     assert state.highest_checkpoint_id == 9
     owner.complete(10, "checkpoints/chk-10-1")
     owner.forget("s3://elsewhere/savepoint-9-x")
-    owner.renew()
     assert [pointer.checkpoint_id for pointer in _state(second).retained] == [10]
+
+
+def test_what_is_about_to_be_deleted_is_listed_no_more(owner: Ownership, second: CheckpointStorage) -> None:
+    owner.complete(3, "checkpoints/chk-3-1")
+    owner.complete(4, "checkpoints/chk-4-1")
+    owner.forget("checkpoints/chk-3-1")
+    assert [pointer.checkpoint_id for pointer in _state(second).retained] == [4]
+    owner.forget("checkpoints/chk-4-1")
+    state = _state(second)
+    assert state.retained == () and state.newest is None
+
+
+def test_a_savepoint_that_stays_is_listed_until_the_next_write(owner: Ownership, storage: Any, second: CheckpointStorage) -> None:
+    owner.complete(3, "savepoints/savepoint-3-x", kind="savepoint")
+    owner.complete(4, "checkpoints/chk-4-1")
+    written = storage.store.puts
+    owner.forget_later("savepoints/savepoint-3-x")
+    assert storage.store.puts == written and [p.checkpoint_id for p in owner.retained] == [4]
+    owner.renew()
+    assert [pointer.checkpoint_id for pointer in _state(second).retained] == [4]
+
+
+def test_of_two_owners_the_old_one_deletes_nothing_that_the_new_one_may_restore(
+    storage: CheckpointStorage, owner: Ownership, second: CheckpointStorage, bob: Owner, clock: Any
+) -> None:
+    for checkpoint_id in (3, 4):
+        owner.complete(checkpoint_id, storage.write_metadata(checkpoint_id, owner.epoch, b"metadata"))
+    started = clock.now
+    taken = second.acquire(bob, LEASE)
+    clock.now = started  # as if the first one's clock had stood still
+    with pytest.raises(OwnershipLost, match="run-b on host beta"):
+        storage.delete_checkpoint("checkpoints/chk-3-1")
+    assert [pointer.checkpoint_id for pointer in taken.retained] == [4, 3]
+    assert second.read_metadata("checkpoints/chk-3-1") == b"metadata"
 
 
 def test_a_job_begun_from_a_savepoint_begins_there_again_after_a_crash(owner: Ownership, second: CheckpointStorage) -> None:
