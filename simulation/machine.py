@@ -104,6 +104,11 @@ class Machine(ABC):
         self.dirty = bool(world.active)
         """Something has gone wrong of which only a later run can clear up the traces."""
         self.asked: list[Request] = []
+        self.told_to_end = False
+        """A user has ended all sources: nobody needs to say so again."""
+        self.said: deque[tuple[str, int, Any]] = deque(maxlen=6)
+        """The last acknowledgements and declines: they may come once more."""
+        self.shut_down = False
         self.restored: Restored | None = None
         self.checked = 0
         """The last attempt whose restored sinks were compared."""

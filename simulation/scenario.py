@@ -19,7 +19,7 @@ SHAPES = 1500
 """So many different pipelines; schedules, settings and faults are different for every seed."""
 
 FAULTS = (
-    "task", "upload", "decline", "commit", "finish", "snapshot", "write", "crash", "pause", "cancel",
+    "task", "upload", "decline", "commit", "finish", "snapshot", "write", "crash", "pause", "cancel", "repeat", "lose",
 )  # fmt: skip
 """What goes wrong."""
 ASKS = ("checkpoint", "savepoint", "suspend", "drain", "end_source", "end_all", "restart")
@@ -138,13 +138,15 @@ THEMES: dict[str, tuple[int, str]] = {
     "quiet": (2, ""),
     "tasks": (
         5,
-        "task:012 upload:012 decline:01 commit:01 finish:01 snapshot:01 checkpoint:01 savepoint:01 drain:001 restart:01",
+        "task:012 upload:012 decline:01 commit:01 finish:01 snapshot:01 checkpoint:01 savepoint:01 drain:001 restart:01 "
+        "repeat:012 end_all:0001",
     ),
-    "storage": (4, "write:124 upload:01 checkpoint:012 savepoint:012 suspend:01 task:01 crash:01 restart:12"),
+    "storage": (4, "write:124 upload:01 checkpoint:012 savepoint:012 suspend:01 task:01 crash:01 restart:12 repeat:012"),
     "owners": (5, "crash:012 pause:012 write:001 restart:23 checkpoint:01 savepoint:01 suspend:001 task:001 cancel:001"),
     "stops": (
         5,
-        "suspend:012 drain:01 savepoint:01 decline:01 upload:01 commit:001 task:001 snapshot:001 end_source:01 restart:12",
+        "suspend:012 drain:01 savepoint:01 decline:01 upload:01 commit:001 task:001 snapshot:001 end_source:01 restart:12 "
+        "repeat:001 end_all:001",
     ),
     "rescaling": (5, "suspend:12 savepoint:01 crash:01 task:01 end_source:01 checkpoint:01 restart:23"),
 }

@@ -206,6 +206,8 @@ class RandomSchedule:
         number = process.number
         if process.paused:
             return ("wake", number) if world.current is not process and self._chance() < 0.3 else None
+        if process.shut_down and process.said and world.budgets["repeat"]:
+            return ("repeat", number, int(self._chance() * len(process.said)))
         left = [what for what, budget in world.budgets.items() if budget and what not in ("write", "upload", "restart")]
         if not left:
             return ("calm",) if self._chance() < 0.05 else None
@@ -216,8 +218,13 @@ class RandomSchedule:
         if what in ("crash", "pause", "cancel"):
             writing = process.at_write or process.io_at_write
             return (what, number) if writing or self._chance() < 0.3 else None
+        if what == "repeat":
+            return ("repeat", number, int(self._chance() * len(process.said))) if process.said else None
         if not process.running:
             return None
+        if what == "lose":
+            told = [t.number for t in process.running if any(m[0] in ("complete", "aborted") for m in t.mailbox)]
+            return ("lose", number, r.choice(told)) if told else None
         task = r.choice(process.running)
         if task.source and process.may_idle and self._chance() < 0.5:
             return ("idle", number, task.number)
@@ -251,7 +258,7 @@ class RandomSchedule:
         process = world.current
         if process is None or process.paused:
             return None
-        if any(not r.answer for r in process.asked):
+        if process.told_to_end or any(not r.answer for r in process.asked):
             return None
         quiet = process.running and all(t.source != "unbounded" or not t.can_read() for t in process.running)
         open_ended = any(t.source == "unbounded" and t.started for t in process.running)
