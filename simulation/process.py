@@ -112,9 +112,9 @@ class Process(Loop):
         """Say that the job runs from there: only once all of its state is here."""
         ownership = self.ownership
         assert ownership is not None
-        self._start = start
         before = ownership.previous.job
         self.job_id = yield from ownership.begin_job(resume=start.resume, restored=start.pointer)
+        self._start = start
         self._set_lineage(start, before.job_id)
         if start.claimed and start.pointer is not None:
             yield from ownership.claim(start.pointer)
@@ -197,7 +197,7 @@ class Process(Loop):
         self.restarting = False
         self.count("attempts")
         try:
-            self.drain_if_wanted()  # asked during a stop that has failed over
+            yield from self._confirm_ownership()
             while len(self.finished) < self.shape.graph.instance_count:
                 yield TURN
                 self._turn()
@@ -211,6 +211,17 @@ class Process(Loop):
             return error
         finally:
             self.tasks_stopped()
+
+    def _confirm_ownership(self) -> Steps[None]:
+        """Building a deployment takes a while: before it touches the sinks it must be known that nobody else does by now."""
+        assert self.ownership is not None
+        while True:
+            try:
+                yield from self.ownership.confirm()
+                return
+            except (StorageUnavailable, OutcomeUnknown):
+                if self.queue:
+                    self._take(self.queue.popleft())
 
     def tasks_stopped(self) -> None:
         """Those that had not finished are cancelled."""
@@ -258,6 +269,8 @@ class Process(Loop):
                 CompletedCheckpoint(latest.plan.checkpoint_id, latest.location, properties) if latest is not at_start else None
             )
             self.handle(JobRestarting(frozenset(latest.plan.finished), known))
+        if self.control.stop is None:
+            self.drain_if_wanted()  # asked during the stop that has failed over
         self.restored = latest
         return None
 
