@@ -87,6 +87,8 @@ def random_scenario(seed: int) -> Scenario:
     budgets = _budgets(r, theme, settings)
     if "union" in kinds and not settings.config.tasks_wait_for_final_checkpoint:
         budgets["drain"] = 0  # who has ended by himself would have it fail, and the job begin anew
+    if "union" in kinds:
+        budgets["lose"] = 0  # all instances of a stage with union list state must go with the same checkpoint
     tasks = sum(stage.instances for stage in stages)
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))
     chaining = seed // SHAPES % 4 != 3
@@ -139,14 +141,14 @@ THEMES: dict[str, tuple[int, str]] = {
     "tasks": (
         5,
         "task:012 upload:012 decline:01 commit:01 finish:01 snapshot:01 checkpoint:01 savepoint:01 drain:001 restart:01 "
-        "repeat:012 end_all:0001",
+        "repeat:012 lose:0012 end_all:0001",
     ),
     "storage": (4, "write:124 upload:01 checkpoint:012 savepoint:012 suspend:01 task:01 crash:01 restart:12 repeat:012"),
     "owners": (5, "crash:012 pause:012 write:001 restart:23 checkpoint:01 savepoint:01 suspend:001 task:001 cancel:001"),
     "stops": (
         5,
         "suspend:012 drain:01 savepoint:01 decline:01 upload:01 commit:001 task:001 snapshot:001 end_source:01 restart:12 "
-        "repeat:001 end_all:001",
+        "repeat:001 lose:001 end_all:001",
     ),
     "rescaling": (5, "suspend:12 savepoint:01 crash:01 task:01 end_source:01 checkpoint:01 restart:23"),
 }

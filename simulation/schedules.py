@@ -223,7 +223,7 @@ class RandomSchedule:
         if not process.running:
             return None
         if what == "lose":
-            told = [t.number for t in process.running if any(m[0] in ("complete", "aborted") for m in t.mailbox)]
+            told = [t.number for t in process.running if any(t.may_miss(m) for m in t.mailbox)]
             return ("lose", number, r.choice(told)) if told else None
         task = r.choice(process.running)
         if task.source and process.may_idle and self._chance() < 0.5:

@@ -196,6 +196,15 @@ class TaskLife(ABC):
         if not self.ready:
             self.look_whether_ready()
 
+    def may_miss(self, mail: Any) -> bool:
+        """Whether the job must come to its end although this notice never arrives: a later checkpoint's says as much.
+
+        None is later than a stop's savepoint; and whoever has reached its end waits for the outcome of each one that had begun
+        before, whatever later ones say.
+        """
+        kind, checkpoint_id = mail
+        return kind in ("complete", "aborted") and checkpoint_id != self.stopped_by and checkpoint_id not in self.life._awaited
+
     def take_mail(self) -> None:
         self.guarded(self._take, self.mailbox.popleft())
 

@@ -339,7 +339,7 @@ class World:
     def _lose(self, number: int, task: int) -> bool:
         """The next notice of a checkpoint's outcome does not reach the task."""
         found = self._task(number, task)
-        mail = None if found is None else next((m for m in found.mailbox if m[0] in ("complete", "aborted")), None)
+        mail = None if found is None else next((m for m in found.mailbox if found.may_miss(m)), None)
         if found is None or mail is None or not self._spend("lose"):
             return False
         found.mailbox.remove(mail)
