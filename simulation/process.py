@@ -191,7 +191,7 @@ class Process(Loop):
         self.attempt += 1
         deploy(self, restored, self._start)
         if restored is not None and not restored.savepoint:
-            self.registry.known(restored.metadata.files)
+            self.known(restored)
 
     def _one_attempt(self) -> Steps[BaseException | None]:
         self.restarting = False

@@ -369,6 +369,16 @@ class Ownership:
         self.deadline = sent_at + self._seconds * SAFETY
 
 
+def content_of(name: str) -> str:
+    """What is in a file of this name in shared/: equal contents have equal ones, whoever stored them."""
+    return name.partition("-")[0]
+
+
+def stored_by(name: str) -> int:
+    """The epoch of the owner that has stored a file of this name."""
+    return int(name.partition("-")[2] or 0)
+
+
 def pointer_to(checkpoint_id: int, location: str, kind: str, epoch: int, job_id: int) -> CheckpointPointer:
     return CheckpointPointer(
         checkpoint_id=checkpoint_id, location=location, kind=kind, epoch=epoch, job_id=job_id, completed_at=_LONG_AGO

@@ -113,7 +113,7 @@ class TaskLife(ABC):
         self.suspended = False
         self.read: dict[int, list[int]] = {}
         self.written = [0, 0]
-        self.files: tuple[str, ...] = ()
+        self.contents: tuple[str, ...] = ()
         self.fail_at = ""
         """What will raise the next time it happens."""
         self.before_end: set[int] = set()
@@ -160,7 +160,7 @@ class TaskLife(ABC):
         for output in self.outputs:
             output.count, output.total = ghost.sent.get(output.edge, (0, 0))
         self.written = list(ghost.written)
-        self.files = snapshot.files
+        self.contents = snapshot.contents
 
     def report(self, event: object) -> None:
         self.process.report(self.attempt, event)
@@ -344,9 +344,16 @@ class TaskLife(ABC):
                 then = self.at_barrier.get((checkpoint_id, channel.name))
                 taken.channels[channel.name] = now if then is None else ("none", then, in_flight)
         if not taken.after_finish:
-            self.files = (*self.files[-2:], self.process.new_file())
-            taken.files = self.files
+            content = self._content()
+            if content not in self.contents:
+                self.contents = (*self.contents[-2:], content)
+            taken.contents = self.contents
         taken.ghost = self.ghost()
+
+    def _content(self) -> str:
+        """Of the file that a snapshot adds: what was processed decides, whoever does it, and however often."""
+        done = sum(pair[0] for pair in self.read.values()) + sum(position for _, position in self.splits)
+        return f"{self.process.asked_start.variant}.{self.number}@{done}"
 
     def ghost(self) -> Ghost:
         return Ghost(
