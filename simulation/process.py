@@ -29,7 +29,7 @@ from simulation.control import Control, Request, StopFailed
 from simulation.deployment import deploy
 from simulation.loop import AttemptFailed, Canceled, FetchFailed, JobFailed, Loop
 from simulation.machine import LEASE, TURN
-from simulation.restoring import From, NothingToRestore, Restored, StartPoint, choose_start, read_restored
+from simulation.restoring import From, NothingToRestore, Restored, StartPoint, choose_start, job_is_over, read_restored
 from simulation.storage import (
     OK,
     PAUSE,
@@ -94,6 +94,8 @@ class Process(Loop):
         yield from self._read()
         if self.superseded:
             raise OwnershipLost  # what it would begin from may be gone
+        if job_is_over(ownership.previous) and ownership.previous.newest is not None:
+            self.dirty = True  # its end could not be said: what is left is swept once the newest is named no more
         start = choose_start(self.world.store, ownership, self.asked_start, self.world.shapes, self.number)
         for pointer in ownership.retained:
             if pointer.kind != "savepoint":
