@@ -29,6 +29,7 @@ from simulation.control import Control, Request
 from simulation.restoring import From, Restored, StartPoint
 from simulation.shapes import Shape
 from simulation.storage import (
+    PAUSE,
     PUT,
     WAIT,
     Ownership,
@@ -236,6 +237,11 @@ class Machine(ABC):
     @property
     def io_at_write(self) -> bool:
         return self.io_waits == PUT
+
+    @property
+    def io_stands(self) -> bool:
+        """In front of a write, or between a check and what relies on it."""
+        return self.io_waits in (PUT, PAUSE)
 
     @property
     def io_may_go_on(self) -> bool:

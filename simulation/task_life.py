@@ -199,11 +199,11 @@ class TaskLife(ABC):
     def may_miss(self, mail: Any) -> bool:
         """Whether the job must come to its end although this notice never arrives: a later checkpoint's says as much.
 
-        None is later than a stop's savepoint; and whoever has reached its end waits for the outcome of each one that had begun
-        before, whatever later ones say.
+        That of one triggered after the end of the data. None is later than a stop's savepoint; and a task waits for the outcome
+        of each one that had begun before its end, whatever later ones say.
         """
         kind, checkpoint_id = mail
-        return kind in ("complete", "aborted") and checkpoint_id != self.stopped_by and checkpoint_id not in self.life._awaited
+        return kind in ("complete", "aborted") and checkpoint_id != self.stopped_by and checkpoint_id in self.life._after_finish
 
     def take_mail(self) -> None:
         self.guarded(self._take, self.mailbox.popleft())
