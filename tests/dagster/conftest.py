@@ -100,11 +100,16 @@ def assets_of() -> Callable[[Pipeline], dg.AssetsDefinition]:
 
 @pytest.fixture
 def materialize() -> Callable[..., dg.ExecuteInProcessResult]:
-    """Materializes assets with a coordinator; a failure is in the result."""
+    """Materializes assets with a coordinator; a failure is in the result, unless it is to be raised."""
 
-    def run(assets: dg.AssetsDefinition, coordinator: CheckpointCoordinatorResource, **options: Any) -> dg.ExecuteInProcessResult:
+    def run(
+        assets: dg.AssetsDefinition,
+        coordinator: CheckpointCoordinatorResource,
+        raise_on_error: bool = False,
+        **options: Any,
+    ) -> dg.ExecuteInProcessResult:
         resources = {"checkpoint_coordinator": coordinator}
-        return dg.materialize([assets], resources=resources, raise_on_error=False, **options)
+        return dg.materialize([assets], resources=resources, raise_on_error=raise_on_error, **options)
 
     return run
 
