@@ -56,7 +56,7 @@ def coordinator(tmp_path: Path) -> Callable[..., CheckpointCoordinatorResource]:
             "storage": str(tmp_path / "storage"),
             "work_directory": str(tmp_path / "work"),
             "restart_attempts": 0,
-            "lease_seconds": 5.0,
+            "lease_seconds": 30.0,  # no test here waits for one; a busy machine may stand still for seconds
             "spark_config": SPARK,
         }
         return CheckpointCoordinatorResource(**{**defaults, **settings})
