@@ -167,10 +167,6 @@ class CheckpointStorage:
 
         return dict(zip(named, run_all(self._executor(), upload, named.values()), strict=True))
 
-    def reference_files(self, checkpoint_id: int, names: Iterable[str]) -> None:
-        """A pending checkpoint names files that are :meth:`known` or this owner's, without their bytes."""
-        self.shared_state.register(self._own_key(checkpoint_id), names)
-
     def fetch_state(self, files: Iterable[StateFileLike], destination: Path, *, checkpoint: str = "") -> None:
         """Fetch state files to ``destination/<file.path>``, in parallel, verifying size and sha256.
 
