@@ -87,6 +87,14 @@ class TaskFailure(Exception):
         self.cause = cause
 
 
+class NotDeployed(Exception):
+    """A restart could not be deployed: a stage could not be built, or storage did not answer."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 class JobLoop:
     """What exists once a job has its Spark session and a first deployment.
 
