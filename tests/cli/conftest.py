@@ -31,9 +31,11 @@ from dagster_checkpoints.state import (
 )
 from dagster_checkpoints.storage import (
     Answer,
+    CheckpointCountsStatus,
     CheckpointStatus,
     CheckpointStorage,
     ControlRequest,
+    FailureStatus,
     InstanceStatus,
     Owner,
     Ownership,
@@ -43,6 +45,7 @@ from dagster_checkpoints.storage import (
     StageStatus,
     StopStatus,
     StoredFile,
+    VertexPart,
     open_store,
 )
 from resources.embedded_s3 import EmbeddedS3
@@ -236,6 +239,25 @@ class World:
                 duration=0.8,
                 new_bytes=1_500_000,
                 total_bytes=48_000_000,
+                parts=(
+                    VertexPart(stages=("live",), acknowledged_after=0.1),
+                    VertexPart(
+                        stages=("departures", "delays"),
+                        acknowledged_after=0.7,
+                        alignment_seconds=0.5,
+                        sync_seconds=0.2,
+                        async_seconds=0.1,
+                    ),
+                ),
+            ),
+            "last_failure": FailureStatus(
+                checkpoint_id=41,
+                reason="CHECKPOINT_EXPIRED",
+                message="not complete within 600 s",
+                failed_at=datetime.now(UTC) - timedelta(minutes=5),
+            ),
+            "checkpoints": CheckpointCountsStatus(
+                triggered=41, completed=39, failed=1, savepoints=2, duration_p50=0.3, duration_p99=0.9, duration_max=4.0
             ),
             "stop": None,
         }
