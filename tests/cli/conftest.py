@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -191,12 +192,12 @@ class World:
             paths[text] = folder / str(number)
             paths[text].write_text(text)
         stored = upload(paths)
-        self.files = {text: StateFile(texts[text], found.sha256, found.size) for text, found in stored.items()}
+        self.files = {text: StateFile(texts[text], found.sha256, found.size, found.stored_by) for text, found in stored.items()}
         self.bytes = sum({file.sha256: file.size for file in self.files.values()}.values())
 
         def look_up(path: str, text: str) -> StateFile:
             found = self.files.get(text)
-            return StateFile(path, found.sha256, found.size) if found else StateFile(path, "0" * 64, 0)
+            return msgspec.structs.replace(found, path=path) if found else StateFile(path, "0" * 64, 0)
 
         return metadata_of(checkpoint_id, kind, look_up, **changes)
 
