@@ -326,7 +326,6 @@ class JobExecution:
             self._queue,
             io,
             self._on_event,
-            self._status,
             self._log,
         )
         loop.passed_over = tuple(DiscardCheckpoint(checkpoint) for checkpoint in start.passed_over)

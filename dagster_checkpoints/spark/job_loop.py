@@ -64,7 +64,6 @@ from dagster_checkpoints.spark.mail import (
 )
 from dagster_checkpoints.spark.reporting import checkpoint_done, savepoint_done, stage_rows
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
-from dagster_checkpoints.spark.status import StatusReporter
 from dagster_checkpoints.spark.task import Task
 from dagster_checkpoints.storage import StorageError
 
@@ -127,7 +126,6 @@ class JobLoop:
         items: queue.SimpleQueue[Item],
         io: ThreadPoolExecutor,
         on_event: Callable[[JobEvent], None],
-        status: StatusReporter,
         log: logging.Logger,
     ) -> None:
         self.pipeline = pipeline
@@ -147,7 +145,6 @@ class JobLoop:
         self._items = items
         self._io = io
         self._on_event = on_event
-        self._status = status
         self._log = log
         self._drain_later = False
         self._triggered: set[str] = set()
@@ -217,7 +214,6 @@ class JobLoop:
 
     def perform(self, action: CoordinatorAction) -> None:
         """Do what the coordinator asks for."""
-        self._status.saw(action)
         match action:
             case TriggerTask(task, barrier):
                 if task in self.tasks and task not in self.finished:
