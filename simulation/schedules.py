@@ -216,7 +216,7 @@ class RandomSchedule:
             seconds = r.choice((2.0, 30.0, DEADLINE)) if process.config.tasks_wait_for_final_checkpoint else DEADLINE
             return ("ask", number, what, r.randrange(len(process.shape.stages)), seconds)
         if what in ("crash", "pause", "cancel"):
-            writing = process.at_write or process.io_stands
+            writing = process.at_write or process.io_stands or any(task.opening for task in process.running)
             return (what, number) if writing or self._chance() < 0.3 else None
         if what == "repeat":
             return ("repeat", number, int(self._chance() * len(process.said))) if process.said else None

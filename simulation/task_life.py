@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import (
@@ -97,6 +97,8 @@ class TaskLife(ABC):
         self.splits: list[list[int]] = []
         """Of a source: [split, position]."""
         self.started = False
+        self.opening: Generator[None] | None = None
+        """What is left of opening the sink."""
         self.done = False
         self.failed = False
         self.due: CheckpointBarrier | None = None
@@ -177,15 +179,25 @@ class TaskLife(ABC):
         self.close()
         self.process.task_failed(self, message)
 
-    def start(self) -> None:
-        self.started = True
-        self.guarded(self._start)
+    def start(self, *, at_once: bool) -> None:
+        """Open the sink, one step of it or all of them, and then begin."""
+        self.guarded(self._open, at_once)
 
-    def _start(self) -> None:
+    def _open(self, at_once: bool) -> None:
         restored = self.restored
         if self.sink is not None:
-            transactions = None if self.new_start else restored.transactions if restored else ()
-            self.sink.open(transactions, self.take_back_after, restored.with_rows if restored else {}, self.others)
+            if self.opening is None:
+                transactions = None if self.new_start else restored.transactions if restored else ()
+                held = restored.with_rows if restored else {}
+                self.opening = self.sink.open(transactions, self.take_back_after, held, self.others)
+            for _ in self.opening:
+                if not at_once:
+                    return
+        self.opening = None
+        self.started = True
+        self._start(restored)
+
+    def _start(self, restored: Snapshot | None) -> None:
         self.report(TaskStateChanged(self.id, TaskState.RUNNING))
         if restored is not None and restored.after_finish:
             self.said_max = self.finished_operators = True

@@ -194,7 +194,7 @@ class World:
             return False
         for one in list(found.process.running) if all_of_them else (found,):
             if not one.started:
-                one.start()
+                one.start(at_once=all_of_them)
         self._check_opened(found.process)
         return True
 
