@@ -1,7 +1,7 @@
 """The world outside: where sinks commit to. Survives every crash.
 
-Mirrors `sinks.parquet`, `sinks.fence` and `sinks.taken_back`: transactions are staged, committed under the name of checkpoint, job
-and instance, and taken out of sight when the job goes back to an older checkpoint. `Branches` is the real one.
+Mirrors `sinks.parquet`, `sinks.fence` and `sinks.taken_back`: transactions are staged, committed under the name of checkpoint,
+job and instance, and taken out of sight when the job goes back to an older checkpoint. `Branches` is the real one.
 """
 
 from __future__ import annotations

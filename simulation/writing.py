@@ -191,8 +191,8 @@ class Writer(Machine):
         if outcome == "lost":
             raise OutcomeUnknown
         if store.savepoints.get(location) is not savepoint:
-            store.savepoints[location] = Savepoint(location, True, self.epoch)  # swept meanwhile: metadata without files
-            store.savepoints[location].metadata = metadata
+            # Swept meanwhile: metadata without files. Nobody is told that it is complete; whoever names it hears what is gone.
+            store.savepoints[location] = Savepoint(location, True, self.epoch, metadata=metadata, deleted=True)
         else:
             savepoint.metadata = metadata
         if outcome == "landed":
