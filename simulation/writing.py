@@ -131,6 +131,10 @@ class Writer(Machine):
         except OutcomeUnknown:
             self._kept.add(checkpoint_id)
             return MetadataOutcomeUnknown(checkpoint_id, "unknown")
+        except OwnershipLost as error:
+            # Its metadata may be written, and the new owner may be restoring from it: no longer ours to delete.
+            self._kept.add(checkpoint_id)
+            return MetadataWriteFailed(checkpoint_id, repr(error))
         except PartlyFinishedUnionState as error:
             stuck = self.config.tasks_wait_for_final_checkpoint and self._union_partly_finished(metadata)
             check(not stuck, f"no checkpoint is possible any more: {error}")
@@ -197,12 +201,7 @@ class Writer(Machine):
             savepoint.metadata = metadata
         if outcome == "landed":
             raise OutcomeUnknown
-        try:
-            yield from ownership.confirm()
-        except OwnershipLost:
-            # It is complete, and the new owner may be restoring from it: no longer ours to delete.
-            self._kept.add(checkpoint_id)
-            raise
+        yield from ownership.confirm()
         store.take_id(metadata)
         savepoint.marked = False
         return location
