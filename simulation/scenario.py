@@ -155,7 +155,7 @@ THEMES: dict[str, tuple[int, str]] = {
         "suspend:012 drain:01 savepoint:01 decline:01 upload:01 commit:001 task:001 snapshot:001 end_source:01 restart:12 "
         "repeat:001 lose:001 end_all:001",
     ),
-    "going back": (3, "pause:123 crash:01 checkpoint:123 savepoint:012 suspend:01 task:001 restart:234"),
+    "going back": (6, "pause:123 crash:01 checkpoint:123 savepoint:012 suspend:01 task:001 restart:234"),
     "rescaling": (5, "suspend:12 savepoint:01 crash:01 task:01 end_source:01 checkpoint:01 restart:23"),
 }
 """What a world is about, how often, and how many of each fault and ask: one of the digits.

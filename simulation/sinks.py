@@ -132,8 +132,9 @@ class TaskSink:
         for transaction in transactions:
             if transaction.name in held and transaction.target not in system.visible:
                 system.staged[transaction.name] = (self._instance, held[transaction.name])
+        # No stop in front of taking back: no file system renames under a fence, so who is paused for a whole lease just here
+        # hides what newer owners have committed (`sinks.fence`).
         system.take_fence(self._instance, self._epoch)
-        yield
         if take_back_after is not None:
             staged = [t.target for t in transactions if t.name in system.staged]
             for job, instance in self._mine():

@@ -179,7 +179,8 @@ class Store:
     def delete_savepoint(self, location: str) -> None:
         """Delete a savepoint's directory; a complete one is the user's, unless it was claimed."""
         savepoint = self.savepoints.pop(location, None)
-        users = savepoint is not None and savepoint.metadata is not None and location not in self.claimed
+        whole = savepoint is not None and savepoint.metadata is not None and not savepoint.deleted
+        users = whole and location not in self.claimed
         check(not users, f"the user's savepoint {location} was deleted by the system")
 
 
