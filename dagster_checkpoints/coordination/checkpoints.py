@@ -108,9 +108,11 @@ class AcknowledgeAnswer(Enum):
 
     SUCCESS = "success"
     DUPLICATE = "duplicate"
-    """The task had already acknowledged; nothing changes, nothing is thrown away."""
+    """The task had already acknowledged, or the checkpoint has completed, or may have; nothing changes, nothing is thrown
+    away."""
     UNKNOWN = "unknown"
-    """No checkpoint of that id was ever triggered here; the state is thrown away."""
+    """No checkpoint of that id was ever triggered here, or the pending one does not wait for the task, which had finished
+    before; the state is thrown away."""
     DISCARDED = "discarded"
     """The checkpoint is already disposed of; the late state is thrown away."""
 
@@ -199,8 +201,10 @@ class PendingCheckpoint:
         return task in self.plan.wait and task not in self.states
 
     def acknowledge(self, task: TaskId, state: object, statistics: TaskStatistics, now: float) -> AcknowledgeAnswer:
-        if not self.waits_for(task):
+        if task in self.states:
             return AcknowledgeAnswer.DUPLICATE
+        if task not in self.plan.wait:
+            return AcknowledgeAnswer.UNKNOWN
         self.states[task] = state
         self.statistics[task] = statistics
         self.acknowledged_at = now

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
-from dagster_checkpoints.coordination.checkpoints import AcknowledgeAnswer, CompletedCheckpoint
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import CheckpointStillFinalizing
 from dagster_checkpoints.coordination.events import (
@@ -161,7 +161,7 @@ class CheckpointCoordinator:
             UnknownTask: the event names a task that is not in the graph.
             CheckpointStillFinalizing: JobRestarting while metadata is being written.
         """
-        actions = self._after_shutdown(event) if self._shut_down else self._handle(event, now)
+        actions = self._after_shutdown(event, now) if self._shut_down else self._handle(event, now)
         self.statistics.observe(event, actions, now)
         return actions
 
@@ -219,13 +219,13 @@ class CheckpointCoordinator:
                 return self._shutdown(event)
         assert_never(event)
 
-    def _after_shutdown(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
+    def _after_shutdown(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
         reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
         match event:
             case CheckpointRequested(request_id) | StopRequested(request_id):
                 return [RequestFailed(request_id, reason, reason.value)]
             case Acknowledged():
-                return self._pending.late(event, AcknowledgeAnswer.DISCARDED)
+                return self._pending.acknowledge(event, now)
             case _:
                 return []
 

@@ -25,6 +25,7 @@ from dagster_checkpoints.coordination import (
     CoordinatorEvent,
     Declined,
     DiscardCheckpoint,
+    DiscardLateState,
     DiscardStates,
     DrainBegan,
     EndOfDataReached,
@@ -223,6 +224,44 @@ def test_a_duplicate_after_completion_throws_nothing_away(graph_of: Graphs) -> N
     late = job.ack(1, A)
     assert answers(late) == [AcknowledgeAnswer.DUPLICATE]
     assert pick(late, DiscardStates) == []
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        # Nobody knows whether the store names it.
+        [MetadataOutcomeUnknown(1, "?")],
+        [MetadataOutcomeUnknown(1, "?"), Shutdown(JobStatus.FAILED)],
+        [Shutdown(JobStatus.FAILED)],
+        [Shutdown(JobStatus.CANCELED), MetadataWritten(1, "chk-1")],
+        # The store names it.
+        [MetadataWritten(1, "chk-1"), Shutdown(JobStatus.FAILED)],
+    ],
+    ids=lambda events: ", ".join(type(event).__name__ for event in events),
+)
+def test_a_repeated_acknowledgement_throws_nothing_away_that_the_store_may_name(
+    graph_of: Graphs, after: list[CoordinatorEvent]
+) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.ack(1)
+    for event in after:
+        job.do(event)
+    again = job.ack(1, A)
+    assert answers(again) == [AcknowledgeAnswer.DUPLICATE]
+    assert pick(again, DiscardStates) == []
+
+
+def test_a_task_that_had_finished_before_has_no_part_in_the_checkpoint(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), finished=[A])
+    job.checkpoint()
+    late = job.do(Acknowledged(A, 1, "late"))
+    assert answers(late) == [AcknowledgeAnswer.UNKNOWN]
+    # Its own state only: the checkpoint goes on.
+    assert pick(late, DiscardLateState) == [DiscardLateState(A, 1, "late")]
+    assert pick(late, DiscardStates) == []
+    (write,) = pick(job.ack(1, B, C), WriteMetadata)
+    assert set(write.checkpoint.states) == {B, C}
 
 
 @pytest.mark.parametrize(("checkpoint_id", "answer"), [(1, AcknowledgeAnswer.DISCARDED), (9, AcknowledgeAnswer.UNKNOWN)])
