@@ -31,6 +31,7 @@ from dagster_checkpoints.coordination.barriers import (
     TriggerReceived,
     UnalignedBarrierHandler,
     UnblockChannels,
+    create_barrier_handler,
 )
 from dagster_checkpoints.coordination.checkpoint_record import (
     Acknowledgement,
@@ -263,4 +264,5 @@ __all__ = [
     "WatermarkValve",
     "WriteMetadata",
     "compute_plan",
+    "create_barrier_handler",
 ]

@@ -7,7 +7,7 @@ store.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -30,8 +30,9 @@ class CheckpointProperties:
     Attributes:
         kind: checkpoint or savepoint.
         periodic: asked for by the interval, not by a user or by the end of the data.
-        forced: exempt from the maximum number of concurrent checkpoints.
-        unaligned: its barriers may overtake records. Savepoints are always aligned.
+        forced: exempt from the maximum number of concurrent checkpoints. Of a savepoint the coordinator says it: it is,
+            unless checkpoints are unaligned.
+        unaligned: its barriers overtake records. The coordinator says it; savepoints are always aligned.
         stops_job: the savepoint of a stop-with-savepoint: it is committed, and joins the retained list.
         target: where the result is to go; opaque to this floor.
     """
@@ -44,15 +45,17 @@ class CheckpointProperties:
     target: str = ""
 
     @staticmethod
-    def for_periodic(*, unaligned: bool = False) -> CheckpointProperties:
-        return CheckpointProperties(periodic=True, unaligned=unaligned)
+    def for_periodic() -> CheckpointProperties:
+        return CheckpointProperties(periodic=True)
 
     @staticmethod
-    def for_savepoint(*, unaligned_checkpoints: bool = False, stops_job: bool = False, target: str = "") -> CheckpointProperties:
-        """A savepoint; forced unless unaligned checkpoints are on."""
-        return CheckpointProperties(
-            kind=CheckpointKind.SAVEPOINT, forced=not unaligned_checkpoints, stops_job=stops_job, target=target
-        )
+    def for_savepoint(*, stops_job: bool = False, target: str = "") -> CheckpointProperties:
+        return CheckpointProperties(kind=CheckpointKind.SAVEPOINT, forced=True, stops_job=stops_job, target=target)
+
+    def under(self, *, unaligned_checkpoints: bool, overtakes_at_once: bool) -> CheckpointProperties:
+        """The same as the settings make it."""
+        forced = not unaligned_checkpoints if self.is_savepoint else self.forced
+        return replace(self, forced=forced, unaligned=overtakes_at_once and not self.is_savepoint)
 
     @property
     def is_savepoint(self) -> bool:

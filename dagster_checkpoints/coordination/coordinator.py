@@ -10,9 +10,10 @@ Source: FLIP-147; Flink's CheckpointCoordinator.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import assert_never
 
-from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties, CompletedCheckpoint
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import CheckpointStillFinalizing
 from dagster_checkpoints.coordination.events import (
@@ -276,8 +277,11 @@ class CheckpointCoordinator:
         return actions
 
     def _enqueue(self, request: CheckpointRequest, now: float) -> list[CoordinatorAction]:
-        dropped = self._queue.add(request)
+        dropped = self._queue.add(replace(request, properties=self._as_configured(request.properties)))
         return self._dropped(dropped, now) if dropped is not None else []
+
+    def _as_configured(self, properties: CheckpointProperties) -> CheckpointProperties:
+        return properties.under(unaligned_checkpoints=self.config.unaligned, overtakes_at_once=self.config.overtakes_at_once)
 
     def _dropped(self, dropped: Dropped, now: float) -> list[CoordinatorAction]:
         request = dropped.request
@@ -320,7 +324,7 @@ class CheckpointCoordinator:
         plan = self._tasks.plan_or_obstacle()
         if isinstance(plan, str):
             return [RequestFailed(event.request_id, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, plan)]
-        self._stop = stop = StopUnderWay(event.request_id, event.drain, event.properties)
+        self._stop = stop = StopUnderWay(event.request_id, event.drain, self._as_configured(event.properties))
         reason = FailureReason.CHECKPOINT_COORDINATOR_SUSPEND
         return [
             *self._pending.abort_where(lambda pending: True, reason, stop.title),

@@ -7,6 +7,7 @@ from itertools import permutations
 import pytest
 
 from dagster_checkpoints.coordination import (
+    CheckpointKind,
     CheckpointProperties,
     CheckpointRequest,
     CompletedCheckpoint,
@@ -22,7 +23,7 @@ USER = CheckpointProperties()
 FORCED = CheckpointProperties(forced=True)
 PERIODIC = CheckpointProperties.for_periodic()
 SAVEPOINT = CheckpointProperties.for_savepoint()
-UNFORCED_SAVEPOINT = CheckpointProperties.for_savepoint(unaligned_checkpoints=True)
+UNFORCED_SAVEPOINT = CheckpointProperties(kind=CheckpointKind.SAVEPOINT)
 
 
 def queue(max_concurrent: int = 1, min_pause: float = 0, max_queued: int = 10) -> RequestQueue:

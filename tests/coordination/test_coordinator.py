@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -20,6 +21,7 @@ from dagster_checkpoints.coordination import (
     CheckpointProperties,
     CheckpointRequested,
     CheckpointStillFinalizing,
+    CheckpointTriggered,
     CompletedCheckpoint,
     CoordinatorAction,
     CoordinatorEvent,
@@ -44,6 +46,7 @@ from dagster_checkpoints.coordination import (
     RequestFailed,
     RequestWithdrawn,
     Shutdown,
+    StopRequested,
     TaskState,
     TaskStateChanged,
     TaskStatistics,
@@ -517,10 +520,52 @@ def test_max_concurrent_and_forced_savepoints(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), max_concurrent=2)
     assert [triggered(job.do(CheckpointRequested(f"c{i}"))) for i in range(3)] == [[(1, A)], [(2, A)], []]
     assert triggered(job.do(CheckpointRequested("s", SAVEPOINT))) == [(3, A)]
-    unforced = CheckpointProperties.for_savepoint(unaligned_checkpoints=True)
-    assert triggered(job.do(CheckpointRequested("u", unforced))) == []
     job.complete(1)
     assert job.coordinator.pending_ids == (2, 3)
+
+
+@pytest.mark.parametrize("stops_job", [False, True])
+@pytest.mark.parametrize(
+    "properties", [CheckpointProperties(), CheckpointProperties(unaligned=True), CheckpointProperties(forced=True)]
+)
+@pytest.mark.parametrize(
+    ("settings", "forced", "unaligned"),
+    [
+        ({}, True, False),
+        ({"mode": "at_least_once"}, True, False),
+        ({"unaligned": True}, False, True),
+        ({"unaligned": True, "aligned_checkpoint_timeout": 0.0}, False, True),
+        # It is aligned as long as the timeout has not passed.
+        ({"unaligned": True, "aligned_checkpoint_timeout": 5.0}, False, False),
+    ],
+)
+def test_the_settings_decide_who_is_forced_and_unaligned(
+    graph_of: Graphs,
+    settings: dict[str, object],
+    forced: bool,
+    unaligned: bool,
+    properties: CheckpointProperties,
+    stops_job: bool,
+) -> None:
+    job = Job(graph_of(CHAIN), **settings)
+    job.do(CheckpointRequested("c", properties))
+    savepoint = replace(CheckpointProperties.for_savepoint(stops_job=stops_job), unaligned=properties.unaligned)
+    job.do(StopRequested("s", properties=savepoint) if stops_job else CheckpointRequested("s", savepoint))
+    # Not forced, a savepoint waits for its turn.
+    assert job.coordinator.pending_ids == ((2,) if stops_job else (1, 2) if forced else (1,))
+    job.complete(1)
+    checkpoint, second = (barrier.properties for barrier in dict.fromkeys(a.barrier for a in pick(job.actions, TriggerTask)))
+    assert (checkpoint.forced, checkpoint.unaligned) == (properties.forced, unaligned)
+    assert (second.forced, second.unaligned, second.is_savepoint) == (forced, False, True)
+
+
+def test_periodic_and_final_checkpoints_are_unaligned_too(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), unaligned=True)
+    job.at(10)
+    job.complete(1)
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    assert [(a.checkpoint_id, a.properties.unaligned) for a in pick(job.actions, CheckpointTriggered)] == [(1, True), (2, True)]
 
 
 def test_a_full_queue_drops_its_last(graph_of: Graphs) -> None:
@@ -534,8 +579,10 @@ def test_a_full_queue_drops_its_last(graph_of: Graphs) -> None:
             FailureReason.TOO_MANY_CHECKPOINT_REQUESTS.value,
         )
     ]
-    unforced = CheckpointProperties.for_savepoint(unaligned_checkpoints=True)
-    (dropped,) = pick(job.do(CheckpointRequested("better", unforced)), RequestFailed)
+    unaligned = Job(graph_of(CHAIN), max_queued=1, unaligned=True)
+    unaligned.do(CheckpointRequested("runs"))
+    unaligned.do(CheckpointRequested("waits"))
+    (dropped,) = pick(unaligned.do(CheckpointRequested("better", SAVEPOINT)), RequestFailed)
     assert dropped.request_id == "waits"
 
 
@@ -1095,6 +1142,10 @@ def test_shutdown_keeps_the_states_of_what_is_being_written(graph_of: Graphs) ->
         {"interval": 1, "tolerable_failed_checkpoints": -1},
         {"interval": 1, "retained": 0},
         {"interval": 1, "mode": "at_most_once"},
+        {"interval": 1, "mode": "at_least_once", "unaligned": True},
+        {"interval": 1, "unaligned": True, "max_concurrent": 2},
+        {"interval": 1, "unaligned": True, "aligned_checkpoint_timeout": -1},
+        {"interval": 1, "unaligned": False, "aligned_checkpoint_timeout": 1},
         {"interval": 1, "initial_delay": -1},
         {"interval": 1, "max_queued": 0},
         {"interval": 1, "history": -1},

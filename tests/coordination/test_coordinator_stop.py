@@ -177,7 +177,7 @@ def test_what_was_asked_for_is_carried_along(graph_of: Graphs) -> None:
     job.do("ack1")
     (write,) = pick(job.actions, WriteMetadata)
     assert write.checkpoint.request_id == "r"
-    assert write.checkpoint.properties is properties
+    assert write.checkpoint.properties == properties
 
 
 # The stop's savepoint
