@@ -67,6 +67,7 @@ class CheckpointCoordinator:
         next_checkpoint_id: restored id + 1, or 1.
         finished: tasks that had finished in the checkpoint restored from; they are not started.
         completed: the retained checkpoints that the store holds, in any order.
+        restored: the checkpoint or savepoint that the job begins from, for the statistics; None for a new start.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class CheckpointCoordinator:
         next_checkpoint_id: int = 1,
         finished: Iterable[TaskId] = (),
         completed: Sequence[CompletedCheckpoint] = (),
+        restored: CompletedCheckpoint | None = None,
     ) -> None:
         self.config = config
         self._tasks = TaskProgress(graph, config, finished)
@@ -86,6 +88,8 @@ class CheckpointCoordinator:
         self._stop: StopUnderWay | None = None
         self._last_completion: float | None = None
         self.statistics = CheckpointStatistics(graph, config.history)
+        if restored is not None:
+            self.statistics.restored(restored)
         self._shut_down = False
 
     # What others may ask
