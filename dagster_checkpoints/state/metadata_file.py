@@ -129,7 +129,9 @@ def _of_stage(stage: StageMetadata) -> Iterator[str]:
         yield f"the finished instances {_few(stage.finished)} of {name} are none of its {parallelism}"
     if stage.fully_finished != (len(stage.finished) == parallelism):
         yield f"{name} is {'' if stage.fully_finished else 'not '}fully finished, with {_few(stage.finished)} finished"
-    if stage.max_parallelism and not parallelism <= stage.max_parallelism <= HIGHEST_MAX_PARALLELISM:
+    # What has fully finished holds no keys, and may have been given other instances since.
+    least = 1 if stage.fully_finished else parallelism
+    if stage.max_parallelism and not least <= stage.max_parallelism <= HIGHEST_MAX_PARALLELISM:
         yield f"{name} has parallelism {parallelism} and {stage.max_parallelism} key groups"
     if stage.enumerator is not None:
         splits = Counter((*stage.enumerator.discovered, *stage.enumerator.assigned, *stage.enumerator.finished))

@@ -408,6 +408,11 @@ def test_what_contradicts_itself(stages: tuple[StageMetadata, ...], chains: tupl
         decode(encode(CheckpointMetadata("p", 1, stages, chains)), "x")
 
 
+def test_a_stage_that_has_fully_finished_may_have_more_instances_than_key_groups() -> None:
+    metadata = CheckpointMetadata("p", 1, (of_two(0, 1, max_parallelism=1),), (ENDED,))
+    assert decode(encode(metadata), "x") == metadata
+
+
 def test_first_line_and_body_say_the_same_version() -> None:
     body = json.loads(BODY) | {"version": 2}
     with pytest.raises(CorruptMetadata, match="its first line says version 1, its body 2"):
