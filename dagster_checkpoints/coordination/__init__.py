@@ -134,9 +134,7 @@ from dagster_checkpoints.coordination.stop_with_savepoint import (
     TaskFailed,
 )
 from dagster_checkpoints.coordination.watermarks import (
-    MAX_WATERMARK,
     MAX_WATERMARK_MS,
-    MIN_WATERMARK,
     MIN_WATERMARK_MS,
     ChannelWatermark,
     ValveState,
@@ -144,9 +142,7 @@ from dagster_checkpoints.coordination.watermarks import (
 )
 
 __all__ = [
-    "MAX_WATERMARK",
     "MAX_WATERMARK_MS",
-    "MIN_WATERMARK",
     "MIN_WATERMARK_MS",
     "AbortAlignment",
     "AcknowledgeAnswer",

@@ -158,7 +158,6 @@ class CheckpointSnapshot:
 
     Attributes:
         states: what each task acknowledged with; tasks that had finished before have none.
-        acknowledged_at: the coordinator's `now` at the last acknowledgement, seconds.
         request_id: who asked for it; None for the interval and for the end of the data.
     """
 
@@ -168,7 +167,6 @@ class CheckpointSnapshot:
     states: Mapping[TaskId, object]
     statistics: Mapping[TaskId, TaskStatistics]
     triggered_at: float
-    acknowledged_at: float
     request_id: str | None = None
 
 
@@ -187,7 +185,6 @@ class PendingCheckpoint:
         self.properties = properties
         self.plan = plan
         self.triggered_at = triggered_at
-        self.acknowledged_at = triggered_at
         self.request_id = request_id
         self.states: dict[TaskId, object] = {}
         self.statistics: dict[TaskId, TaskStatistics] = {}
@@ -203,14 +200,13 @@ class PendingCheckpoint:
     def waits_for(self, task: TaskId) -> bool:
         return task in self.plan.wait and task not in self.states
 
-    def acknowledge(self, task: TaskId, state: object, statistics: TaskStatistics, now: float) -> AcknowledgeAnswer:
+    def acknowledge(self, task: TaskId, state: object, statistics: TaskStatistics) -> AcknowledgeAnswer:
         if task in self.states:
             return AcknowledgeAnswer.DUPLICATE
         if task not in self.plan.wait:
             return AcknowledgeAnswer.UNKNOWN
         self.states[task] = state
         self.statistics[task] = statistics
-        self.acknowledged_at = now
         return AcknowledgeAnswer.SUCCESS
 
     def snapshot(self) -> CheckpointSnapshot:
@@ -221,7 +217,6 @@ class PendingCheckpoint:
             states=MappingProxyType(self.states),
             statistics=MappingProxyType(self.statistics),
             triggered_at=self.triggered_at,
-            acknowledged_at=self.acknowledged_at,
             request_id=self.request_id,
         )
 

@@ -95,11 +95,6 @@ class CheckpointCoordinator:
     # What others may ask
 
     @property
-    def checkpointing_enabled(self) -> bool:
-        """Whether there are periodic checkpoints."""
-        return self.config.interval is not None
-
-    @property
     def all_at_end_of_data(self) -> bool:
         """Whether tasks are left, all of them run, and every one has reached its end of data."""
         return self._tasks.all_at_end_of_data
@@ -130,10 +125,6 @@ class CheckpointCoordinator:
         return self._pending.finalizing
 
     @property
-    def consecutive_failures(self) -> int:
-        return self._pending.failures.count
-
-    @property
     def stopping(self) -> str | None:
         """The request of the stop that is under way."""
         return self._stop.request_id if self._stop is not None else None
@@ -150,7 +141,7 @@ class CheckpointCoordinator:
         if self._shut_down:
             return None
         scheduled = self._schedule.next_due(self._queue) if self._stop is None else None
-        due = [*self._pending.deadlines(), self._tasks.patience_ends_at, scheduled]
+        due = [*self._pending.deadlines(), self._tasks.finishing_expires_at, scheduled]
         return min((at for at in due if at is not None), default=None)
 
     # Events
@@ -166,7 +157,7 @@ class CheckpointCoordinator:
             UnknownTask: the event names a task that is not in the graph.
             CheckpointStillFinalizing: JobRestarting while metadata is being written.
         """
-        actions = self._after_shutdown(event, now) if self._shut_down else self._handle(event, now)
+        actions = self._after_shutdown(event) if self._shut_down else self._handle(event, now)
         self.statistics.observe(event, actions, now)
         return actions
 
@@ -184,7 +175,7 @@ class CheckpointCoordinator:
     def _dispatch(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
         match event:
             case Acknowledged():
-                return self._pending.acknowledge(event, now)
+                return self._pending.acknowledge(event)
             case Tick():
                 return self._pending.expire(now)
             case TaskStateChanged(task, state):
@@ -224,13 +215,13 @@ class CheckpointCoordinator:
                 return self._shutdown(event)
         assert_never(event)
 
-    def _after_shutdown(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
+    def _after_shutdown(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
         reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
         match event:
             case CheckpointRequested(request_id) | StopRequested(request_id):
                 return [RequestFailed(request_id, reason, reason.value)]
             case Acknowledged():
-                return self._pending.acknowledge(event, now)
+                return self._pending.acknowledge(event)
             case _:
                 return []
 
@@ -242,7 +233,7 @@ class CheckpointCoordinator:
                     self._last_completion = now
                     self._schedule.ended(completed.checkpoint_id, failed=False, now=now)
                     if completed.properties.commits:
-                        self._tasks.let_go(completed, now)
+                        self._tasks.final_checkpoint_completed(completed, now)
                     if self._stop is not None and completed.checkpoint_id == self._stop.checkpoint_id:
                         self._stop.completed()
                 case CheckpointFailed(int(checkpoint_id)):
@@ -266,14 +257,14 @@ class CheckpointCoordinator:
 
     def _go_on(self, now: float) -> list[CoordinatorAction]:
         """What time and the tasks' states ask for, then whatever request may run."""
-        self._tasks.lose_patience(now)
+        self._tasks.expire_finishing(now)
         actions = self._go_on_stopping(self._stop, now) if self._stop is not None else []
         if self._stop is not None:
             return actions
         for request in self._schedule.due(self._tasks, self._queue, now):
             actions += self._enqueue(request, now)
-        # A task that is just finishing would abort every checkpoint: it is let go first.
-        while not self._tasks.somebody_is_leaving:
+        # A task that is just finishing would abort every checkpoint: it is waited for first.
+        while not self._tasks.any_finishing:
             chosen = self._queue.choose(pending=len(self._pending), last_completion=self._last_completion, now=now)
             if chosen is None:
                 break

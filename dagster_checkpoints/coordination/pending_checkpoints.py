@@ -98,12 +98,12 @@ class PendingCheckpoints:
 
     # Acknowledgements
 
-    def acknowledge(self, event: Acknowledged, now: float) -> list[CoordinatorAction]:
+    def acknowledge(self, event: Acknowledged) -> list[CoordinatorAction]:
         self._states.position(event.task)
         pending = self._pending.get(event.checkpoint_id)
         if pending is None:
             return self._late(event)
-        answer = pending.acknowledge(event.task, event.state, event.statistics, now)
+        answer = pending.acknowledge(event.task, event.state, event.statistics)
         actions: list[CoordinatorAction] = [AcknowledgeAnswered(event.task, event.checkpoint_id, answer)]
         if answer is AcknowledgeAnswer.UNKNOWN:
             actions.append(DiscardLateState(event.task, event.checkpoint_id, event.state))

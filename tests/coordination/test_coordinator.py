@@ -162,7 +162,7 @@ def test_from_trigger_to_completion(graph_of: Graphs) -> None:
     assert pick(job.ack(1, A, C), WriteMetadata) == []
     (write,) = pick(job.ack(1, B), WriteMetadata)
     assert dict(write.checkpoint.states) == {A: "V0[0]@1", B: "V1[0]@1", C: "V2[0]@1"}
-    assert (write.checkpoint.triggered_at, write.checkpoint.acknowledged_at) == (10, 11)
+    assert write.checkpoint.triggered_at == 10
     job.now = 12
     actions = job.do(MetadataWritten(1, "s3://b/chk-1"))
     (completed,) = pick(actions, CheckpointCompleted)
@@ -412,7 +412,6 @@ def test_a_periodic_checkpoint_that_finds_a_task_not_running_tries_again(graph_o
 
 def test_no_interval_no_periodic_checkpoints(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), interval=None)
-    assert not job.coordinator.checkpointing_enabled
     assert job.coordinator.next_deadline() is None
     for task in job.tasks:
         assert job.do(EndOfDataReached(task)) == []
@@ -700,8 +699,18 @@ def test_a_savepoints_failure_does_not_count(graph_of: Graphs) -> None:
     assert pick(actions, FailJob) == []
 
 
+def test_failures_are_counted_across_a_restart(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=1)
+    job.checkpoint()
+    assert pick(job.do(Declined(A, 1)), FailJob) == []
+    job.do(JobRestarting())
+    job.start()
+    job.checkpoint()
+    assert len(pick(job.do(Declined(A, 2)), FailJob)) == 1
+
+
 def test_a_write_that_failed_discards_and_one_of_unknown_outcome_does_not(graph_of: Graphs) -> None:
-    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=5)
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=2)
     job.checkpoint()
     job.ack(1)
     actions = job.do(MetadataWriteFailed(1, "no space"))
@@ -713,10 +722,11 @@ def test_a_write_that_failed_discards_and_one_of_unknown_outcome_does_not(graph_
     actions = job.do(MetadataOutcomeUnknown(2, "time-out"))
     assert failed(actions) == [(2, FailureReason.FINALIZE_CHECKPOINT_FAILURE)]
     assert pick(actions, DiscardStates) == []
-    assert job.coordinator.consecutive_failures == 2
     job.checkpoint()
     job.ack(3)
-    (failure,) = pick(job.do(MetadataWriteFailed(3)), CheckpointFailed)
+    actions = job.do(MetadataWriteFailed(3))
+    assert len(pick(actions, FailJob)) == 1, "both counted"
+    (failure,) = pick(actions, CheckpointFailed)
     assert failure.message == FailureReason.FINALIZE_CHECKPOINT_FAILURE.value
 
 
@@ -1027,7 +1037,6 @@ def test_a_restart_aborts_everything_and_keeps_what_is_complete(graph_of: Graphs
     assert job.coordinator.state_of(A) is TaskState.FINISHED
     assert job.coordinator.state_of(B) is TaskState.CREATED
     assert [c.checkpoint_id for c in job.coordinator.completed] == [2]
-    assert job.coordinator.consecutive_failures == 1
     assert job.coordinator.next_deadline() is None
     job.now = 100
     job.finished = frozenset({A})
