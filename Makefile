@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test dev check bench simulate lock clean
+.PHONY: help setup run test dev check bench simulate coverage mutate lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,12 @@ bench: $(STAMP) ## the benchmark's table
 
 simulate: $(STAMP) ## try to break the protocol: random pipelines, crashes, take-overs (SECONDS=60 SEED=1 WORKERS=2)
 	@$(BIN)/python -m simulation --seconds $(or $(SECONDS),60) --workers $(or $(WORKERS),2) $(if $(SEED),--seed $(SEED))
+
+coverage: $(STAMP) ## statement and branch coverage of the floors without Spark and Dagster; fails below 95 %
+	@$(BIN)/python -m pytest tests/pipeline tests/coordination tests/state --cov --cov-report=term
+
+mutate: $(STAMP) ## mutation tests of coordination/ and state/ (half an hour on two quiet cores); `.venv/bin/mutmut results` lists survivors
+	@HYPOTHESIS_PROFILE=ci $(BIN)/mutmut run --max-children $(or $(WORKERS),2)
 
 lock: $(STAMP) ## compute requirements.lock anew from pyproject.toml (needs uv)
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \

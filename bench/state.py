@@ -93,7 +93,7 @@ def _task(stage: int, index: int) -> TaskSnapshot:
     name = f"stage_{stage}"
     state = StageInstanceSnapshot((OperatorState("seen", "list", (b"an item",)),), (f'{{"staging":"{name}/{index}"}}',), index)
     files = tuple(
-        StateFile(f"state/0/{part}/42.zip", hashlib.sha256(b"%d %d %d" % (stage, index, part)).hexdigest(), 4_096)
+        StateFile(f"state/0/{part}/42.zip", hashlib.sha256(b"%d %d %d" % (stage, index, part)).hexdigest(), 4_096, 3)
         for part in (0, 1)
     )
     channel = ChannelSnapshot(f"stage_{stage - 1}[{index}]->{name}[{index}]", 42, watermark=1_385_856_000_000)

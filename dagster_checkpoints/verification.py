@@ -117,7 +117,7 @@ def verify_savepoint(
     except UnknownMetadataVersion as error:
         return _unreadable(url, Problem("unknown_version", str(error), where))
     sizes = file_sizes(metadata)
-    wrong = storage.open_savepoint(location).verify(sizes) if is_savepoint else _verify_shared(storage, sizes)
+    wrong = storage.open_savepoint(location).verify(sizes) if is_savepoint else _verify_shared(storage, metadata)
     needed_by = _needed_by(metadata)
     problems = [_file_problem(problem, sizes[problem.sha256], needed_by[problem.sha256]) for problem in wrong]
     if pipeline is not None:
@@ -168,23 +168,23 @@ def _needed_by(metadata: CheckpointMetadata) -> dict[str, str]:
     return {sha256: some[0] + (f" and {len(some) - 1} more" if len(some) > 1 else "") for sha256, some in needed.items()}
 
 
-def _verify_shared(storage: CheckpointStorage, sizes: Mapping[str, int]) -> list[StateFileProblem]:
+def _verify_shared(storage: CheckpointStorage, metadata: CheckpointMetadata) -> list[StateFileProblem]:
     """A checkpoint's files, which lie in `shared/`."""
 
-    def check(named: tuple[str, int]) -> StateFileProblem | None:
-        sha256, size = named
-        key = storage.layout.shared_file(sha256)
-        where = f"{storage.store.url}/{key}"
+    def check(file: StateFile) -> StateFileProblem | None:
+        key = storage.layout.shared_file(file.name)
+        where, expected = f"{storage.store.url}/{key}", f"{file.size} bytes"
         try:
-            found_size, found = read_through(storage.store, key)
+            size, sha256 = read_through(storage.store, key)
         except NotFound:
-            return StateFileProblem(sha256, f"{size} bytes", _NO_OBJECT, where)
-        if (found_size, found) == (size, sha256):
+            return StateFileProblem(file.sha256, expected, _NO_OBJECT, where)
+        if (size, sha256) == (file.size, file.sha256):
             return None
-        return StateFileProblem(sha256, f"{size} bytes with this sha256", f"{found_size} bytes with sha256 {found}", where)
+        return StateFileProblem(file.sha256, f"{expected} with this sha256", f"{size} bytes with sha256 {sha256}", where)
 
+    files = {file.name: file for _, file in _files(metadata)}
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="verify") as pool:
-        return [problem for problem in pool.map(check, sizes.items()) if problem is not None]
+        return [problem for problem in pool.map(check, files.values()) if problem is not None]
 
 
 def _file_problem(problem: StateFileProblem, size: int, needed_by: str) -> Problem:

@@ -88,6 +88,8 @@ def status_as_text(
         ("job", f"{told.job_id}" + (f", attempt {told.attempt}" if told.attempt > 1 else "")),
         ("roots", ", ".join(told.roots)),
         ("newest", _last(told.last_checkpoint) if told.last_checkpoint else "no checkpoint in this run yet"),
+        *_slowest(told.last_checkpoint),
+        *_counts(told),
     )
     return [title, about, *_under_way(told), Text(""), _stages(told, rates)]
 
@@ -105,6 +107,32 @@ def _last(last: CheckpointStatus) -> str:
     return (
         f"{last.kind} {last.checkpoint_id}, {age_in_words(last.completed_at)} ago, took {seconds_in_words(last.duration)}{size}"
     )
+
+
+def _slowest(last: CheckpointStatus | None) -> list[tuple[str, str]]:
+    """What the newest checkpoint waited for, where there is a choice."""
+    if last is None or len(last.parts) < 2:
+        return []
+    part = max(last.parts, key=lambda part: part.acknowledged_after)
+    times = ((part.alignment_seconds, "alignment"), (part.sync_seconds, "sync"), (part.async_seconds, "async"))
+    taken = ", ".join(f"{what} {seconds_in_words(seconds)}" for seconds, what in times)
+    return [("slowest", f"{' + '.join(part.stages)}, acknowledged after {seconds_in_words(part.acknowledged_after)} ({taken})")]
+
+
+def _counts(told: PipelineStatus) -> list[tuple[str, str]]:
+    made, failure = told.checkpoints, told.last_failure
+    if made is None:
+        return []
+    savepoints = f" ({made.savepoints} of them savepoints)" if made.savepoints else ""
+    said = f"{made.completed} completed{savepoints}, {made.failed} failed"
+    if made.completed:
+        took = ((made.duration_p50, "p50"), (made.duration_p99, "p99"), (made.duration_max, "at most"))
+        said += "; " + ", ".join(f"{seconds_in_words(seconds)} {what}" for seconds, what in took)
+    lines = [("in this run", said)]
+    if failure is not None:
+        ago = age_in_words(failure.failed_at)
+        lines.append(("latest failure", f"{failure.checkpoint_id}, {ago} ago: {failure.message} ({failure.reason})"))
+    return lines
 
 
 def _under_way(told: PipelineStatus) -> list[RenderableType]:

@@ -47,6 +47,9 @@ class SinkContext:
         attempt: differs between any two executions of the instance, restarts included.
         history: of the pipeline's checkpoint storage: job numbers of another one say nothing about this one's. Letters and
             digits; empty if there is none.
+        epoch: of the run that owns the pipeline, larger than that of every earlier one of this history. An owner that was
+            suspended for a whole lease may still act when a newer one does: a sink that aborts or takes back should refuse to
+            do so for an older epoch than it has seen. 0 if there are no owners.
     """
 
     pipeline: str
@@ -57,6 +60,7 @@ class SinkContext:
     job_id: int
     attempt: str
     history: str = ""
+    epoch: int = 0
 
 
 class TwoPhaseCommitSink(ABC):

@@ -29,6 +29,10 @@ class UnreadableSinkTransaction(SinkError):
     """The text of a transaction in a checkpoint was not written by this kind of sink."""
 
 
+class SinkFenced(SinkError):
+    """A newer owner of the pipeline writes to the sink: this one must leave everything as it is."""
+
+
 class SinkTransactionLost(SinkError):
     """Of a transaction that a checkpoint holds nothing is left, neither staged nor committed."""
 

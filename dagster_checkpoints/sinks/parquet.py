@@ -7,6 +7,7 @@ Must not import Spark. Batches arrive as Parquet files already written; they are
 
     <path>/.sink.json                                   whose directory this is
     <path>/.staging/<stage>-<index>/<transaction>/      written or pre-committed
+    <path>/.fences/                                     see :mod:`fence`
     <path>/checkpoint=42-job1-0/*.parquet               committed with checkpoint 42 of job 1 by instance 0
     <path>/checkpoint=42-job1.ab12cd34-0/*.parquet      likewise, of a job 1 whose checkpoints are in another storage
     <path>/.taken-back/, <path>/.branches/              see :mod:`taken_back`
@@ -40,6 +41,7 @@ from dagster_checkpoints.sinks.errors import (
     SinkTransactionLost,
     UnreadableSinkTransaction,
 )
+from dagster_checkpoints.sinks.fence import Fence
 from dagster_checkpoints.sinks.taken_back import BRANCHES, COMMITTED, TAKEN_BACK, TakenBack
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ class ParquetSink(TwoPhaseCommitSink):
 
         Raises:
             SinkPathInUse: the directory belongs to another stage or pipeline.
+            SinkFenced: a newer run of the pipeline writes there.
         """
         for what, name in (("stage name", context.stage), ("attempt token", context.attempt)):
             if not _NAME.fullmatch(name):
@@ -123,6 +126,7 @@ class ParquetSink(TwoPhaseCommitSink):
         own = claimed.history in ("", context.history)
         self._job = str(context.job_id) if own else f"{context.job_id}.{context.history}"
         self._current = self._origin = None
+        self._fence().take()
         self._staging_area().mkdir(parents=True, exist_ok=True)
 
     def write(self, batch: DataFrame, files: Sequence[str], batch_id: int) -> None:
@@ -136,7 +140,7 @@ class ParquetSink(TwoPhaseCommitSink):
         if self._current is None:
             if not files:
                 return
-            self._current = self._staging_area() / f"{context.attempt}-{uuid4().hex[:12]}"
+            self._current = self._staging_area() / f"{self._fence().prefix}{context.attempt}-{uuid4().hex[:12]}"
             self._current.mkdir(parents=True)
         prefix = f"part-{batch_id:06d}-"
         for stale in self._current.glob(f"{prefix}*"):  # the same batch once more
@@ -148,6 +152,7 @@ class ParquetSink(TwoPhaseCommitSink):
     def pre_commit(self, checkpoint_id: int) -> str | None:
         context = self._opened()
         if self._origin is not None and checkpoint_id > self._origin:
+            self._fence().take()
             self._taken_back().go_on(self._origin, checkpoint_id)
             self._origin = None
         current, self._current = self._current, None
@@ -233,7 +238,7 @@ class ParquetSink(TwoPhaseCommitSink):
         if staging.exists() and sizes(staging) == wanted:
             return
         staging.parent.mkdir(parents=True, exist_ok=True)
-        whole = staging.with_name(f"restoring-{uuid4().hex}")
+        whole = staging.with_name(f"{self._fence().prefix}restoring-{uuid4().hex}")
         whole.mkdir()
         for name, file in files.items():
             place(file, whole / name)
@@ -243,7 +248,7 @@ class ParquetSink(TwoPhaseCommitSink):
         sync(staging.parent)
 
     def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
-        self._opened()
+        self._fence().take()
         if restored is not None:
             decoded = [self._decode(transaction) for transaction in committed]
             self._taken_back().settle(restored, [one.target for one in decoded if (self.path / one.staging).exists()])
@@ -253,7 +258,7 @@ class ParquetSink(TwoPhaseCommitSink):
         self._origin = self._beginning() if restored is None else restored
 
     def start_new(self) -> None:
-        self._opened()
+        self._fence().take()
         self._abort_rest()
         self._origin = self._beginning()
         if self.mode == "overwrite":
@@ -294,6 +299,10 @@ class ParquetSink(TwoPhaseCommitSink):
         context = self._opened()
         return self.path / _STAGING / f"{context.stage}-{context.index}"
 
+    def _fence(self) -> Fence:
+        context = self._opened()
+        return Fence(self.path, context.stage, context.index, context.epoch, context.history)
+
     def _taken_back(self) -> TakenBack:
         context = self._opened()
         return TakenBack(self.path, self._job, context.index)
@@ -306,8 +315,9 @@ class ParquetSink(TwoPhaseCommitSink):
         return None if self._taken_back().anything_visible() else 0
 
     def _abort_rest(self) -> None:
+        fence = self._fence()
         for directory in self._staging_area().iterdir():
-            if directory != self._current:
+            if directory != self._current and not fence.is_newer(directory.name):
                 shutil.rmtree(directory, ignore_errors=True)
 
     def _check_columns(self, batch: DataFrame) -> None:

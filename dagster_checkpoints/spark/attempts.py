@@ -117,7 +117,7 @@ class Attempts:
         uploader = SnapshotUploader(self._upload, self._uploads, report)
         deployment = self._deployer.deploy(self._settings(restored, job_id, ended_sources), restored, uploader, report)
         if restored is not None and restored.savepoint is None:
-            self._storage.known(restored.metadata.files())  # each was fetched and verified just now
+            self._storage.known(restored.location, restored.metadata.files())  # each was fetched and verified just now
         return deployment
 
     def _settings(self, restored: Restored | None, job_id: int, ended_sources: Collection[tuple[str, str]]) -> AttemptSettings:

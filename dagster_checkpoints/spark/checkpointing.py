@@ -33,7 +33,7 @@ from dagster_checkpoints.state import (
     encode,
     task_files,
 )
-from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage, OutcomeUnknown, StorageUnavailable
+from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage, OutcomeUnknown, OwnershipLost, StorageUnavailable
 
 Outcome = MetadataWritten | MetadataWriteFailed | MetadataOutcomeUnknown
 
@@ -92,6 +92,10 @@ class CheckpointWriter:
         except OutcomeUnknown as error:
             self._savepoints.keep(checkpoint_id)
             return MetadataOutcomeUnknown(checkpoint_id, str(error))
+        except OwnershipLost as error:
+            # Its metadata may be written: whoever owns the pipeline now may be restoring from it already.
+            self._savepoints.keep(checkpoint_id)
+            return MetadataWriteFailed(checkpoint_id, str(error))
         except PartlyFinishedUnionState as error:
             return MetadataWriteFailed(checkpoint_id, str(error), FailureReason.CHECKPOINT_DECLINED)
         except Exception as error:

@@ -337,6 +337,7 @@ class _Attempt:
             job_id=self.settings.job_id,
             attempt=self.settings.token,
             history=self.storage.ownership.history if self.storage.ownership else "",
+            epoch=self.storage.ownership.epoch if self.storage.ownership else 0,
         )
         schema = self.deployment.schemas.get(stage.name, StructType())  # a finished stage, which writes no more, may have none
         return TaskSink(stage.sink.new_instance(), context, self.spark, schema)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dagster_checkpoints.coordination import (
     CheckpointCoordinator,
+    CheckpointProperties,
     CompletedCheckpoint,
     DiscardCheckpoint,
     DiscardStates,
@@ -28,6 +29,7 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.coordination import JobStatus as CoordinatorStatus
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.sinks import SinkError
 from dagster_checkpoints.spark import events
 from dagster_checkpoints.spark.attempts import Attempts, WorkDirectory
 from dagster_checkpoints.spark.checkpointing import CheckpointWriter
@@ -35,7 +37,7 @@ from dagster_checkpoints.spark.control import ControlRequests, RequestPoller
 from dagster_checkpoints.spark.deployment import Deployment, Restored
 from dagster_checkpoints.spark.errors import JobFailedError, NothingToRestoreError, SelectionError, StageError, StopFailedError
 from dagster_checkpoints.spark.events import JobEvent, JobResult, JobStatus
-from dagster_checkpoints.spark.job_loop import Canceled, JobLoop, TaskFailure
+from dagster_checkpoints.spark.job_loop import Canceled, JobLoop, NotDeployed, TaskFailure
 from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.mail import AskCheckpoint, Asked, Cancel, EndSources, Item, OwnershipIsLost
 from dagster_checkpoints.spark.reporting import stage_rows
@@ -223,8 +225,8 @@ class JobExecution:
         that the pipeline goes on from what cannot be restored."""
         ownership = self.storage.ownership
         assert ownership is not None
-        self._start = start
         self._job_id = ownership.begin_job(resume=start.resume, restored=start.pointer)
+        self._start = start
         if start.claimed and start.pointer is not None:
             ownership.claim(start.pointer)
 
@@ -274,10 +276,10 @@ class JobExecution:
                     start = self._older(start, unusable)
                     restored = start.restored
                     continue
-                except StageError as broken:
+                except (StageError, StorageUnavailable) as broken:
                     if self._run is None:
                         raise
-                    error: BaseException | None = broken  # a restart could not be deployed: another one may
+                    error: BaseException | None = NotDeployed(broken)  # a restart: another one may be
                 else:
                     if self._run is None:
                         self._begin(start)
@@ -324,7 +326,6 @@ class JobExecution:
             self._queue,
             io,
             self._on_event,
-            self._status,
             self._log,
         )
         loop.passed_over = tuple(DiscardCheckpoint(checkpoint) for checkpoint in start.passed_over)
@@ -334,18 +335,29 @@ class JobExecution:
         """Run one deployment. Returns None when every task has finished, else what ended it; its tasks are stopped."""
         loop.begin_attempt(deployment, number, restored)
         try:
+            self._confirm_ownership(loop)
             deployment.settle_finished_sinks()
             for task in deployment.tasks.values():
                 task.start()
             while not loop.all_finished:
                 loop.turn()
                 self._status.report("stopping" if self._control.stop else "running", loop)
+            while loop.coordinator.finalizing is not None:
+                loop.turn()  # what is just being written has an outcome, and somebody waits for it
             self._control.all_finished()
             return None
-        except (Canceled, TaskFailure, JobFailedError, StopFailedError, StorageError) as error:
+        except (Canceled, TaskFailure, JobFailedError, StopFailedError, StorageError, SinkError) as error:
             return error
         finally:
             self._stop_tasks(loop, deployment)
+
+    def _confirm_ownership(self, loop: JobLoop) -> None:
+        """Building a deployment takes a while: before it touches the sinks it must be known that nobody else does by now."""
+        ownership = self.storage.ownership
+        assert ownership is not None
+        while not ownership.renew():
+            self._log.warning("The start waits for storage to confirm that this run owns the pipeline.")
+            loop.take(loop.next())
 
     def _stop_tasks(self, loop: JobLoop, deployment: Deployment) -> None:
         unfinished = [task for task_id, task in deployment.tasks.items() if task_id not in loop.finished]
@@ -365,7 +377,7 @@ class JobExecution:
         """After a failed attempt: wait as the strategy says. Returns the error if there is no other attempt."""
         if isinstance(error, Canceled | StorageError):
             return error
-        cause = error.cause if isinstance(error, TaskFailure) else error
+        cause = error.cause if isinstance(error, TaskFailure | NotDeployed) else error
         loop.restarting = True
         self._control.attempt_failed(str(cause))
         decision = self._strategy.on_failure(time.monotonic())
@@ -389,8 +401,12 @@ class JobExecution:
             loop.handle(JobRestarting())
         else:
             own = latest is not self._restored_at_start
-            known = CompletedCheckpoint(latest.plan.checkpoint_id, latest.location) if own else None
+            # The savepoint of a stop that has landed although nobody heard of it stays the user's.
+            properties = CheckpointProperties.for_savepoint(stops_job=True) if latest.savepoint else CheckpointProperties()
+            known = CompletedCheckpoint(latest.plan.checkpoint_id, latest.location, properties) if own else None
             loop.handle(JobRestarting(frozenset(latest.plan.finished), known))
+        if self._control.stop is None:
+            loop.drain_if_wanted()
         self._restored = latest
         return None
 
@@ -438,10 +454,13 @@ class JobExecution:
             assert ownership is not None
             keep = not any(isinstance(action, DiscardCheckpoint) for action in actions)
             try:
-                ownership.end_job(status, keep_checkpoints=keep, ended_by=self._ended_by)
+                dropped = ownership.end_job(status, keep_checkpoints=keep, ended_by=self._ended_by)
             except StorageError as error:
                 self._log.warning("The checkpoints of the finished job are kept: %s", error)
                 return
+            known = {action.checkpoint.location for action in actions if isinstance(action, DiscardCheckpoint)}
+            unknown = [pointer for pointer in dropped if pointer.location not in known]  # of earlier jobs
+            actions = [*actions, *(DiscardCheckpoint(CompletedCheckpoint(p.checkpoint_id, p.location)) for p in unknown)]
         for action in actions:
             if isinstance(action, DiscardCheckpoint | DiscardStates):
                 self._run.perform(action)

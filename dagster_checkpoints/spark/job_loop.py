@@ -64,7 +64,6 @@ from dagster_checkpoints.spark.mail import (
 )
 from dagster_checkpoints.spark.reporting import checkpoint_done, savepoint_done, stage_rows
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
-from dagster_checkpoints.spark.status import StatusReporter
 from dagster_checkpoints.spark.task import Task
 from dagster_checkpoints.storage import StorageError
 
@@ -84,6 +83,14 @@ class TaskFailure(Exception):
     def __init__(self, task: TaskId, cause: BaseException) -> None:
         super().__init__(str(cause))
         self.task = task
+        self.cause = cause
+
+
+class NotDeployed(Exception):
+    """A restart could not be deployed: a stage could not be built, or storage did not answer."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
         self.cause = cause
 
 
@@ -119,7 +126,6 @@ class JobLoop:
         items: queue.SimpleQueue[Item],
         io: ThreadPoolExecutor,
         on_event: Callable[[JobEvent], None],
-        status: StatusReporter,
         log: logging.Logger,
     ) -> None:
         self.pipeline = pipeline
@@ -139,7 +145,6 @@ class JobLoop:
         self._items = items
         self._io = io
         self._on_event = on_event
-        self._status = status
         self._log = log
         self._drain_later = False
         self._triggered: set[str] = set()
@@ -209,7 +214,6 @@ class JobLoop:
 
     def perform(self, action: CoordinatorAction) -> None:
         """Do what the coordinator asks for."""
-        self._status.saw(action)
         match action:
             case TriggerTask(task, barrier):
                 if task in self.tasks and task not in self.finished:

@@ -116,14 +116,24 @@ def _start_from(
         completed_at=datetime.fromtimestamp(restored.metadata.completed_at, UTC),
     )
     # What was copied here from elsewhere may carry the same number by chance.
-    resume = savepoint is None or (savepoint.own and pointer.job_id == own_id)
-    claimed = savepoint is not None and options.claim_mode is ClaimMode.CLAIM
+    resume = pointer.job_id == own_id and (savepoint is None or savepoint.own)
+    if savepoint is None and not resume:
+        raise NothingToRestoreError(
+            f"expected a checkpoint of the pipeline's latest job ({own_id}), found that {storage.url_of(restored.location)} is "
+            f"of job {pointer.job_id}. The job that began after it has aborted what that one had not committed, and its own rows "
+            "are in the sinks: going back would lose or repeat rows. Restore a savepoint of that job, which holds all that it "
+            "needs, or a checkpoint of the latest one"
+        )
+    listed = next((p for p in storage.list_checkpoints() if p.location == restored.location), None)
+    # Once claimed it stays so, when the job is resumed from it before its first checkpoint.
+    claimed = savepoint is not None and (options.claim_mode is ClaimMode.CLAIM or (listed is not None and listed.claimed))
     kept: list[CompletedCheckpoint] = []
     later: list[CompletedCheckpoint] = []
     if resume:
         this_job = [p for p in storage.list_checkpoints() if p.job_id == own_id and p.location != restored.location]
         kept = [_completed(p) for p in this_job if p.checkpoint_id <= chosen and p.location in readable]
-        later = [_completed(p) for p in this_job if p.checkpoint_id > chosen]
+        # A savepoint that is passed over stays the user's.
+        later = [_completed(p) for p in this_job if p.checkpoint_id > chosen and p.ours]
     # A claimed savepoint is like a checkpoint: ours to delete.
     kept.append(CompletedCheckpoint(chosen, restored.location) if claimed else _completed(pointer))
     next_id = max(chosen, previous.highest_checkpoint_id if resume else 0) + 1

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -18,21 +17,19 @@ import msgspec
 
 from dagster_checkpoints.coordination import (
     MAX_WATERMARK_MS,
-    AcknowledgeAnswer,
-    AcknowledgeAnswered,
-    CheckpointCompleted,
-    CheckpointFailed,
-    CheckpointTriggered,
-    CompletedCheckpoint,
-    CoordinatorAction,
+    CheckpointRecord,
+    CheckpointStatistics,
     TaskState,
+    VertexStatistics,
 )
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId
 from dagster_checkpoints.spark.deployment import Deployment
 from dagster_checkpoints.spark.reporting import stage_rows
 from dagster_checkpoints.storage import (
+    CheckpointCountsStatus,
     CheckpointStatus,
     CheckpointStorage,
+    FailureStatus,
     InstanceStatus,
     PendingStatus,
     Phase,
@@ -40,18 +37,11 @@ from dagster_checkpoints.storage import (
     StageStatus,
     StopStatus,
     StorageError,
+    VertexPart,
 )
 
 if TYPE_CHECKING:
     from dagster_checkpoints.spark.job_loop import JobLoop
-
-
-@dataclass
-class _Pending:
-    kind: str
-    expected: int
-    triggered_at: float
-    acknowledged: int = 0
 
 
 class StatusReporter:
@@ -83,25 +73,9 @@ class StatusReporter:
         self._due = monotonic()
         self._sequence = 0
         self._phase: Phase | None = None
-        self._last: CompletedCheckpoint | None = None
-        self._pending: dict[int, _Pending] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="status")
         self._writing: Future[None] | None = None
         self._troubled = False
-
-    def saw(self, action: CoordinatorAction) -> None:
-        """Take note of what the coordinator says of its checkpoints."""
-        match action:
-            case CheckpointTriggered(checkpoint_id, properties, _, waiting):
-                kind = properties.kind.value
-                self._pending[checkpoint_id] = _Pending(kind, waiting, self._monotonic())
-            case AcknowledgeAnswered(_, checkpoint_id, AcknowledgeAnswer.SUCCESS) if checkpoint_id in self._pending:
-                self._pending[checkpoint_id].acknowledged += 1
-            case CheckpointCompleted(checkpoint):
-                self._last = checkpoint
-                self._pending.pop(checkpoint.checkpoint_id, None)
-            case CheckpointFailed(checkpoint_id) if checkpoint_id is not None:
-                self._pending.pop(checkpoint_id, None)
 
     def report(self, phase: Phase, loop: JobLoop | None = None) -> None:
         """Write a version if one is due, or the phase has changed."""
@@ -143,19 +117,7 @@ class StatusReporter:
         )
         if loop is None or loop.deployment is None:
             return status
-        now = self._monotonic()
-        pending = tuple(
-            PendingStatus(
-                checkpoint_id=checkpoint_id,
-                kind=one.kind,
-                acknowledged=one.acknowledged,
-                expected=one.expected,
-                seconds=now - one.triggered_at,
-            )
-            for checkpoint_id, one in self._pending.items()
-        )
-        last = _checkpoint(self._last, status.updated_at, now) if self._last else None
-        return msgspec.structs.replace(_of_loop(status, loop, loop.deployment), pending=pending, last_checkpoint=last)
+        return _of_checkpoints(_of_loop(status, loop, loop.deployment), loop.coordinator.statistics, self._monotonic())
 
 
 def _of_loop(status: PipelineStatus, loop: JobLoop, deployment: Deployment) -> PipelineStatus:
@@ -193,14 +155,71 @@ def _instance(loop: JobLoop, chain: Chain, index: int) -> InstanceStatus:
     )
 
 
-def _checkpoint(last: CompletedCheckpoint, at: datetime, now: float) -> CheckpointStatus:
-    statistics = last.statistics.values()
+def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, now: float) -> PipelineStatus:
+    pending = tuple(
+        PendingStatus(
+            checkpoint_id=one.checkpoint_id,
+            kind=one.properties.kind.value,
+            acknowledged=one.acknowledged,
+            expected=one.expected,
+            seconds=now - one.triggered_at,
+        )
+        for one in statistics.in_progress
+    )
+    counts, duration = statistics.counts, statistics.summary.duration
+    made = CheckpointCountsStatus(
+        triggered=counts.triggered,
+        completed=counts.completed,
+        failed=counts.failed,
+        savepoints=counts.savepoints,
+        restored=counts.restored,
+        duration_p50=duration.percentile(50),
+        duration_p99=duration.percentile(99),
+        duration_max=duration.maximum,
+    )
+    completed = [one for one in (statistics.latest_completed, statistics.latest_savepoint) if one is not None]
+    last = max(completed, key=lambda one: one.checkpoint_id, default=None)
+    failed = statistics.latest_failed
+    return msgspec.structs.replace(
+        status,
+        pending=pending,
+        checkpoints=made,
+        last_checkpoint=_checkpoint(last, status.updated_at, now) if last else None,
+        last_failure=_failure(failed, status.updated_at, now) if failed else None,
+    )
+
+
+def _checkpoint(last: CheckpointRecord, at: datetime, now: float) -> CheckpointStatus:
+    assert last.ended_at is not None
     return CheckpointStatus(
         checkpoint_id=last.checkpoint_id,
-        location=last.location,
-        completed_at=at - timedelta(seconds=now - last.completed_at),
+        location=last.location or "",
+        completed_at=at - timedelta(seconds=now - last.ended_at),
         kind=last.properties.kind.value,
-        duration=last.duration,
-        new_bytes=sum(s.new_bytes for s in statistics),
-        total_bytes=sum(s.total_bytes for s in statistics),
+        duration=last.duration or 0.0,
+        new_bytes=last.new_bytes,
+        total_bytes=last.total_bytes,
+        parts=tuple(_part(vertex) for vertex in last.vertices() if vertex.acknowledged),
+    )
+
+
+def _part(vertex: VertexStatistics) -> VertexPart:
+    return VertexPart(
+        stages=vertex.stages,
+        acknowledged_after=vertex.acknowledged_after or 0.0,
+        alignment_seconds=vertex.alignment_seconds.maximum,
+        sync_seconds=vertex.sync_seconds.maximum,
+        async_seconds=vertex.async_seconds.maximum,
+        new_bytes=vertex.new_bytes,
+        total_bytes=vertex.total_bytes,
+    )
+
+
+def _failure(failed: CheckpointRecord, at: datetime, now: float) -> FailureStatus:
+    assert failed.ended_at is not None
+    return FailureStatus(
+        checkpoint_id=failed.checkpoint_id,
+        reason=failed.reason.name if failed.reason else "",
+        message=failed.message,
+        failed_at=at - timedelta(seconds=now - failed.ended_at),
     )

@@ -139,7 +139,7 @@ class SnapshotUploader:
         stored = self._store_files(barrier, wanted)
 
         def state_file(name: str, path: str) -> StateFile:
-            return StateFile(path=path, sha256=stored[name].sha256, size=stored[name].size)
+            return StateFile(path, stored[name].sha256, stored[name].size, stored[name].stored_by)
 
         def segment_of(segment: SegmentFiles) -> Segment:
             # The name says what the bytes are: the same segment restored twice is the same file.

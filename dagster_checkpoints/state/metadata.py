@@ -31,13 +31,21 @@ class StateFile(_Struct, frozen=True):
 
     Attributes:
         path: where it goes, relative to the task's restored directory.
-        sha256: of its bytes, hexadecimal; its name in shared/.
+        sha256: of its bytes, hexadecimal.
         size: bytes.
+        stored_by: epoch of the owner that stored it in shared/, part of its name there; 0 if its name is the sha256 alone,
+            as in a savepoint's directory and where a release stored it that did not know epochs in names.
     """
 
     path: str
     sha256: str
     size: int
+    stored_by: int = 0
+
+    @property
+    def name(self) -> str:
+        """What it is called in storage."""
+        return f"{self.sha256}-{self.stored_by}" if self.stored_by else self.sha256
 
 
 class Segment(_Struct, frozen=True, tag_field="type", tag="segment"):
@@ -243,9 +251,9 @@ class CheckpointMetadata(_Struct, frozen=True, omit_defaults=False):
     version: int = VERSION
 
     def files(self) -> frozenset[str]:
-        """The sha256 of every file that the checkpoint refers to: what must not be deleted while it is
+        """The name in storage of every file that the checkpoint refers to: what must not be deleted while it is
         retained."""
-        return frozenset(file.sha256 for chain in self.chains for t in chain.tasks.values() for file in task_files(t))
+        return frozenset(file.name for chain in self.chains for t in chain.tasks.values() for file in task_files(t))
 
 
 def task_files(task: TaskSnapshot) -> list[StateFile]:

@@ -75,13 +75,16 @@ from dagster_checkpoints.storage.savepoints import SavepointDirectory, StateFile
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from dagster_checkpoints.storage.state_files import StateFileLike, StoredFile
 from dagster_checkpoints.storage.status import (
+    CheckpointCountsStatus,
     CheckpointStatus,
+    FailureStatus,
     InstanceStatus,
     PendingStatus,
     Phase,
     PipelineStatus,
     StageStatus,
     StopStatus,
+    VertexPart,
     decode_status,
     encode_status,
 )
@@ -93,6 +96,7 @@ __all__ = [
     "Answer",
     "AnswerStatus",
     "BucketMissing",
+    "CheckpointCountsStatus",
     "CheckpointDiscarded",
     "CheckpointPointer",
     "CheckpointStatus",
@@ -106,6 +110,7 @@ __all__ = [
     "CorruptStateFile",
     "CorruptStatus",
     "EndedBy",
+    "FailureStatus",
     "InstanceStatus",
     "InvalidKey",
     "InvalidRequest",
@@ -155,6 +160,7 @@ __all__ = [
     "UnknownPipelineStateVersion",
     "UnknownRequest",
     "UpdateVersion",
+    "VertexPart",
     "WriteConflict",
     "decode_status",
     "describe_end",

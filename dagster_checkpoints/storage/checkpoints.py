@@ -1,6 +1,6 @@
 """One pipeline's checkpoints in a store: state files, metadata, ownership, deletion.
 
-The face of this floor for the runtime. It knows files by their sha256 and metadata as bytes; what the bytes
+The face of this floor for the runtime. It knows files by their name in ``shared/`` and metadata as bytes; what the bytes
 say is the state floor's affair.
 """
 
@@ -69,7 +69,7 @@ class CheckpointStorage:
         self.ownership: Ownership | None = None
         self._monotonic = monotonic
         self._sleep = sleep
-        self._shared = SharedFiles(store, self.layout, self._ensure_owner)
+        self._shared = SharedFiles(store, self.layout, self._ensure_owner, self._epoch)
         self._savepoints = SavepointPlaces(store, self.layout, self._shared, self._executor, open_elsewhere)
         self._parallel = parallel
         self._pool: ThreadPoolExecutor | None = None
@@ -124,28 +124,33 @@ class CheckpointStorage:
 
     # -- state files
 
-    def known(self, hashes: Iterable[str]) -> None:
-        """Files that are in storage and whole, as a verified fetch has shown: they are not uploaded again."""
-        self.shared_state.known(hashes)
+    def known(self, location: str, names: Iterable[str]) -> None:
+        """Files of a checkpoint that are in storage and whole, as a verified fetch has shown.
 
-    def register(self, location: str, hashes: Iterable[str]) -> None:
+        They keep these names, and are not uploaded again; unless ``state.json`` did not list the checkpoint when this owner
+        acquired the pipeline. Such a one may have been given up: an earlier owner, suspended since, may yet delete its files.
+        """
+        if self._was_listed(location):
+            self._shared.known(names)
+
+    def register(self, location: str, names: Iterable[str]) -> None:
         """A retained checkpoint of an earlier owner names these files: keep them while it is retained.
 
         That metadata names a file does not say that it is whole: until :meth:`known` vouches for it, it is uploaded again
         when it is needed. This owner's own checkpoints are registered by :meth:`upload_files`. A savepoint names no file here.
         """
         if not self.is_savepoint(location):
-            self.shared_state.register(self._checkpoint_key(location), hashes)
+            self.shared_state.register(self._checkpoint_key(location), names)
 
     def upload_files(self, checkpoint_id: int, paths: Mapping[str, Path] | Iterable[Path]) -> dict[str, StoredFile]:
-        """Store local files under their sha256, in parallel; what storage has is skipped.
+        """Store local files under this owner's epoch, in parallel; what it has stored or knows already is skipped.
 
         Args:
             checkpoint_id: the pending checkpoint that names them from now on.
             paths: by any name, or plain paths (whose name is then the path itself).
 
         Returns:
-            By name: sha256, size and whether it had to be uploaded.
+            By name: sha256, size, whether it had to be uploaded, and the epoch that metadata has to say.
 
         Raises:
             StorageUnavailable: and others of the store; files uploaded until then stay registered for the
@@ -162,15 +167,11 @@ class CheckpointStorage:
 
         return dict(zip(named, run_all(self._executor(), upload, named.values()), strict=True))
 
-    def reference_files(self, checkpoint_id: int, hashes: Iterable[str]) -> None:
-        """A pending checkpoint names files that storage has already, without their bytes."""
-        self.shared_state.register(self._own_key(checkpoint_id), hashes)
-
     def fetch_state(self, files: Iterable[StateFileLike], destination: Path, *, checkpoint: str = "") -> None:
         """Fetch state files to ``destination/<file.path>``, in parallel, verifying size and sha256.
 
         Args:
-            files: path (relative), sha256 and size of each.
+            files: path (relative), sha256, size and name of each.
             destination: a directory; created. A file appears in it verified and whole, or not at all.
             checkpoint: location, for the text of errors.
 
@@ -180,7 +181,7 @@ class CheckpointStorage:
         """
 
         def fetch(file: StateFileLike) -> None:
-            fetch_file(self.store, self._shared.key(file.sha256), file, destination, checkpoint or "the checkpoint")
+            fetch_file(self.store, self._shared.key(file.name), file, destination, checkpoint or "the checkpoint")
 
         run_all(self._executor(), fetch, files)
 
@@ -323,13 +324,14 @@ class CheckpointStorage:
     def delete_unreferenced(self, referenced: Iterable[str] = ()) -> int:
         """Delete every shared file that is neither in ``referenced`` nor named by a checkpoint of this owner.
 
-        For what crashed owners left behind; call it after :meth:`acquire`. Returns the number of files.
+        For what crashed owners left behind; call it after :meth:`acquire`. What a later owner has stored stays. Returns the
+        number of files.
 
         It must not be called while a retained checkpoint's metadata cannot be read: the files that it names would count as
         nobody's. So one unreadable checkpoint keeps all the garbage, until it is deleted or mended.
 
         Args:
-            referenced: sha256 of all files that any metadata in storage names that is to stay usable.
+            referenced: names of all files that any metadata in storage names that is to stay usable.
         """
         return self._shared.sweep(frozenset(referenced))
 
@@ -373,17 +375,25 @@ class CheckpointStorage:
 
     def _owner(self) -> Ownership:
         if self.ownership is None:
-            raise OwnershipLost(
-                f"expected to own pipeline {self.pipeline!r} in {self.store.url} before cleaning up: acquire() it"
-            )
+            raise OwnershipLost(f"expected to own pipeline {self.pipeline!r} in {self.store.url} first: acquire() it")
         return self.ownership
 
     def _ensure_owner(self) -> None:
         if self.ownership is not None:
             self.ownership.ensure()
 
+    def _epoch(self) -> int:
+        return self.ownership.epoch if self.ownership is not None else 0
+
+    def _was_listed(self, location: str) -> bool:
+        """Whether a checkpoint was completed by this owner, or already when it became that."""
+        owner = self._owner()
+        before = (*owner.previous.retained, *([owner.previous.newest] if owner.previous.newest else ()))
+        key = self.layout.parse_checkpoint(location)
+        return (key is not None and key.epoch == owner.epoch) or any(pointer.location == location for pointer in before)
+
     def _own_key(self, checkpoint_id: int) -> CheckpointKey:
-        return CheckpointKey(checkpoint_id, self.ownership.epoch if self.ownership is not None else 0)
+        return CheckpointKey(checkpoint_id, self._epoch())
 
     def _checkpoint_key(self, location: str) -> CheckpointKey:
         key = self.layout.parse_checkpoint(location)

@@ -4,7 +4,7 @@
 
     <root>/<pipeline>/state.json                          owner, epoch, lease, newest completed checkpoint
     <root>/<pipeline>/checkpoints/chk-42-<epoch>/_metadata
-    <root>/<pipeline>/shared/<sha256>                     state files, content-addressed
+    <root>/<pipeline>/shared/<sha256>-<epoch>             state files, by content and the owner that stored them
     <root>/<pipeline>/savepoints/savepoint-43-<name>-<token>/_metadata
     <root>/<pipeline>/savepoints/savepoint-43-<name>-<token>/state/<sha256>
     <root>/<pipeline>/savepoints/savepoint-43-<name>-<token>/_incomplete   while it is being written
@@ -13,6 +13,10 @@
 
 A *location* is a checkpoint's directory relative to the pipeline's, such as ``checkpoints/chk-42-3``: it
 stays true when the whole root is moved or copied. That of a savepoint elsewhere is its URL.
+
+An owner of the pipeline writes only names with its own epoch in them. Stores cannot fence a deletion: what an earlier owner asked
+for while it still was the owner may be carried out at any later time, and then finds nothing that was written since. Files in
+``shared/`` that are named by their sha256 alone were stored by releases without epochs in these names.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ _PIPELINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 _CHECKPOINT = re.compile(r"checkpoints/chk-(\d+)-(\d+)")
 _SAVEPOINT = re.compile(r"savepoint-(\d+)(?:-(.+?))??(?:-[0-9a-f]{6})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHARED = re.compile(r"([0-9a-f]{64})(?:-([1-9]\d*))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _ACCEPTED = ".accepted"
 _ANSWER = ".answer"
@@ -41,6 +46,25 @@ class CheckpointKey(NamedTuple):
 
     checkpoint_id: int
     epoch: int
+
+
+class SharedName(NamedTuple):
+    """What a file in ``shared/`` is called: by its bytes, and the epoch of the owner that stored them there.
+
+    The same bytes under two epochs are two files; epoch 0 stands for a name without one.
+    """
+
+    sha256: str
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.sha256}-{self.epoch}" if self.epoch else self.sha256
+
+    @classmethod
+    def parse(cls, name: str) -> SharedName | None:
+        """From a name; None if this package gives no file such a one."""
+        match = _SHARED.fullmatch(name)
+        return cls(match[1], int(match[2] or 0)) if match else None
 
 
 RequestPart = Literal["request", "accepted", "answer"]
@@ -89,7 +113,7 @@ def validate_sha256(sha256: str) -> str:
 
 
 def sha256_in(key: str) -> str:
-    """The hash that a state file's key ends with, or ""."""
+    """The hash that the key of a savepoint's state file ends with, or ""."""
     name = key.rpartition("/")[2]
     return name if _SHA256.fullmatch(name) else ""
 
@@ -126,8 +150,11 @@ class Layout:
     def shared(self) -> str:
         return f"{self.pipeline}/shared/"
 
-    def shared_file(self, sha256: str) -> str:
-        return f"{self.shared}{validate_sha256(sha256)}"
+    def shared_file(self, name: str) -> str:
+        """Where a file in ``shared/`` lies. Raises InvalidKey if its name is no :class:`SharedName`."""
+        if SharedName.parse(name) is None:
+            raise InvalidKey(f"expected a state file's name, <sha256>-<epoch> or <sha256> alone, found {name!r}")
+        return f"{self.shared}{name}"
 
     @property
     def savepoints(self) -> str:

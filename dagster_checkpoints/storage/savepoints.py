@@ -328,11 +328,11 @@ class SavepointDirectory:
         return not copied
 
     def _copy(self, file: LocalFile, key: str) -> bool:
-        with self._shared.lent(file.sha256) as there:
-            if not there:
+        with self._shared.lent(file.sha256) as source:
+            if not source:
                 return False
             try:
-                return self._store.copy_from(self._shared.store, self._shared.key(file.sha256), key, file.size)
+                return self._store.copy_from(self._shared.store, source, key, file.size)
             except NotFound:  # somebody else has deleted it
                 return False
 

@@ -1,8 +1,8 @@
 """Who names which shared state file, so that a file is deleted when, and only when, nobody does.
 
-Knows hashes and checkpoints; must not know storage. Thread-safe. The race it closes: while a file is being
-deleted because the last checkpoint that named it is gone, a new checkpoint may want the same bytes; that one
-waits until the deletion is over and uploads them again.
+Knows names of files and checkpoints; must not know storage, nor what a name says. Thread-safe. The race it closes: while a
+file is being deleted because the last checkpoint that named it is gone, a new checkpoint may want the same bytes under the same
+name; that one waits until the deletion is over and uploads them again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class SharedStateRegistry:
         self._discarded: set[Hashable] = set()
         self._changed = threading.Condition()
 
-    def known(self, hashes: Iterable[str]) -> None:
+    def known(self, names: Iterable[str]) -> None:
         """These files are in storage already: they need not be uploaded again."""
         with self._changed:
-            self._stored.update(hash_ for hash_ in hashes if hash_ not in self._deleting)
+            self._stored.update(name for name in names if name not in self._deleting)
 
-    def register(self, checkpoint: Hashable, hashes: Iterable[str]) -> None:
+    def register(self, checkpoint: Hashable, names: Iterable[str]) -> None:
         """``checkpoint`` names these files, in addition to those it names already; it is known also if it names none.
 
         Raises:
@@ -38,10 +38,10 @@ class SharedStateRegistry:
         """
         with self._changed:
             self._named_by(checkpoint)
-            for hash_ in hashes:
-                self._name(checkpoint, hash_)
+            for name in names:
+                self._name(checkpoint, name)
 
-    def reserve(self, checkpoint: Hashable, hash_: str) -> bool:
+    def reserve(self, checkpoint: Hashable, name: str) -> bool:
         """Name one file before it is uploaded.
 
         Returns:
@@ -51,18 +51,18 @@ class SharedStateRegistry:
             CheckpointDiscarded: ``checkpoint`` has been given up meanwhile.
         """
         with self._changed:
-            self._changed.wait_for(lambda: hash_ not in self._deleting)
-            self._name(checkpoint, hash_)
-            return hash_ not in self._stored
+            self._changed.wait_for(lambda: name not in self._deleting)
+            self._name(checkpoint, name)
+            return name not in self._stored
 
-    def stored(self, checkpoint: Hashable, hash_: str) -> None:
+    def stored(self, checkpoint: Hashable, name: str) -> None:
         """The file's upload for ``checkpoint`` has succeeded.
 
         Says nothing if the checkpoint was given up meanwhile: the file may have been deleted in between.
         """
         with self._changed:
-            if hash_ in self._names.get(checkpoint, ()):
-                self._stored.add(hash_)
+            if name in self._names.get(checkpoint, ()):
+                self._stored.add(name)
 
     def unregister(self, checkpoint: Hashable) -> frozenset[str]:
         """``checkpoint`` is gone for good. Returns the files that it named and nobody names any more."""
@@ -80,16 +80,19 @@ class SharedStateRegistry:
         finally:
             self._deleted(orphans)
 
-    def lend(self, borrower: Hashable, hash_: str) -> bool:
-        """Keep a file from deletion for somebody who reads it, until :meth:`returning`.
+    def lend(self, borrower: Hashable, name: str) -> bool:
+        """Keep a file from deletion for somebody who reads it, until :meth:`returning`; or name it for a checkpoint.
 
         Returns:
             False if storage does not have it, or not for long: it is being deleted.
+
+        Raises:
+            CheckpointDiscarded: the borrower is a checkpoint that has been given up.
         """
         with self._changed:
-            if hash_ not in self._stored or hash_ in self._deleting:
+            if name not in self._stored or name in self._deleting:
                 return False
-            self._name(borrower, hash_)
+            self._name(borrower, name)
             return True
 
     @contextmanager
@@ -125,11 +128,11 @@ class SharedStateRegistry:
         with self._changed:
             return frozenset(self._names)
 
-    def _name(self, checkpoint: Hashable, hash_: str) -> None:
+    def _name(self, checkpoint: Hashable, name: str) -> None:
         names = self._named_by(checkpoint)
-        if hash_ not in names:
-            names.add(hash_)
-            self._count[hash_] = self._count.get(hash_, 0) + 1
+        if name not in names:
+            names.add(name)
+            self._count[name] = self._count.get(name, 0) + 1
 
     def _named_by(self, checkpoint: Hashable) -> set[str]:
         if checkpoint in self._discarded:
@@ -144,11 +147,11 @@ class SharedStateRegistry:
 
     def _drop(self, checkpoint: Hashable) -> frozenset[str]:
         orphans = set()
-        for hash_ in self._names.pop(checkpoint, ()):
-            self._count[hash_] -= 1
-            if not self._count[hash_]:
-                del self._count[hash_]
-                orphans.add(hash_)
+        for name in self._names.pop(checkpoint, ()):
+            self._count[name] -= 1
+            if not self._count[name]:
+                del self._count[name]
+                orphans.add(name)
         # Whether the caller deletes them or not: from now on nobody may rely on them.
         self._stored -= orphans
         return frozenset(orphans)

@@ -51,6 +51,10 @@ class StateFileLike(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def name(self) -> str:
+        """What it is called in ``shared/``; a savepoint calls its files by their sha256."""
+
 
 @dataclass(frozen=True)
 class StoredFile:
@@ -60,11 +64,13 @@ class StoredFile:
         sha256: of its bytes, hexadecimal.
         size: bytes.
         uploaded: False if storage had it already.
+        stored_by: epoch in its name in ``shared/``; 0 in a savepoint, whose names have none.
     """
 
     sha256: str
     size: int
     uploaded: bool
+    stored_by: int = 0
 
 
 class HashCache:

@@ -63,8 +63,30 @@ class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class VertexPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stage, or a chain of them, had to do for a checkpoint: the slowest of its instances, and bytes of all.
+
+    Args:
+        stages: that its tasks run.
+        acknowledged_after: seconds from the trigger to the latest acknowledgement.
+        alignment_seconds: longest time between the first and the last barrier of an instance.
+        sync_seconds: longest time that an instance stood still.
+        async_seconds: longest time of storing in the background.
+        new_bytes: uploaded.
+        total_bytes: named.
+    """
+
+    stages: tuple[str, ...]
+    acknowledged_after: float
+    alignment_seconds: float = 0.0
+    sync_seconds: float = 0.0
+    async_seconds: float = 0.0
+    new_bytes: int = 0
+    total_bytes: int = 0
+
+
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest completed checkpoint.
+    """The latest completed checkpoint, or savepoint.
 
     Args:
         checkpoint_id: its id.
@@ -74,6 +96,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
         duration: seconds from trigger to completion.
         new_bytes: uploaded for it.
         total_bytes: that it names.
+        parts: of each stage or chain that took part, in topological order.
     """
 
     checkpoint_id: int
@@ -83,6 +106,44 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     duration: float = 0.0
     new_bytes: int = 0
     total_bytes: int = 0
+    parts: tuple[VertexPart, ...] = ()
+
+
+class FailureStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest checkpoint or savepoint that failed after it was triggered.
+
+    Args:
+        checkpoint_id: its id.
+        reason: name of a ``FailureReason``.
+        message: what happened.
+        failed_at: wall clock of the owner.
+    """
+
+    checkpoint_id: int
+    reason: str
+    message: str
+    failed_at: Moment
+
+
+class CheckpointCountsStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The run's checkpoints and savepoints in numbers; durations in seconds, over the latest 10,000 completed ones.
+
+    Args:
+        triggered: that have got an id.
+        completed: of them; savepoints too.
+        failed: also those that were refused before they had an id.
+        savepoints: completed ones.
+        restored: how often the job was started from one, at first and in restarts.
+    """
+
+    triggered: int = 0
+    completed: int = 0
+    failed: int = 0
+    savepoints: int = 0
+    restored: int = 0
+    duration_p50: float = 0.0
+    duration_p99: float = 0.0
+    duration_max: float = 0.0
 
 
 class StopStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +173,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
         stages: in topological order.
         pending: checkpoints under way.
         last_checkpoint: the latest completed one.
+        last_failure: the latest failed one of this run.
+        checkpoints: how many there were in this run, and how long they took.
         stop: under way.
         version: of this format.
     """
@@ -131,6 +194,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageStatus, ...] = ()
     pending: tuple[PendingStatus, ...] = ()
     last_checkpoint: CheckpointStatus | None = None
+    last_failure: FailureStatus | None = None
+    checkpoints: CheckpointCountsStatus | None = None
     stop: StopStatus | None = None
     version: int = VERSION
 

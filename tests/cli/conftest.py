@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -30,9 +31,11 @@ from dagster_checkpoints.state import (
 )
 from dagster_checkpoints.storage import (
     Answer,
+    CheckpointCountsStatus,
     CheckpointStatus,
     CheckpointStorage,
     ControlRequest,
+    FailureStatus,
     InstanceStatus,
     Owner,
     Ownership,
@@ -42,6 +45,7 @@ from dagster_checkpoints.storage import (
     StageStatus,
     StopStatus,
     StoredFile,
+    VertexPart,
     open_store,
 )
 from resources.embedded_s3 import EmbeddedS3
@@ -188,12 +192,12 @@ class World:
             paths[text] = folder / str(number)
             paths[text].write_text(text)
         stored = upload(paths)
-        self.files = {text: StateFile(texts[text], found.sha256, found.size) for text, found in stored.items()}
+        self.files = {text: StateFile(texts[text], found.sha256, found.size, found.stored_by) for text, found in stored.items()}
         self.bytes = sum({file.sha256: file.size for file in self.files.values()}.values())
 
         def look_up(path: str, text: str) -> StateFile:
             found = self.files.get(text)
-            return StateFile(path, found.sha256, found.size) if found else StateFile(path, "0" * 64, 0)
+            return msgspec.structs.replace(found, path=path) if found else StateFile(path, "0" * 64, 0)
 
         return metadata_of(checkpoint_id, kind, look_up, **changes)
 
@@ -235,6 +239,25 @@ class World:
                 duration=0.8,
                 new_bytes=1_500_000,
                 total_bytes=48_000_000,
+                parts=(
+                    VertexPart(stages=("live",), acknowledged_after=0.1),
+                    VertexPart(
+                        stages=("departures", "delays"),
+                        acknowledged_after=0.7,
+                        alignment_seconds=0.5,
+                        sync_seconds=0.2,
+                        async_seconds=0.1,
+                    ),
+                ),
+            ),
+            "last_failure": FailureStatus(
+                checkpoint_id=41,
+                reason="CHECKPOINT_EXPIRED",
+                message="not complete within 600 s",
+                failed_at=datetime.now(UTC) - timedelta(minutes=5),
+            ),
+            "checkpoints": CheckpointCountsStatus(
+                triggered=41, completed=39, failed=1, savepoints=2, duration_p50=0.3, duration_p99=0.9, duration_max=4.0
             ),
             "stop": None,
         }

@@ -215,7 +215,7 @@ def test_the_running_pipeline_is_shown_as_it_says_itself(world: Any) -> None:
     shown = world.json("show")
     assert shown["running"] and shown["status"]["phase"] == "stopping" and shown["newest"]["checkpoint_id"] == 42
     text = world.cli("show").output
-    for said in ("stopping", "run     2f0c9a17 on worker-1", "roots   live", "checkpoint 42", "48.0 MB", "2 of 3 tasks",
+    for said in ("stopping", "2f0c9a17 on worker-1", "roots           live", "checkpoint 42", "48.0 MB", "2 of 3 tasks",
                  "(drain): waiting for savepoint", "caught up", "3,003", "2013-12-01 00:00:00"):  # fmt: skip
         assert said in text
 
@@ -359,7 +359,11 @@ def test_code_without_the_pipeline_says_what_it_has(local: Any, code: str, tmp_p
 def test_watch_once_and_when_nothing_runs(world: Any) -> None:
     world.run()
     world.status()
-    assert "2 of 3 tasks" in world.cli("watch", "--once").output
+    text = world.cli("watch", "--once").output
+    assert "2 of 3 tasks" in text
+    assert "departures + delays, acknowledged after 0.7 s (alignment 0.5 s, sync 0.2 s, async 0.1 s)" in text
+    assert "39 completed (2 of them savepoints), 1 failed; 0.3 s p50, 0.9 s p99, 4.0 s at most" in text
+    assert "ago: not complete within 600 s (CHECKPOINT_EXPIRED)" in text
     assert world.json("watch", "--once")["status"]["sequence"] == 1
     world.end()
     assert "not running" in world.cli("watch", code=3).output

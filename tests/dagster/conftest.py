@@ -56,7 +56,7 @@ def coordinator(tmp_path: Path) -> Callable[..., CheckpointCoordinatorResource]:
             "storage": str(tmp_path / "storage"),
             "work_directory": str(tmp_path / "work"),
             "restart_attempts": 0,
-            "lease_seconds": 5.0,
+            "lease_seconds": 30.0,  # no test here waits for one; a busy machine may stand still for seconds
             "spark_config": SPARK,
         }
         return CheckpointCoordinatorResource(**{**defaults, **settings})
@@ -100,11 +100,16 @@ def assets_of() -> Callable[[Pipeline], dg.AssetsDefinition]:
 
 @pytest.fixture
 def materialize() -> Callable[..., dg.ExecuteInProcessResult]:
-    """Materializes assets with a coordinator; a failure is in the result."""
+    """Materializes assets with a coordinator; a failure is in the result, unless it is to be raised."""
 
-    def run(assets: dg.AssetsDefinition, coordinator: CheckpointCoordinatorResource, **options: Any) -> dg.ExecuteInProcessResult:
+    def run(
+        assets: dg.AssetsDefinition,
+        coordinator: CheckpointCoordinatorResource,
+        raise_on_error: bool = False,
+        **options: Any,
+    ) -> dg.ExecuteInProcessResult:
         resources = {"checkpoint_coordinator": coordinator}
-        return dg.materialize([assets], resources=resources, raise_on_error=False, **options)
+        return dg.materialize([assets], resources=resources, raise_on_error=raise_on_error, **options)
 
     return run
 

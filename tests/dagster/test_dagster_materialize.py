@@ -31,8 +31,7 @@ def test_a_finished_pipeline_is_materialized_and_a_second_run_starts_anew(
 ) -> None:
     assets = assets_of(numbers_pipeline, key_prefix="demo", group_name="small")
     with dg.DagsterInstance.ephemeral() as instance:
-        first = materialize(assets, coordinator(), instance=instance)
-        assert first.success
+        first = materialize(assets, coordinator(), raise_on_error=True, instance=instance)
         made = [m for m in first.get_asset_materialization_events() if m.materialization.partition is None]
         assert [e.asset_key.path for e in made] == [["demo", "numbers"], ["demo", "doubled"], ["demo", "total"]]
         total = made[-1].materialization.metadata
@@ -46,8 +45,7 @@ def test_a_finished_pipeline_is_materialized_and_a_second_run_starts_anew(
         observed = instance.fetch_observations(dg.AssetKey(["demo", "total"]), limit=1).records[0].asset_observation
         assert observed is not None and observed.metadata["state"].value == "finished"
 
-        second = materialize(assets, coordinator(), instance=instance)
-        assert second.success
+        second = materialize(assets, coordinator(), raise_on_error=True, instance=instance)
         last = second.get_asset_materialization_events()[-1].materialization
         assert last.metadata["job"].value == 2
     assert ids(spark, tmp_path / "total") == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8]

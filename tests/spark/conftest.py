@@ -29,7 +29,9 @@ from dagster_checkpoints.storage import (
     CheckpointStorage,
     ControlRequest,
     ObjectStore,
+    OutcomeUnknown,
     PipelineControl,
+    Precondition,
     StorageUnavailable,
     open_store,
 )
@@ -178,16 +180,20 @@ class Difference:
 
 
 class TroubledStore:
-    """The laboratory's store, in which writes to some keys fail or stand still for as long as a test wants.
+    """The laboratory's store, in which requests for some keys go wrong or stand still for as long as a test wants.
 
     Attributes:
         held: How many writes stand still now.
+        unread: How many reads have failed.
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self.inner = store
         self.held = 0
+        self.unread = 0
         self._failing = ""
+        self._unreadable = ""
+        self._unanswered: tuple[str, bytes] | None = None
         self._holding = ""
         self._changed = threading.Condition()
 
@@ -196,7 +202,17 @@ class TroubledStore:
 
     def put(self, key: str, data: bytes, mode: Any = "overwrite") -> str:
         self._before_write(key)
+        if self._unanswered and self._unanswered[0] in key and self._unanswered[1] in data:
+            with contextlib.suppress(Precondition):  # the same write once more
+                self.inner.put(key, data, mode)
+            raise OutcomeUnknown(f"no answer to the write of {key}: the test says so")
         return self.inner.put(key, data, mode)
+
+    def stream(self, key: str, *options: Any) -> Iterator[bytes]:
+        if self._unreadable and self._unreadable in key:
+            self.unread += 1
+            raise StorageUnavailable(f"no read of {key}: the test says so")
+        return self.inner.stream(key, *options)
 
     def put_file(self, key: str, path: Path) -> None:
         self._before_write(key)
@@ -214,6 +230,24 @@ class TroubledStore:
             yield
         finally:
             self._failing = ""
+
+    @contextlib.contextmanager
+    def unreadable(self, part: str) -> Iterator[None]:
+        """Reads of keys that contain `part` fail."""
+        self._unreadable = part
+        try:
+            yield
+        finally:
+            self._unreadable = ""
+
+    @contextlib.contextmanager
+    def unanswered(self, part: str, data: bytes) -> Iterator[None]:
+        """Writes of `data`, among other bytes, to keys that contain `part` land, and nobody hears of it."""
+        self._unanswered = (part, data)
+        try:
+            yield
+        finally:
+            self._unanswered = None
 
     @contextlib.contextmanager
     def holding(self, part: str) -> Iterator[None]:

@@ -96,6 +96,18 @@ def test_requests_through_storage_from_start_up_to_the_end(lab: Any) -> None:
         job.wait_until(lambda: any(one.kind == "checkpoint" and one.acknowledged == 3 for one in status().pending))
         assert status().pending[0].expected == 3 and not any(future.done() for future in twice)
     assert len({future.result(DEADLINE).checkpoint_id for future in twice}) == 1
+    job.wait_until(lambda: (last := status().last_checkpoint) is not None and last.checkpoint_id > done.checkpoint_id)
+    told = status()
+    assert told.checkpoints is not None and told.last_failure is not None and told.last_checkpoint is not None
+    assert (told.checkpoints.completed, told.checkpoints.savepoints, told.checkpoints.failed) == (
+        len(job.checkpoints()) + 1,
+        1,
+        1,
+    )
+    assert 0 < told.checkpoints.duration_p50 <= told.checkpoints.duration_p99 <= told.checkpoints.duration_max
+    assert told.last_failure.reason == "CHECKPOINT_EXPIRED"
+    (part,) = told.last_checkpoint.parts
+    assert part.stages == ("live", "rows") and 0 < part.acknowledged_after <= told.last_checkpoint.duration
 
     # The end of one source's instance: the others go on.
     unknown = refused(control.end_source, "live", "z")

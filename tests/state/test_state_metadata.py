@@ -38,8 +38,8 @@ from dagster_checkpoints.state import (
 EXAMPLES = Path(__file__).parent / "examples"
 
 
-def file(name: str) -> StateFile:
-    return StateFile(name, hashlib.sha256(name.encode()).hexdigest(), len(name))
+def file(name: str, stored_by: int = 0) -> StateFile:
+    return StateFile(name, hashlib.sha256(name.encode()).hexdigest(), len(name), stored_by)
 
 
 EVERYTHING = CheckpointMetadata(
@@ -143,10 +143,31 @@ SPLITS = CheckpointMetadata(
 )
 """Sources with an enumerator, which is kept after all instances have finished; keyed state with its groups."""
 
+STORED_BY = CheckpointMetadata(
+    pipeline="flights",
+    checkpoint_id=10,
+    epoch=3,
+    stages=(StageMetadata("live", 1, ("0",)),),
+    chains=(
+        ChainMetadata(
+            "live",
+            ("live",),
+            {
+                0: TaskSnapshot(
+                    query=QuerySnapshot(4, (file("offsets/4", stored_by=3), file("commits/4", stored_by=2))),
+                    static=(StaticTableSnapshot("airlines", (Segment((file("a.parquet"),), 16),)),),
+                )
+            },
+        ),
+    ),
+)
+"""Files stored by this owner, by the one before, and by a release that did not know epochs in names."""
+
 WRITTEN = {
     "version-1.metadata": EVERYTHING,
     "version-1-transaction-files.metadata": SAVEPOINT,
     "version-1-enumerators.metadata": SPLITS,
+    "version-1-stored-by.metadata": STORED_BY,
 }
 """What each stored example says. A file is added with each addition to the format and never changed."""
 
@@ -179,14 +200,16 @@ def test_the_files_of_uncommitted_transactions_must_stay_too() -> None:
     assert SAVEPOINT.files() == {file(name).sha256 for name in ["a/1.parquet", "a/2.parquet", "c/1.parquet"]}
 
 
+def test_files_are_named_by_their_content_and_who_stored_them() -> None:
+    mine, before, oldest = file("offsets/4", 3), file("commits/4", 2), file("a.parquet")
+    assert STORED_BY.files() == {f"{mine.sha256}-3", f"{before.sha256}-2", oldest.sha256}
+
+
 def test_what_an_older_reader_need_not_know_is_not_written() -> None:
-    written = [encode(metadata) for metadata in (SAVEPOINT, SPLITS, EVERYTHING)]
-    for addition in (b"transaction_files", b"enumerator", b"max_parallelism"):
-        assert [addition in data for data in written] == [
-            addition == b"transaction_files",
-            addition != b"transaction_files",
-            False,
-        ]
+    written = [encode(metadata) for metadata in (SAVEPOINT, SPLITS, STORED_BY, EVERYTHING)]
+    additions = {b"transaction_files": 0, b"enumerator": 1, b"max_parallelism": 1, b"stored_by": 2}
+    for addition, only in additions.items():
+        assert [addition in data for data in written] == [number == only for number in range(4)]
 
 
 def test_each_stored_example_is_accounted_for() -> None:

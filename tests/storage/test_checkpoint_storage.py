@@ -7,12 +7,12 @@ import os
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dagster_checkpoints.state import StateFile
 from dagster_checkpoints.storage import (
     AlreadyExists,
     CheckpointDiscarded,
@@ -30,13 +30,6 @@ from dagster_checkpoints.storage import (
 from dagster_checkpoints.storage import state_files as state_files_module
 
 LEASE = 30.0
-
-
-@dataclass(frozen=True)
-class File:
-    path: str
-    sha256: str
-    size: int
 
 
 @pytest.fixture
@@ -61,20 +54,35 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _names(*contents: bytes, epoch: int = 1) -> set[str]:
+    """What files with these contents are called when the owner of that epoch has stored them."""
+    return {f"{_sha256(content)}-{epoch}" for content in contents}
+
+
 def _shared(storage: CheckpointStorage) -> set[str]:
     return {info.key.rpartition("/")[2] for info in storage.store.list("flights/shared/")}
 
 
-def _files(stored: dict[str, StoredFile]) -> list[File]:
-    return [File(f"restored/{name}", one.sha256, one.size) for name, one in stored.items()]
+def _files(stored: dict[str, StoredFile]) -> list[StateFile]:
+    return [StateFile(f"restored/{name}", one.sha256, one.size, one.stored_by) for name, one in stored.items()]
+
+
+def _complete(storage: CheckpointStorage, number: int, paths: dict[str, Path]) -> tuple[str, list[StateFile]]:
+    """A completed checkpoint: its location and files."""
+    owner = storage.ownership
+    assert owner is not None
+    files = _files(storage.upload_files(number, paths))
+    location = storage.write_metadata(number, owner.epoch, b"")
+    owner.complete(number, location)
+    return location, files
 
 
 def test_files_go_there_and_back(owned: CheckpointStorage, source: Path, tmp_path: Path) -> None:
     paths = _write(source, a=b"aaa", empty=b"", same=b"aaa", big=os.urandom(9 * 1024 * 1024))
     stored = owned.upload_files(1, paths)
     assert list(stored) == list(paths)
-    assert stored["a"] == StoredFile(_sha256(b"aaa"), 3, stored["a"].uploaded)
-    assert _shared(owned) == {_sha256(path.read_bytes()) for path in paths.values()}
+    assert stored["a"] == StoredFile(_sha256(b"aaa"), 3, stored["a"].uploaded, stored_by=1)
+    assert _shared(owned) == _names(*(path.read_bytes() for path in paths.values())) == {file.name for file in _files(stored)}
     owned.fetch_state(_files(stored), tmp_path / "there")
     for name, path in paths.items():
         assert (tmp_path / "there" / "restored" / name).read_bytes() == path.read_bytes()
@@ -90,19 +98,19 @@ def test_only_what_is_new_is_uploaded(owned: CheckpointStorage, source: Path, fa
 
 
 def test_what_retained_metadata_names_is_not_uploaded_again_once_it_is_verified(
-    owned: CheckpointStorage, second: CheckpointStorage, source: Path, clock: Any, bob: Owner
+    owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner
 ) -> None:
-    stored = owned.upload_files(1, _write(source, a=b"a"))
+    location, [file] = _complete(owned, 1, _write(source, a=b"a"))
     second.acquire(bob, LEASE)
-    hashes = [one.sha256 for one in stored.values()]
-    second.register("checkpoints/chk-1-1", hashes)
+    second.register(location, [file.name])
     # That metadata names a file does not say that it is whole: only who has verified it may spare the upload.
     unverified = second.upload_files(3, _write(source, a=b"a"))
     assert [one.uploaded for one in unverified.values()] == [True]
-    second.discard_states(3)
-    second.known(hashes)
+    assert second.discard_states(3) == 1
+    second.known(location, [file.name])
     again = second.upload_files(2, _write(source, a=b"a", b=b"b"))
-    assert {name: one.uploaded for name, one in again.items()} == {"a": False, "b": True}
+    assert {name: (one.uploaded, one.stored_by) for name, one in again.items()} == {"a": (False, 1), "b": (True, 2)}
+    assert _shared(second) == _names(b"a") | _names(b"b", epoch=2)
 
 
 def test_files_that_were_hashed_are_not_read_again(
@@ -129,7 +137,7 @@ def test_a_failed_upload_can_be_tried_again(owned: CheckpointStorage, source: Pa
     with pytest.raises(StorageUnavailable):
         owned.upload_files(1, paths)
     owned.upload_files(1, paths)
-    assert _shared(owned) == {_sha256(b"%d" % n) for n in range(20)}
+    assert _shared(owned) == _names(*(b"%d" % n for n in range(20)))
 
 
 def test_a_file_that_changes_while_it_is_uploaded_is_refused(owned: CheckpointStorage, source: Path, faulty: Any) -> None:
@@ -163,7 +171,7 @@ def test_a_corrupt_file_is_refused_and_named(
     owned: CheckpointStorage, source: Path, tmp_path: Path, damage: Any, found: str
 ) -> None:
     stored = owned.upload_files(1, _write(source, fine=b"fine", bad=os.urandom(3000)))
-    bad = stored["bad"].sha256
+    bad = _files(stored)[1].name
     owned.store.put(f"flights/shared/{bad}", damage(owned.store.get(f"flights/shared/{bad}")))
     with pytest.raises(CorruptStateFile) as caught:
         owned.fetch_state(_files(stored), tmp_path / "there", checkpoint="checkpoints/chk-1-1")
@@ -181,7 +189,7 @@ def test_a_corrupt_file_is_refused_and_named(
 
 def test_a_missing_file_is_refused_and_named(owned: CheckpointStorage, source: Path, tmp_path: Path) -> None:
     stored = owned.upload_files(1, _write(source, lost=b"lost"))
-    owned.store.delete([f"flights/shared/{stored['lost'].sha256}"])
+    owned.store.delete([f"flights/shared/{_files(stored)[0].name}"])
     with pytest.raises(MissingStateFile, match=r"chk-1-1.*restored/lost.*4 bytes.*no object"):
         owned.fetch_state(_files(stored), tmp_path / "there", checkpoint="checkpoints/chk-1-1")
 
@@ -192,7 +200,7 @@ def test_a_file_cannot_be_restored_outside_its_directory(
 ) -> None:
     stored = owned.upload_files(1, _write(source, a=b"a"))["a"]
     with pytest.raises(InvalidKey):
-        owned.fetch_state([File(path, stored.sha256, stored.size)], tmp_path / "there")
+        owned.fetch_state([StateFile(path, stored.sha256, stored.size, stored.stored_by)], tmp_path / "there")
     assert not (tmp_path / "escaped").exists()
 
 
@@ -237,7 +245,7 @@ def test_deleting_a_checkpoint_keeps_what_another_names(
         owned.upload_files(number, _write(source, **contents))
         owner.complete(number, owned.write_metadata(number, 1, b""))
     assert owned.delete_checkpoint("checkpoints/chk-1-1") == 1
-    assert _shared(owned) == {_sha256(b"b"), _sha256(b"c")}
+    assert _shared(owned) == _names(b"b", b"c")
     assert [found.checkpoint_id for found in owned.stored_metadata()] == [2]
     assert [found.checkpoint_id for found in owned.list_checkpoints()] == [2]
     owner.renew()
@@ -249,25 +257,28 @@ def test_an_aborted_checkpoint_leaves_nothing_of_its_own(owned: CheckpointStorag
     owned.upload_files(2, _write(source, a=b"a", b=b"b"))
     assert owned.discard_states(2) == 1
     assert owned.discard_states(2) == 0
-    assert _shared(owned) == {_sha256(b"a")}
+    assert _shared(owned) == _names(b"a")
     assert owned.upload_files(3, _write(source, b=b"b"))["b"].uploaded
-    assert _shared(owned) == {_sha256(b"a"), _sha256(b"b")}
+    assert _shared(owned) == _names(b"a", b"b")
 
 
 def test_what_a_dead_owner_left_is_swept(owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner) -> None:
-    kept = owned.upload_files(1, _write(source, kept=b"kept"))["kept"]
+    [kept] = _files(owned.upload_files(1, _write(source, kept=b"kept")))
     owned.upload_files(2, _write(source, orphan=b"orphan"))
+    owned.store.put(f"flights/shared/{_sha256(b'older')}", b"older")  # by a release without epochs in names
     second.acquire(bob, LEASE)
-    second.upload_files(3, _write(source, pending=b"pending"))
-    assert second.delete_unreferenced({kept.sha256}) == 1
-    assert _shared(second) == {_sha256(b"kept"), _sha256(b"pending")}
+    second.upload_files(3, _write(source, pending=b"pending", orphan=b"orphan"))
+    assert second.delete_unreferenced({kept.name}) == 2
+    assert _shared(second) == _names(b"kept") | _names(b"pending", b"orphan", epoch=2)
 
 
 def test_what_somebody_else_put_there_stays(owned: CheckpointStorage) -> None:
-    owned.store.put("flights/shared/readme.txt", b"somebody else's")
+    theirs = {"readme.txt", f"copies/{'0' * 64}", f"{'0' * 64}-x", f"{'0' * 64}-0"}
+    for name in theirs:
+        owned.store.put(f"flights/shared/{name}", b"somebody else's")
     owned.store.put("flights/shared/" + "0" * 64, b"orphan")
     assert owned.delete_unreferenced() == 1
-    assert _shared(owned) == {"readme.txt"}
+    assert {info.key.removeprefix("flights/shared/") for info in owned.store.list("flights/shared/")} == theirs
 
 
 def test_who_lost_the_pipeline_deletes_nothing(owned: CheckpointStorage, source: Path, clock: Any) -> None:
@@ -303,7 +314,7 @@ def test_uploads_and_deletions_at_the_same_time_lose_nothing_that_is_named(
             for turn in range(12):
                 checkpoint_id = number * 100 + turn
                 stored = owned.upload_files(checkpoint_id, chance.sample(paths, 3))
-                missing = {one.sha256 for one in stored.values()} - _shared(owned)
+                missing = {file.name for file in _files(stored)} - _shared(owned)
                 assert not missing
                 if chance.random() < 0.9:
                     owned.discard_states(checkpoint_id)
@@ -337,7 +348,7 @@ def test_a_checkpoint_aborted_during_its_upload_leaves_no_false_memory(
     with pytest.raises(CheckpointDiscarded, match="checkpoint_id=1"):
         owned.upload_files(1, paths)
     assert owned.upload_files(2, paths)["a"].uploaded
-    assert _shared(owned) == {_sha256(b"a")}
+    assert _shared(owned) == _names(b"a")
 
 
 @pytest.mark.parametrize("faults", [["lost answer"], ["lost request", "lost answer"]])
@@ -391,12 +402,12 @@ def test_a_pipeline_name_that_cannot_be_a_directory_is_refused(store: Any, name:
 
 
 def test_pipelines_share_a_root_without_meeting(store: Any, alice: Owner, source: Path) -> None:
-    for name in ("flights", "flights2"):
-        opened = CheckpointStorage(store, name)
+    storages = [CheckpointStorage(store, name) for name in ("flights", "flights2")]
+    for opened in storages:
         owner = opened.acquire(alice, LEASE)
         opened.upload_files(1, _write(source, a=b"a"))
-        owner.complete(1, opened.write_metadata(1, owner.epoch, name.encode()))
-    first = CheckpointStorage(store, "flights")
-    first.delete_unreferenced()
-    assert first.read_metadata("checkpoints/chk-1-1") == b"flights"
-    assert len(list(store.list("flights2/shared/"))) == 1 and not list(store.list("flights/shared/"))
+        owner.complete(1, opened.write_metadata(1, owner.epoch, opened.pipeline.encode()))
+        opened.store.put(f"{opened.pipeline}/shared/{'0' * 64}", b"orphan")
+    assert storages[0].delete_unreferenced() == 1
+    assert storages[0].read_metadata("checkpoints/chk-1-1") == b"flights"
+    assert [len(list(store.list(f"{opened.pipeline}/shared/"))) for opened in storages] == [1, 2]

@@ -6,17 +6,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dagster_checkpoints.storage import (
+    CheckpointCountsStatus,
     CheckpointStatus,
     CheckpointStorage,
     CorruptStatus,
+    FailureStatus,
     InstanceStatus,
     PendingStatus,
     PipelineStatus,
     StageStatus,
     StopStatus,
+    VertexPart,
     decode_status,
     encode_status,
 )
@@ -46,8 +50,18 @@ STATUS = PipelineStatus(
     ),
     pending=(PendingStatus(checkpoint_id=8, kind="savepoint", acknowledged=1, expected=2, seconds=0.5),),
     last_checkpoint=CheckpointStatus(
-        checkpoint_id=7, location="checkpoints/chk-7-3", completed_at=NOW, duration=0.3, new_bytes=10, total_bytes=20
+        checkpoint_id=7,
+        location="checkpoints/chk-7-3",
+        completed_at=NOW,
+        duration=0.3,
+        new_bytes=10,
+        total_bytes=20,
+        parts=(
+            VertexPart(stages=("live", "departures"), acknowledged_after=0.2, sync_seconds=0.1, new_bytes=10, total_bytes=20),
+        ),
     ),
+    last_failure=FailureStatus(checkpoint_id=6, reason="CHECKPOINT_EXPIRED", message="it took too long", failed_at=NOW),
+    checkpoints=CheckpointCountsStatus(triggered=8, completed=6, failed=1, savepoints=1, restored=1, duration_p50=0.3),
     stop=StopStatus(request_id="stop-1", drain=False, state="WAITING_FOR_SAVEPOINT"),
 )
 
@@ -66,8 +80,16 @@ def _fields(status: PipelineStatus) -> dict[str, Any]:
 
 
 def test_a_status_of_version_1_stays_readable() -> None:
-    example = Path(__file__).parent / "examples" / "status-version-1.json"
-    assert decode_status(example.read_bytes(), "example") == STATUS
+    examples = Path(__file__).parent / "examples"
+    assert STATUS.last_checkpoint is not None
+    before = msgspec.structs.replace(
+        STATUS,
+        last_checkpoint=msgspec.structs.replace(STATUS.last_checkpoint, parts=()),
+        last_failure=None,
+        checkpoints=None,
+    )
+    assert decode_status((examples / "status-version-1.json").read_bytes(), "example") == before
+    assert decode_status((examples / "status-version-1-statistics.json").read_bytes(), "example") == STATUS
 
 
 def test_what_a_later_release_adds_is_passed_over() -> None:

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dagster_checkpoints.state import StateFile
 from dagster_checkpoints.storage import (
     AlreadyExists,
     CheckpointDiscarded,
@@ -41,13 +41,6 @@ from dagster_checkpoints.storage import (
 LEASE = 30.0
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
 BIG = 9 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class File:
-    path: str
-    sha256: str
-    size: int
 
 
 @pytest.fixture
@@ -76,8 +69,8 @@ def _sizes(stored: Mapping[str, StoredFile]) -> dict[str, int]:
     return {file.sha256: file.size for file in stored.values()}
 
 
-def _files(stored: Mapping[str, StoredFile]) -> list[File]:
-    return [File(f"restored/{name}", one.sha256, one.size) for name, one in stored.items()]
+def _files(stored: Mapping[str, StoredFile]) -> list[StateFile]:
+    return [StateFile(f"restored/{name}", one.sha256, one.size) for name, one in stored.items()]
 
 
 def _keys(storage: CheckpointStorage, prefix: str) -> set[str]:
@@ -221,7 +214,7 @@ def test_what_shared_holds_is_copied_by_the_store(store: Any, alice: Owner, sour
         assert {name: one.uploaded for name, one in result.items()} == {"a": False, "b": False, "big": False, "new": True}
         directory.write_metadata(b"", _sizes(result))
         assert directory.verify(_sizes(result)) == []
-    assert _shared(storage) == set(_sizes(stored))
+    assert _shared(storage) == {f"{sha256}-1" for sha256 in _sizes(stored)}
 
 
 def test_a_file_is_not_deleted_while_it_is_copied(owned: CheckpointStorage, source: Path, faulty: Any) -> None:
@@ -231,7 +224,7 @@ def test_a_file_is_not_deleted_while_it_is_copied(owned: CheckpointStorage, sour
 
     def copy_slowly(*given: Any) -> bool:
         deleted.append(owned.discard_states(1))
-        assert _shared(owned) == {_sha256(b"a")}
+        assert _shared(owned) == {f"{_sha256(b'a')}-1"}
         return bool(copy_from(*given))
 
     faulty.copy_from = copy_slowly
@@ -247,7 +240,7 @@ def test_a_file_is_not_deleted_while_it_is_copied(owned: CheckpointStorage, sour
 def test_where_the_store_cannot_copy_the_bytes_are_sent(owned: CheckpointStorage, source: Path, faulty: Any) -> None:
     paths = _write(source, {"a": b"a", "b": b"b"})
     owned.upload_files(1, paths)
-    owned.store.delete([f"flights/shared/{_sha256(b'a')}"])  # by somebody else
+    owned.store.delete([f"flights/shared/{_sha256(b'a')}-1"])  # by somebody else
     copy_from = faulty.copy_from
     faulty.copy_from = lambda source, source_key, *rest: _sha256(b"b") not in source_key and copy_from(source, source_key, *rest)
     stored = owned.savepoint_directory(2, "x").upload_files(paths)
@@ -436,7 +429,7 @@ def test_damage_is_found_and_named(
     assert (problem.sha256, problem.where) == (_sha256(b"bb"), f"{directory.url}/state/{_sha256(b'bb')}")
     assert problem.expected.startswith("2 bytes") and problem.found.startswith(found)
     with pytest.raises(error, match=f"savepoint {directory.url}: state file restored/b.*{found}.*copy of the savepoint"):
-        directory.fetch_state([File("restored/b", _sha256(b"bb"), 2)], tmp_path / "there")
+        directory.fetch_state([StateFile("restored/b", _sha256(b"bb"), 2)], tmp_path / "there")
     assert not (tmp_path / "there" / "restored" / "b").exists()
     with pytest.raises(error if how != "flipped" else AlreadyExists):
         directory.write_metadata(b"other", files)
@@ -622,16 +615,16 @@ def test_metadata_that_was_never_completed_is_swept(
     owner.release("FAILED")
     second.acquire(bob, LEASE)
     second.write_metadata(3, 2, b"own")
-    second.register("checkpoints/chk-1-1", [_sha256(b"1")])
+    second.register("checkpoints/chk-1-1", [f"{_sha256(b'1')}-1"])
     assert second.sweep_metadata() == 1  # the other retained one may be unreadable, but it is retained
-    second.register("checkpoints/chk-2-1", [_sha256(b"2")])
+    second.register("checkpoints/chk-2-1", [f"{_sha256(b'2')}-1"])
     assert [found.location for found in second.stored_metadata()] == [
         "checkpoints/chk-3-2",
         "checkpoints/chk-2-1",
         "checkpoints/chk-1-1",
     ]
     assert second.delete_unreferenced() == 1
-    assert _shared(second) == {_sha256(b"1"), _sha256(b"2")}
+    assert _shared(second) == {f"{_sha256(b'1')}-1", f"{_sha256(b'2')}-1"}
 
 
 def test_metadata_of_what_is_restored_is_not_swept(owned: CheckpointStorage, second: CheckpointStorage, bob: Owner) -> None:
@@ -715,7 +708,7 @@ def test_savepoints_and_checkpoints_never_harm_each_other(
             storage.sweep_savepoints()
             storage.delete_unreferenced()
         flaky.fault = "fine"
-        assert _shared(storage) == set().union(*pending.values())
+        assert _shared(storage) == {f"{sha256}-1" for named in pending.values() for sha256 in named}
         assert {one.location for one in storage.list_savepoints()} == {directory.location for directory, _ in complete}
         for directory, files in complete:
             assert directory.verify(files) == []

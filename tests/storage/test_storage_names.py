@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_checkpoints.state import StateFile
 from dagster_checkpoints.storage import InvalidKey, InvalidRequest, InvalidStorageUrl
-from dagster_checkpoints.storage.layout import Layout, sha256_in, validate_request_id, validate_savepoint_name, validate_sha256
+from dagster_checkpoints.storage.layout import (
+    Layout,
+    SharedName,
+    sha256_in,
+    validate_request_id,
+    validate_savepoint_name,
+    validate_sha256,
+)
 from dagster_checkpoints.storage.urls import split_directory, validate_directory
 
 LAYOUT = Layout("flights")
@@ -91,5 +99,20 @@ def test_what_is_no_hash_names_no_state_file() -> None:
     assert sha256_in(f"flights/shared/{'a' * 64}") == "a" * 64
     assert sha256_in("flights/shared/readme.txt") == sha256_in(f"shared/{'A' * 64}") == ""
     for text in ("", "../" + "a" * 61, "a" * 63, "a" * 64 + "\n"):
-        with pytest.raises(InvalidKey):
-            validate_sha256(text)
+        for refuse in (validate_sha256, LAYOUT.shared_file):
+            with pytest.raises(InvalidKey):
+                refuse(text)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 42])
+def test_what_metadata_calls_a_state_file_is_its_name_in_storage(epoch: int) -> None:
+    name = StateFile("offsets/4", "a" * 64, 1, epoch).name
+    assert SharedName.parse(name) == ("a" * 64, epoch) and str(SharedName("a" * 64, epoch)) == name
+    assert LAYOUT.shared_file(name) == f"flights/shared/{name}"
+
+
+@pytest.mark.parametrize("ending", ["-", "-0", "-01", "-x", "-1-1", "--1", "-1\n", ".parquet"])
+def test_what_no_owner_gives_as_a_name_is_none(ending: str) -> None:
+    assert SharedName.parse("a" * 64 + ending) is None
+    with pytest.raises(InvalidKey, match="<sha256>-<epoch>"):
+        LAYOUT.shared_file("a" * 64 + ending)

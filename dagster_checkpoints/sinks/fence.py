@@ -1,0 +1,100 @@
+"""Keeps an instance of an older owner away from what a newer one writes below the same path.
+
+::
+
+    <path>/.fences/delays-0.json            the newest owner that has opened instance 0 of stage "delays"
+    <path>/.staging/delays-0/e7-…/          what the owner of epoch 7 writes
+
+An owner that is suspended for a whole lease, in the middle of a restart, wakes when another one has long gone on: it must neither
+take back what that one committed nor abort what it has pre-committed. File systems have no fenced rename, so the check is made
+right before each such act; what is staged carries its owner's epoch, and is never aborted by an older one.
+
+Must not know what is staged or committed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+
+from dagster_checkpoints.sinks.durable import sync
+from dagster_checkpoints.sinks.errors import SinkFenced, SinkPathInUse
+
+FENCES = ".fences"
+_STAGED = re.compile(r"e(\d+)(?:\.(\w+))?-.*")
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    """Content of an instance's file. Epochs of another history say nothing about those of this one."""
+
+    epoch: int
+    history: str = ""
+    version: int = 1
+
+
+# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+_OWNER = msgspec.json.Decoder(_Owner)
+
+
+class Fence:
+    """The right of one owner to one instance's rows.
+
+    Args:
+        path: the sink's.
+        stage: the stage's name.
+        index: the instance's.
+        epoch: the owner's fencing epoch; 0 if there are no owners, then nothing is fenced.
+        history: of the storage that counts the epochs.
+    """
+
+    def __init__(self, path: Path, stage: str, index: int, epoch: int, history: str) -> None:
+        self._file = path / FENCES / f"{stage}-{index}.json"
+        self._owner = _Owner(epoch, history)
+
+    @property
+    def prefix(self) -> str:
+        """What the names of this owner's staged directories begin with."""
+        return f"e{self._owner.epoch}.{self._owner.history}-" if self._owner.history else f"e{self._owner.epoch}-"
+
+    def is_newer(self, staged: str) -> bool:
+        """Whether a staged directory of this name belongs to a newer owner."""
+        match = _STAGED.fullmatch(staged)
+        return match is not None and (match[2] or "") == self._owner.history and int(match[1]) > self._owner.epoch
+
+    def take(self) -> None:
+        """From now on older owners are kept away.
+
+        Raises:
+            SinkFenced: a newer owner was here.
+            SinkPathInUse: the file that says who was here cannot be read.
+        """
+        found = self._read()
+        if found == self._owner or not self._owner.epoch:
+            return
+        if found is not None and found.history == self._owner.history and found.epoch > self._owner.epoch:
+            raise SinkFenced(
+                f"expected no newer run than this one (epoch {self._owner.epoch}) to write here, found in {self._file} that "
+                f"one of epoch {found.epoch} does: it has taken the pipeline over while this one was suspended or cut off. "
+                "This one stops and leaves everything as it is"
+            )
+        self._file.parent.mkdir(exist_ok=True)
+        temporary = self._file.with_name(f"{self._file.name}-{uuid4().hex}")
+        temporary.write_bytes(msgspec.json.encode(self._owner) + b"\n")
+        sync(temporary)
+        os.replace(temporary, self._file)
+        sync(self._file.parent)
+
+    def _read(self) -> _Owner | None:
+        try:
+            return _OWNER.decode(self._file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise SinkPathInUse(
+                f"expected {self._file} to say which run wrote here last, found a file that cannot be read: {error}. If no run "
+                "of the pipeline is alive, delete it"
+            ) from error

@@ -1,0 +1,189 @@
+"""Where a run starts from, decided from what is in storage; without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints import ParquetSink, Pipeline, unbounded_source
+from dagster_checkpoints.spark.errors import NothingToRestoreError
+from dagster_checkpoints.spark.restoring import StartPoint, choose_start
+from dagster_checkpoints.state import (
+    ChainMetadata,
+    CheckpointMetadata,
+    ClaimMode,
+    CorruptMetadata,
+    StageInstanceSnapshot,
+    StageMetadata,
+    TaskSnapshot,
+    encode,
+)
+from dagster_checkpoints.storage import CheckpointStorage, Owner, open_store
+
+
+@dataclass(frozen=True)
+class Options:
+    """The part of a job's options that concerns the start."""
+
+    restore_from: str = "latest"
+    allow_non_restored_state: bool = False
+    allow_older_checkpoint: bool = False
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+
+
+class Runs:
+    """The runs of one pipeline, one after another, as far as storage sees them."""
+
+    def __init__(self, root: Path) -> None:
+        @unbounded_source(sink=ParquetSink(root.parent / "table"))
+        def live(context):
+            return context.spark.readStream.format("rate").load()
+
+        self.pipeline = Pipeline("numbers", [live])
+        self.root = root
+        self._number = 0
+
+    @contextmanager
+    def run(self) -> Iterator[CheckpointStorage]:
+        """A run that owns the pipeline for the length of the block, and is released as if it had said nothing of its end."""
+        self._number += 1
+        with CheckpointStorage(open_store(str(self.root)), "numbers") as storage:
+            ownership = storage.acquire(Owner(run_id=f"run-{self._number}", host="here", pid=1), 60.0)
+            yield storage
+            ownership.release()
+
+    def choose(self, storage: CheckpointStorage, restore_from: str = "latest", **options: Any) -> StartPoint:
+        return choose_start(self.pipeline, storage, Options(restore_from=restore_from, **options))
+
+    def metadata(self, storage: CheckpointStorage, number: int, **fields: Any) -> bytes:
+        assert storage.ownership is not None
+        task = TaskSnapshot(stages={"live": StageInstanceSnapshot()})
+        stages = (StageMetadata("live", 1, ("0",)),)
+        values = {"job_id": str(storage.ownership.job_id), "epoch": storage.ownership.epoch, **fields}
+        return encode(CheckpointMetadata("numbers", number, stages, (ChainMetadata("live", ("live",), {0: task}),), **values))
+
+    def checkpoint(self, storage: CheckpointStorage, number: int) -> str:
+        ownership = storage.ownership
+        assert ownership is not None
+        location = storage.write_metadata(number, ownership.epoch, self.metadata(storage, number))
+        ownership.complete(number, location)
+        return location
+
+    def stops_savepoint(self, storage: CheckpointStorage, number: int) -> str:
+        ownership = storage.ownership
+        assert ownership is not None
+        directory = storage.savepoint_directory(number, "stop")
+        location = directory.write_metadata(self.metadata(storage, number, kind="savepoint"), {})
+        ownership.complete(number, location, kind="savepoint")
+        return location
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path / "storage")
+
+
+def test_a_users_savepoint_is_not_deleted_when_the_job_goes_back_behind_it(runs: Runs) -> None:
+    with runs.run() as storage:
+        assert storage.ownership is not None
+        storage.ownership.begin_job(resume=False)
+        runs.checkpoint(storage, 4)
+        runs.stops_savepoint(storage, 5)
+        runs.checkpoint(storage, 6)
+    with runs.run() as storage:
+        start = runs.choose(storage, "4")
+        assert start.resume and start.next_checkpoint_id == 7
+        assert [c.checkpoint_id for c in start.retained] == [4]
+        assert [c.checkpoint_id for c in start.passed_over] == [6]
+
+
+def test_of_what_is_passed_over_a_claimed_savepoint_is_the_systems(runs: Runs) -> None:
+    with runs.run() as storage:
+        assert storage.ownership is not None
+        storage.ownership.begin_job(resume=False)
+        runs.checkpoint(storage, 4)
+        runs.stops_savepoint(storage, 5)
+    with runs.run() as storage:
+        assert storage.ownership is not None
+        start = runs.choose(storage, claim_mode=ClaimMode.CLAIM)
+        assert start.pointer is not None and start.claimed
+        storage.ownership.begin_job(resume=start.resume, restored=start.pointer)
+        storage.ownership.claim(start.pointer)
+        assert [c.checkpoint_id for c in runs.choose(storage, "4").passed_over] == [5]
+
+
+def test_a_claimed_savepoint_stays_claimed_when_the_job_is_resumed_from_it(runs: Runs) -> None:
+    with runs.run() as storage:
+        assert storage.ownership is not None
+        storage.ownership.begin_job(resume=False)
+        runs.stops_savepoint(storage, 5)
+    for options in ({"claim_mode": ClaimMode.CLAIM}, {}):
+        with runs.run() as storage:
+            assert storage.ownership is not None
+            start = runs.choose(storage, **options)
+            assert start.claimed and start.pointer is not None
+            assert not start.retained[-1].is_savepoint  # deleted when it is subsumed
+            storage.ownership.begin_job(resume=start.resume, restored=start.pointer)
+            storage.ownership.claim(start.pointer)
+
+
+def test_without_a_claim_a_savepoint_stays_the_users(runs: Runs) -> None:
+    with runs.run() as storage:
+        assert storage.ownership is not None
+        storage.ownership.begin_job(resume=False)
+        runs.stops_savepoint(storage, 5)
+    with runs.run() as storage:
+        start = runs.choose(storage)
+        assert not start.claimed and start.retained[-1].is_savepoint
+
+
+@pytest.mark.parametrize("asked", ["5", "chk-5", "location", "url"])
+def test_a_checkpoint_of_an_earlier_job_is_refused(runs: Runs, asked: str) -> None:
+    with runs.run() as storage:
+        assert storage.ownership is not None
+        storage.ownership.begin_job(resume=False)
+        location = runs.checkpoint(storage, 5)
+    with runs.run() as storage:
+        assert storage.ownership is not None
+        storage.ownership.begin_job(resume=False)
+        runs.checkpoint(storage, 6)
+    with runs.run() as storage:
+        wanted = {"location": location, "url": storage.url_of(location)}.get(asked, asked)
+        with pytest.raises(NothingToRestoreError, match=r"latest job \(2\), found that .*chk-5-1 is of job 1.*savepoint"):
+            runs.choose(storage, wanted)
+        assert runs.choose(storage).pointer is not None  # the newest is not
+
+
+def test_a_savepoint_of_an_earlier_job_begins_a_new_one(runs: Runs) -> None:
+    with runs.run() as storage:
+        assert storage.ownership is not None
+        storage.ownership.begin_job(resume=False)
+        location = runs.stops_savepoint(storage, 5)
+    with runs.run() as storage:
+        assert storage.ownership is not None
+        storage.ownership.begin_job(resume=False)
+        runs.checkpoint(storage, 6)
+    with runs.run() as storage:
+        start = runs.choose(storage, location)
+        assert not start.resume and not start.passed_over and start.next_checkpoint_id == 6
+
+
+def test_one_unreadable_checkpoint_keeps_the_files_of_all(runs: Runs) -> None:
+    with runs.run() as storage:
+        assert storage.ownership is not None
+        storage.ownership.begin_job(resume=False)
+        runs.checkpoint(storage, 5)
+        damaged = runs.checkpoint(storage, 6)
+    (runs.root / "numbers" / damaged / "_metadata").write_bytes(b"DCKP damaged")
+    with runs.run() as storage:
+        with pytest.raises(CorruptMetadata, match="chk-6-1"):
+            runs.choose(storage)
+        older = runs.choose(storage, allow_older_checkpoint=True)
+        assert older.pointer is not None and older.pointer.checkpoint_id == 5
+        assert not older.sweep
+        assert [c.checkpoint_id for c in older.passed_over] == [6]
