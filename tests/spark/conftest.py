@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
-from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart, NoRestart
+from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.events import CheckpointDone, JobEvent, JobResult, JobStarted
 from dagster_checkpoints.spark.job import JobExecution
@@ -416,6 +416,105 @@ class Lab:
         for job in self.jobs:
             if job._thread is not None:
                 job._thread.join(60)
+
+
+class FragileSink(ParquetSink):
+    """Fails once in the method that a file names."""
+
+    def __init__(self, path: Path, fault: Path) -> None:
+        super().__init__(path)
+        self.fault = fault
+
+    def write(self, batch: DataFrame, files: Sequence[str], batch_id: int) -> None:
+        self._may_fail("write")
+        super().write(batch, files, batch_id)
+
+    def commit(self, transaction: str) -> None:
+        self._may_fail("commit")
+        super().commit(transaction)
+
+    def _may_fail(self, method: str) -> None:
+        if self.fault.exists() and self.fault.read_text() == method:
+            self.fault.unlink()
+            raise OSError("the disk has gone to lunch")
+
+
+class FragileJob:
+    """live -> rows -> hours, a query each: reads as long as it is let, with storage and a sink that fail when told to.
+
+    Attributes:
+        written: rows put into the input so far.
+    """
+
+    ROWS = "k string, ts timestamp, v long"
+    PER_FILE = 40
+
+    def __init__(self, lab: Lab, name: str, **checkpoints: Any) -> None:
+        self.lab = lab
+        self.written = 0
+        self.store = lab.troubled_store()
+        self._fault = lab.folder / "fault"
+
+        @unbounded_source(watermark=("ts", "1 minute"))
+        def live(context):
+            return lab.stream("live", self.ROWS)
+
+        @stage(sink=FragileSink(lab.folder / "rows", self._fault))
+        def rows(live):
+            return live
+
+        @stage(sink=lab.sink("hours"))
+        def hours(rows):
+            return self._in_hours(rows)
+
+        self.pipeline = Pipeline(name, [live, rows, hours], chaining=False)
+        self.job = lab.start(
+            self.pipeline,
+            interval=0.5,
+            storage=lab.storage(name, self.store),
+            restart=FixedDelayRestart(50, 0.1),
+            checkpoints={"tolerable_failed_checkpoints": 1000, **checkpoints},
+        )
+
+    def more(self) -> None:
+        """One more input file."""
+        first, self.written = self.written, self.written + self.PER_FILE
+        values = [("ab"[m % 2], self.lab.at(60 * m), m) for m in range(first, self.written)]
+        self.lab.put("live", self.ROWS, values)
+
+    def wait_for_rows(self) -> None:
+        """All that was put has been emitted."""
+        self.job.wait_until(lambda: self.job.execution.rows().get("rows") == self.written)
+
+    def goes_on(self) -> None:
+        """The sources read, and periodic checkpoints commit."""
+        self.more()
+        self.job.wait_for(CheckpointDone, lambda done: done.stages["rows"].rows == self.written)
+        self.job.wait_until(lambda: self.lab.count("rows") == self.written)
+
+    def fail_once(self, method: str) -> None:
+        """The sink of `rows` raises in the next call of this method."""
+        scratch = self._fault.with_suffix(".next")
+        scratch.write_text(method)
+        scratch.rename(self._fault)
+
+    def check(self) -> None:
+        """The job has drained: its sinks hold exactly what batch Spark makes of all input."""
+        self.lab.check(self.lab.table("live", self.ROWS), "rows")
+        self.lab.check(self._in_hours(self.lab.table("live", self.ROWS)), "hours")
+
+    @staticmethod
+    def _in_hours(frame: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        counted = frame.groupBy(F.window("ts", "1 hour"), "k").agg(F.sum("v").alias("v"), F.count("*").alias("n"))
+        return counted.select(F.col("window.start").alias("start"), "k", "v", "n")
+
+
+@pytest.fixture
+def fragile(lab: Lab) -> Callable[..., FragileJob]:
+    """Starts a fragile job: its pipeline's name, and settings of CheckpointConfig."""
+    return lambda name, **checkpoints: FragileJob(lab, name, **checkpoints)
 
 
 @pytest.fixture

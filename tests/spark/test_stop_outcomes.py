@@ -6,86 +6,26 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import functions as F
-
-from dagster_checkpoints.coordination import FixedDelayRestart
-from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
-from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.spark.events import CheckpointDone, CheckpointNotDone, JobRestarting, JobStarted, SavepointDone
-
-ROWS = "k string, ts timestamp, v long"
-PER_FILE = 40
+from dagster_checkpoints.spark.events import CheckpointNotDone, JobRestarting, JobStarted, SavepointDone
 
 
-class FragileSink(ParquetSink):
-    """Does not commit, once, if a file says so."""
-
-    def __init__(self, path: Path, fault: Path) -> None:
-        super().__init__(path)
-        self.fault = fault
-
-    def commit(self, transaction: str) -> None:
-        if self.fault.exists():
-            self.fault.unlink()
-            raise OSError("the disk has gone to lunch")
-        super().commit(transaction)
-
-
-def in_hours(frame: Any) -> Any:
-    counted = frame.groupBy(F.window("ts", "1 hour"), "k").agg(F.sum("v").alias("v"), F.count("*").alias("n"))
-    return counted.select(F.col("window.start").alias("start"), "k", "v", "n")
-
-
-def test_a_job_goes_on_whatever_its_stop_fails_with(lab: Any) -> None:
-    fault = lab.folder / "fault"
-    files = 0
-
-    @unbounded_source(watermark=("ts", "1 minute"))
-    def live(context):
-        return lab.stream("live", ROWS)
-
-    @stage(sink=FragileSink(lab.folder / "rows", fault))
-    def rows(live):
-        return live
-
-    @stage(sink=lab.sink("hours"))
-    def hours(rows):
-        return in_hours(rows)
-
-    def more() -> None:
-        nonlocal files
-        lab.put("live", ROWS, [("ab"[m % 2], lab.at(60 * m), m) for m in range(files * PER_FILE, (files + 1) * PER_FILE)])
-        files += 1
-
-    def goes_on() -> None:
-        """The sources read, and periodic checkpoints commit."""
-        more()
-        wanted = files * PER_FILE
-        job.wait_for(CheckpointDone, lambda done: done.stages["rows"].rows == wanted)
-        job.wait_until(lambda: lab.count("rows") == wanted)
-
+def test_a_job_goes_on_whatever_its_stop_fails_with(lab: Any, fragile: Any) -> None:
     def stop_with_rows_that_cannot_be_committed(**fields: Any) -> Any:
         with store.failing("/checkpoints/"):  # only the savepoint can commit them
             failed = len(job.of(CheckpointNotDone))
             job.wait_until(lambda: len(job.of(CheckpointNotDone)) > failed)
-            more()
-            job.wait_until(lambda: job.execution.rows().get("rows") == files * PER_FILE)
-            fault.touch()
+            scene.more()
+            scene.wait_for_rows()
+            scene.fail_once("commit")
             return job.ask("stop", **fields).result(150)
 
     def nothing_is_left() -> bool:
         return not any(file.is_file() for file in savepoints.rglob("*"))
 
+    scene = fragile("stoppable")
+    job, store = scene.job, scene.store
     savepoints = lab.folder / "store/stoppable/savepoints"
-    store = lab.troubled_store()
-    job = lab.start(
-        Pipeline("stoppable", [live, rows, hours], chaining=False),
-        interval=0.5,
-        storage=lab.storage("stoppable", store),
-        restart=FixedDelayRestart(10, 0.1),
-        checkpoints={"tolerable_failed_checkpoints": 1000},
-    )
-    goes_on()
+    scene.goes_on()
 
     # Suspend: there can be no savepoint at that place.
     occupied = lab.folder / "occupied"
@@ -93,14 +33,14 @@ def test_a_job_goes_on_whatever_its_stop_fails_with(lab: Any) -> None:
     refused = job.ask("stop", target=str(occupied)).result(150)
     assert (refused.status, refused.reason) == ("failed", "IO_EXCEPTION"), refused
     assert str(occupied) in refused.message
-    goes_on()
+    scene.goes_on()
 
     # Suspend: storage takes no files.
     with store.failing("/savepoints/"):
         failed = job.ask("stop", name="failing").result(150)
     assert (failed.status, failed.reason) == ("failed", "IO_EXCEPTION"), failed
     assert "the test says so" in failed.message and not failed.location
-    goes_on()
+    scene.goes_on()
     job.wait_until(nothing_is_left)
 
     # Suspend: it takes too long. The tasks go on while their files still lie with the uploading threads.
@@ -108,9 +48,9 @@ def test_a_job_goes_on_whatever_its_stop_fails_with(lab: Any) -> None:
         late = job.ask("stop", name="late", deadline_seconds=2.0).result(150)
         assert (late.status, late.reason) == ("failed", "CHECKPOINT_EXPIRED"), late
         assert "2 s" in late.message
-        more()
-        job.wait_until(lambda: job.execution.rows().get("rows") == files * PER_FILE)
-    goes_on()
+        scene.more()
+        scene.wait_for_rows()
+    scene.goes_on()
     job.wait_until(nothing_is_left)
     told = [event.checkpoint_id for event in job.of(CheckpointNotDone)]
     assert None not in told and len(set(told)) == len(told), "a failure is told once"
@@ -123,7 +63,7 @@ def test_a_job_goes_on_whatever_its_stop_fails_with(lab: Any) -> None:
     assert "the test says so" in job.wait_for(JobRestarting).cause
     restarted = job.wait_for(JobStarted, lambda started: started.attempt == 2)
     assert restarted.restored_location is not None and restarted.restored_location.startswith("checkpoints/")
-    goes_on()
+    scene.goes_on()
     job.wait_until(nothing_is_left)
     assert not job.of(SavepointDone)
 
@@ -134,8 +74,8 @@ def test_a_job_goes_on_whatever_its_stop_fails_with(lab: Any) -> None:
     assert "-uncommitted-" in uncommitted.location and uncommitted.url.endswith(uncommitted.location)
     restarted = job.wait_for(JobStarted, lambda started: started.attempt == 3)
     assert restarted.restored_location == uncommitted.location
-    job.wait_until(lambda: lab.count("rows") == files * PER_FILE)
-    goes_on()
+    job.wait_until(lambda: lab.count("rows") == scene.written)
+    scene.goes_on()
     assert (savepoints.parent / uncommitted.location / "_metadata").exists(), "retained or not, it is the user's"
 
     # Drain: the same. What starts again from its savepoint has drained, and ends.
@@ -144,8 +84,7 @@ def test_a_job_goes_on_whatever_its_stop_fails_with(lab: Any) -> None:
     assert drained.location in drained.message
     result = job.finished()
     assert job.wait_for(JobStarted, lambda started: started.attempt == 4).restored_location == drained.location
-    lab.check(lab.table("live", ROWS), "rows")
-    lab.check(in_hours(lab.table("live", ROWS)), "hours")
+    scene.check()
     assert [done.stops for done in job.of(SavepointDone)] == ["suspend", "drain"]
     assert result.ended_by == "end_of_data"
     state = json.loads((savepoints.parent / "state.json").read_text())
