@@ -98,9 +98,7 @@ class Control:
         if request.kind == "checkpoint":
             process.handle(CheckpointRequested(request_id, CheckpointProperties()))
         elif request.kind == "savepoint":
-            unaligned = process.settings.barriers in ("unaligned", "timeout")
-            properties = CheckpointProperties.for_savepoint(unaligned_checkpoints=unaligned, target=request_id)
-            process.handle(CheckpointRequested(request_id, properties))
+            process.handle(CheckpointRequested(request_id, CheckpointProperties.for_savepoint(target=request_id)))
         elif request.kind == "end_source":
             if self.stop is not None:
                 self._fail(request_id)

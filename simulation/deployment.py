@@ -33,7 +33,7 @@ def deploy(process: Process, restored: Restored | None, start: StartPoint | None
         check(
             finished == set(restored.metadata.finished), f"{finished} are restored as finished, not {restored.metadata.finished}"
         )
-    buffered = process.settings.barriers in ("unaligned", "timeout")
+    buffered = process.settings.config.unaligned
     channels = [Channel(n, spec.name, spec.edge, spec.static, buffered) for n, spec in enumerate(shape.channels)]
     process.tasks = {}
     for number, spec in enumerate(shape.tasks):

@@ -11,16 +11,13 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import (
-    AlignedBarrierHandler,
-    AlignedWithTimeoutBarrierHandler,
     BarrierHandler,
     CheckpointBarrier,
     CheckpointCoordinator,
     DiscardCheckpoint,
     RestartStrategy,
     TaskStatistics,
-    TrackingBarrierHandler,
-    UnalignedBarrierHandler,
+    create_barrier_handler,
 )
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
@@ -185,14 +182,7 @@ class Machine(ABC):
         return self.own_name(content) in registry._deleting
 
     def new_handler(self, channels: Iterable[str]) -> BarrierHandler:
-        barriers = self.settings.barriers
-        if barriers == "at_least_once":
-            return TrackingBarrierHandler(channels)
-        if barriers == "unaligned":
-            return UnalignedBarrierHandler(channels)
-        if barriers == "timeout":
-            return AlignedWithTimeoutBarrierHandler(channels, timeout=self.settings.alignment_timeout)
-        return AlignedBarrierHandler(channels)
+        return create_barrier_handler(self.settings.config, channels)
 
     def ready(self) -> bool:
         """Whether the main thread has something to do."""

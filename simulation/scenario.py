@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dagster_checkpoints.coordination import (
     CheckpointConfig,
@@ -34,13 +34,11 @@ class Settings:
 
     config: CheckpointConfig
     restart: RestartStrategy
-    barriers: str = "aligned"
-    alignment_timeout: float = 3.0
     idle: bool = False
 
     @property
     def exactly_once(self) -> bool:
-        return self.barriers != "at_least_once"
+        return self.config.mode == "exactly_once"
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,13 @@ def random_scenario(seed: int) -> Scenario:
         (6, 0 if static else 2, 0 if static else 2, 3 if stateless and not static and "union" not in kinds else 0),
     )[0]
     idle = "window" not in kinds and r.random() < 0.3
-    settings = Settings(_config(r), _restart(r), barriers, r.choice((0.0, 1.0, 3.0)), idle)
+    config, restart, timeout = _config(r), _restart(r), r.choice((0.0, 1.0, 3.0))
+    if barriers == "at_least_once":
+        config = replace(config, mode="at_least_once")
+    elif barriers != "aligned":
+        aligned = timeout if barriers == "timeout" else None
+        config = replace(config, unaligned=True, aligned_checkpoint_timeout=aligned, max_concurrent=1)
+    settings = Settings(config, restart, idle)
     budgets = _budgets(r, theme, settings)
     if "union" in kinds and not settings.config.tasks_wait_for_final_checkpoint:
         budgets["drain"] = 0  # who has ended by himself would have it fail, and the job begin anew

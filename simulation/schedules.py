@@ -24,7 +24,7 @@ class RandomSchedule:
         self._chance = self._random.random
         self._world = world
         self._task, self._mail, self._main, self._upload, self._io, self._tick, self._net = world.scenario.weights
-        self._buffered = world.scenario.settings.barriers in ("unaligned", "timeout")
+        self._buffered = world.scenario.settings.config.unaligned
         if not self._buffered:
             self._net = 0.0
         self._lazy = world.scenario.lazy

@@ -31,6 +31,7 @@ from dagster_checkpoints.coordination.barriers import (
     TriggerReceived,
     UnalignedBarrierHandler,
     UnblockChannels,
+    create_barrier_handler,
 )
 from dagster_checkpoints.coordination.checkpoint_record import (
     Acknowledgement,
@@ -72,6 +73,7 @@ from dagster_checkpoints.coordination.events import (
     CoordinatorEvent,
     Declined,
     DiscardCheckpoint,
+    DiscardLateState,
     DiscardStates,
     DrainBegan,
     EndOfDataReached,
@@ -132,9 +134,7 @@ from dagster_checkpoints.coordination.stop_with_savepoint import (
     TaskFailed,
 )
 from dagster_checkpoints.coordination.watermarks import (
-    MAX_WATERMARK,
     MAX_WATERMARK_MS,
-    MIN_WATERMARK,
     MIN_WATERMARK_MS,
     ChannelWatermark,
     ValveState,
@@ -142,9 +142,7 @@ from dagster_checkpoints.coordination.watermarks import (
 )
 
 __all__ = [
-    "MAX_WATERMARK",
     "MAX_WATERMARK_MS",
-    "MIN_WATERMARK",
     "MIN_WATERMARK_MS",
     "AbortAlignment",
     "AcknowledgeAnswer",
@@ -192,6 +190,7 @@ __all__ = [
     "CoordinatorEvent",
     "Declined",
     "DiscardCheckpoint",
+    "DiscardLateState",
     "DiscardStates",
     "Distribution",
     "DrainBegan",
@@ -261,4 +260,5 @@ __all__ = [
     "WatermarkValve",
     "WriteMetadata",
     "compute_plan",
+    "create_barrier_handler",
 ]

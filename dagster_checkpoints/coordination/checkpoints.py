@@ -7,7 +7,7 @@ store.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -30,8 +30,9 @@ class CheckpointProperties:
     Attributes:
         kind: checkpoint or savepoint.
         periodic: asked for by the interval, not by a user or by the end of the data.
-        forced: exempt from the maximum number of concurrent checkpoints.
-        unaligned: its barriers may overtake records. Savepoints are always aligned.
+        forced: exempt from the maximum number of concurrent checkpoints. Of a savepoint the coordinator says it: it is,
+            unless checkpoints are unaligned.
+        unaligned: its barriers overtake records. The coordinator says it; savepoints are always aligned.
         stops_job: the savepoint of a stop-with-savepoint: it is committed, and joins the retained list.
         target: where the result is to go; opaque to this floor.
     """
@@ -44,15 +45,17 @@ class CheckpointProperties:
     target: str = ""
 
     @staticmethod
-    def for_periodic(*, unaligned: bool = False) -> CheckpointProperties:
-        return CheckpointProperties(periodic=True, unaligned=unaligned)
+    def for_periodic() -> CheckpointProperties:
+        return CheckpointProperties(periodic=True)
 
     @staticmethod
-    def for_savepoint(*, unaligned_checkpoints: bool = False, stops_job: bool = False, target: str = "") -> CheckpointProperties:
-        """A savepoint; forced unless unaligned checkpoints are on."""
-        return CheckpointProperties(
-            kind=CheckpointKind.SAVEPOINT, forced=not unaligned_checkpoints, stops_job=stops_job, target=target
-        )
+    def for_savepoint(*, stops_job: bool = False, target: str = "") -> CheckpointProperties:
+        return CheckpointProperties(kind=CheckpointKind.SAVEPOINT, forced=True, stops_job=stops_job, target=target)
+
+    def under(self, *, unaligned_checkpoints: bool, overtakes_at_once: bool) -> CheckpointProperties:
+        """The same as the settings make it."""
+        forced = not unaligned_checkpoints if self.is_savepoint else self.forced
+        return replace(self, forced=forced, unaligned=overtakes_at_once and not self.is_savepoint)
 
     @property
     def is_savepoint(self) -> bool:
@@ -108,9 +111,11 @@ class AcknowledgeAnswer(Enum):
 
     SUCCESS = "success"
     DUPLICATE = "duplicate"
-    """The task had already acknowledged; nothing changes, nothing is thrown away."""
+    """The task had already acknowledged, or the checkpoint has completed, or may have; nothing changes, nothing is thrown
+    away."""
     UNKNOWN = "unknown"
-    """No checkpoint of that id was ever triggered here; the state is thrown away."""
+    """No checkpoint of that id was ever triggered here, or the pending one does not wait for the task, which had finished
+    before; the state is thrown away."""
     DISCARDED = "discarded"
     """The checkpoint is already disposed of; the late state is thrown away."""
 
@@ -153,7 +158,6 @@ class CheckpointSnapshot:
 
     Attributes:
         states: what each task acknowledged with; tasks that had finished before have none.
-        acknowledged_at: the coordinator's `now` at the last acknowledgement, seconds.
         request_id: who asked for it; None for the interval and for the end of the data.
     """
 
@@ -163,7 +167,6 @@ class CheckpointSnapshot:
     states: Mapping[TaskId, object]
     statistics: Mapping[TaskId, TaskStatistics]
     triggered_at: float
-    acknowledged_at: float
     request_id: str | None = None
 
 
@@ -182,7 +185,6 @@ class PendingCheckpoint:
         self.properties = properties
         self.plan = plan
         self.triggered_at = triggered_at
-        self.acknowledged_at = triggered_at
         self.request_id = request_id
         self.states: dict[TaskId, object] = {}
         self.statistics: dict[TaskId, TaskStatistics] = {}
@@ -198,12 +200,13 @@ class PendingCheckpoint:
     def waits_for(self, task: TaskId) -> bool:
         return task in self.plan.wait and task not in self.states
 
-    def acknowledge(self, task: TaskId, state: object, statistics: TaskStatistics, now: float) -> AcknowledgeAnswer:
-        if not self.waits_for(task):
+    def acknowledge(self, task: TaskId, state: object, statistics: TaskStatistics) -> AcknowledgeAnswer:
+        if task in self.states:
             return AcknowledgeAnswer.DUPLICATE
+        if task not in self.plan.wait:
+            return AcknowledgeAnswer.UNKNOWN
         self.states[task] = state
         self.statistics[task] = statistics
-        self.acknowledged_at = now
         return AcknowledgeAnswer.SUCCESS
 
     def snapshot(self) -> CheckpointSnapshot:
@@ -214,7 +217,6 @@ class PendingCheckpoint:
             states=MappingProxyType(self.states),
             statistics=MappingProxyType(self.statistics),
             triggered_at=self.triggered_at,
-            acknowledged_at=self.acknowledged_at,
             request_id=self.request_id,
         )
 

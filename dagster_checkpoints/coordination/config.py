@@ -21,7 +21,11 @@ class CheckpointConfig:
         max_concurrent: how many may be pending.
         tolerable_failed_checkpoints: so many may fail in a row; one more fails the job.
         retained: how many completed checkpoints are kept.
-        mode: "exactly_once" aligns barriers, "at_least_once" only counts them.
+        mode: "exactly_once" aligns barriers or captures what they overtake, "at_least_once" only counts them.
+        unaligned: barriers overtake the records in front of them; exactly-once and one checkpoint at a time only. Savepoints
+            stay aligned, and then wait for their turn instead of being exempt from `max_concurrent`.
+        aligned_checkpoint_timeout: with `unaligned`, seconds from a barrier's creation during which it aligns before it
+            overtakes; None or 0 for overtaking at once.
         checkpoints_after_tasks_finish: whether there are checkpoints once a task has finished.
         initial_delay: from the moment all tasks run to the first periodic checkpoint; None for the interval.
         max_queued: how many requests may wait.
@@ -36,6 +40,8 @@ class CheckpointConfig:
     tolerable_failed_checkpoints: int = 0
     retained: int = 1
     mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    unaligned: bool = False
+    aligned_checkpoint_timeout: float | None = None
     checkpoints_after_tasks_finish: bool = True
     initial_delay: float | None = None
     max_queued: int = 1000
@@ -47,7 +53,7 @@ class CheckpointConfig:
         """Check the ranges.
 
         Raises:
-            InvalidCheckpointConfig: a setting is outside its range.
+            InvalidCheckpointConfig: a setting is outside its range, or does not go with another.
         """
         self._check("interval", self.interval is None or self.interval > 0, "a positive number or None")
         self._check("timeout", self.timeout > 0, "a positive number")
@@ -56,6 +62,11 @@ class CheckpointConfig:
         self._check("tolerable_failed_checkpoints", self.tolerable_failed_checkpoints >= 0, "0 or more")
         self._check("retained", self.retained >= 1, "1 or more")
         self._check("mode", self.mode in ("exactly_once", "at_least_once"), "exactly_once or at_least_once")
+        self._check("unaligned", not self.unaligned or self.mode == "exactly_once", "False with mode='at_least_once'")
+        self._check("max_concurrent", not self.unaligned or self.max_concurrent == 1, "1 with unaligned=True")
+        timeout = self.aligned_checkpoint_timeout
+        known = timeout is None or (timeout >= 0 and self.unaligned)
+        self._check("aligned_checkpoint_timeout", known, "None, or 0 or more together with unaligned=True")
         self._check("initial_delay", self.initial_delay is None or self.initial_delay >= 0, "0 or more, or None")
         self._check("max_queued", self.max_queued >= 1, "1 or more")
         self._check("history", self.history >= 0, "0 or more")
@@ -66,6 +77,11 @@ class CheckpointConfig:
     def _check(self, name: str, valid: bool, expected: str) -> None:
         if not valid:
             raise InvalidCheckpointConfig(f"Checkpoint setting {name} is {getattr(self, name)!r}; expected {expected}.")
+
+    @property
+    def overtakes_at_once(self) -> bool:
+        """Whether a checkpoint's barriers are unaligned from the beginning."""
+        return self.unaligned and not self.aligned_checkpoint_timeout
 
     @property
     def tasks_wait_for_final_checkpoint(self) -> bool:

@@ -10,9 +10,10 @@ Source: FLIP-147; Flink's CheckpointCoordinator.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import assert_never
 
-from dagster_checkpoints.coordination.checkpoints import AcknowledgeAnswer, CompletedCheckpoint
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties, CompletedCheckpoint
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import CheckpointStillFinalizing
 from dagster_checkpoints.coordination.events import (
@@ -66,6 +67,7 @@ class CheckpointCoordinator:
         next_checkpoint_id: restored id + 1, or 1.
         finished: tasks that had finished in the checkpoint restored from; they are not started.
         completed: the retained checkpoints that the store holds, in any order.
+        restored: the checkpoint or savepoint that the job begins from, for the statistics; None for a new start.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class CheckpointCoordinator:
         next_checkpoint_id: int = 1,
         finished: Iterable[TaskId] = (),
         completed: Sequence[CompletedCheckpoint] = (),
+        restored: CompletedCheckpoint | None = None,
     ) -> None:
         self.config = config
         self._tasks = TaskProgress(graph, config, finished)
@@ -85,14 +88,11 @@ class CheckpointCoordinator:
         self._stop: StopUnderWay | None = None
         self._last_completion: float | None = None
         self.statistics = CheckpointStatistics(graph, config.history)
+        if restored is not None:
+            self.statistics.restored(restored)
         self._shut_down = False
 
     # What others may ask
-
-    @property
-    def checkpointing_enabled(self) -> bool:
-        """Whether there are periodic checkpoints."""
-        return self.config.interval is not None
 
     @property
     def all_at_end_of_data(self) -> bool:
@@ -125,10 +125,6 @@ class CheckpointCoordinator:
         return self._pending.finalizing
 
     @property
-    def consecutive_failures(self) -> int:
-        return self._pending.failures.count
-
-    @property
     def stopping(self) -> str | None:
         """The request of the stop that is under way."""
         return self._stop.request_id if self._stop is not None else None
@@ -145,7 +141,7 @@ class CheckpointCoordinator:
         if self._shut_down:
             return None
         scheduled = self._schedule.next_due(self._queue) if self._stop is None else None
-        due = [*self._pending.deadlines(), self._tasks.patience_ends_at, scheduled]
+        due = [*self._pending.deadlines(), self._tasks.finishing_expires_at, scheduled]
         return min((at for at in due if at is not None), default=None)
 
     # Events
@@ -179,7 +175,7 @@ class CheckpointCoordinator:
     def _dispatch(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
         match event:
             case Acknowledged():
-                return self._pending.acknowledge(event, now)
+                return self._pending.acknowledge(event)
             case Tick():
                 return self._pending.expire(now)
             case TaskStateChanged(task, state):
@@ -225,7 +221,7 @@ class CheckpointCoordinator:
             case CheckpointRequested(request_id) | StopRequested(request_id):
                 return [RequestFailed(request_id, reason, reason.value)]
             case Acknowledged():
-                return self._pending.late(event, AcknowledgeAnswer.DISCARDED)
+                return self._pending.acknowledge(event)
             case _:
                 return []
 
@@ -237,7 +233,7 @@ class CheckpointCoordinator:
                     self._last_completion = now
                     self._schedule.ended(completed.checkpoint_id, failed=False, now=now)
                     if completed.properties.commits:
-                        self._tasks.let_go(completed, now)
+                        self._tasks.final_checkpoint_completed(completed, now)
                     if self._stop is not None and completed.checkpoint_id == self._stop.checkpoint_id:
                         self._stop.completed()
                 case CheckpointFailed(int(checkpoint_id)):
@@ -261,14 +257,14 @@ class CheckpointCoordinator:
 
     def _go_on(self, now: float) -> list[CoordinatorAction]:
         """What time and the tasks' states ask for, then whatever request may run."""
-        self._tasks.lose_patience(now)
+        self._tasks.expire_finishing(now)
         actions = self._go_on_stopping(self._stop, now) if self._stop is not None else []
         if self._stop is not None:
             return actions
         for request in self._schedule.due(self._tasks, self._queue, now):
             actions += self._enqueue(request, now)
-        # A task that is just finishing would abort every checkpoint: it is let go first.
-        while not self._tasks.somebody_is_leaving:
+        # A task that is just finishing would abort every checkpoint: it is waited for first.
+        while not self._tasks.any_finishing:
             chosen = self._queue.choose(pending=len(self._pending), last_completion=self._last_completion, now=now)
             if chosen is None:
                 break
@@ -276,8 +272,11 @@ class CheckpointCoordinator:
         return actions
 
     def _enqueue(self, request: CheckpointRequest, now: float) -> list[CoordinatorAction]:
-        dropped = self._queue.add(request)
+        dropped = self._queue.add(replace(request, properties=self._as_configured(request.properties)))
         return self._dropped(dropped, now) if dropped is not None else []
+
+    def _as_configured(self, properties: CheckpointProperties) -> CheckpointProperties:
+        return properties.under(unaligned_checkpoints=self.config.unaligned, overtakes_at_once=self.config.overtakes_at_once)
 
     def _dropped(self, dropped: Dropped, now: float) -> list[CoordinatorAction]:
         request = dropped.request
@@ -320,7 +319,7 @@ class CheckpointCoordinator:
         plan = self._tasks.plan_or_obstacle()
         if isinstance(plan, str):
             return [RequestFailed(event.request_id, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, plan)]
-        self._stop = stop = StopUnderWay(event.request_id, event.drain, event.properties)
+        self._stop = stop = StopUnderWay(event.request_id, event.drain, self._as_configured(event.properties))
         reason = FailureReason.CHECKPOINT_COORDINATOR_SUSPEND
         return [
             *self._pending.abort_where(lambda pending: True, reason, stop.title),

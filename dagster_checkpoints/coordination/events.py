@@ -224,7 +224,7 @@ class TriggerTask:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeAnswered:
-    """What became of the acknowledgement that was handled; a late state follows as DiscardStates."""
+    """What became of the acknowledgement that was handled; a late state follows as DiscardStates or DiscardLateState."""
 
     task: TaskId
     checkpoint_id: int
@@ -268,10 +268,21 @@ class NotifyAborted:
 
 @dataclass(frozen=True, slots=True)
 class DiscardStates:
-    """Throw away the private part of these states; files that a retained or pending checkpoint names stay."""
+    """Throw away the private part of these states, and whatever else this checkpoint has left: it is neither pending nor
+    completed. Files that a retained or pending checkpoint names stay."""
 
     checkpoint_id: int
     states: Mapping[TaskId, object]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardLateState:
+    """Throw away this one state: its task does not belong to the checkpoint, which goes on. A runtime that keeps account by
+    checkpoint, and not by task, may leave it until the checkpoint itself is discarded."""
+
+    task: TaskId
+    checkpoint_id: int
+    state: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +346,7 @@ CoordinatorAction = (
     | NotifySavepointComplete
     | NotifyAborted
     | DiscardStates
+    | DiscardLateState
     | DiscardCheckpoint
     | FailJob
     | RequestCompleted

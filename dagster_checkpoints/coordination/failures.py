@@ -76,39 +76,25 @@ class FailureCounter:
     def __init__(self, tolerable: int) -> None:
         self._tolerable = tolerable
         self._counted: set[int] = set()
-        self._without_id = 0
         self._last_completed = 0
-
-    @property
-    def count(self) -> int:
-        return len(self._counted) + self._without_id
 
     def completed(self, checkpoint_id: int) -> None:
         """A checkpoint has completed: what failed before it no longer matters."""
         if checkpoint_id > self._last_completed:
             self._last_completed = checkpoint_id
-            self._clear()
+            self._counted.clear()
 
-    def failed(self, checkpoint_id: int | None, reason: FailureReason) -> bool:
+    def failed(self, checkpoint_id: int, reason: FailureReason) -> bool:
         """Count a failure; True when the job must fail because of it.
 
         Args:
-            checkpoint_id: None for a failure before the checkpoint had an id.
+            checkpoint_id: one that completed checkpoints have overtaken does not count any more.
             reason: only those that count do (see `FailureReason.counts`).
         """
-        if not reason.counts:
+        if not reason.counts or checkpoint_id < self._last_completed:
             return False
-        if checkpoint_id is None:
-            self._without_id += 1
-        elif checkpoint_id < self._last_completed:
+        self._counted.add(checkpoint_id)
+        if len(self._counted) <= self._tolerable:
             return False
-        else:
-            self._counted.add(checkpoint_id)
-        if self.count <= self._tolerable:
-            return False
-        self._clear()
-        return True
-
-    def _clear(self) -> None:
         self._counted.clear()
-        self._without_id = 0
+        return True

@@ -26,6 +26,7 @@ from dagster_checkpoints.coordination.events import (
     CheckpointTriggered,
     CoordinatorAction,
     DiscardCheckpoint,
+    DiscardLateState,
     DiscardStates,
     FailJob,
     NotifyAborted,
@@ -64,6 +65,8 @@ class PendingCheckpoints:
         self._finalizing: PendingCheckpoint | None = None
         self.completed = CompletedCheckpoints(config.retained, completed)
         self._completed_ids = {c.checkpoint_id for c in completed}
+        self._undecided_ids: set[int] = set()
+        """Given up while nobody knows whether they are in the store: nothing of theirs may be thrown away."""
         self.failures = FailureCounter(config.tolerable_failed_checkpoints)
 
     def __len__(self) -> int:
@@ -95,26 +98,29 @@ class PendingCheckpoints:
 
     # Acknowledgements
 
-    def acknowledge(self, event: Acknowledged, now: float) -> list[CoordinatorAction]:
+    def acknowledge(self, event: Acknowledged) -> list[CoordinatorAction]:
         self._states.position(event.task)
         pending = self._pending.get(event.checkpoint_id)
         if pending is None:
-            if event.checkpoint_id in self._completed_ids:
-                # Its state belongs to the completed checkpoint: nothing may be thrown away.
-                return [AcknowledgeAnswered(event.task, event.checkpoint_id, AcknowledgeAnswer.DUPLICATE)]
-            known = self._first_id <= event.checkpoint_id < self._next_id
-            return self.late(event, AcknowledgeAnswer.DISCARDED if known else AcknowledgeAnswer.UNKNOWN)
-        answer = pending.acknowledge(event.task, event.state, event.statistics, now)
-        answered = AcknowledgeAnswered(event.task, event.checkpoint_id, answer)
-        if pending.fully_acknowledged:
-            return [answered, *self._finalize_next()]
-        return [answered]
+            return self._late(event)
+        answer = pending.acknowledge(event.task, event.state, event.statistics)
+        actions: list[CoordinatorAction] = [AcknowledgeAnswered(event.task, event.checkpoint_id, answer)]
+        if answer is AcknowledgeAnswer.UNKNOWN:
+            actions.append(DiscardLateState(event.task, event.checkpoint_id, event.state))
+        elif pending.fully_acknowledged:
+            actions += self._finalize_next()
+        return actions
 
-    @staticmethod
-    def late(event: Acknowledged, answer: AcknowledgeAnswer) -> list[CoordinatorAction]:
-        """The answer to a state that belongs to no checkpoint (any more)."""
+    def _late(self, event: Acknowledged) -> list[CoordinatorAction]:
+        """The answer to a state of a checkpoint that is not pending; also after the shutdown."""
+        checkpoint_id = event.checkpoint_id
+        if checkpoint_id in self._completed_ids or checkpoint_id in self._undecided_ids:
+            # The state belongs to a checkpoint that the store names, or may name: nothing may be thrown away.
+            return [AcknowledgeAnswered(event.task, checkpoint_id, AcknowledgeAnswer.DUPLICATE)]
+        known = self._first_id <= checkpoint_id < self._next_id
+        answer = AcknowledgeAnswer.DISCARDED if known else AcknowledgeAnswer.UNKNOWN
         states = MappingProxyType({event.task: event.state})
-        return [AcknowledgeAnswered(event.task, event.checkpoint_id, answer), DiscardStates(event.checkpoint_id, states)]
+        return [AcknowledgeAnswered(event.task, checkpoint_id, answer), DiscardStates(checkpoint_id, states)]
 
     def decline(self, checkpoint_id: int, reason: FailureReason, message: str) -> list[CoordinatorAction]:
         pending = self._pending.get(checkpoint_id)
@@ -244,6 +250,8 @@ class PendingCheckpoints:
         if discard:
             # Also without any state: of a task whose upload broke off a part may be in the store.
             actions.append(DiscardStates(checkpoint_id, MappingProxyType(pending.states)))
+        else:
+            self._undecided_ids.add(checkpoint_id)
         if answer and pending.request_id is not None:
             actions.append(RequestFailed(pending.request_id, reason, message))
         # A savepoint's failure is answered to whoever asked for it; the job does not fail because of it.

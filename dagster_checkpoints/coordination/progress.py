@@ -1,4 +1,4 @@
-"""How far the job's tasks are: who runs, who has reached its end of data, who has been let go.
+"""How far the job's tasks are: who runs, who has reached its end of data, who is finishing.
 
 Must not know: checkpoints under way, requests.
 """
@@ -29,15 +29,15 @@ class TaskProgress:
         self.states = TaskStates(graph, finished)
         self._at_end: set[TaskId] = set()
         """Unfinished tasks that have reached their end of data."""
-        self._leaving: set[TaskId] = set()
-        self._leaving_until = 0.0
+        self._finishing: set[TaskId] = set()
+        self._finishing_until = 0.0
         self._in_backlog: set[TaskId] = set()
 
     def reset(self, finished: Iterable[TaskId]) -> None:
         """The tasks start again, except those finished."""
         self.states.reset(finished)
         self._at_end.clear()
-        self._leaving.clear()
+        self._finishing.clear()
         self._in_backlog.clear()
 
     @property
@@ -69,7 +69,7 @@ class TaskProgress:
     def changed(self, task: TaskId, state: TaskState) -> None:
         self.states.set(task, state)
         if state is not TaskState.RUNNING:
-            self._leaving.discard(task)
+            self._finishing.discard(task)
         if state is TaskState.FINISHED or state in _STARTING:
             self._at_end.discard(task)
             self._in_backlog.discard(task)
@@ -85,14 +85,14 @@ class TaskProgress:
         else:
             self._in_backlog.discard(task)
 
-    def let_go(self, completed: CompletedCheckpoint, now: float) -> None:
-        """A checkpoint that commits has completed: whoever took part after its finish() is about to end."""
-        self._leaving |= {
+    def final_checkpoint_completed(self, completed: CompletedCheckpoint, now: float) -> None:
+        """A checkpoint that commits has completed: for whoever took part after its finish() it was the final one."""
+        self._finishing |= {
             task
             for task, statistics in completed.statistics.items()
             if statistics.operators_finished and self.states.get(task) is TaskState.RUNNING
         }
-        self._leaving_until = now + self._config.timeout
+        self._finishing_until = now + self._config.timeout
 
     @property
     def any_in_backlog(self) -> bool:
@@ -102,16 +102,16 @@ class TaskProgress:
     # Tasks that are just finishing
 
     @property
-    def somebody_is_leaving(self) -> bool:
-        """Whether a completed checkpoint has let a task go that is not FINISHED yet: it would abort the next one."""
-        return bool(self._leaving)
+    def any_finishing(self) -> bool:
+        """Whether a task whose final checkpoint has completed is not FINISHED yet: it would abort the next one."""
+        return bool(self._finishing)
 
     @property
-    def patience_ends_at(self) -> float | None:
-        """When those who are leaving are no longer waited for, seconds."""
-        return self._leaving_until if self._leaving else None
+    def finishing_expires_at(self) -> float | None:
+        """When those who are finishing are no longer waited for, seconds."""
+        return self._finishing_until if self._finishing else None
 
-    def lose_patience(self, now: float) -> None:
+    def expire_finishing(self, now: float) -> None:
         """A commit that hangs must not silence checkpoints for ever: they fail then, and the job with them."""
-        if now >= self._leaving_until:
-            self._leaving.clear()
+        if now >= self._finishing_until:
+            self._finishing.clear()

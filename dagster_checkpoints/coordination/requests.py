@@ -1,8 +1,10 @@
 """Which checkpoint request runs next.
 
 Order: savepoint before checkpoint, forced before not, user before periodic, then time. Only periodic requests
-obey the minimum pause. Must not know: how a checkpoint is triggered. Source: Flink's
-CheckpointRequestDecider.
+obey the minimum pause. Must not know: how a checkpoint is triggered.
+
+Source: Flink's CheckpointRequestDecider. It differs in one point: Flink refuses a new request when the queue is full of
+users' requests; here the lowest entry goes whoever asked for it, so that a savepoint finds a place (PROTOCOL 3).
 """
 
 from __future__ import annotations
@@ -91,20 +93,18 @@ class RequestQueue:
             return Dropped(self._count(self._queue.pop().request, -1), FailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
         return None
 
-    def choose(
-        self, *, pending: int, last_completion: float | None, now: float, triggering: bool = False
-    ) -> CheckpointRequest | Dropped | None:
-        """Take the request that may run now out of the queue.
+    def choose(self, *, pending: int, last_completion: float | None, now: float) -> CheckpointRequest | Dropped | None:
+        """Take the request that may run now out of the queue. It is then triggered in the same step, so that none can be
+        chosen in the middle of that.
 
         Args:
             pending: how many checkpoints are pending.
             last_completion: when the last one completed, seconds; None if none has.
-            triggering: one request is being triggered: none is chosen.
 
         Returns:
             The request to run; or one dropped because the minimum pause has not passed; or None.
         """
-        if triggering or not self._queue:
+        if not self._queue:
             return None
         first = self._queue[0].request
         if pending >= self._max_concurrent and not first.properties.forced:

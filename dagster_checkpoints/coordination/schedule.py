@@ -69,7 +69,7 @@ class CheckpointSchedule:
             self._backlog_changed(tasks.any_in_backlog, self._config.interval, now)
         all_wait = self._config.tasks_wait_for_final_checkpoint and tasks.all_at_end_of_data
         self._periodic_over |= all_wait
-        self._final_wanted = all_wait and not tasks.somebody_is_leaving and not self._finals
+        self._final_wanted = all_wait and not tasks.any_finishing and not self._finals
 
     # Periodic checkpoints
 

@@ -62,9 +62,9 @@ class StopUnderWay:
     def plan(self, tasks: TaskProgress, *, finalizing: bool) -> CheckpointPlan | str | None:
         """The plan of the savepoint, what stands in its way for good, or None: it is triggered later or was already.
 
-        Nobody may end in the middle of it, so whoever is about to end is let go first.
+        Nobody may end in the middle of it, so whoever is finishing is waited for first.
         """
-        busy = finalizing or tasks.somebody_is_leaving or (self.drain and not tasks.all_at_end_of_data)
+        busy = finalizing or tasks.any_finishing or (self.drain and not tasks.all_at_end_of_data)
         if not self.waiting or (busy and tasks.any_left):
             return None
         return tasks.plan_or_obstacle()

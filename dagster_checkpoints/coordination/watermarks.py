@@ -21,8 +21,6 @@ window over 9999-12-31 fires too. Spark's own end, 253402300799000 (9999-12-31T2
 business."""
 MIN_WATERMARK_MS = -(10**15)
 """Nothing is known yet; earlier than the year 1."""
-MAX_WATERMARK = MAX_WATERMARK_MS
-MIN_WATERMARK = MIN_WATERMARK_MS
 
 Ended = Literal["none", "drain", "suspend"]
 
@@ -69,7 +67,7 @@ class WatermarkValve:
 
     @property
     def watermark(self) -> int:
-        """The task's watermark, MIN_WATERMARK as long as a channel has none."""
+        """The task's watermark, MIN_WATERMARK_MS as long as a channel has none."""
         return self._output
 
     @property

@@ -434,6 +434,7 @@ class JobExecution:
             next_checkpoint_id=start.next_checkpoint_id,
             finished=deployment.finished,
             completed=start.retained,
+            restored=next((c for c in start.retained if start.pointer and c.location == start.pointer.location), None),
         )
 
     @property

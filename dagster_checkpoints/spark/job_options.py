@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagster_checkpoints.coordination import CheckpointConfig, RestartStrategy
+from dagster_checkpoints.coordination import CheckpointConfig, InvalidCheckpointConfig, RestartStrategy
 from dagster_checkpoints.state import ClaimMode
 
 
@@ -27,6 +27,9 @@ class JobOptions:
         claim_mode: Whose a savepoint is that the run starts from.
         request_poll_seconds: Between two looks for control requests in storage.
         status_seconds: Between two versions of the pipeline's status in storage.
+
+    Raises:
+        InvalidCheckpointConfig: `checkpoints` asks for what only the protocol's core does: at-least-once, unaligned barriers.
     """
 
     checkpoints: CheckpointConfig
@@ -41,3 +44,13 @@ class JobOptions:
     claim_mode: ClaimMode = ClaimMode.NO_CLAIM
     request_poll_seconds: float = 1.0
     status_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name, found, works in (
+            ("mode", self.checkpoints.mode, "exactly_once"),
+            ("unaligned", self.checkpoints.unaligned, False),
+        ):
+            if found != works:
+                raise InvalidCheckpointConfig(
+                    f"Checkpoint setting {name} is {found!r}; expected {works!r}: jobs on Spark align their barriers."
+                )

@@ -16,14 +16,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from dagster_checkpoints.state.errors import CorruptMetadata, UnknownMetadataVersion
+from dagster_checkpoints.state.key_groups import HIGHEST_MAX_PARALLELISM
 from dagster_checkpoints.state.metadata import VERSION, ChainMetadata, CheckpointMetadata, StageMetadata
 
 FORMAT = "dagster-checkpoints"
+_SHOWN = 10
 # Made here: two threads that decode a type for the first time at the same moment crash msgspec.
 _METADATA = msgspec.json.Decoder(CheckpointMetadata)
 
@@ -119,20 +121,49 @@ def _contradictions(metadata: CheckpointMetadata) -> Iterator[str]:
 
 
 def _of_stage(stage: StageMetadata) -> Iterator[str]:
-    if len(stage.instances) != stage.parallelism:
-        yield f"stage {stage.name!r} has parallelism {stage.parallelism} and {len(stage.instances)} instances"
-    if len(set(stage.finished)) != len(stage.finished) or not all(0 <= index < stage.parallelism for index in stage.finished):
-        yield f"the finished instances {stage.finished} of stage {stage.name!r} are none of its {stage.parallelism}"
-    if stage.fully_finished != (len(stage.finished) == stage.parallelism):
-        yield f"stage {stage.name!r} is {'' if stage.fully_finished else 'not '}fully finished, with {stage.finished} finished"
+    name, parallelism = f"stage {stage.name!r}", stage.parallelism
+    if parallelism < 1 or len(stage.instances) != parallelism:
+        yield f"{name} has parallelism {parallelism} and {len(stage.instances)} instances"
+    yield from (f"{name} has {count} instances {of!r}" for of, count in Counter(stage.instances).items() if count > 1)
+    if len(set(stage.finished)) != len(stage.finished) or not all(0 <= index < parallelism for index in stage.finished):
+        yield f"the finished instances {_few(stage.finished)} of {name} are none of its {parallelism}"
+    if stage.fully_finished != (len(stage.finished) == parallelism):
+        yield f"{name} is {'' if stage.fully_finished else 'not '}fully finished, with {_few(stage.finished)} finished"
+    # What has fully finished holds no keys, and may have been given other instances since.
+    least = 1 if stage.fully_finished else parallelism
+    if stage.max_parallelism and not least <= stage.max_parallelism <= HIGHEST_MAX_PARALLELISM:
+        yield f"{name} has parallelism {parallelism} and {stage.max_parallelism} key groups"
+    if stage.enumerator is not None:
+        splits = Counter((*stage.enumerator.discovered, *stage.enumerator.assigned, *stage.enumerator.finished))
+        yield from (f"the enumerator of {name} has the split {s!r} {count} times" for s, count in splits.items() if count > 1)
 
 
 def _of_chain(chain: ChainMetadata, stages: dict[str, StageMetadata]) -> Iterator[str]:
     unknown = [name for name in chain.stages if name not in stages]
-    parallelisms = sorted({stages[name].parallelism for name in chain.stages if name in stages})
-    if unknown or not parallelisms:
+    if unknown or not chain.stages:
         yield f"chain {chain.name!r} runs the stages {unknown}, which the checkpoint does not know"
-    elif len(parallelisms) > 1:
+        return
+    if chain.name != chain.stages[0]:
+        yield f"chain {chain.name!r} begins with the stage {chain.stages[0]!r}, after which it would be named"
+    parallelisms = sorted({stages[name].parallelism for name in chain.stages})
+    if len(parallelisms) > 1:
         yield f"the stages of chain {chain.name!r} have different parallelisms: {parallelisms}"
-    elif not all(0 <= index < parallelisms[0] for index in chain.tasks):
-        yield f"chain {chain.name!r} has the tasks {sorted(chain.tasks)}, with parallelism {parallelisms[0]}"
+    # A task runs all of them, so they finish together: the state of one that has not would belong to nobody.
+    finished = {frozenset(stages[name].finished) for name in chain.stages}
+    if len(finished) > 1:
+        yield f"the stages of chain {chain.name!r} have different finished instances: {[_few(each) for each in finished]}"
+    unfinished = set(range(parallelisms[0])).difference(*finished)
+    if missing := unfinished - set(chain.tasks):
+        yield f"chain {chain.name!r} has no snapshot of its unfinished tasks {_few(missing)}"
+    if surplus := set(chain.tasks) - unfinished:
+        yield f"chain {chain.name!r} has the tasks {_few(surplus)}, which have finished or are none of its {parallelisms[0]}"
+    known = set(chain.stages)
+    for index, task in chain.tasks.items():
+        if not known.issuperset(task.stages):
+            yield f"task {index} of chain {chain.name!r} holds state of {sorted(set(task.stages) - known)}, which it does not run"
+
+
+def _few(indices: Iterable[int]) -> list[int | str]:
+    """For a message: there may be very many."""
+    shown = sorted(indices)
+    return list(shown) if len(shown) <= _SHOWN else [*shown[:_SHOWN], "…"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from dagster_checkpoints.pipeline import EdgePattern, TaskId
@@ -19,6 +20,7 @@ from dagster_checkpoints.state.errors import (
     PartlyFinishedUnionState,
     UnfinishedPredecessor,
 )
+from dagster_checkpoints.state.key_groups import chosen_max_parallelism
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
@@ -78,6 +80,8 @@ class RestorePlan:
         tasks: what each unfinished task is restored from.
         dropped: stages that are gone; their state is left behind because `allow_non_restored_state` is set.
         enumerators: by stage, what the enumerators of its sources go on from.
+        max_parallelism: by stage that runs, its number of key groups: the recorded one, and for all time. The next checkpoint
+            is to record it again.
     """
 
     checkpoint_id: int
@@ -90,31 +94,43 @@ class RestorePlan:
     tasks: Mapping[TaskId, TaskSnapshot]
     dropped: tuple[str, ...] = ()
     enumerators: Mapping[str, EnumeratorState] = field(default_factory=dict)
+    max_parallelism: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def next_checkpoint_id(self) -> int:
         return self.checkpoint_id + 1
 
 
-def validate_restore(pipeline: PipelineView, metadata: CheckpointMetadata, allow_non_restored_state: bool = False) -> RestorePlan:
+def validate_restore(
+    pipeline: PipelineView,
+    metadata: CheckpointMetadata,
+    allow_non_restored_state: bool = False,
+    *,
+    max_parallelism: Mapping[str, int] = MappingProxyType({}),
+) -> RestorePlan:
     """Check that the checkpoint fits the pipeline and say what to start from it.
 
     Args:
         pipeline: what is to run.
         metadata: the checkpoint.
         allow_non_restored_state: leave state behind that no stage claims.
+        max_parallelism: by stage, what the user has set; the others take what the checkpoint says, or the default.
 
     Raises:
         UnfinishedPredecessor: a finished stage would get new input.
         NonRestoredState: state belongs to a stage that is gone.
         InstancesChanged: a stage has other instances than in the checkpoint.
         ChainLayoutChanged: a recorded chain cannot be built again.
+        InvalidMaxParallelism: a maximum parallelism is set that is out of range.
+        MaxParallelismChanged: another one is set than the checkpoint was taken with.
+        ParallelismTooHigh: a stage has more instances than key groups.
     """
     recorded = {stage.name: stage for stage in metadata.stages}
     where = f"checkpoint {metadata.checkpoint_id} of pipeline {metadata.pipeline!r}"
     _check_finished(pipeline, recorded, _ended(metadata, recorded), where)
     dropped = _unclaimed(pipeline, metadata, allow_non_restored_state, where)
     _check_instances(pipeline, recorded, where)
+    key_groups = _key_groups(pipeline, recorded, max_parallelism)
     running = [c for c in metadata.chains if not set(c.stages) <= set(dropped) and not _has_finished(c, recorded)]
     reads = _reads(pipeline)
     for chain in running:
@@ -135,6 +151,7 @@ def validate_restore(pipeline: PipelineView, metadata: CheckpointMetadata, allow
         tasks=tasks,
         dropped=dropped,
         enumerators={s.name: s.enumerator for s in metadata.stages if s.enumerator is not None and s.name in instances},
+        max_parallelism=key_groups,
     )
 
 
@@ -234,6 +251,17 @@ def _check_instances(pipeline: PipelineView, recorded: Mapping[str, StageMetadat
             f"{_names(known.instances)}. Its channels and Spark's state belong to these: give the stage the same instances "
             "in the same order, or start the pipeline without this checkpoint."
         )
+
+
+def _key_groups(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], chosen: Mapping[str, int]) -> Mapping[str, int]:
+    """By stage that runs. What has fully finished holds no keys, so its number may change like its instances."""
+    finished = {name for name, stage in recorded.items() if stage.fully_finished}
+    fixed = {name: stage.max_parallelism for name, stage in recorded.items()}
+    return {
+        stage.name: chosen_max_parallelism(stage.name, len(stage.instances), chosen.get(stage.name), fixed.get(stage.name, 0))
+        for stage in pipeline.stages
+        if stage.name not in finished
+    }
 
 
 def _check_layout(pipeline: PipelineView, reads: Mapping[str, list[str]], chain: ChainMetadata, where: str) -> None:

@@ -7,6 +7,7 @@ AlternatingCheckpointsTest and CheckpointBarrierTrackerTest, with checkpoints af
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from dagster_checkpoints.coordination import (
     CancellationReceived,
     ChannelCaptured,
     CheckpointBarrier,
+    CheckpointConfig,
     CheckpointProperties,
     EndOfPartitionReceived,
     FailureReason,
@@ -36,6 +38,7 @@ from dagster_checkpoints.coordination import (
     UnblockChannels,
     UnexpectedEvent,
     UnknownChannel,
+    create_barrier_handler,
 )
 
 TIMEOUT = 5.0
@@ -400,3 +403,20 @@ def test_what_is_pending_at_least_once_can_be_asked_for() -> None:
     handler = TrackingBarrierHandler("ab")
     run(handler, "a2 b1")
     assert handler.pending_ids == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "block(a) - snapshot1+unblock(a)"),
+        ({"mode": "at_least_once"}, "- - snapshot1"),
+        ({"unaligned": True}, "start1(b) - captured1(b)+inputs1"),
+        ({"unaligned": True, "aligned_checkpoint_timeout": 0.0}, "start1(b) - captured1(b)+inputs1"),
+        ({"unaligned": True, "aligned_checkpoint_timeout": 3.0}, "block(a) start1(b)+unblock(a) captured1(b)+inputs1"),
+        ({"unaligned": True, "aligned_checkpoint_timeout": 4.0}, "block(a) - snapshot1+unblock(a)"),
+    ],
+)
+def test_the_settings_choose_the_handler(settings: dict[str, Any], told: str) -> None:
+    """Barrier 1 is made at 10; it is 13."""
+    handler = create_barrier_handler(CheckpointConfig(interval=1, **settings), "abc", ended="c")
+    assert run(handler, "a1 @13 b1") == told

@@ -21,6 +21,7 @@ from dagster_checkpoints.coordination import (
     CoordinatorEvent,
     Declined,
     DiscardCheckpoint,
+    DiscardLateState,
     DiscardStates,
     DrainBegan,
     EndOfDataReached,
@@ -64,8 +65,9 @@ class AnyEvents(RuleBasedStateMachine):
         retained=st.integers(1, 2),
         pause=st.integers(0, 9),
         backlog=st.sampled_from([None, 0, 15]),
+        end=st.sampled_from(JobStatus),
     )
-    def start(self, concurrent: int, tolerable: int, retained: int, pause: int, backlog: float | None) -> None:
+    def start(self, concurrent: int, tolerable: int, retained: int, pause: int, backlog: float | None, end: JobStatus) -> None:
         config = CheckpointConfig(
             interval=5.0,
             timeout=12.0,
@@ -77,6 +79,7 @@ class AnyEvents(RuleBasedStateMachine):
             interval_during_backlog=backlog,
         )
         self.coordinator = CheckpointCoordinator(GRAPH, config)
+        self.end = end
         self.now = 0.0
         self.requests = 0
         self.asked: set[str] = set()
@@ -86,6 +89,9 @@ class AnyEvents(RuleBasedStateMachine):
         self.held: dict[int, set[TaskId]] = {}
         """Acknowledged states that belong to no completed checkpoint and were not thrown away."""
         self.unknown: set[int] = set()
+        """Given up while nobody knew whether they were in the store."""
+        self.finished: dict[int, frozenset[TaskId]] = {}
+        """By checkpoint, the tasks that it does not wait for."""
         self.completed: list[int] = []
         self.ended: set[int] = set()
         self.given_up: set[int] = set()
@@ -102,9 +108,11 @@ class AnyEvents(RuleBasedStateMachine):
             self.leaving.discard(event.task)
         if self.now >= self.leaving_until or isinstance(event, JobRestarting):
             self.leaving.clear()
+        before = self.coordinator_latest()
         for action in self.coordinator.handle(event, self.now):
             match action:
-                case CheckpointTriggered(checkpoint_id, properties, request_id, waiting):
+                case CheckpointTriggered(checkpoint_id, properties, request_id, waiting, finished):
+                    self.finished[checkpoint_id] = frozenset(finished)
                     assert checkpoint_id == max(self.triggered, default=0) + 1
                     self.triggered.append(checkpoint_id)
                     self.properties[checkpoint_id] = properties
@@ -117,10 +125,7 @@ class AnyEvents(RuleBasedStateMachine):
                     assert self.coordinator.state_of(task) is TaskState.RUNNING
                     assert barrier.checkpoint_id == self.triggered[-1]
                 case AcknowledgeAnswered(task, checkpoint_id, answer):
-                    if answer is AcknowledgeAnswer.SUCCESS:
-                        assert task not in self.acknowledged.setdefault(checkpoint_id, set())
-                        self.acknowledged[checkpoint_id].add(task)
-                        self.held.setdefault(checkpoint_id, set()).add(task)
+                    self.acknowledgement(task, checkpoint_id, answer)
                 case WriteMetadata(checkpoint):
                     assert self.writing is None
                     self.writing = checkpoint.checkpoint_id
@@ -145,9 +150,12 @@ class AnyEvents(RuleBasedStateMachine):
                         self.ended.add(checkpoint_id)
                 case DiscardStates(checkpoint_id, states):
                     assert checkpoint_id not in self.completed
-                    assert checkpoint_id not in self.unknown or checkpoint_id in self.ended
-                    for task in states:
-                        self.held.get(checkpoint_id, set()).discard(task)
+                    assert checkpoint_id not in self.unknown
+                    # All that the checkpoint has left goes with them.
+                    assert checkpoint_id not in self.coordinator.pending_ids
+                    self.held[checkpoint_id] = self.held.get(checkpoint_id, set()) - set(states)
+                case DiscardLateState(task, checkpoint_id):
+                    self.held[checkpoint_id].remove(task)
                 case DiscardCheckpoint(checkpoint):
                     assert checkpoint.checkpoint_id in self.completed
                     assert checkpoint.checkpoint_id not in self.given_up
@@ -159,9 +167,25 @@ class AnyEvents(RuleBasedStateMachine):
                     assert all(self.coordinator.state_of(t) is TaskState.RUNNING for t in tasks)
                 case NotifyAborted(_, checkpoint_id, _, latest):
                     assert checkpoint_id in self.ended
-                    assert latest == self.coordinator_latest()
+                    assert latest == (before if isinstance(event, Shutdown) else self.coordinator_latest())
                 case RequestCompleted(request_id, _) | RequestFailed(request_id, _, _):
                     self.answered.append(request_id)
+
+    def acknowledgement(self, task: TaskId, checkpoint_id: int, answer: AcknowledgeAnswer) -> None:
+        acknowledged = self.acknowledged.setdefault(checkpoint_id, set())
+        kept = checkpoint_id in self.completed or checkpoint_id in self.unknown
+        pending = checkpoint_id in self.triggered and checkpoint_id not in self.ended
+        awaited = task not in self.finished.get(checkpoint_id, frozenset())
+        if pending:
+            fresh = AcknowledgeAnswer.SUCCESS if awaited else AcknowledgeAnswer.UNKNOWN
+            assert answer is (AcknowledgeAnswer.DUPLICATE if task in acknowledged else fresh)
+        else:
+            thrown_away = AcknowledgeAnswer.DISCARDED if checkpoint_id in self.triggered else AcknowledgeAnswer.UNKNOWN
+            assert answer is (AcknowledgeAnswer.DUPLICATE if kept else thrown_away)
+        if answer is AcknowledgeAnswer.SUCCESS:
+            acknowledged.add(task)
+        if answer is not AcknowledgeAnswer.DUPLICATE:
+            self.held.setdefault(checkpoint_id, set()).add(task)
 
     def coordinator_latest(self) -> int:
         latest = self.coordinator.latest_completed
@@ -179,10 +203,25 @@ class AnyEvents(RuleBasedStateMachine):
     def acknowledges(self, task: TaskId, offset: int, after_finish: bool) -> None:
         self.do(Acknowledged(task, self.near(offset), task, TaskStatistics(operators_finished=after_finish)))
 
+    @precondition(lambda self: self.triggered)
+    @rule(data=st.data())
+    def acknowledges_again(self, data: st.DataObject) -> None:
+        checkpoint_id = data.draw(st.sampled_from(self.triggered))
+        self.do(Acknowledged(data.draw(some_task), checkpoint_id, "again"))
+
     @rule(offset=near_id)
     def everybody_acknowledges(self, offset: int) -> None:
         for task in TASKS:
             self.do(Acknowledged(task, self.near(offset), task))
+
+    @rule(savepoint=st.booleans(), after_finish=st.booleans())
+    def a_checkpoint_is_acknowledged(self, savepoint: bool, after_finish: bool) -> None:
+        """By chance alone hardly any would be."""
+        if not self.coordinator.pending_ids:
+            self.asks(savepoint)
+        for checkpoint_id in self.coordinator.pending_ids:
+            for task in TASKS:
+                self.do(Acknowledged(task, checkpoint_id, task, TaskStatistics(operators_finished=after_finish)))
 
     @rule(task=some_task, offset=near_id, reason=st.sampled_from(FailureReason))
     def declines(self, task: TaskId, offset: int, reason: FailureReason) -> None:
@@ -192,7 +231,7 @@ class AnyEvents(RuleBasedStateMachine):
     def cannot_be_triggered(self, task: TaskId, offset: int) -> None:
         self.do(TriggerFailed(task, self.near(offset)))
 
-    @rule(task=some_task, state=st.sampled_from([TaskState.RUNNING] * 3 + list(TaskState)))
+    @rule(task=some_task, state=st.sampled_from([TaskState.RUNNING] * 5 + [TaskState.FINISHED] * 5 + list(TaskState)))
     def changes(self, task: TaskId, state: TaskState) -> None:
         if self.coordinator.state_of(task) is not TaskState.FINISHED:
             self.do(TaskStateChanged(task, state))
@@ -233,10 +272,10 @@ class AnyEvents(RuleBasedStateMachine):
         assert self.writing is not None
         checkpoint_id, self.writing = self.writing, None
         if outcome is MetadataOutcomeUnknown:
-            self.unknown.add(checkpoint_id)
             kept = set(self.held[checkpoint_id])
             self.do(outcome(checkpoint_id, "?"))
             assert self.held.pop(checkpoint_id) == kept
+            self.unknown.add(checkpoint_id)
         else:
             self.do(outcome(checkpoint_id, "x"))
 
@@ -256,6 +295,7 @@ class AnyEvents(RuleBasedStateMachine):
         pending = set(self.coordinator.pending_ids)
         assert pending == set(self.triggered) - self.ended
         assert {i for i, tasks in self.held.items() if tasks} <= pending
+        assert all(self.held.get(i, set()) == self.acknowledged.get(i, set()) for i in pending)
         assert len(self.answered) == len(set(self.answered))
         assert set(self.answered) <= self.asked
 
@@ -288,11 +328,17 @@ class AnyEvents(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "coordinator"):
             return
-        self.do(Shutdown(JobStatus.FAILED))
+        self.do(Shutdown(self.end))
         assert self.coordinator.pending_ids == ()
         assert set(self.answered) == self.asked
-        assert {i for i, tasks in self.held.items() if tasks} <= {self.writing}
+        if self.writing is not None:
+            assert self.held.pop(self.writing) == self.acknowledged[self.writing]
+            self.unknown.add(self.writing)
+        for checkpoint_id in [*self.triggered, self.near(1)]:
+            for task in TASKS:
+                self.do(Acknowledged(task, checkpoint_id, "late"))
+        assert not any(self.held.values())
 
 
 TestAnyEvents = AnyEvents.TestCase
-TestAnyEvents.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestAnyEvents.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dagster_checkpoints.coordination import (
+    CheckpointKind,
     CheckpointProperties,
     CheckpointRequest,
     CompletedCheckpoint,
@@ -22,7 +23,7 @@ KINDS = {
     "forced": CheckpointProperties(forced=True),
     "periodic": CheckpointProperties.for_periodic(),
     "savepoint": CheckpointProperties.for_savepoint(),
-    "unforced savepoint": CheckpointProperties.for_savepoint(unaligned_checkpoints=True),
+    "unforced savepoint": CheckpointProperties(kind=CheckpointKind.SAVEPOINT),
 }
 
 

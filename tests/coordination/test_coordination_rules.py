@@ -7,6 +7,7 @@ from itertools import permutations
 import pytest
 
 from dagster_checkpoints.coordination import (
+    CheckpointKind,
     CheckpointProperties,
     CheckpointRequest,
     CompletedCheckpoint,
@@ -22,7 +23,7 @@ USER = CheckpointProperties()
 FORCED = CheckpointProperties(forced=True)
 PERIODIC = CheckpointProperties.for_periodic()
 SAVEPOINT = CheckpointProperties.for_savepoint()
-UNFORCED_SAVEPOINT = CheckpointProperties.for_savepoint(unaligned_checkpoints=True)
+UNFORCED_SAVEPOINT = CheckpointProperties(kind=CheckpointKind.SAVEPOINT)
 
 
 def queue(max_concurrent: int = 1, min_pause: float = 0, max_queued: int = 10) -> RequestQueue:
@@ -84,13 +85,6 @@ def test_which_may_run(properties: CheckpointProperties, pending: int, now: floa
     assert len(requests) == (outcome == "waits")
 
 
-def test_none_is_chosen_while_one_is_being_triggered() -> None:
-    requests = queue()
-    requests.add(CheckpointRequest(SAVEPOINT, 0))
-    assert requests.choose(pending=0, last_completion=None, now=0, triggering=True) is None
-    assert len(requests) == 1
-
-
 def test_a_full_queue_drops_its_lowest_entry() -> None:
     requests = queue(max_queued=2)
     requests.add(CheckpointRequest(PERIODIC, 0))
@@ -130,7 +124,7 @@ def test_what_counts_and_what_is_pre_flight(reason: FailureReason) -> None:
 @pytest.mark.parametrize(
     ("events", "fails_at"),
     [
-        # Failed ids; c7 completes 7; None had no id. Two are tolerable.
+        # Failed ids; c7 completes 7. Two are tolerable.
         ("1 2", None),
         ("1 2 3", 2),
         ("1 1 1 2 2", None),
@@ -138,9 +132,6 @@ def test_what_counts_and_what_is_pre_flight(reason: FailureReason) -> None:
         ("1 2 c3 4 5 6", 5),
         ("c5 3 4 1 2", None),
         ("c5 c3 6 7 8", 4),
-        ("N N", None),
-        ("N N N", 2),
-        ("N 1 N", 2),
         # The count begins anew once it has failed the job.
         ("1 2 3 4 5", 2),
     ],
@@ -151,10 +142,8 @@ def test_consecutive_failures(events: str, fails_at: int | None) -> None:
     for step, event in enumerate(events.split()):
         if event.startswith("c"):
             counter.completed(int(event[1:]))
-        else:
-            checkpoint_id = None if event == "N" else int(event)
-            if counter.failed(checkpoint_id, FailureReason.CHECKPOINT_EXPIRED):
-                fails.append(step)
+        elif counter.failed(int(event), FailureReason.CHECKPOINT_EXPIRED):
+            fails.append(step)
     assert fails == ([] if fails_at is None else [fails_at])
 
 

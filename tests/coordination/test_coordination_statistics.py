@@ -76,6 +76,21 @@ def test_nothing_yet(graph_of: Graphs) -> None:
     assert statistics.record(1) is None
 
 
+def test_a_job_that_begins_from_a_checkpoint_counts_it(graph_of: Graphs) -> None:
+    begun_from = CompletedCheckpoint(7, "chk-7")
+    coordinator = CheckpointCoordinator(
+        graph_of("V0 p1"),
+        CheckpointConfig(interval=None),
+        next_checkpoint_id=8,
+        completed=[begun_from],
+        restored=begun_from,
+    )
+    assert coordinator.statistics.counts == CheckpointCounts(restored=1)
+    assert coordinator.statistics.latest_restored is begun_from
+    coordinator.handle(JobRestarting(), 0.0)
+    assert coordinator.statistics.counts.restored == 2
+
+
 def test_a_checkpoint_in_progress(graph_of: Graphs) -> None:
     job = Job(graph_of)
     job.now = 5

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_checkpoints.coordination import (
-    MAX_WATERMARK,
-    MIN_WATERMARK,
+    MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
     ChannelWatermark,
     UnexpectedEvent,
     UnknownChannel,
@@ -30,7 +30,7 @@ def step(valve: WatermarkValve, text: str) -> int | None:
         return valve.active(channel)
     if what in ("$", "."):
         return valve.end(channel, drain=what == "$")
-    return valve.advance(channel, MAX_WATERMARK if what == "M" else int(what))
+    return valve.advance(channel, MAX_WATERMARK_MS if what == "M" else int(what))
 
 
 @pytest.mark.parametrize(
@@ -79,16 +79,16 @@ def step(valve: WatermarkValve, text: str) -> int | None:
 def test_valve(channels: str, row: str, outputs: str) -> None:
     valve = WatermarkValve(channels)
     seen = [step(valve, text) for text in row.split()]
-    shown = " ".join("-" if s is None else "M" if s == MAX_WATERMARK else str(s) for s in seen)
+    shown = " ".join("-" if s is None else "M" if s == MAX_WATERMARK_MS else str(s) for s in seen)
     assert shown == outputs
-    assert valve.watermark == max([s for s in seen if s is not None], default=MIN_WATERMARK)
+    assert valve.watermark == max([s for s in seen if s is not None], default=MIN_WATERMARK_MS)
 
 
 def test_the_bounds_lie_outside_of_what_a_user_can_write() -> None:
-    assert MIN_WATERMARK < YEAR_1 and YEAR_9999 < MAX_WATERMARK
+    assert MIN_WATERMARK_MS < YEAR_1 and YEAR_9999 < MAX_WATERMARK_MS
     valve = WatermarkValve("a")
     assert valve.advance("a", YEAR_9999) == YEAR_9999
-    assert valve.end("a", drain=True) == MAX_WATERMARK
+    assert valve.end("a", drain=True) == MAX_WATERMARK_MS
 
 
 @pytest.mark.parametrize(("row", "idle"), [("", False), ("a~", False), ("a~ b~", True), ("a~ b$", True), ("a$ b$", False)])
@@ -113,7 +113,7 @@ def test_an_unknown_channel_is_refused() -> None:
 
 def test_a_task_without_channels_has_no_watermark() -> None:
     valve = WatermarkValve("")
-    assert valve.watermark == MIN_WATERMARK
+    assert valve.watermark == MIN_WATERMARK_MS
     assert not valve.is_idle
     # What it was restored with stays: its channels have been taken away.
     assert valve.restore(ValveState(5, {"a": ChannelWatermark(9)})) == 5
@@ -167,12 +167,12 @@ def test_the_watermark_never_goes_back_and_an_answer_is_a_move(history: list[str
 @given(histories())
 def test_without_idleness_it_is_the_minimum(history: list[str]) -> None:
     valve = WatermarkValve("abc")
-    highest = dict.fromkeys("abc", MIN_WATERMARK)
+    highest = dict.fromkeys("abc", MIN_WATERMARK_MS)
     for text in history:
         if text[1] in "~!":
             continue
         step(valve, text)
-        highest[text[0]] = MAX_WATERMARK if text[1] == "$" else max(highest[text[0]], int(text[1:]))
+        highest[text[0]] = MAX_WATERMARK_MS if text[1] == "$" else max(highest[text[0]], int(text[1:]))
         assert valve.watermark == min(highest.values())
 
 

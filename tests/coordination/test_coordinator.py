@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -20,11 +21,13 @@ from dagster_checkpoints.coordination import (
     CheckpointProperties,
     CheckpointRequested,
     CheckpointStillFinalizing,
+    CheckpointTriggered,
     CompletedCheckpoint,
     CoordinatorAction,
     CoordinatorEvent,
     Declined,
     DiscardCheckpoint,
+    DiscardLateState,
     DiscardStates,
     DrainBegan,
     EndOfDataReached,
@@ -43,6 +46,7 @@ from dagster_checkpoints.coordination import (
     RequestFailed,
     RequestWithdrawn,
     Shutdown,
+    StopRequested,
     TaskState,
     TaskStateChanged,
     TaskStatistics,
@@ -158,7 +162,7 @@ def test_from_trigger_to_completion(graph_of: Graphs) -> None:
     assert pick(job.ack(1, A, C), WriteMetadata) == []
     (write,) = pick(job.ack(1, B), WriteMetadata)
     assert dict(write.checkpoint.states) == {A: "V0[0]@1", B: "V1[0]@1", C: "V2[0]@1"}
-    assert (write.checkpoint.triggered_at, write.checkpoint.acknowledged_at) == (10, 11)
+    assert write.checkpoint.triggered_at == 10
     job.now = 12
     actions = job.do(MetadataWritten(1, "s3://b/chk-1"))
     (completed,) = pick(actions, CheckpointCompleted)
@@ -223,6 +227,44 @@ def test_a_duplicate_after_completion_throws_nothing_away(graph_of: Graphs) -> N
     late = job.ack(1, A)
     assert answers(late) == [AcknowledgeAnswer.DUPLICATE]
     assert pick(late, DiscardStates) == []
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        # Nobody knows whether the store names it.
+        [MetadataOutcomeUnknown(1, "?")],
+        [MetadataOutcomeUnknown(1, "?"), Shutdown(JobStatus.FAILED)],
+        [Shutdown(JobStatus.FAILED)],
+        [Shutdown(JobStatus.CANCELED), MetadataWritten(1, "chk-1")],
+        # The store names it.
+        [MetadataWritten(1, "chk-1"), Shutdown(JobStatus.FAILED)],
+    ],
+    ids=lambda events: ", ".join(type(event).__name__ for event in events),
+)
+def test_a_repeated_acknowledgement_throws_nothing_away_that_the_store_may_name(
+    graph_of: Graphs, after: list[CoordinatorEvent]
+) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.ack(1)
+    for event in after:
+        job.do(event)
+    again = job.ack(1, A)
+    assert answers(again) == [AcknowledgeAnswer.DUPLICATE]
+    assert pick(again, DiscardStates) == []
+
+
+def test_a_task_that_had_finished_before_has_no_part_in_the_checkpoint(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), finished=[A])
+    job.checkpoint()
+    late = job.do(Acknowledged(A, 1, "late"))
+    assert answers(late) == [AcknowledgeAnswer.UNKNOWN]
+    # Its own state only: the checkpoint goes on.
+    assert pick(late, DiscardLateState) == [DiscardLateState(A, 1, "late")]
+    assert pick(late, DiscardStates) == []
+    (write,) = pick(job.ack(1, B, C), WriteMetadata)
+    assert set(write.checkpoint.states) == {B, C}
 
 
 @pytest.mark.parametrize(("checkpoint_id", "answer"), [(1, AcknowledgeAnswer.DISCARDED), (9, AcknowledgeAnswer.UNKNOWN)])
@@ -370,7 +412,6 @@ def test_a_periodic_checkpoint_that_finds_a_task_not_running_tries_again(graph_o
 
 def test_no_interval_no_periodic_checkpoints(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), interval=None)
-    assert not job.coordinator.checkpointing_enabled
     assert job.coordinator.next_deadline() is None
     for task in job.tasks:
         assert job.do(EndOfDataReached(task)) == []
@@ -478,10 +519,52 @@ def test_max_concurrent_and_forced_savepoints(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), max_concurrent=2)
     assert [triggered(job.do(CheckpointRequested(f"c{i}"))) for i in range(3)] == [[(1, A)], [(2, A)], []]
     assert triggered(job.do(CheckpointRequested("s", SAVEPOINT))) == [(3, A)]
-    unforced = CheckpointProperties.for_savepoint(unaligned_checkpoints=True)
-    assert triggered(job.do(CheckpointRequested("u", unforced))) == []
     job.complete(1)
     assert job.coordinator.pending_ids == (2, 3)
+
+
+@pytest.mark.parametrize("stops_job", [False, True])
+@pytest.mark.parametrize(
+    "properties", [CheckpointProperties(), CheckpointProperties(unaligned=True), CheckpointProperties(forced=True)]
+)
+@pytest.mark.parametrize(
+    ("settings", "forced", "unaligned"),
+    [
+        ({}, True, False),
+        ({"mode": "at_least_once"}, True, False),
+        ({"unaligned": True}, False, True),
+        ({"unaligned": True, "aligned_checkpoint_timeout": 0.0}, False, True),
+        # It is aligned as long as the timeout has not passed.
+        ({"unaligned": True, "aligned_checkpoint_timeout": 5.0}, False, False),
+    ],
+)
+def test_the_settings_decide_who_is_forced_and_unaligned(
+    graph_of: Graphs,
+    settings: dict[str, object],
+    forced: bool,
+    unaligned: bool,
+    properties: CheckpointProperties,
+    stops_job: bool,
+) -> None:
+    job = Job(graph_of(CHAIN), **settings)
+    job.do(CheckpointRequested("c", properties))
+    savepoint = replace(CheckpointProperties.for_savepoint(stops_job=stops_job), unaligned=properties.unaligned)
+    job.do(StopRequested("s", properties=savepoint) if stops_job else CheckpointRequested("s", savepoint))
+    # Not forced, a savepoint waits for its turn.
+    assert job.coordinator.pending_ids == ((2,) if stops_job else (1, 2) if forced else (1,))
+    job.complete(1)
+    checkpoint, second = (barrier.properties for barrier in dict.fromkeys(a.barrier for a in pick(job.actions, TriggerTask)))
+    assert (checkpoint.forced, checkpoint.unaligned) == (properties.forced, unaligned)
+    assert (second.forced, second.unaligned, second.is_savepoint) == (forced, False, True)
+
+
+def test_periodic_and_final_checkpoints_are_unaligned_too(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), unaligned=True)
+    job.at(10)
+    job.complete(1)
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    assert [(a.checkpoint_id, a.properties.unaligned) for a in pick(job.actions, CheckpointTriggered)] == [(1, True), (2, True)]
 
 
 def test_a_full_queue_drops_its_last(graph_of: Graphs) -> None:
@@ -495,8 +578,10 @@ def test_a_full_queue_drops_its_last(graph_of: Graphs) -> None:
             FailureReason.TOO_MANY_CHECKPOINT_REQUESTS.value,
         )
     ]
-    unforced = CheckpointProperties.for_savepoint(unaligned_checkpoints=True)
-    (dropped,) = pick(job.do(CheckpointRequested("better", unforced)), RequestFailed)
+    unaligned = Job(graph_of(CHAIN), max_queued=1, unaligned=True)
+    unaligned.do(CheckpointRequested("runs"))
+    unaligned.do(CheckpointRequested("waits"))
+    (dropped,) = pick(unaligned.do(CheckpointRequested("better", SAVEPOINT)), RequestFailed)
     assert dropped.request_id == "waits"
 
 
@@ -614,8 +699,18 @@ def test_a_savepoints_failure_does_not_count(graph_of: Graphs) -> None:
     assert pick(actions, FailJob) == []
 
 
+def test_failures_are_counted_across_a_restart(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=1)
+    job.checkpoint()
+    assert pick(job.do(Declined(A, 1)), FailJob) == []
+    job.do(JobRestarting())
+    job.start()
+    job.checkpoint()
+    assert len(pick(job.do(Declined(A, 2)), FailJob)) == 1
+
+
 def test_a_write_that_failed_discards_and_one_of_unknown_outcome_does_not(graph_of: Graphs) -> None:
-    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=5)
+    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=2)
     job.checkpoint()
     job.ack(1)
     actions = job.do(MetadataWriteFailed(1, "no space"))
@@ -627,10 +722,11 @@ def test_a_write_that_failed_discards_and_one_of_unknown_outcome_does_not(graph_
     actions = job.do(MetadataOutcomeUnknown(2, "time-out"))
     assert failed(actions) == [(2, FailureReason.FINALIZE_CHECKPOINT_FAILURE)]
     assert pick(actions, DiscardStates) == []
-    assert job.coordinator.consecutive_failures == 2
     job.checkpoint()
     job.ack(3)
-    (failure,) = pick(job.do(MetadataWriteFailed(3)), CheckpointFailed)
+    actions = job.do(MetadataWriteFailed(3))
+    assert len(pick(actions, FailJob)) == 1, "both counted"
+    (failure,) = pick(actions, CheckpointFailed)
     assert failure.message == FailureReason.FINALIZE_CHECKPOINT_FAILURE.value
 
 
@@ -941,7 +1037,6 @@ def test_a_restart_aborts_everything_and_keeps_what_is_complete(graph_of: Graphs
     assert job.coordinator.state_of(A) is TaskState.FINISHED
     assert job.coordinator.state_of(B) is TaskState.CREATED
     assert [c.checkpoint_id for c in job.coordinator.completed] == [2]
-    assert job.coordinator.consecutive_failures == 1
     assert job.coordinator.next_deadline() is None
     job.now = 100
     job.finished = frozenset({A})
@@ -1056,6 +1151,10 @@ def test_shutdown_keeps_the_states_of_what_is_being_written(graph_of: Graphs) ->
         {"interval": 1, "tolerable_failed_checkpoints": -1},
         {"interval": 1, "retained": 0},
         {"interval": 1, "mode": "at_most_once"},
+        {"interval": 1, "mode": "at_least_once", "unaligned": True},
+        {"interval": 1, "unaligned": True, "max_concurrent": 2},
+        {"interval": 1, "unaligned": True, "aligned_checkpoint_timeout": -1},
+        {"interval": 1, "unaligned": False, "aligned_checkpoint_timeout": 1},
         {"interval": 1, "initial_delay": -1},
         {"interval": 1, "max_queued": 0},
         {"interval": 1, "history": -1},

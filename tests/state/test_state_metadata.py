@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -368,7 +369,20 @@ def test_any_first_line_is_read_or_refused_by_name(version: object, length: obje
 
 
 ONE = StageMetadata("a", 1, ("0",))
-ALONE = ChainMetadata("a", ("a",))
+ALONE = ChainMetadata("a", ("a",), {0: TaskSnapshot()})
+ENDED = ChainMetadata("a", ("a",))
+
+
+def of_two(*finished: int, name: str = "a", **fields: Any) -> StageMetadata:
+    return StageMetadata(name, 2, ("0", "1"), finished, len(finished) == 2, **fields)
+
+
+def tasks(*indices: int, **stages: StageInstanceSnapshot) -> dict[int, TaskSnapshot]:
+    return {index: TaskSnapshot(stages) for index in indices}
+
+
+TWO = ChainMetadata("a", ("a",), tasks(0, 1))
+BOTH = ChainMetadata("a", ("a", "b"), tasks(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -385,13 +399,41 @@ ALONE = ChainMetadata("a", ("a",))
         ((ONE,), (ChainMetadata("a", ("a", "b")),), "the stages \\['b'\\]"),
         ((ONE,), (ALONE, ChainMetadata("b", ())), "chain 'b' runs the stages"),
         ((ONE, StageMetadata("b", 2, ("0", "1"))), (ChainMetadata("a", ("a", "b")),), "different parallelisms: \\[1, 2\\]"),
-        ((ONE,), (ChainMetadata("a", ("a",), {1: TaskSnapshot()}),), "has the tasks \\[1\\]"),
-        ((ONE,), (ChainMetadata("a", ("a",), {-1: TaskSnapshot()}),), "has the tasks \\[-1\\]"),
+        ((ONE,), (ChainMetadata("a", ("a",), tasks(0, 1)),), "has the tasks \\[1\\]"),
+        ((ONE,), (ChainMetadata("a", ("a",), tasks(0, -1)),), "has the tasks \\[-1\\]"),
+        ((of_two(1),), (TWO,), "has the tasks \\[1\\], which have finished"),
+        ((of_two(),), (ChainMetadata("a", ("a",), tasks(1)),), "no snapshot of its unfinished tasks \\[0\\]"),
+        ((of_two(0),), (ENDED,), "no snapshot of its unfinished tasks \\[1\\]"),
+        ((StageMetadata("a", 99, tuple(map(str, range(99)))),), (ENDED,), "tasks \\[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, '…'\\]"),
+        ((StageMetadata("a", 0, (), (), True),), (ENDED,), "parallelism 0 and 0 instances"),
+        ((StageMetadata("a", 2, ("x", "x")),), (TWO,), "2 instances 'x'"),
+        # Finished or not, a task runs all stages of its chain.
+        ((of_two(1), of_two(name="b")), (BOTH,), "chain 'a' have different finished instances"),
+        ((of_two(0, 1), of_two(name="b")), (BOTH,), "chain 'a' have different finished instances"),
+        ((of_two(0, 1), of_two(0, name="b")), (ChainMetadata("a", ("a", "b")),), "different finished instances"),
+        ((of_two(),), (ChainMetadata("x", ("a",), tasks(0, 1)),), "chain 'x' begins with the stage 'a'"),
+        ((of_two(), of_two(name="b")), (ChainMetadata("b", ("a", "b"), tasks(0, 1)),), "chain 'b' begins with the stage 'a'"),
+        (
+            (of_two(), of_two(name="b")),
+            (ChainMetadata("a", ("a",), tasks(0, 1, b=StageInstanceSnapshot())), ChainMetadata("b", ("b",), tasks(0, 1))),
+            "task 0 of chain 'a' holds state of \\['b'\\]",
+        ),
+        ((of_two(max_parallelism=-1),), (TWO,), "-1 key groups"),
+        ((of_two(max_parallelism=1),), (TWO,), "parallelism 2 and 1 key groups"),
+        ((of_two(max_parallelism=32769),), (TWO,), "32769 key groups"),
+        ((of_two(enumerator=EnumeratorState(("x", "y"), ("y",))),), (TWO,), "split 'y' 2 times"),
+        ((of_two(enumerator=EnumeratorState((), ("x",), ("x",))),), (TWO,), "split 'x' 2 times"),
+        ((of_two(enumerator=EnumeratorState(("x", "x"))),), (TWO,), "split 'x' 2 times"),
     ],
 )
 def test_what_contradicts_itself(stages: tuple[StageMetadata, ...], chains: tuple[ChainMetadata, ...], words: str) -> None:
     with pytest.raises(CorruptMetadata, match=f"contradicts itself: .*{words}"):
         decode(encode(CheckpointMetadata("p", 1, stages, chains)), "x")
+
+
+def test_a_stage_that_has_fully_finished_may_have_more_instances_than_key_groups() -> None:
+    metadata = CheckpointMetadata("p", 1, (of_two(0, 1, max_parallelism=1),), (ENDED,))
+    assert decode(encode(metadata), "x") == metadata
 
 
 def test_first_line_and_body_say_the_same_version() -> None:

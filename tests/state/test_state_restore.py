@@ -22,8 +22,11 @@ from dagster_checkpoints.state import (
     CheckpointMetadata,
     EnumeratorState,
     InstancesChanged,
+    InvalidMaxParallelism,
+    MaxParallelismChanged,
     NonRestoredState,
     OperatorState,
+    ParallelismTooHigh,
     PartlyFinishedUnionState,
     RestorePlan,
     StageInstanceSnapshot,
@@ -174,6 +177,47 @@ def test_a_fully_finished_stage_may_have_other_instances() -> None:
         plan = validate_restore(changed, metadata)
         assert plan.fully_finished == {"V0"}
         assert plan.finished == {TaskId("V0", i) for i in range(len(instances))}, "none of them runs again"
+
+
+def with_key_groups(row: str, groups: int) -> tuple[PipelineOf, CheckpointMetadata]:
+    """The checkpoint says it of every stage."""
+    pipeline, metadata = described(row)
+    stages = tuple(msgspec.structs.replace(stage, max_parallelism=groups) for stage in metadata.stages)
+    return pipeline, msgspec.structs.replace(metadata, stages=stages)
+
+
+@pytest.mark.parametrize(
+    ("row", "recorded", "chosen", "found"),
+    [
+        # What the checkpoint says, and for a new stage the default or what is set.
+        ("V0 p2; V1 p200 new", 6, {}, {"V0": 6, "V1": 512}),
+        ("V0 p2; V1 p200 new", 6, {"V0": 6, "V1": 200}, {"V0": 6, "V1": 200}),
+        # A checkpoint that says nothing.
+        ("V0 p2", 0, {}, {"V0": 128}),
+        ("V0 p2", 0, {"V0": 7}, {"V0": 7}),
+        # What has fully finished holds no keys any more.
+        ("V0 p2 fin{0,1} -ALL-> V1 p1", 6, {"V0": 7}, {"V1": 6}),
+        ("V0 p2 fin{0}", 6, {}, {"V0": 6}),
+    ],
+)
+def test_the_number_of_key_groups_is_fixed(row: str, recorded: int, chosen: dict[str, int], found: dict[str, int]) -> None:
+    assert validate_restore(*with_key_groups(row, recorded), max_parallelism=chosen).max_parallelism == found
+
+
+@pytest.mark.parametrize(
+    ("row", "recorded", "chosen", "error", "words"),
+    [
+        ("V0 p2", 6, 7, MaxParallelismChanged, "'V0' sets max_parallelism=7, and the checkpoint was taken with 6"),
+        ("V0 p2 fin{1}", 6, 128, MaxParallelismChanged, "'V0' sets max_parallelism=128"),
+        ("V0 p2", 0, 0, InvalidMaxParallelism, "'V0' sets max_parallelism=0"),
+        ("V0 p2", 6, 32769, InvalidMaxParallelism, "'V0' sets max_parallelism=32769"),
+        ("V0 p2", 0, 1, ParallelismTooHigh, "'V0' has 2 instances and a maximum parallelism of 1"),
+        ("V0 p2 new", 0, 1, ParallelismTooHigh, "'V0' has 2 instances and a maximum parallelism of 1"),
+    ],
+)
+def test_key_groups_that_do_not_fit(row: str, recorded: int, chosen: int, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        validate_restore(*with_key_groups(row, recorded), max_parallelism={"V0": chosen})
 
 
 def test_an_enumerator_is_state_even_of_a_stage_that_has_fully_finished() -> None:

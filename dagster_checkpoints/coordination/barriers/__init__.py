@@ -2,13 +2,15 @@
 
 One handler per task; the gate in front of the task's channels feeds it events and performs its actions in the
 order given. Read `events` (the two vocabularies), `single` (exactly-once: one checkpoint at a time, aligned or
-not), `tracking` (at-least-once). Static inputs are no channels here: they block no barrier. Must not know:
-records, channels' storage, snapshots, clocks.
+not), `tracking` (at-least-once), `creation` (which of them the settings ask for). The channels of static inputs take part
+like any other: a consumer whose other inputs have ended would else get no barrier. A static input that is not ready blocks
+no barrier either: what has come of it is in-flight data. Must not know: records, channels' storage, snapshots, clocks.
 
 Source: PROTOCOL section 4; FLIP-76 (unaligned checkpoints); FLIP-147, "Make CheckpointBarrierHandler Support
 EndOfPartition"; Flink's SingleCheckpointBarrierHandler and CheckpointBarrierTracker.
 """
 
+from dagster_checkpoints.coordination.barriers.creation import create_barrier_handler
 from dagster_checkpoints.coordination.barriers.events import (
     AbortAlignment,
     AlignmentTick,
@@ -55,4 +57,5 @@ __all__ = [
     "TriggerReceived",
     "UnalignedBarrierHandler",
     "UnblockChannels",
+    "create_barrier_handler",
 ]

@@ -222,7 +222,7 @@ class AlignedBarrierHandler(_SingleCheckpointHandler):
     """A channel stands still from its barrier on until every open channel has delivered its own.
 
     Args:
-        channels: the task's streaming input channels.
+        channels: the task's input channels, those of static inputs included.
         ended: those that had ended when the task was restored.
     """
 
@@ -235,7 +235,7 @@ class UnalignedBarrierHandler(_SingleCheckpointHandler):
     savepoint, which is aligned.
 
     Args:
-        channels: the task's streaming input channels.
+        channels: the task's input channels, those of static inputs included.
         ended: those that had ended when the task was restored.
     """
 
@@ -250,7 +250,7 @@ class AlignedWithTimeoutBarrierHandler(_SingleCheckpointHandler):
     The gate asks for `next_deadline()` after every event, and sends an AlignmentTick when it has passed.
 
     Args:
-        channels: the task's streaming input channels.
+        channels: the task's input channels, those of static inputs included.
         timeout: seconds, counted from the barrier's creation; 0 is unaligned.
         ended: those that had ended when the task was restored.
     """

@@ -30,7 +30,7 @@ class TrackingBarrierHandler:
     """A checkpoint is complete when every open channel has brought its barrier.
 
     Args:
-        channels: the task's streaming input channels.
+        channels: the task's input channels, those of static inputs included.
         ended: those that had ended when the task was restored.
     """
 
