@@ -80,7 +80,7 @@ def random_scenario(seed: int) -> Scenario:
     static = any(i.static for stage in stages for i in stage.inputs)
     barriers = r.choices(
         ("aligned", "unaligned", "timeout", "at_least_once"),
-        (6, 0 if static else 2, 0 if static else 2, 3 if stateless and not static and "union" not in kinds else 0),
+        (6, 2, 2, 3 if stateless and not static and "union" not in kinds else 0),
     )[0]
     idle = "window" not in kinds and r.random() < 0.3
     config, restart, timeout = _config(r), _restart(r), r.choice((0.0, 1.0, 3.0))

@@ -342,7 +342,6 @@ class TaskLife(ABC):
         taken.watermark = self.watermark
         taken.splits = tuple((split, position) for split, position in self.splits)
         taken.tables = dict(self.tables)
-        active = self.ready or self.life.state is not RUNNING
         if self.streams:
             valve = self.valve.snapshot()
             taken.valve = valve.watermark
@@ -351,7 +350,8 @@ class TaskLife(ABC):
                 ended = "drain" if channel.ended_in_scan or channel.ended != "none" else "none"
                 taken.channels[channel.name] = (ended, None, ())
             else:
-                in_flight = () if active else tuple(channel.held)
+                # An unaligned snapshot does not wait until what a static input held up is taken in.
+                in_flight = tuple(channel.held) if self.life.state is RUNNING else ()
                 now = (channel.ended, valve.channels[channel.name], in_flight)
                 then = self.at_barrier.get((checkpoint_id, channel.name))
                 taken.channels[channel.name] = now if then is None else ("none", then, in_flight)
