@@ -179,6 +179,7 @@ def _rescaled(task: Task, siblings: Sequence[Snapshot | None], parallelism: int)
     made.with_rows = {name: rows for s in states for name, rows in s.with_rows.items()}
     made.valve = min((s.valve for s in states if s.valve is not None), default=None)
     made.tables = dict(states[0].tables)
+    made.held_in_tables = dict(states[0].held_in_tables)
     ended = {name.partition("->")[0] for s in states for name, state in s.channels.items() if state[0] == "drain"}
     for channel in task.inputs:
         if channel.static and channel.name.partition("->")[0] in ended:

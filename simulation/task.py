@@ -135,11 +135,12 @@ class Task(TaskLife):
     def _scan(self, channel: Channel, element: Element) -> None:
         tag = element[0]
         if tag == BARRIER:
-            if not self.process.settings.exactly_once and channel.ended == "none":
+            if not self.process.settings.exactly_once and channel.ended == "none" and not channel.ended_in_scan:
                 # What comes on this channel from now on comes again after a restore: its end, too.
                 checkpoint_id = element[1].checkpoint_id
                 self.before_end.add(checkpoint_id)
-                self.at_barrier[checkpoint_id, channel.name] = self.valve.snapshot().channels[channel.name]
+                if not channel.static:
+                    self.at_barrier[checkpoint_id, channel.name] = self.valve.snapshot().channels[channel.name]
             self.gate(self.handler.handle(BarrierReceived(channel.name, element[1])))
         elif tag == CANCEL:
             self.gate(self.handler.handle(CancellationReceived(channel.name, element[1])))
@@ -157,12 +158,20 @@ class Task(TaskLife):
 
     def _scan_static(self, channel: Channel, element: Element) -> None:
         tag = element[0]
-        if tag == RECORD and channel.ended == "none":
+        if tag == RECORD and channel.ended == "none" and self._is_new(channel.edge, element[1]):
             self.tables[channel.edge] += element[1]
             self.count_read(channel.edge, element[1])
         elif tag == END_OF_DATA:
             channel.ended_in_scan = channel.ended_in_scan or element[1]
             self.look_whether_ready()
+
+    def _is_new(self, edge: int, uid: int) -> bool:
+        """At-least-once: a table is a set of rows, in which one that comes again changes nothing."""
+        if self.process.settings.exactly_once:
+            return True
+        held = self.held_in_tables.get(edge, frozenset())
+        self.held_in_tables[edge] = held | {uid}
+        return uid not in held
 
     def look_whether_ready(self) -> None:
         if self.ready or self.life.state is not RUNNING:

@@ -103,6 +103,8 @@ class TaskLife(ABC):
         self.failed = False
         self.due: CheckpointBarrier | None = None
         self.tables: dict[int, int] = {c.edge: 0 for c in inputs if c.static}
+        self.held_in_tables: dict[int, frozenset[int]] = {}
+        """At-least-once: by edge, the rows of a static table."""
         self.ready = not self.tables
         self.watermark: int | None = None
         self.restored: Snapshot | None = None
@@ -153,6 +155,7 @@ class TaskLife(ABC):
             check(self.valve.watermark >= snapshot.valve, f"{self.id}: event time went back from {snapshot.valve}")
         for edge, total in snapshot.tables.items():
             self.tables[edge] = total
+        self.held_in_tables = dict(snapshot.held_in_tables)
         event_time = self.source_time() if self.source else self.valve.watermark
         self.event_time = self.valve.watermark
         for op in self.operators:
@@ -342,6 +345,7 @@ class TaskLife(ABC):
         taken.watermark = self.watermark
         taken.splits = tuple((split, position) for split, position in self.splits)
         taken.tables = dict(self.tables)
+        taken.held_in_tables = dict(self.held_in_tables)
         if self.streams:
             valve = self.valve.snapshot()
             taken.valve = valve.watermark
