@@ -169,7 +169,27 @@ class Union(Operator):
         self.counted = sum(states) if self.index == 0 else 0
 
 
-KINDS: dict[str, type[Operator]] = {"window": Window, "totals": Totals, "buffer": Buffer, "union": Union}
+class Broadcast(Operator):
+    """Passes rows on by a rule in broadcast state: every instance has the same one, whoever was there before."""
+
+    __slots__ = ("rule",)
+
+    def __init__(self, number: int, spec: StageSpec, index: int) -> None:
+        super().__init__(number, spec, index)
+        self.rule = mix(number)
+
+    def take(self, uid: int, ts: int, key: int, edge: int) -> None:
+        check(self.rule == mix(self.number), f"stage {self.number}[{self.index}] has lost its broadcast state")
+        self.forward(self.named(uid, edge), ts, key)
+
+    def snapshot(self) -> int:
+        return self.rule
+
+    def restore(self, states: Iterable[int]) -> None:
+        self.rule = sum(states)
+
+
+KINDS: dict[str, type[Operator]] = {"broadcast": Broadcast, "window": Window, "totals": Totals, "buffer": Buffer, "union": Union}
 
 
 def operator(number: int, spec: StageSpec, index: int) -> Operator:

@@ -55,6 +55,8 @@ class Task(TaskLife):
 
     def source_time(self) -> int:
         """The watermark of what is still to come."""
+        if self.enumerated:
+            return source_watermark(0)  # a split that is assigned later begins at its beginning
         times = [self._split_time(split, position) for split, position in self.splits]
         return min(times, default=MAX_WATERMARK_MS)
 
@@ -74,6 +76,10 @@ class Task(TaskLife):
 
     def _read_source(self) -> None:
         left = [split for split in self.splits if split[1] < self.records_of(split[0])]
+        if not left and self.process.enumerators.get(self.head):
+            check(self.stopped_by is None, f"{self.id} takes a split after the stop's savepoint {self.stopped_by}")
+            self.splits.append([self.process.enumerators[self.head].popleft(), 0])
+            return
         if not left:
             self.end_of_data(True)
             return

@@ -94,6 +94,7 @@ class TaskLife(ABC):
         self.source = head.kind if head.is_source else ""
         self.head = spec.stages[0]
         self.records_of = head.records_of
+        self.enumerated = head.enumerated
         self.splits: list[list[int]] = []
         """Of a source: [split, position]."""
         self.started = False
