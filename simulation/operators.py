@@ -178,15 +178,12 @@ class Broadcast(Operator):
         super().__init__(number, spec, index)
         self.rule = mix(number)
 
-    def take(self, uid: int, ts: int, key: int, edge: int) -> None:
-        check(self.rule == mix(self.number), f"stage {self.number}[{self.index}] has lost its broadcast state")
-        self.forward(self.named(uid, edge), ts, key)
-
     def snapshot(self) -> int:
         return self.rule
 
     def restore(self, states: Iterable[int]) -> None:
         self.rule = sum(states)
+        check(self.rule == mix(self.number), f"stage {self.number}[{self.index}] has lost its broadcast state")
 
 
 KINDS: dict[str, type[Operator]] = {"broadcast": Broadcast, "window": Window, "totals": Totals, "buffer": Buffer, "union": Union}
