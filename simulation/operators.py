@@ -19,7 +19,7 @@ Forward = Callable[[int, int, int], None]
 class Operator:
     """Passes rows on, under a new name that says by which edge they came and which static table they met."""
 
-    __slots__ = ("forward", "has_table", "index", "number", "spec", "table", "watermark")
+    __slots__ = ("finished", "forward", "has_table", "index", "number", "spec", "table", "watermark")
 
     def __init__(self, number: int, spec: StageSpec, index: int) -> None:
         self.number = number
@@ -29,6 +29,7 @@ class Operator:
         self.has_table = any(i.static for i in spec.inputs)
         self.forward: Forward
         self.watermark = 0
+        self.finished = False
 
     def named(self, uid: int, edge: int) -> int:
         uid = uid * EDGES + edge

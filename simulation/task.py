@@ -200,6 +200,8 @@ class Task(TaskLife):
         elif self.life.state is not RUNNING:
             return
         elif tag == WATERMARK:
+            again = channel.watermark >= MAX_WATERMARK_MS and self.process.settings.exactly_once
+            check(not again, f"{self.id}: {channel.name} says {element[1]} after MAX_WATERMARK")
             if channel.ended == "none":
                 channel.watermark = max(channel.watermark, element[1])
                 self._moved(self.valve.advance(channel.name, element[1]))

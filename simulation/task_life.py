@@ -44,7 +44,7 @@ from simulation.elements import (
     Element,
     owner_of,
 )
-from simulation.operators import Union, operator
+from simulation.operators import Forward, Operator, Union, operator
 from simulation.shapes import TaskSpec
 from simulation.sinks import SinkError, TaskSink
 from simulation.violations import check
@@ -87,7 +87,7 @@ class TaskLife(ABC):
         self.mailbox: deque[Any] = deque()
         self.operators = [operator(stage, shape.stages[stage], spec.id.index) for stage in spec.stages]
         for op, after, edge in zip(self.operators, self.operators[1:], spec.edges[1:], strict=False):
-            op.forward = _into(after.take, edge)
+            op.forward = _into(after, edge)
         self.operators[-1].forward = self.emit
         self.tail = spec.stages[-1]
         head = shape.stages[spec.stages[0]]
@@ -130,7 +130,8 @@ class TaskLife(ABC):
         """The stop's savepoint whose snapshot was taken: no record may be processed any more."""
         self.idle = False
         self.said_max = False
-        self.inputs_ended = 0
+        self.inputs_ended: set[tuple[int, int]] = set()
+        """(stage, input) whose end was told."""
         self.finished_operators = False
         self.closed = False
         self.completed = 0
@@ -297,9 +298,15 @@ class TaskLife(ABC):
 
     def advance(self, watermark: int) -> None:
         """Event time moves in every operator, then it is sent on."""
-        for op in self.operators:
-            op.advance(watermark)
+        self._advance_operators(watermark)
         self.emit_watermark(watermark)
+
+    def _advance_operators(self, watermark: int) -> None:
+        """Each of them hears of it once: of MAX_WATERMARK, too."""
+        for op in self.operators:
+            if watermark > op.watermark:
+                check(not op.finished, f"{self.id}: stage {op.number} hears of event time {watermark} after finish()")
+                op.advance(watermark)
 
     def emit_watermark(self, watermark: int) -> None:
         if self.watermark is None or watermark > self.watermark:
@@ -418,6 +425,7 @@ class TaskLife(ABC):
                 case life.CommitUpTo(checkpoint_id):
                     self._commit(checkpoint_id)
                 case life.CloseOperators():
+                    check(not self.closed, f"{self.id} closes a second time")
                     check(self.finished_operators or self.suspended, f"{self.id} closes before finish()")
                     uncommitted = self.sink is not None and (self.sink.pending or self.sink.rows)
                     check(not uncommitted, f"{self.id} closes with uncommitted rows")
@@ -435,12 +443,15 @@ class TaskLife(ABC):
         if self.fail_at == "finish":
             self.fail_at = ""
             raise TaskFailure("finish raises")
+        self._advance_operators(MAX_WATERMARK_MS)
         for op in self.operators:
-            op.advance(MAX_WATERMARK_MS)
-        self.inputs_ended += 1
-        check(self.inputs_ended == 1, f"{self.id}: end_input a second time")
-        for op in self.operators:
+            for i in op.spec.inputs:
+                ended = (op.number, i.source)
+                check(ended not in self.inputs_ended, f"{self.id}: end_input of {ended} a second time")
+                self.inputs_ended.add(ended)
+            check(op.watermark >= MAX_WATERMARK_MS, f"{self.id}: stage {op.number} finishes at event time {op.watermark}")
             op.finish()
+            op.finished = True
         self.watermark = MAX_WATERMARK_MS
         self.send((WATERMARK, MAX_WATERMARK_MS))
         self.said_max = self.finished_operators = True
@@ -482,5 +493,9 @@ class TaskLife(ABC):
         """Whether all of the data was taken in."""
 
 
-def _into(take: Any, edge: int) -> Any:
-    return lambda uid, ts, key: take(uid, ts, key, edge)
+def _into(after: Operator, edge: int) -> Forward:
+    def forward(uid: int, ts: int, key: int) -> None:
+        check(not after.finished, f"stage {after.number} gets a row after finish()")
+        after.take(uid, ts, key, edge)
+
+    return forward
