@@ -52,7 +52,8 @@ class Operator:
 
     def _check_owned(self, key: int) -> None:
         owned = self.spec.instances == 1 or not any(i.keyed for i in self.spec.inputs) or self._owns(key)
-        check(owned, f"key {key} at instance {self.index} of stage {self.number}, which does not own it")
+        if not owned:
+            raise Violation(f"key {key} at instance {self.index} of stage {self.number}, which does not own it")
 
     def _owns(self, key: int) -> bool:
         return owner_of(key, self.spec.instances) == self.index

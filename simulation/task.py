@@ -44,7 +44,7 @@ from simulation.elements import (
     source_watermark,
 )
 from simulation.task_life import RUNNING, TaskLife
-from simulation.violations import check
+from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
     pass
@@ -84,7 +84,8 @@ class Task(TaskLife):
             self.end_of_data(True)
             return
         split = min(left, key=_position)
-        check(self.stopped_by is None, f"{self.id} read a record after the stop's savepoint {self.stopped_by}")
+        if self.stopped_by is not None:
+            raise Violation(f"{self.id} read a record after the stop's savepoint {self.stopped_by}")
         if self.idle:
             self.idle = False
             self.send((IDLE, False))
@@ -191,17 +192,21 @@ class Task(TaskLife):
         if tag == RECORD:
             if self.life.state is not RUNNING and not self.process.settings.exactly_once:
                 return  # it comes again, and has been processed
-            check(self.life.state is RUNNING, f"{self.id} got a record after its end of data")
-            check(self.stopped_by is None, f"{self.id} processed a record after the stop's savepoint {self.stopped_by}")
+            if self.life.state is not RUNNING:
+                raise Violation(f"{self.id} got a record after its end of data")
+            if self.stopped_by is not None:
+                raise Violation(f"{self.id} processed a record after the stop's savepoint {self.stopped_by}")
             late = element[2] < self.valve.watermark and self.process.knows_event_time
-            check(not late, f"{self.id}: a record of {element[2]} came at event time {self.valve.watermark}")
+            if late:
+                raise Violation(f"{self.id}: a record of {element[2]} came at event time {self.valve.watermark}")
             self.count_read(channel.edge, element[1])
             self.operators[0].take(element[1], element[2], element[3], channel.edge)
         elif self.life.state is not RUNNING:
             return
         elif tag == WATERMARK:
             again = channel.watermark >= MAX_WATERMARK_MS and self.process.settings.exactly_once
-            check(not again, f"{self.id}: {channel.name} says {element[1]} after MAX_WATERMARK")
+            if again:
+                raise Violation(f"{self.id}: {channel.name} says {element[1]} after MAX_WATERMARK")
             if channel.ended == "none":
                 channel.watermark = max(channel.watermark, element[1])
                 self._moved(self.valve.advance(channel.name, element[1]))
@@ -225,7 +230,8 @@ class Task(TaskLife):
         if self.process.knows_event_time:
             least = min((c.watermark for c in self.streams if c.ended != "drain"), default=MAX_WATERMARK_MS)
             found = self.valve.watermark
-            check(found == max(least, self.event_time), f"{self.id}: event time is {found}, the channels say {least}")
+            if found != max(least, self.event_time):
+                raise Violation(f"{self.id}: event time is {found}, the channels say {least}")
             self.event_time = found
         if watermark is not None:
             check(watermark == self.valve.watermark, "the valve says one thing and means another")

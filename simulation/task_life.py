@@ -47,7 +47,7 @@ from simulation.elements import (
 from simulation.operators import Forward, Operator, Union, operator
 from simulation.shapes import TaskSpec
 from simulation.sinks import SinkError, TaskSink
-from simulation.violations import check
+from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
     from simulation.process import Process
@@ -228,7 +228,8 @@ class TaskLife(ABC):
     def _take(self, mail: Any) -> None:
         kind, value = mail
         if kind == "complete":
-            check(value > self.completed, f"{self.id} was told of {value} after {self.completed}")
+            if value <= self.completed:
+                raise Violation(f"{self.id} was told of {value} after {self.completed}")
             self.completed = value
             self.perform(self.life.handle(life.CheckpointCompleted(value)))
         elif kind == "trigger":
@@ -269,7 +270,8 @@ class TaskLife(ABC):
 
     def emit(self, uid: int, ts: int, key: int) -> None:
         """A row leaves the task."""
-        check(not self.finished_operators, f"{self.id} emits a row after finish()")
+        if self.finished_operators:
+            raise Violation(f"{self.id} emits a row after finish()")
         if self.sink is not None:
             self.sink.rows.append(uid)
             self.written[0] += 1
@@ -305,12 +307,14 @@ class TaskLife(ABC):
         """Each of them hears of it once: of MAX_WATERMARK, too."""
         for op in self.operators:
             if watermark > op.watermark:
-                check(not op.finished, f"{self.id}: stage {op.number} hears of event time {watermark} after finish()")
+                if op.finished:
+                    raise Violation(f"{self.id}: stage {op.number} hears of event time {watermark} after finish()")
                 op.advance(watermark)
 
     def emit_watermark(self, watermark: int) -> None:
         if self.watermark is None or watermark > self.watermark:
-            check(not self.said_max, f"{self.id} says a watermark after MAX_WATERMARK")
+            if self.said_max:
+                raise Violation(f"{self.id} says a watermark after MAX_WATERMARK")
             self.watermark = watermark
             if watermark >= MAX_WATERMARK_MS and self.life.state is RUNNING:
                 return  # said behind what `finish` returns
@@ -320,7 +324,8 @@ class TaskLife(ABC):
         checkpoint_id, properties = barrier.checkpoint_id, barrier.properties
         if self.life.state is RUNNING and self.source:
             self.forward_source_time()
-        check(not self.closed, f"{self.id} takes a snapshot after close()")
+        if self.closed:
+            raise Violation(f"{self.id} takes a snapshot after close()")
         if self.fail_at == "snapshot":
             self.fail_at = ""
             raise TaskFailure("snapshot_state raises")
@@ -495,7 +500,8 @@ class TaskLife(ABC):
 
 def _into(after: Operator, edge: int) -> Forward:
     def forward(uid: int, ts: int, key: int) -> None:
-        check(not after.finished, f"stage {after.number} gets a row after finish()")
+        if after.finished:
+            raise Violation(f"stage {after.number} gets a row after finish()")
         after.take(uid, ts, key, edge)
 
     return forward

@@ -93,7 +93,7 @@ class World:
             return last
         state = self.store.state
         for process in self.active:
-            if process.ownership is not None and state is not None and process.epoch == state.epoch:
+            if process.ownership is not None and state is not None and process.ownership.epoch == state.epoch:
                 return process
         return last if last is not None and not last.over else None
 
