@@ -418,9 +418,10 @@ def test_the_interval_counts_from_when_all_tasks_run(graph_of: Graphs) -> None:
     assert triggered(job.at(17)) == [(1, A)]
 
 
+@pytest.mark.parametrize("graph", [CHAIN, "V0 p1"])
 @pytest.mark.parametrize("delay", [0.0, 2.0, 25.0])
-def test_initial_delay(graph_of: Graphs, delay: float) -> None:
-    job = Job(graph_of(CHAIN), initial_delay=delay)
+def test_initial_delay(graph_of: Graphs, graph: str, delay: float) -> None:
+    job = Job(graph_of(graph), initial_delay=delay)
     job.at(delay)
     assert [a.barrier.timestamp for a in pick(job.actions, TriggerTask)] == [delay]
     job.complete(1)
@@ -465,6 +466,17 @@ def test_a_periodic_checkpoint_waits_for_a_slot_and_only_one_waits(graph_of: Gra
     assert triggered(job.at(45)) == [(1, A)]
     assert triggered(job.complete(1)) == [(2, A)]
     assert triggered(job.complete(2)) == []
+
+
+def test_the_intervals_own_has_its_place_in_time(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.at(10)
+    job.now = 11
+    job.do(CheckpointRequested("later", CheckpointProperties.for_periodic()))
+    for checkpoint_id in (1, 2):
+        job.complete(checkpoint_id)
+    assert [a.request_id for a in pick(job.actions, CheckpointTriggered)] == ["by hand", None, "later"]
 
 
 def test_intervals_that_were_missed_are_not_made_up_for(graph_of: Graphs) -> None:
