@@ -131,6 +131,7 @@ def test_what_counts_and_what_is_pre_flight(reason: FailureReason) -> None:
         ("1 2 c3 4 5", None),
         ("1 2 c3 4 5 6", 5),
         ("c5 3 4 1 2", None),
+        ("2 c1 3 4", None),
         ("c5 c3 6 7 8", 4),
         # The count begins anew once it has failed the job.
         ("1 2 3 4 5", 2),

@@ -344,6 +344,7 @@ def test_a_root_that_cannot_be_triggered_aborts_at_once(graph_of: Graphs) -> Non
     job.checkpoint()
     actions = job.do(TriggerFailed(A, 1))
     assert failed(actions) == [(1, FailureReason.TRIGGER_CHECKPOINT_FAILURE)]
+    assert "V0[0] could not be triggered" in pick(actions, CheckpointFailed)[0].message
     assert pick(actions, FailJob) == []
 
 
@@ -784,6 +785,7 @@ def test_a_write_that_failed_discards_and_one_of_unknown_outcome_does_not(graph_
     job.ack(2)
     actions = job.do(MetadataOutcomeUnknown(2, "time-out"))
     assert failed(actions) == [(2, FailureReason.FINALIZE_CHECKPOINT_FAILURE)]
+    assert pick(actions, CheckpointFailed)[0].message == "time-out"
     assert pick(actions, DiscardStates) == []
     job.checkpoint()
     job.ack(3)
@@ -1006,6 +1008,18 @@ def test_a_task_that_starts_again_has_its_end_before_it(graph_of: Graphs) -> Non
     assert triggered(job.do(EndOfDataReached(A))) == [(1, A)]
 
 
+def test_a_task_that_starts_again_after_the_final_checkpoint_gets_another_at_once(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    job.complete(1, AFTER_FINISH)
+    job.state(A, TaskState.INITIALIZING)
+    job.state(A, TaskState.RUNNING)
+    job.do(EndOfDataReached(A))
+    job.state(B, TaskState.FINISHED)
+    assert triggered(job.state(C, TaskState.FINISHED)) == [(2, A)]
+
+
 def test_a_final_checkpoint_whose_commits_all_hang_is_followed_by_another(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), timeout=60.0)
     for task in job.tasks:
@@ -1062,6 +1076,18 @@ def test_a_final_checkpoint_that_a_full_queue_dropped_comes_back_after_a_back_of
     job.do(RequestWithdrawn("queued", "nobody waits"))
     job.at(1)
     assert triggered(job.complete(1)) == [(2, A)]
+
+
+def test_so_does_one_that_a_better_request_has_pushed_out(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_queued=1)
+    job.checkpoint()
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    assert triggered(job.do(CheckpointRequested("better", SAVEPOINT))) == [(2, A)]
+    assert job.coordinator.next_deadline() == 1
+    job.at(1)
+    job.complete(2)
+    assert triggered(job.complete(1)) == [(3, A)]
 
 
 def test_when_only_some_tasks_are_at_their_end_the_next_periodic_one_serves(graph_of: Graphs) -> None:
@@ -1222,29 +1248,35 @@ def test_shutdown_keeps_the_states_of_what_is_being_written(graph_of: Graphs) ->
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("others", "name", "refused", "expected", "taken"),
     [
-        {"interval": 0},
-        {"interval": 1, "timeout": 0},
-        {"interval": 1, "min_pause": -1},
-        {"interval": 1, "max_concurrent": 0},
-        {"interval": 1, "tolerable_failed_checkpoints": -1},
-        {"interval": 1, "retained": 0},
-        {"interval": 1, "mode": "at_most_once"},
-        {"interval": 1, "mode": "at_least_once", "unaligned": True},
-        {"interval": 1, "unaligned": True, "max_concurrent": 2},
-        {"interval": 1, "unaligned": True, "aligned_checkpoint_timeout": -1},
-        {"interval": 1, "unaligned": False, "aligned_checkpoint_timeout": 1},
-        {"interval": 1, "initial_delay": -1},
-        {"interval": 1, "max_queued": 0},
-        {"interval": 1, "history": -1},
-        {"interval": 2, "interval_during_backlog": 1},
-        {"interval": None, "interval_during_backlog": 1},
+        ({}, "interval", 0, "a positive number or None", [0.1, None]),
+        ({}, "timeout", 0, "a positive number", [0.1]),
+        ({}, "min_pause", -0.1, "0 or more", [0]),
+        ({}, "max_concurrent", 0, "1 or more", [1]),
+        ({}, "tolerable_failed_checkpoints", -1, "0 or more", [0]),
+        ({}, "retained", 0, "1 or more", [1]),
+        ({}, "mode", "at_most_once", "exactly_once or at_least_once", ["exactly_once", "at_least_once"]),
+        ({"mode": "at_least_once"}, "unaligned", True, "False with mode='at_least_once'", [False]),
+        ({"unaligned": True}, "max_concurrent", 2, "1 with unaligned=True", [1]),
+        ({"unaligned": True}, "aligned_checkpoint_timeout", -1, "None, or 0 or more together with", [0, 0.1, None]),
+        ({"unaligned": False}, "aligned_checkpoint_timeout", 1, "None, or 0 or more together with unaligned=True", [None]),
+        ({}, "initial_delay", -0.1, "0 or more, or None", [0, None]),
+        ({}, "max_queued", 0, "1 or more", [1]),
+        ({}, "history", -1, "0 or more", [0]),
+        ({"interval": 2}, "interval_during_backlog", 1, "0, or at least `interval`, which must be set", [0, 2, 3, None]),
+        ({"interval": None}, "interval_during_backlog", 1, "0, or at least `interval`, which must be set", [None]),
     ],
 )
-def test_settings_outside_their_range_are_refused_by_name(settings: dict[str, object]) -> None:
-    with pytest.raises(InvalidCheckpointConfig, match=list(settings)[-1]):
-        CheckpointConfig(**settings)  # type: ignore[arg-type]
+def test_settings_outside_their_range_are_refused_by_name(
+    others: dict[str, object], name: str, refused: object, expected: str, taken: list[object]
+) -> None:
+    def config(value: object) -> CheckpointConfig:
+        return CheckpointConfig(**{"interval": 1, **others, name: value})  # type: ignore[arg-type]
+
+    with pytest.raises(InvalidCheckpointConfig, match=re.escape(f"{name} is {refused!r}; expected {expected}")):
+        config(refused)
+    assert [getattr(config(value), name) for value in taken] == taken
 
 
 def test_the_plan_and_its_roots_can_be_asked_for(graph_of: Graphs) -> None:
