@@ -308,8 +308,7 @@ class CheckpointCoordinator:
             return [RequestFailed(request_id, reason, message)]
         if self._stop is not None and self._stop.waiting and self._stop.request_id == request_id:
             return self._fail_stop(self._stop, reason, message, now)
-        # The asker's impatience says nothing about the job's health.
-        return self._pending.abort_where(lambda p: p.request_id == request_id, reason, message, counts=False)
+        return self._pending.abort_where(lambda p: p.request_id == request_id, reason, message)
 
     # Stopping with a savepoint
 

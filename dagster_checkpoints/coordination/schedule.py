@@ -91,7 +91,7 @@ class CheckpointSchedule:
         interval = self._interval
         if not interval or self._next_periodic is None or now < self._next_periodic:
             return False
-        missed = int((now - self._next_periodic) // interval)
+        missed = (now - self._next_periodic) // interval
         self._next_periodic += (missed + 1) * interval
         return True
 

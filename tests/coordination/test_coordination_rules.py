@@ -166,6 +166,8 @@ def test_consecutive_failures(events: str, fails_at: int | None) -> None:
         # A savepoint leaves the list undeleted.
         (1, "1 x2 3", "3", "1"),
         (1, "x1", "1", ""),
+        (1, "x1 x2", "2", ""),
+        (1, "x1 x2 3 x4", "3 4", ""),
     ],
 )
 def test_retention(retained: int, added: str, kept: str, given_up: str) -> None:
