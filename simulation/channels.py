@@ -69,7 +69,7 @@ class Snapshot:
     """What a task acknowledges with."""
 
     __slots__ = (
-        "after_finish", "channels", "files", "ghost", "output", "splits", "stages", "tables", "transactions", "valve",
+        "after_finish", "channels", "contents", "files", "ghost", "output", "splits", "stages", "tables", "transactions", "valve",
         "watermark", "with_rows",
     )  # fmt: skip
 
@@ -86,7 +86,10 @@ class Snapshot:
         self.splits: tuple[tuple[int, int], ...] = ()
         self.transactions: tuple[Transaction, ...] = ()
         self.with_rows: dict[str, Rows] = {}
+        self.contents: tuple[str, ...] = ()
+        """Of its state files."""
         self.files: tuple[str, ...] = ()
+        """Their names in storage, once they are there."""
         self.ghost: Ghost
 
 

@@ -40,7 +40,7 @@ from dagster_checkpoints.coordination.progress import TaskProgress
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
 from dagster_checkpoints.state import PartlyFinishedUnionState, redistribution, restore
-from simulation import deployment, storage, writing
+from simulation import deployment, machine, sinks, storage, writing
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
 
@@ -325,6 +325,14 @@ def _ended_predecessor_refused() -> Patches:
     yield restore, "_ended", lambda metadata, recorded: {name: len(stage.finished) for name, stage in recorded.items()}
 
 
+def _name_without_owner() -> Patches:
+    yield machine.Machine, "own_name", lambda self, content: content
+
+
+def _older_owner_aborts() -> Patches:
+    yield sinks.TaskSink, "_is_newer", lambda self, name: False
+
+
 FAULTS = (
     Fault("a closed channel is not counted", _closed_channel_not_counted),
     Fault("the first notice after the end lets a task go, though triggered before it", _first_notice_ends_the_task),
@@ -349,6 +357,8 @@ FAULTS = (
     Fault("only the first instance of a root is triggered", _roots_not_triggered),
     Fault("a restart does not wait for what is being finalized", _restart_while_finalizing),
     Fault("a failed suspend does not let its tasks go on", _abort_does_not_resume),
+    Fault("a file's name does not say who stored it", _name_without_owner),
+    Fault("an older owner aborts what a newer one has staged", _older_owner_aborts),
     # These the simulator has found in the core itself.
     Fault("half an upload stays when nobody had acknowledged", _half_an_upload_stays),
     Fault("a new channel is left out after a second restore", _new_channel_left_out),

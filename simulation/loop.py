@@ -9,10 +9,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import (
+    Acknowledged,
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointTriggered,
     CompletedCheckpoint,
+    Declined,
     DiscardCheckpoint,
     DiscardStates,
     DrainBegan,
@@ -49,6 +51,10 @@ class Canceled(Exception):
 
 class AttemptFailed(Exception):
     """A task has failed."""
+
+
+class FetchFailed(Exception):
+    """Storage was away while a restart read what it restores: the strategy is asked once more."""
 
 
 class JobFailed(Exception):
@@ -180,7 +186,18 @@ class Loop(Writer):
                 self._send([task.id], ("end_input", None))
 
     def report(self, attempt: int, event: object) -> None:
-        self.queue.append(("report", attempt, event))
+        item = ("report", attempt, event)
+        if isinstance(event, Acknowledged | Declined):
+            self.said.append(item)
+        self.queue.append(item)
+
+    def repeat(self, which: int) -> None:
+        """Something that a task has said comes a second time, late: perhaps after the job's end."""
+        item = self.said[which]
+        if self.shut_down:
+            self.handle(item[2])
+        else:
+            self.queue.append(item)
 
     def task_failed(self, task: TaskLife, message: str) -> None:
         self.count("task failures")

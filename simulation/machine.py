@@ -26,12 +26,14 @@ from simulation.control import Control, Request
 from simulation.restoring import From, Restored, StartPoint
 from simulation.shapes import Shape
 from simulation.storage import (
+    PAUSE,
     PUT,
     WAIT,
     Ownership,
     OwnershipLost,
     Steps,
     StorageError,
+    content_of,
 )
 from simulation.task import Task
 from simulation.task_life import TaskLife
@@ -101,6 +103,11 @@ class Machine(ABC):
         self.dirty = bool(world.active)
         """Something has gone wrong of which only a later run can clear up the traces."""
         self.asked: list[Request] = []
+        self.told_to_end = False
+        """A user has ended all sources: nobody needs to say so again."""
+        self.said: deque[tuple[str, int, Any]] = deque(maxlen=6)
+        """The last acknowledgements and declines: they may come once more."""
+        self.shut_down = False
         self.restored: Restored | None = None
         self.checked = 0
         """The last attempt whose restored sinks were compared."""
@@ -110,7 +117,8 @@ class Machine(ABC):
         self._drain_later = False
         self._sleeping_until = 0.0
         self._waits_for: Callable[[], bool] | None = None
-        self._files = 0
+        self._earlier: dict[str, str] = {}
+        """By content, the name of a file that an earlier checkpoint had."""
         self._savepoints: dict[int, str] = {}
         self._kept: set[int] = set()
         self._last_id = 0
@@ -136,9 +144,42 @@ class Machine(ABC):
     def count(self, what: str) -> None:
         self.world.counts[what] += 1
 
-    def new_file(self) -> str:
-        self._files += 1
-        return f"{self.number}.{self._files}"
+    # What state files are called; mirrors `storage.shared_files`
+
+    def known(self, restored: Restored) -> None:
+        """The files of a restored checkpoint keep their names, and are not stored once more.
+
+        Unless the checkpoint was not listed when this owner began: an earlier one, paused since, may yet delete its files.
+        """
+        assert self.ownership is not None
+        before = self.ownership.previous
+        listed = (*before.retained, *([before.newest] if before.newest else ()))
+        if restored.metadata.epoch == self.epoch or any(pointer.location == restored.location for pointer in listed):
+            names = restored.metadata.files
+            self._earlier.update({content_of(name): name for name in names})
+            self.registry.known(names)
+
+    def own_name(self, content: str) -> str:
+        """What this owner calls a file that it stores: no other one has that name."""
+        return f"{content}-{self.epoch}"
+
+    def store_file(self, checkpoint: str, content: str) -> str:
+        """Store it unless it is there. Returns its name, which the checkpoint names from now on."""
+        earlier = self._earlier.get(content)
+        if earlier is not None and self.registry.lend(checkpoint, earlier):
+            return earlier
+        name = self.own_name(content)
+        if self.registry.reserve(checkpoint, name):
+            self.world.store.shared.add(name)
+            self.registry.stored(checkpoint, name)
+        return name
+
+    def being_deleted(self, content: str) -> bool:
+        """Whether whoever wants to store it has to wait."""
+        registry, earlier = self.registry, self._earlier.get(content)
+        if earlier is not None and earlier in registry._stored and earlier not in registry._deleting:
+            return False
+        return self.own_name(content) in registry._deleting
 
     def new_handler(self, channels: Iterable[str]) -> BarrierHandler:
         return create_barrier_handler(self.settings.config, channels)
@@ -186,6 +227,11 @@ class Machine(ABC):
     @property
     def io_at_write(self) -> bool:
         return self.io_waits == PUT
+
+    @property
+    def io_stands(self) -> bool:
+        """In front of a write, or between a check and what relies on it."""
+        return self.io_waits in (PUT, PAUSE)
 
     @property
     def io_may_go_on(self) -> bool:

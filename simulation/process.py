@@ -27,11 +27,13 @@ from dagster_checkpoints.state import RestoreError
 from dagster_checkpoints.storage.pipeline_state import JobStatus
 from simulation.control import Control, Request, StopFailed
 from simulation.deployment import deploy
-from simulation.loop import AttemptFailed, Canceled, JobFailed, Loop
+from simulation.loop import AttemptFailed, Canceled, FetchFailed, JobFailed, Loop
 from simulation.machine import LEASE, TURN
-from simulation.restoring import From, NothingToRestore, Restored, StartPoint, choose_start, read_restored
+from simulation.restoring import From, NothingToRestore, Restored, StartPoint, choose_start, job_is_over, read_restored
 from simulation.storage import (
+    OK,
     PAUSE,
+    PUT,
     WAIT,
     OutcomeUnknown,
     OwnershipLost,
@@ -70,13 +72,13 @@ class Process(Loop):
         self.count("take-overs" if ownership.previous.lease is not None else "acquisitions")
         status = "before it began"
         try:
-            start = yield from self._begin()
+            start = yield from self._choose()
             status = "FAILED"
             error = yield from self._execute(start)
             status = "FINISHED" if error is None else "CANCELED" if isinstance(error, Canceled) else "FAILED"
         except (StorageError, NothingToRestore, RestoreError) as error:
             self.world.note(f"process {self.number} does not start: {error!r}")
-        begun: JobStatus | None = None if status == "before it began" else status  # type: ignore[assignment]
+        begun: JobStatus | None = None if self._start is None else status  # type: ignore[assignment]
         self.status = status
         self.ended_by = self._how if status == "FINISHED" else ""
         with suppress(StorageError):
@@ -86,25 +88,38 @@ class Process(Loop):
     def _sleep(self, seconds: float) -> None:
         self._sleeping_until, self._waits_for = self.now + seconds, None
 
-    def _begin(self) -> Steps[StartPoint]:
+    def _choose(self) -> Steps[StartPoint]:
         ownership = self.ownership
         assert ownership is not None
-        yield PAUSE
+        yield from self._read()
         if self.superseded:
             raise OwnershipLost  # what it would begin from may be gone
+        if job_is_over(ownership.previous) and ownership.previous.newest is not None:
+            self.dirty = True  # its end could not be said: what is left is swept once the newest is named no more
         start = choose_start(self.world.store, ownership, self.asked_start, self.world.shapes, self.number)
         for pointer in ownership.retained:
             if pointer.kind != "savepoint":
                 self.registry.register(pointer.location, self.world.store.check_whole(pointer.location).files)
         if start.restored is not None and not start.restored.savepoint:
             self.registry.register(start.restored.location, start.restored.metadata.files)
-        self._start = start
+        return start
+
+    @staticmethod
+    def _read() -> Steps[None]:
+        """Storage is asked for something, and may be away."""
+        if (yield PUT) not in (None, OK):
+            raise StorageUnavailable
+
+    def _begin(self, start: StartPoint) -> Steps[None]:
+        """Say that the job runs from there: only once all of its state is here."""
+        ownership = self.ownership
+        assert ownership is not None
         before = ownership.previous.job
         self.job_id = yield from ownership.begin_job(resume=start.resume, restored=start.pointer)
+        self._start = start
         self._set_lineage(start, before.job_id)
         if start.claimed and start.pointer is not None:
             yield from ownership.claim(start.pointer)
-        return start
 
     def _set_lineage(self, start: StartPoint, before: int) -> None:
         restored = start.restored
@@ -124,24 +139,21 @@ class Process(Loop):
         restored = start.restored
         self.count("restores" if restored is not None else "new starts")
         self.restored = restored
-        first = True
         status: JobStatus = "FAILED"
         ended: BaseException | None
+        yield from self._fetch(restored)
+        yield from self._begin(start)
+        self._deploy(restored)
+        self.coordinator = CheckpointCoordinator(
+            self.shape.graph,
+            self.config,
+            next_checkpoint_id=start.next_checkpoint_id,
+            finished=self.finished,
+            completed=start.retained,
+        )
+        self._passed_over = tuple(DiscardCheckpoint(checkpoint) for checkpoint in start.passed_over)
+        error = yield from self._one_attempt()
         while True:
-            yield PAUSE
-            restored = self.restored
-            self._deploy(restored)
-            if first:
-                first = False
-                self.coordinator = CheckpointCoordinator(
-                    self.shape.graph,
-                    self.config,
-                    next_checkpoint_id=start.next_checkpoint_id,
-                    finished=self.finished,
-                    completed=start.retained,
-                )
-                self._passed_over = tuple(DiscardCheckpoint(checkpoint) for checkpoint in start.passed_over)
-            error = yield from self._one_attempt()
             if error is None:
                 status, ended = "FINISHED", None
                 break
@@ -149,6 +161,17 @@ class Process(Loop):
             if ended is not None:
                 status = "CANCELED" if isinstance(ended, Canceled) else "FAILED"
                 break
+            try:
+                yield from self._fetch(self.restored)
+            except StorageUnavailable:
+                self.count("failed fetches")
+                error = FetchFailed()
+                continue
+            except StorageError as lost:
+                ended = lost
+                break
+            self._deploy(self.restored)
+            error = yield from self._one_attempt()
         yield from self._shut_down(status)
         self.uploads.clear()
         self._sleeping_until, self._waits_for = 0.0, lambda: not self.io_ready()
@@ -156,20 +179,27 @@ class Process(Loop):
             yield WAIT
         return ended
 
+    def _fetch(self, restored: Restored | None) -> Steps[None]:
+        """The files that the checkpoint names."""
+        yield PAUSE
+        if restored is None:
+            return
+        yield from self._read()
+        if self.superseded:
+            raise OwnershipLost  # what it was to fetch may have been deleted by the new owner
+        self.world.store.check_whole(restored.location)
+
     def _deploy(self, restored: Restored | None) -> None:
         self.attempt += 1
-        if restored is not None:
-            if self.superseded:
-                raise OwnershipLost  # what it was to fetch may have been deleted by the new owner
-            self.world.store.check_whole(restored.location)
         deploy(self, restored, self._start)
         if restored is not None and not restored.savepoint:
-            self.registry.known(restored.metadata.files)
+            self.known(restored)
 
     def _one_attempt(self) -> Steps[BaseException | None]:
         self.restarting = False
         self.count("attempts")
         try:
+            yield from self._confirm_ownership()
             while len(self.finished) < self.shape.graph.instance_count:
                 yield TURN
                 self._turn()
@@ -183,6 +213,17 @@ class Process(Loop):
             return error
         finally:
             self.tasks_stopped()
+
+    def _confirm_ownership(self) -> Steps[None]:
+        """Building a deployment takes a while: before it touches the sinks it must be known that nobody else does by now."""
+        assert self.ownership is not None
+        while True:
+            try:
+                yield from self.ownership.confirm()
+                return
+            except (StorageUnavailable, OutcomeUnknown):
+                if self.queue:
+                    self._take(self.queue.popleft())
 
     def tasks_stopped(self) -> None:
         """Those that had not finished are cancelled."""
@@ -230,6 +271,8 @@ class Process(Loop):
                 CompletedCheckpoint(latest.plan.checkpoint_id, latest.location, properties) if latest is not at_start else None
             )
             self.handle(JobRestarting(frozenset(latest.plan.finished), known))
+        if self.control.stop is None:
+            self.drain_if_wanted()  # asked during the stop that has failed over
         self.restored = latest
         return None
 
@@ -250,6 +293,9 @@ class Process(Loop):
                 at_start = self._start.restored if self._start is not None else None
                 if newest is None or newest.epoch != self.epoch:
                     return at_start
+                yield from self._read()
+                if self.superseded:
+                    raise OwnershipLost
                 return read_restored(self.world.store, newest.location, self.world.shapes)
             except (StorageUnavailable, OutcomeUnknown):
                 if self.queue:
@@ -263,6 +309,7 @@ class Process(Loop):
         return "drain" if self._draining else "end_of_data"
 
     def _shut_down(self, status: JobStatus) -> Steps[None]:
+        self.shut_down = True
         actions = self.coordinator.handle(Shutdown(CoordinatorStatus[status]), self.now)
         if status == "FINISHED":
             ownership = self.ownership

@@ -19,7 +19,7 @@ from dagster_checkpoints.state import (
     encode,
     validate_restore,
 )
-from dagster_checkpoints.storage.pipeline_state import CheckpointPointer
+from dagster_checkpoints.storage.pipeline_state import CheckpointPointer, PipelineState
 from simulation.channels import Snapshot
 from simulation.shapes import Shape, name_of
 from simulation.storage import Metadata, Ownership, Store, pointer_to
@@ -107,14 +107,18 @@ def choose_start(store: Store, ownership: Ownership, asked: From, shapes: Sequen
     return StartPoint(restored, resume, next_id, pointer, claimed, tuple(kept), tuple(later))
 
 
+def job_is_over(state: PipelineState) -> bool:
+    """Whether there is nothing to go on with."""
+    return state.job.status in OVER and state.job.ended_by != "suspend"
+
+
 def _location(store: Store, ownership: Ownership, asked: From, copies: int) -> str | None:
     previous = ownership.previous
     if asked.what == "none":
         return None
     if asked.what == "latest":
         newest = previous.newest
-        suspended = previous.job.ended_by == "suspend"
-        return None if newest is None or (previous.job.status in OVER and not suspended) else newest.location
+        return None if newest is None or job_is_over(previous) else newest.location
     if asked.what == "retained":
         # One that was deleted may still be listed, if a process died just then.
         retained = [p for p in ownership.retained if p.location in store.metadata or p.location in store.savepoints]

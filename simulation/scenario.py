@@ -19,7 +19,7 @@ SHAPES = 1500
 """So many different pipelines; schedules, settings and faults are different for every seed."""
 
 FAULTS = (
-    "task", "upload", "decline", "commit", "finish", "snapshot", "write", "crash", "pause", "cancel",
+    "task", "upload", "decline", "commit", "finish", "snapshot", "write", "crash", "pause", "cancel", "repeat", "lose",
 )  # fmt: skip
 """What goes wrong."""
 ASKS = ("checkpoint", "savepoint", "suspend", "drain", "end_source", "end_all", "restart")
@@ -54,6 +54,7 @@ class Scenario:
         lazy: how often an unbounded source has nothing to say when it is asked.
         patience: so many checkpoints are waited for before a job without an end of its own is ended.
         newest_first: the newest upload ends first.
+        going_back: runs often begin from something else than the newest checkpoint.
     """
 
     seed: int
@@ -66,6 +67,7 @@ class Scenario:
     lazy: float = 0.0
     patience: int = 0
     newest_first: bool = False
+    going_back: bool = False
 
 
 def random_scenario(seed: int) -> Scenario:
@@ -78,7 +80,7 @@ def random_scenario(seed: int) -> Scenario:
     static = any(i.static for stage in stages for i in stage.inputs)
     barriers = r.choices(
         ("aligned", "unaligned", "timeout", "at_least_once"),
-        (6, 0 if static else 2, 0 if static else 2, 3 if stateless and not static and "union" not in kinds else 0),
+        (6, 2, 2, 3 if stateless and not static and "union" not in kinds else 0),
     )[0]
     idle = "window" not in kinds and r.random() < 0.3
     config, restart, timeout = _config(r), _restart(r), r.choice((0.0, 1.0, 3.0))
@@ -91,6 +93,10 @@ def random_scenario(seed: int) -> Scenario:
     budgets = _budgets(r, theme, settings)
     if "union" in kinds and not settings.config.tasks_wait_for_final_checkpoint:
         budgets["drain"] = 0  # who has ended by himself would have it fail, and the job begin anew
+    if "union" in kinds:
+        budgets["lose"] = 0  # all instances of a stage with union list state must go with the same checkpoint
+        if not settings.config.tasks_wait_for_final_checkpoint:
+            budgets["checkpoint"] = 0  # declined, and too many of them fail a job that could not begin again
     tasks = sum(stage.instances for stage in stages)
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))
     chaining = seed // SHAPES % 4 != 3
@@ -107,6 +113,7 @@ def random_scenario(seed: int) -> Scenario:
         lazy=r.choice((0.0, 0.7, 0.95)) if theme != "rescaling" else 0.95,
         patience=r.choice((0, 0, 1, 2)) if settings.config.tasks_wait_for_final_checkpoint else 0,
         newest_first=r.random() < 0.3,
+        going_back=theme == "going back",
     )
 
 
@@ -142,14 +149,17 @@ THEMES: dict[str, tuple[int, str]] = {
     "quiet": (2, ""),
     "tasks": (
         5,
-        "task:012 upload:012 decline:01 commit:01 finish:01 snapshot:01 checkpoint:01 savepoint:01 drain:001 restart:01",
+        "task:012 upload:012 decline:01 commit:01 finish:01 snapshot:01 checkpoint:01 savepoint:01 drain:001 restart:01 "
+        "repeat:012 lose:0012 end_all:0001",
     ),
-    "storage": (4, "write:124 upload:01 checkpoint:012 savepoint:012 suspend:01 task:01 crash:01 restart:12"),
+    "storage": (4, "write:124 upload:01 checkpoint:012 savepoint:012 suspend:01 task:01 crash:01 restart:12 repeat:012"),
     "owners": (5, "crash:012 pause:012 write:001 restart:23 checkpoint:01 savepoint:01 suspend:001 task:001 cancel:001"),
     "stops": (
         5,
-        "suspend:012 drain:01 savepoint:01 decline:01 upload:01 commit:001 task:001 snapshot:001 end_source:01 restart:12",
+        "suspend:012 drain:01 savepoint:01 decline:01 upload:01 commit:001 task:001 snapshot:001 end_source:01 restart:12 "
+        "repeat:001 lose:001 end_all:001",
     ),
+    "going back": (6, "pause:123 crash:01 checkpoint:123 savepoint:012 suspend:01 task:001 restart:234"),
     "rescaling": (5, "suspend:12 savepoint:01 crash:01 task:01 end_source:01 checkpoint:01 restart:23"),
 }
 """What a world is about, how often, and how many of each fault and ask: one of the digits.

@@ -30,6 +30,8 @@ class RandomSchedule:
         self._lazy = world.scenario.lazy
         self._newest_first = world.scenario.newest_first
         self._write_failed = False
+        # Where runs go back, somebody who is paused in the middle of it sleeps until others have gone on.
+        self._trouble, self._wakes, self._at_once = (0.2, 0.04, 0.2) if world.scenario.going_back else (0.06, 0.3, 0.5)
 
     def next(self) -> Label | None:
         """A step that is possible now; None when nothing is, ever."""
@@ -49,7 +51,7 @@ class RandomSchedule:
                 label = self._bring_to_an_end()
                 if label is not None:
                     return label
-        elif self._chance() < 0.06:
+        elif self._chance() < self._trouble:
             label = self._something_goes_wrong()
             if label is not None:
                 return label
@@ -116,7 +118,7 @@ class RandomSchedule:
         for n in range(first, first + count):
             task = running[n % count]
             if not task.started:
-                return ("open", number, task.number, self._chance() < 0.5)
+                return ("open", number, task.number, self._chance() < self._at_once)
             drawn = self._chance() * all_of_it
             if drawn < self._mail and task.mailbox:
                 return ("mail", number, task.number, self._times())
@@ -205,19 +207,27 @@ class RandomSchedule:
         process = world.active[int(self._chance() * len(world.active))]
         number = process.number
         if process.paused:
-            return ("wake", number) if world.current is not process and self._chance() < 0.3 else None
+            return ("wake", number) if world.current is not process and self._chance() < self._wakes else None
+        if process.shut_down and process.said and world.budgets["repeat"]:
+            return ("repeat", number, int(self._chance() * len(process.said)))
         left = [what for what, budget in world.budgets.items() if budget and what not in ("write", "upload", "restart")]
         if not left:
             return ("calm",) if self._chance() < 0.05 else None
-        what = r.choice(left)
+        opening = any(task.opening for task in process.running)
+        what = "pause" if opening and world.scenario.going_back and world.budgets["pause"] else r.choice(left)
         if what in ("checkpoint", "savepoint", "suspend", "drain", "end_source", "end_all"):
             seconds = r.choice((2.0, 30.0, DEADLINE)) if process.config.tasks_wait_for_final_checkpoint else DEADLINE
             return ("ask", number, what, r.randrange(len(process.shape.stages)), seconds)
         if what in ("crash", "pause", "cancel"):
-            writing = process.at_write or process.io_at_write
+            writing = process.at_write or process.io_stands or opening
             return (what, number) if writing or self._chance() < 0.3 else None
+        if what == "repeat":
+            return ("repeat", number, int(self._chance() * len(process.said))) if process.said else None
         if not process.running:
             return None
+        if what == "lose":
+            told = [t.number for t in process.running if any(t.may_miss(m) for m in t.mailbox)]
+            return ("lose", number, r.choice(told)) if told else None
         task = r.choice(process.running)
         if task.source and process.may_idle and self._chance() < 0.5:
             return ("idle", number, task.number)
@@ -240,8 +250,9 @@ class RandomSchedule:
                 return ("calm",)
             return ("start", "latest", 0, False, False, world.variant_of_newest())
         world.budgets["restart"] -= 1
+        starts = (6, 6, 6, 1) if world.scenario.going_back else (12, 4, 4, 1)
         # After the job's own end "latest" is a new start.
-        what = r.choices(("latest", "retained", "savepoint", "none"), (1, 1, 6, 1) if over else (12, 4, 4, 1))[0]
+        what = r.choices(("latest", "retained", "savepoint", "none"), (1, 1, 6, 1) if over else starts)[0]
         variant = r.randrange(len(world.shapes)) if r.random() < 0.3 else (last.asked_start.variant + 1) % len(world.shapes)
         return ("start", what, r.randrange(2), what == "savepoint" and r.random() < 0.3, r.random() < 0.3, variant)
 
@@ -251,7 +262,7 @@ class RandomSchedule:
         process = world.current
         if process is None or process.paused:
             return None
-        if any(not r.answer for r in process.asked):
+        if process.told_to_end or any(not r.answer for r in process.asked):
             return None
         quiet = process.running and all(t.source != "unbounded" or not t.can_read() for t in process.running)
         open_ended = any(t.source == "unbounded" and t.started for t in process.running)

@@ -1,12 +1,12 @@
 """The world outside: where sinks commit to. Survives every crash.
 
-Mirrors `sinks.parquet` and `sinks.taken_back`: transactions are staged, committed under the name of checkpoint, job and
-instance, and taken out of sight when the job goes back to an older checkpoint. `Branches` is the real one.
+Mirrors `sinks.parquet`, `sinks.fence` and `sinks.taken_back`: transactions are staged, committed under the name of checkpoint,
+job and instance, and taken out of sight when the job goes back to an older checkpoint. `Branches` is the real one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import NamedTuple
 
 from dagster_checkpoints.sinks.branches import Branches
@@ -41,6 +41,12 @@ class SinkSystem:
         self.branches: dict[tuple[int, int], Branches] = {}
         self.fences: dict[int, int] = {}
         """By instance, the newest owner that has opened its sink: an older one must not abort or take back any more."""
+
+    def take_fence(self, instance: int, epoch: int) -> None:
+        """From now on older owners are kept away. Raises SinkError if this is one."""
+        if self.fences.get(instance, 0) > epoch:
+            raise SinkError(f"stage {self.stage}: instance {instance} belongs to a newer owner")
+        self.fences[instance] = epoch
 
     def commit(self, transaction: Transaction) -> None:
         name, _, target = transaction
@@ -106,18 +112,19 @@ class TaskSink:
         take_back_after: int | None,
         held: Mapping[str, Rows],
         others: frozenset[str],
-    ) -> None:
-        """Commit what the checkpoint holds, abort all else.
+    ) -> Generator[None]:
+        """Commit what the checkpoint holds, abort all else. Stops between a check and what relies on it.
 
         Args:
             held: the rows that a savepoint has brought along.
             others: transactions that other instances commit, after a change of their number.
         """
         system = self._system
-        if system.fences.get(self._instance, 0) > self._epoch:
-            raise SinkError(f"stage {system.stage}: instance {self._instance} belongs to a newer owner")
-        system.fences[self._instance] = self._epoch
+        system.take_fence(self._instance, self._epoch)
+        yield
         if transactions is None:
+            system.take_fence(self._instance, self._epoch)
+            yield
             self._abort_rest(others)
             self._goes_on_from(None)
             return
@@ -125,12 +132,16 @@ class TaskSink:
         for transaction in transactions:
             if transaction.name in held and transaction.target not in system.visible:
                 system.staged[transaction.name] = (self._instance, held[transaction.name])
+        # No stop in front of taking back: no file system renames under a fence, so who is paused for a whole lease just here
+        # hides what newer owners have committed (`sinks.fence`).
+        system.take_fence(self._instance, self._epoch)
         if take_back_after is not None:
             staged = [t.target for t in transactions if t.name in system.staged]
             for job, instance in self._mine():
                 system.settle(job, instance, take_back_after, staged)
         for transaction in transactions:
             system.commit(transaction)
+        yield
         self._abort_rest(others)
         self._goes_on_from(take_back_after)
 
@@ -138,12 +149,13 @@ class TaskSink:
         """Close the current transaction. Returns all that are not committed yet."""
         for mine, origin in list(self._origins.items()):
             if checkpoint_id > origin:
+                self._system.take_fence(self._instance, self._epoch)
                 branches = self._system.branches.get(mine, Branches())
                 self._system.branches[mine] = branches.begun(origin, checkpoint_id)
                 del self._origins[mine]
         if self.rows:
             self._number += 1
-            name = f"{self._attempt}.{self._instance}.{self._number}"
+            name = f"e{self._epoch}-{self._attempt}.{self._instance}.{self._number}"
             self._system.staged[name] = (self._instance, tuple(self.rows))
             self.rows = []
             self._pending.append((checkpoint_id, Transaction(name, self._instance, (checkpoint_id, self._job, self._instance))))
@@ -175,8 +187,12 @@ class TaskSink:
     def _abort_rest(self, others: frozenset[str]) -> None:
         for name, (instance, _) in list(self._system.staged.items()):
             mine = instance == self._instance or (self._instance == 0 and instance >= self._parallelism)
-            if mine and name not in others:
+            if mine and name not in others and not self._is_newer(name):
                 del self._system.staged[name]
+
+    def _is_newer(self, name: str) -> bool:
+        """Whether a newer owner has staged it."""
+        return int(name[1 : name.index("-")]) > self._epoch
 
     def _mine(self) -> list[tuple[int, int]]:
         """This instance, and for the first one those that are no more, after a change of parallelism."""

@@ -179,7 +179,8 @@ class Store:
     def delete_savepoint(self, location: str) -> None:
         """Delete a savepoint's directory; a complete one is the user's, unless it was claimed."""
         savepoint = self.savepoints.pop(location, None)
-        users = savepoint is not None and savepoint.metadata is not None and location not in self.claimed
+        whole = savepoint is not None and savepoint.metadata is not None and not savepoint.deleted
+        users = whole and location not in self.claimed
         check(not users, f"the user's savepoint {location} was deleted by the system")
 
 
@@ -367,6 +368,16 @@ class Ownership:
 
     def _renewed(self, sent_at: float) -> None:
         self.deadline = sent_at + self._seconds * SAFETY
+
+
+def content_of(name: str) -> str:
+    """What is in a file of this name in shared/: equal contents have equal ones, whoever stored them."""
+    return name.partition("-")[0]
+
+
+def stored_by(name: str) -> int:
+    """The epoch of the owner that has stored a file of this name."""
+    return int(name.partition("-")[2] or 0)
 
 
 def pointer_to(checkpoint_id: int, location: str, kind: str, epoch: int, job_id: int) -> CheckpointPointer:

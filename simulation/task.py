@@ -287,8 +287,9 @@ class Task(TaskLife):
                 ahead.append(element)
         if checkpoint_id in self.capturing:
             snapshot = self.capturing[checkpoint_id][1]
-            ended, watermark, _ = snapshot.channels[channel.name]
-            snapshot.channels[channel.name] = (ended, watermark, tuple(in_flight))
+            # What a static input that is not ready holds up lies in front of what was captured.
+            ended, watermark, held = snapshot.channels[channel.name]
+            snapshot.channels[channel.name] = (ended, watermark, (*held, *in_flight))
 
     def _inputs_complete(self, checkpoint_id: int) -> None:
         found = self.capturing.pop(checkpoint_id, None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import (
@@ -97,6 +97,8 @@ class TaskLife(ABC):
         self.splits: list[list[int]] = []
         """Of a source: [split, position]."""
         self.started = False
+        self.opening: Generator[None] | None = None
+        """What is left of opening the sink."""
         self.done = False
         self.failed = False
         self.due: CheckpointBarrier | None = None
@@ -113,7 +115,7 @@ class TaskLife(ABC):
         self.suspended = False
         self.read: dict[int, list[int]] = {}
         self.written = [0, 0]
-        self.files: tuple[str, ...] = ()
+        self.contents: tuple[str, ...] = ()
         self.fail_at = ""
         """What will raise the next time it happens."""
         self.before_end: set[int] = set()
@@ -160,7 +162,7 @@ class TaskLife(ABC):
         for output in self.outputs:
             output.count, output.total = ghost.sent.get(output.edge, (0, 0))
         self.written = list(ghost.written)
-        self.files = snapshot.files
+        self.contents = snapshot.contents
 
     def report(self, event: object) -> None:
         self.process.report(self.attempt, event)
@@ -177,15 +179,25 @@ class TaskLife(ABC):
         self.close()
         self.process.task_failed(self, message)
 
-    def start(self) -> None:
-        self.started = True
-        self.guarded(self._start)
+    def start(self, *, at_once: bool) -> None:
+        """Open the sink, one step of it or all of them, and then begin."""
+        self.guarded(self._open, at_once)
 
-    def _start(self) -> None:
+    def _open(self, at_once: bool) -> None:
         restored = self.restored
         if self.sink is not None:
-            transactions = None if self.new_start else restored.transactions if restored else ()
-            self.sink.open(transactions, self.take_back_after, restored.with_rows if restored else {}, self.others)
+            if self.opening is None:
+                transactions = None if self.new_start else restored.transactions if restored else ()
+                held = restored.with_rows if restored else {}
+                self.opening = self.sink.open(transactions, self.take_back_after, held, self.others)
+            for _ in self.opening:
+                if not at_once:
+                    return
+        self.opening = None
+        self.started = True
+        self._start(restored)
+
+    def _start(self, restored: Snapshot | None) -> None:
         self.report(TaskStateChanged(self.id, TaskState.RUNNING))
         if restored is not None and restored.after_finish:
             self.said_max = self.finished_operators = True
@@ -195,6 +207,15 @@ class TaskLife(ABC):
             self.send((IDLE, False))
         if not self.ready:
             self.look_whether_ready()
+
+    def may_miss(self, mail: Any) -> bool:
+        """Whether the job must come to its end although this notice never arrives: a later checkpoint's says as much.
+
+        That of one triggered after the end of the data. None is later than a stop's savepoint; and a task waits for the outcome
+        of each one that had begun before its end, whatever later ones say.
+        """
+        kind, checkpoint_id = mail
+        return kind in ("complete", "aborted") and checkpoint_id != self.stopped_by and checkpoint_id in self.life._after_finish
 
     def take_mail(self) -> None:
         self.guarded(self._take, self.mailbox.popleft())
@@ -321,7 +342,6 @@ class TaskLife(ABC):
         taken.watermark = self.watermark
         taken.splits = tuple((split, position) for split, position in self.splits)
         taken.tables = dict(self.tables)
-        active = self.ready or self.life.state is not RUNNING
         if self.streams:
             valve = self.valve.snapshot()
             taken.valve = valve.watermark
@@ -330,14 +350,22 @@ class TaskLife(ABC):
                 ended = "drain" if channel.ended_in_scan or channel.ended != "none" else "none"
                 taken.channels[channel.name] = (ended, None, ())
             else:
-                in_flight = () if active else tuple(channel.held)
+                # An unaligned snapshot does not wait until what a static input held up is taken in.
+                in_flight = tuple(channel.held) if self.life.state is RUNNING else ()
                 now = (channel.ended, valve.channels[channel.name], in_flight)
                 then = self.at_barrier.get((checkpoint_id, channel.name))
                 taken.channels[channel.name] = now if then is None else ("none", then, in_flight)
         if not taken.after_finish:
-            self.files = (*self.files[-2:], self.process.new_file())
-            taken.files = self.files
+            content = self._content()
+            if content not in self.contents:
+                self.contents = (*self.contents[-2:], content)
+            taken.contents = self.contents
         taken.ghost = self.ghost()
+
+    def _content(self) -> str:
+        """Of the file that a snapshot adds: what was processed decides, whoever does it, and however often."""
+        done = sum(pair[0] for pair in self.read.values()) + sum(position for _, position in self.splits)
+        return f"{self.process.asked_start.variant}.{self.number}@{done}"
 
     def ghost(self) -> Ghost:
         return Ghost(

@@ -68,6 +68,8 @@ class World:
             "wake": self._wake,
             "cancel": self._cancel,
             "ask": self._ask,
+            "repeat": self._repeat,
+            "lose": self._lose,
             "calm": self._calm,
         }
 
@@ -192,7 +194,7 @@ class World:
             return False
         for one in list(found.process.running) if all_of_them else (found,):
             if not one.started:
-                one.start()
+                one.start(at_once=all_of_them)
         self._check_opened(found.process)
         return True
 
@@ -325,6 +327,25 @@ class World:
         process.dirty = True
         return True
 
+    def _repeat(self, number: int, which: int) -> bool:
+        """An acknowledgement or a decline comes a second time."""
+        process = self._process(number)
+        if process is None or which >= len(process.said) or not self._spend("repeat"):
+            return False
+        process.repeat(which)
+        self.counts["repeated messages"] += 1
+        return True
+
+    def _lose(self, number: int, task: int) -> bool:
+        """The next notice of a checkpoint's outcome does not reach the task."""
+        found = self._task(number, task)
+        mail = None if found is None else next((m for m in found.mailbox if found.may_miss(m)), None)
+        if found is None or mail is None or not self._spend("lose"):
+            return False
+        found.mailbox.remove(mail)
+        self.counts["lost notices"] += 1
+        return True
+
     def _calm(self) -> bool:
         """Nothing goes wrong any more."""
         self.calm = True
@@ -337,6 +358,7 @@ class World:
         if process is None or (not self.calm and not self._spend(kind)):
             return False
         if kind == "end_all":
+            process.told_to_end = True
             process.queue.append("drain")
             return True
         request = Request(f"r{len(self.requests)}", kind, self.now + seconds, stage)

@@ -36,6 +36,7 @@ from simulation.storage import (
     Steps,
     StorageError,
     StorageUnavailable,
+    stored_by,
 )
 from simulation.task_life import TaskLife
 from simulation.violations import Violation, check
@@ -59,15 +60,16 @@ class Writer(Machine):
 
     def may_upload(self, upload: Upload) -> bool:
         """False if it has to wait for a deletion."""
-        deleting = self.registry._deleting
-        return not deleting or upload.barrier.properties.is_savepoint or not deleting.intersection(upload.snapshot.files)
+        if not self.registry._deleting or upload.barrier.properties.is_savepoint:
+            return True
+        return not any(map(self.being_deleted, upload.snapshot.contents))
 
     def upload(self, upload: Upload, outcome: str) -> bool:
         """An upload ends. False if it has to wait for a deletion."""
         if not self.may_upload(upload):
             return False
         store, checkpoint_id = self.world.store, upload.barrier.checkpoint_id
-        task, files = upload.task.id, upload.snapshot.files
+        task, contents = upload.task.id, upload.snapshot.contents
         try:
             if upload.barrier.properties.is_savepoint:
                 savepoint = store.savepoints.get(self._savepoint_directory(checkpoint_id))
@@ -75,15 +77,12 @@ class Writer(Machine):
                     raise CheckpointDiscarded
                 savepoint.marked = True
                 if outcome == UPLOADED:
-                    savepoint.files.update(files)
+                    savepoint.files.update(contents)
+                    upload.snapshot.files = contents
             else:
                 key = self._key(checkpoint_id)
-                for number, file in enumerate(files):
-                    if outcome != UPLOADED and number == 1:
-                        break
-                    if self.registry.reserve(key, file):
-                        store.shared.add(file)
-                        self.registry.stored(key, file)
+                whole = len(contents) if outcome == UPLOADED else 1
+                upload.snapshot.files = tuple([self.store_file(key, content) for content in contents[:whole]])
             if outcome != UPLOADED:
                 raise StorageUnavailable
             self.report(upload.attempt, Acknowledged(task, checkpoint_id, upload.snapshot, upload.statistics))
@@ -132,6 +131,10 @@ class Writer(Machine):
         except OutcomeUnknown:
             self._kept.add(checkpoint_id)
             return MetadataOutcomeUnknown(checkpoint_id, "unknown")
+        except OwnershipLost as error:
+            # Its metadata may be written, and the new owner may be restoring from it: no longer ours to delete.
+            self._kept.add(checkpoint_id)
+            return MetadataWriteFailed(checkpoint_id, repr(error))
         except PartlyFinishedUnionState as error:
             stuck = self.config.tasks_wait_for_final_checkpoint and self._union_partly_finished(metadata)
             check(not stuck, f"no checkpoint is possible any more: {error}")
@@ -192,18 +195,13 @@ class Writer(Machine):
         if outcome == "lost":
             raise OutcomeUnknown
         if store.savepoints.get(location) is not savepoint:
-            store.savepoints[location] = Savepoint(location, True, self.epoch)  # swept meanwhile: metadata without files
-            store.savepoints[location].metadata = metadata
+            # Swept meanwhile: metadata without files. Nobody is told that it is complete; whoever names it hears what is gone.
+            store.savepoints[location] = Savepoint(location, True, self.epoch, metadata=metadata, deleted=True)
         else:
             savepoint.metadata = metadata
         if outcome == "landed":
             raise OutcomeUnknown
-        try:
-            yield from ownership.confirm()
-        except OwnershipLost:
-            # It is complete, and the new owner may be restoring from it: no longer ours to delete.
-            self._kept.add(checkpoint_id)
-            raise
+        yield from ownership.confirm()
         store.take_id(metadata)
         savepoint.marked = False
         return location
@@ -263,7 +261,7 @@ class Writer(Machine):
                 ownership.ensure()
                 yield PAUSE
                 store.delete_metadata(location)
-        with self.registry.sweeping(set(store.shared)) as orphans:
+        with self.registry.sweeping({name for name in store.shared if stored_by(name) <= self.epoch}) as orphans:
             ownership.ensure()
             yield PAUSE
             store.delete_shared(orphans)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from simulation.__main__ import trace
-from simulation.faults import FAULTS, Fault, find
+from simulation.__main__ import main, trace
+from simulation.faults import FAULTS, Fault, find, injected
 from simulation.running import run
 from simulation.scenario import random_scenario
 from simulation.shrinking import replayed
@@ -55,6 +55,29 @@ def test_a_deliberate_fault_is_found(fault: Fault) -> None:
 def test_there_are_enough_deliberate_faults() -> None:
     assert len({fault.name for fault in FAULTS}) >= 10
     assert {fault.name for fault in FAULTS} >= set(QUICK)
+
+
+def test_what_one_worker_finds_ends_all_of_them_and_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    fault = next(fault for fault in FAULTS if fault.name == "no final checkpoint")
+    with injected(fault):
+        assert main(["--seconds", "3000", "--workers", "2", "--seed", "0"]) == 1
+    shown = capsys.readouterr()
+    assert "has found something" in shown.err
+    assert " steps:" in shown.out  # the way there
+    assert "pipelines in" in shown.out  # the report
+
+
+def test_a_run_that_finds_nothing_says_what_it_has_seen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simulation.__main__.PROGRESS_SECONDS", 0.5)
+    assert main(["--seconds", "1.2", "--workers", "1", "--seed", "0"]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.err.splitlines()) >= 2
+    for what in ("pipelines", "checkpoints", "crashes", "finishes"):
+        assert what in shown.err
+    for what in ("pipelines", "checkpoints", "savepoints", "crashes", "take-overs", "rescalings", "finished jobs"):
+        assert what in shown.out
 
 
 def test_a_recorded_run_is_the_same_run_again() -> None:
