@@ -231,13 +231,13 @@ class CheckpointCoordinator:
             match action:
                 case CheckpointCompleted(completed):
                     self._last_completion = now
-                    self._schedule.ended(completed.checkpoint_id, failed=False, now=now)
+                    self._schedule.completed(completed.checkpoint_id)
                     if completed.properties.commits:
                         self._tasks.final_checkpoint_completed(completed, now)
                     if self._stop is not None and completed.checkpoint_id == self._stop.checkpoint_id:
                         self._stop.completed()
                 case CheckpointFailed(int(checkpoint_id)):
-                    self._schedule.ended(checkpoint_id, failed=True, now=now)
+                    self._schedule.failed(checkpoint_id, now)
                     if self._stop is not None and checkpoint_id == self._stop.checkpoint_id:
                         self._stop_failed(self._stop, now, answered=self._stop.answered_by(actions))
 
@@ -308,8 +308,7 @@ class CheckpointCoordinator:
             return [RequestFailed(request_id, reason, message)]
         if self._stop is not None and self._stop.waiting and self._stop.request_id == request_id:
             return self._fail_stop(self._stop, reason, message, now)
-        # The asker's impatience says nothing about the job's health.
-        return self._pending.abort_where(lambda p: p.request_id == request_id, reason, message, counts=False)
+        return self._pending.abort_where(lambda p: p.request_id == request_id, reason, message)
 
     # Stopping with a savepoint
 

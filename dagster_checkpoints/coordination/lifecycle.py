@@ -235,7 +235,8 @@ class TaskLifecycle:
     def _end_of_data(self, event: EndOfDataReceived) -> list[LifecycleAction]:
         if self._paused:
             # What ends while nothing may be processed is a matter for afterwards, if there is one.
-            self._data_ended |= event.drain
+            if event.drain:
+                self._data_ended = True
             return []
         if self._state is not LifecycleState.RUNNING:
             # After a restore the inputs say once more that they have ended.

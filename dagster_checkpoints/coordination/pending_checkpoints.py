@@ -212,17 +212,17 @@ class PendingCheckpoints:
         reason: FailureReason,
         message: str,
         *,
-        counts: bool = True,
         answer: bool = True,
     ) -> list[CoordinatorAction]:
         """Abort those that are chosen and whose metadata is not being written: of that, the outcome decides.
 
+        That they are no longer wanted, or not possible, says nothing about the job's health: it does not count.
+
         Args:
-            counts: as a failure of the job's.
             answer: whoever asked for them.
         """
         victims = [p for p in self._pending.values() if p is not self._finalizing and chosen(p)]
-        return [a for pending in victims for a in self._abort(pending, reason, message, counts=counts, answer=answer)]
+        return [a for pending in victims for a in self._abort(pending, reason, message, counts=False, answer=answer)]
 
     def abort_all(self, reason: FailureReason, message: str) -> list[CoordinatorAction]:
         """Abort everything. What is being written may land in the store after all: its states stay."""

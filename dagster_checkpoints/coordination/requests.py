@@ -49,7 +49,7 @@ class Dropped:
 
 @dataclass(order=True, slots=True)
 class _Queued:
-    rank: tuple[bool, bool, bool, float, int]
+    rank: tuple[bool, bool, bool, float]
     request: CheckpointRequest = field(compare=False)
 
 
@@ -61,7 +61,6 @@ class RequestQueue:
         self._min_pause = min_pause
         self._max_queued = max_queued
         self._queue: list[_Queued] = []
-        self._sequence = 0
         self._periodic = 0
         self._end_of_data = 0
 
@@ -85,9 +84,9 @@ class RequestQueue:
 
     def add(self, request: CheckpointRequest) -> Dropped | None:
         """Queue a request; a full queue drops its last entry, which may be another one."""
-        self._sequence += 1
         p = request.properties
-        rank = (not p.is_savepoint, not p.forced, p.periodic, request.requested_at, self._sequence)
+        rank = (not p.is_savepoint, not p.forced, p.periodic, request.requested_at)
+        # Behind its equals: they run in the order in which they came.
         insort(self._queue, _Queued(rank, self._count(request, 1)))
         if len(self._queue) > self._max_queued:
             return Dropped(self._count(self._queue.pop().request, -1), FailureReason.TOO_MANY_CHECKPOINT_REQUESTS)

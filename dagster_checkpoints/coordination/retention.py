@@ -64,10 +64,8 @@ class CompletedCheckpoints:
 
     def _subsume(self) -> list[CompletedCheckpoint]:
         # The newest of all is what a restart begins from, also where a savepoint stopped the job.
-        newest = {
-            self.latest_id,
-            max((c.checkpoint_id for c in self._checkpoints if not c.is_savepoint), default=0),
-        }
+        checkpoints = [c.checkpoint_id for c in self._checkpoints if not c.is_savepoint]
+        newest = {self.latest_id, *checkpoints[-1:]}
         surplus = len(self._checkpoints) - self._retained
         kept: list[CompletedCheckpoint] = []
         given_up: list[CompletedCheckpoint] = []

@@ -91,7 +91,7 @@ class CheckpointSchedule:
         interval = self._interval
         if not interval or self._next_periodic is None or now < self._next_periodic:
             return False
-        missed = int((now - self._next_periodic) // interval)
+        missed = (now - self._next_periodic) // interval
         self._next_periodic += (missed + 1) * interval
         return True
 
@@ -110,9 +110,12 @@ class CheckpointSchedule:
         """Another attempt after the back-off."""
         self._final_at = now + min(self._config.interval or _LONGEST_BACK_OFF, _LONGEST_BACK_OFF)
 
-    def ended(self, checkpoint_id: int, *, failed: bool, now: float) -> None:
-        """A checkpoint has completed or failed; if it was a final one that failed, another is wanted."""
+    def completed(self, checkpoint_id: int) -> None:
+        """A checkpoint has completed."""
+        self._finals.discard(checkpoint_id)
+
+    def failed(self, checkpoint_id: int, now: float) -> None:
+        """A checkpoint has failed; if it was a final one, another is wanted."""
         if checkpoint_id in self._finals:
             self._finals.discard(checkpoint_id)
-            if failed:
-                self.final_failed(now)
+            self.final_failed(now)

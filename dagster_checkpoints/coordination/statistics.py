@@ -36,7 +36,7 @@ _WINDOW = 10_000
 
 
 class _Quantity:
-    """A distribution that grows."""
+    """A distribution that grows; its values are never negative."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -45,7 +45,7 @@ class _Quantity:
 
     def add(self, value: float) -> None:
         self._minimum = min(self._minimum, value) if self._count else value
-        self._maximum = max(self._maximum, value) if self._count else value
+        self._maximum = max(self._maximum, value)
         self._count += 1
         self._sum += value
         self._latest.append(value)
@@ -94,7 +94,7 @@ class CheckpointStatistics:
         history: how many ended checkpoints are kept with every detail.
     """
 
-    def __init__(self, graph: ExecutionGraph, history: int = 10) -> None:
+    def __init__(self, graph: ExecutionGraph, history: int) -> None:
         self._graph = graph
         self._numbers: Counter[str] = Counter()
         self._in_progress: dict[int, tuple[CheckpointRecord, dict[TaskId, Acknowledgement]]] = {}

@@ -78,7 +78,7 @@ class WatermarkValve:
 
     def advance(self, channel: str, ms: int) -> int | None:
         """A watermark arrived. One that goes back is ignored; one on an idle channel ends its idleness."""
-        state = self._open(channel, "a watermark")
+        state = self._open(channel)
         self._wake(state)
         if ms > state.watermark:
             state.watermark = min(ms, MAX_WATERMARK_MS)
@@ -159,16 +159,15 @@ class WatermarkValve:
         if state is None:
             raise UnknownChannel(
                 f"Channel {channel!r} is not an input of this task, which has "
-                f"{', '.join(self._channels) or 'no inputs'}. Feed a valve only the channels it was made "
-                "with."
+                f"{', '.join(self._channels) or 'no inputs'}. Feed a valve only the channels it was made with."
             )
         return state
 
-    def _open(self, channel: str, what: str) -> _Channel:
+    def _open(self, channel: str) -> _Channel:
         state = self._known(channel)
         if state.ended != "none":
             raise UnexpectedEvent(
-                f"Channel {channel!r} delivered {what} after its EndOfData ({state.ended}). Nothing may "
+                f"Channel {channel!r} delivered a watermark after its EndOfData ({state.ended}). Nothing may "
                 "follow it; the channel's log or the position it was restored at is wrong."
             )
         return state

@@ -32,7 +32,7 @@ def owner_of(group: int, parallelism: int, groups: int) -> int:
     return group * parallelism // groups
 
 
-def chosen_max_parallelism(stage: str, parallelism: int, chosen: int | None = None, recorded: int = 0) -> int:
+def chosen_max_parallelism(stage: str, parallelism: int, chosen: int | None, recorded: int) -> int:
     """How many key groups a stage runs with.
 
     Args:

@@ -100,8 +100,8 @@ def redistribute_operator_states(
             f"{', '.join(repr(known.name) for known in metadata.stages) or 'none at all'}. A new stage starts without state."
         )
     if recorded.max_parallelism:
-        chosen_max_parallelism(stage, parallelism, recorded=recorded.max_parallelism)
-    tasks = next((chain.tasks for chain in metadata.chains if stage in chain.stages), {})
+        chosen_max_parallelism(stage, parallelism, None, recorded.max_parallelism)
+    tasks = next(chain.tasks for chain in metadata.chains if stage in chain.stages)  # each stage is in one: see metadata_file
     held: list[tuple[OperatorState, ...] | None] = [None] * recorded.parallelism
     for index, task in tasks.items():
         if stage in task.stages and index not in recorded.finished:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Protocol
 
@@ -256,9 +257,9 @@ def _check_instances(pipeline: PipelineView, recorded: Mapping[str, StageMetadat
 def _key_groups(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], chosen: Mapping[str, int]) -> Mapping[str, int]:
     """By stage that runs. What has fully finished holds no keys, so its number may change like its instances."""
     finished = {name for name, stage in recorded.items() if stage.fully_finished}
-    fixed = {name: stage.max_parallelism for name, stage in recorded.items()}
+    fixed = {stage.name: 0 for stage in pipeline.stages} | {name: stage.max_parallelism for name, stage in recorded.items()}
     return {
-        stage.name: chosen_max_parallelism(stage.name, len(stage.instances), chosen.get(stage.name), fixed.get(stage.name, 0))
+        stage.name: chosen_max_parallelism(stage.name, len(stage.instances), chosen.get(stage.name), fixed[stage.name])
         for stage in pipeline.stages
         if stage.name not in finished
     }
@@ -286,7 +287,7 @@ def _check_layout(pipeline: PipelineView, reads: Mapping[str, list[str]], chain:
 
 def _changed_input(reads: Mapping[str, list[str]], chain: ChainMetadata) -> tuple[str, str] | None:
     """A stage of the chain that no longer reads just the one before it, after that one."""
-    pairs = zip(chain.stages, chain.stages[1:], strict=False)
+    pairs = pairwise(chain.stages)
     return next(((upstream, name) for upstream, name in pairs if reads.get(name) != [upstream]), None)
 
 

@@ -131,7 +131,8 @@ def test_a_set_of_tasks_is_a_set(states_of: States) -> None:
     strangers: list[object] = [TaskId("V0", 9), TaskId("V0", -1), TaskId("V7", 0), ("V0", 1, 2), "V0", None]
     assert not any(stranger in plan.wait for stranger in strangers)
     assert repr(plan.finished) == "TaskSet(V0[0])"
-    assert repr(plan.wait).endswith("V0[8], … 11 tasks)")
+    shown = ", ".join(f"V0[{index}]" for index in range(1, 9))
+    assert repr(plan.wait) == f"TaskSet({shown}, … 11 tasks)"
 
 
 def test_the_flags_belong_to_every_stage_of_a_chain() -> None:
@@ -146,11 +147,38 @@ def test_the_flags_belong_to_every_stage_of_a_chain() -> None:
 
 @pytest.mark.parametrize("task", [TaskId("V9", 0), TaskId("V0", 2), TaskId("V0", -1)])
 def test_an_unknown_task_is_refused(states_of: States, task: TaskId) -> None:
-    with pytest.raises(UnknownTask, match="not in the execution graph"):
-        states_of("V0 p2").set(task, TaskState.RUNNING)
+    with pytest.raises(UnknownTask, match=r"not in the execution graph, which has V0\[0\.\.1\], V1\[0\.\.2\]\..*of the graph"):
+        states_of("V0 p2; V1 p3").set(task, TaskState.RUNNING)
     plan = compute_plan(states_of("V0 p2"))
     assert isinstance(plan, CheckpointPlan)
     assert task not in plan.wait
+
+
+def test_of_a_large_graph_an_error_names_a_part(states_of: States) -> None:
+    with pytest.raises(UnknownTask) as caught:
+        states_of("; ".join(f"V{index:02} p1" for index in range(21))).get(TaskId("V9", 0))
+    assert "V19[0..0]" in str(caught.value) and "V20" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("events", "running", "finished"),
+    [
+        ("", 0, 0),
+        ("running", 1, 0),
+        ("running running", 1, 0),
+        ("running finished", 0, 1),
+        # Told twice, and started again.
+        ("finished finished", 0, 1),
+        ("finished initializing", 0, 0),
+        ("finished running", 1, 0),
+        ("running failed", 0, 0),
+    ],
+)
+def test_states_are_counted(states_of: States, events: str, running: int, finished: int) -> None:
+    states = TaskStates(states_of("V0 p1; V1 p1").graph)
+    for word in events.split():
+        states.set(TaskId("V0", 0), TaskState[word.upper()])
+    assert (states.running, states.finished, states.unfinished) == (running, finished, 2 - finished)
 
 
 @st.composite

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 
 from dagster_checkpoints.coordination import (
@@ -29,7 +32,10 @@ EXPONENTIAL = ExponentialDelayRestart(initial=1, maximum=5, multiplier=2, reset_
         (EXPONENTIAL, [0, 2, 103, 104], [1, 2, 4, 5]),
         (EXPONENTIAL, [0, 2, 104, 105.5], [1, 2, 1, 2]),
         (ExponentialDelayRestart(initial=1, maximum=9, multiplier=2, attempts=2), [0, 2, 9], [1, 2, None]),
+        (ExponentialDelayRestart(initial=4, multiplier=1), [0, 5, 10], [4, 4, 4]),
+        (ExponentialDelayRestart(initial=4, multiplier=1.5), [0, 5, 12], [4, 6, 9]),
         (FailureRateRestart(max_failures=2, interval=10, delay=1), [0, 5, 9], [1, 1, None]),
+        (FailureRateRestart(max_failures=2, interval=10, delay=1), [100, 105, 109], [1, 1, None]),
         (FailureRateRestart(max_failures=2, interval=10, delay=1), [0, 5, 10, 15, 20], [1, 1, 1, 1, 1]),
     ],
 )
@@ -39,7 +45,22 @@ def test_strategies(strategy: RestartStrategy, failures: list[float], delays: li
     assert [a.delay if isinstance(a, RestartAfter) else None for a in answers] == delays
     attempts = [a.attempt for a in answers if isinstance(a, RestartAfter)]
     assert attempts == list(range(1, len(attempts) + 1))
-    assert all(a.reason for a in answers if isinstance(a, GiveUp))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "failures", "words"),
+    [
+        (NoRestart(), 1, "strategy is none"),
+        (FixedDelayRestart(attempts=2), 3, "restarted 2 times .*attempts=2"),
+        (ExponentialDelayRestart(attempts=2), 3, "failed 3 times in a row .*attempts=2"),
+        (FailureRateRestart(max_failures=1, interval=10), 2, "2 failures within 10 s .*max_failures=1"),
+    ],
+)
+def test_who_gives_up_says_at_which_limit(strategy: RestartStrategy, failures: int, words: str) -> None:
+    fresh = strategy.fresh()
+    *_, answer = [fresh.on_failure(0) for _ in range(failures)]
+    assert isinstance(answer, GiveUp)
+    assert re.search(words, answer.reason)
 
 
 def test_a_fresh_strategy_has_no_past() -> None:
@@ -60,10 +81,24 @@ def test_the_delay_stays_at_its_maximum_for_ever(multiplier: float) -> None:
     assert answers[-1].delay == 5
 
 
-def test_settings_are_checked() -> None:
-    with pytest.raises(InvalidCheckpointConfig, match="attempts"):
-        FixedDelayRestart(attempts=-1)
-    with pytest.raises(InvalidCheckpointConfig, match="multiplier"):
-        ExponentialDelayRestart(multiplier=0.5)
-    with pytest.raises(InvalidCheckpointConfig, match="interval"):
-        FailureRateRestart(interval=-1)
+@pytest.mark.parametrize(
+    ("strategy", "name", "refused"),
+    [
+        (FixedDelayRestart, "attempts", -1),
+        (FixedDelayRestart, "delay", -1),
+        (ExponentialDelayRestart, "initial", -1),
+        (ExponentialDelayRestart, "maximum", -1),
+        (ExponentialDelayRestart, "multiplier", 0.5),
+        (ExponentialDelayRestart, "reset_after", -1),
+        (ExponentialDelayRestart, "attempts", -1),
+        (FailureRateRestart, "max_failures", -1),
+        (FailureRateRestart, "interval", -1),
+        (FailureRateRestart, "delay", -1),
+    ],
+)
+def test_a_setting_outside_its_range_is_refused_by_name(
+    strategy: Callable[..., RestartStrategy], name: str, refused: float
+) -> None:
+    with pytest.raises(InvalidCheckpointConfig, match=rf"^{name} .* is {refused}; expected"):
+        strategy(**{name: refused})
+    strategy(**{name: 1 if name == "multiplier" else 0})

@@ -97,6 +97,49 @@ def test_a_full_queue_drops_its_lowest_entry() -> None:
     assert len(requests) == 0
 
 
+@pytest.mark.parametrize(
+    ("requests", "periodic", "end_of_data"),
+    [
+        # p: periodic, u: a user's, e: for the end of the data; x: the best one runs. Two have room.
+        ("", False, False),
+        ("p", True, False),
+        ("e", False, True),
+        ("u", False, False),
+        ("p u", True, False),
+        ("e u", False, True),
+        ("p e", True, True),
+        ("p x", False, False),
+        ("p u x", True, False),
+        ("p e x", True, False),
+        # Dropped: the last that is in, or what came.
+        ("u p u", False, False),
+        ("p p p", True, False),
+        ("p p p x", True, False),
+        ("p p p x x", False, False),
+        ("u u e", False, False),
+        ("e e e x", False, True),
+    ],
+)
+def test_what_waits_in_the_queue_can_be_asked_for(requests: str, periodic: bool, end_of_data: bool) -> None:
+    waiting = queue(max_queued=2)
+    for now, word in enumerate(requests.split()):
+        if word == "x":
+            waiting.choose(pending=0, last_completion=None, now=now)
+        else:
+            waiting.add(CheckpointRequest(PERIODIC if word == "p" else USER, now, for_end_of_data=word == "e"))
+    assert (waiting.has_periodic, waiting.has_end_of_data) == (periodic, end_of_data)
+
+
+def test_who_is_not_in_the_queue_cannot_be_withdrawn() -> None:
+    requests = queue()
+    assert not requests.withdraw("a")
+    for name in "abc":
+        requests.add(CheckpointRequest(USER, 1, name))
+    assert not requests.withdraw("d")
+    assert requests.withdraw("b")
+    assert [request.request_id for request in requests.drain()] == ["a", "c"]
+
+
 # Failures
 
 COUNTED = {
@@ -131,6 +174,7 @@ def test_what_counts_and_what_is_pre_flight(reason: FailureReason) -> None:
         ("1 2 c3 4 5", None),
         ("1 2 c3 4 5 6", 5),
         ("c5 3 4 1 2", None),
+        ("2 c1 3 4", None),
         ("c5 c3 6 7 8", 4),
         # The count begins anew once it has failed the job.
         ("1 2 3 4 5", 2),
@@ -166,6 +210,8 @@ def test_consecutive_failures(events: str, fails_at: int | None) -> None:
         # A savepoint leaves the list undeleted.
         (1, "1 x2 3", "3", "1"),
         (1, "x1", "1", ""),
+        (1, "x1 x2", "2", ""),
+        (1, "x1 x2 3 x4", "3 4", ""),
     ],
 )
 def test_retention(retained: int, added: str, kept: str, given_up: str) -> None:

@@ -71,6 +71,7 @@ def test_nothing_yet(graph_of: Graphs) -> None:
     assert (counts.savepoints, counts.restored) == (0, 0)
     assert statistics.history == statistics.in_progress == ()
     assert statistics.latest_completed is statistics.latest_savepoint is statistics.latest_failed is None
+    assert statistics.latest_restored is None
     assert statistics.summary.duration == Distribution(0, 0, 0, 0, ())
     assert statistics.summary.duration.percentile(99) == 0
     assert statistics.record(1) is None
@@ -132,18 +133,20 @@ def test_every_instances_part(graph_of: Graphs) -> None:
     assert (v0.sync_seconds.mean, v0.async_seconds.mean) == (1, 3)
     assert (v0.new_bytes, v0.total_bytes, v0.in_flight_bytes) == (3, 30, 0)
     assert v1.in_flight_bytes == record.in_flight_bytes == 7
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="nobody"):
         record.stage("nobody")
 
 
 def test_finished_instances_have_no_part(graph_of: Graphs) -> None:
     job = Job(graph_of, finished=(A0,))
+    job.now = 5
     job.trigger()
+    job.now = 7
     job.do(Acknowledged(A1, 1))
     record = job.statistics.record(1)
     assert record is not None and record.expected == 2
     v0, v1 = record.vertices()
-    assert v0.instances == (InstanceStatistics(0, finished=True), InstanceStatistics(1, 0, TaskStatistics()))
+    assert v0.instances == (InstanceStatistics(0, finished=True), InstanceStatistics(1, 2, TaskStatistics()))
     assert (v0.expected, v0.acknowledged) == (1, 1)
     assert (v1.expected, v1.acknowledged, v1.acknowledged_after) == (1, 0, None)
 
@@ -216,6 +219,20 @@ def test_the_summary_is_over_everything_that_completed(graph_of: Graphs) -> None
     # Three tasks each.
     assert (summary.new_bytes.maximum, summary.total_bytes.mean, summary.in_flight_bytes.minimum) == (12, 75, 300)
     assert [duration.percentile(p) for p in (50, 75, 99)] == [4, 5, 10]
+
+
+def test_percentiles_are_taken_over_the_latest_values_alone(graph_of: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_checkpoints.coordination.statistics._WINDOW", 2)
+    job = Job(graph_of)
+    for checkpoint_id, seconds in enumerate([9.0, 2.0, 1.0], start=1):
+        job.trigger(str(checkpoint_id))
+        job.complete(checkpoint_id, seconds)
+    assert job.statistics.summary.duration == Distribution(3, 1, 9, 4, (1, 2))
+
+
+def test_a_distribution_of_values() -> None:
+    assert Distribution.of([4, 1, 10]) == Distribution(3, 1, 10, 5, (1, 4, 10))
+    assert Distribution.of([]) == Distribution(0, 0, 0, 0, ())
 
 
 @pytest.mark.parametrize(("percent", "value"), [(0, 1), (1, 1), (10, 1), (10.1, 2), (50, 5), (90, 9), (99, 10), (100, 10)])

@@ -72,6 +72,11 @@ def step(valve: WatermarkValve, text: str) -> int | None:
         # Neither silence nor speech after the end.
         ("ab", "a5 b3 b$ b~ b! a8", "- 3 5 - - 8"),
         ("ab", "a5 b3 b. b~ b! a8", "- 3 - - - -"),
+        # Back from idleness exactly at the task's watermark it holds.
+        ("ab", "a5 b5 b~ b! a9 b7", "- 5 - - - 7"),
+        ("ab", "a5 b3 b~ b5 a9 b7", "- 3 5 - - 7"),
+        # The only one that speaks lags behind.
+        ("ab", "a10 b3 b~ b! a~ b8 b12", "- 3 10 - - - 12"),
         # An idle channel that ends.
         ("ab", "a5 b3 b~ b$ a6", "- 3 5 - 6"),
     ],
@@ -97,18 +102,38 @@ def test_a_task_is_idle_when_no_open_channel_speaks(row: str, idle: bool) -> Non
     for text in row.split():
         step(valve, text)
     assert valve.is_idle == idle
+    restored = WatermarkValve("ab")
+    restored.restore(valve.snapshot())
+    assert restored.is_idle == idle
+
+
+@pytest.mark.parametrize(("drain", "ended"), [(True, "drain"), (False, "suspend")])
+def test_a_snapshot_says_how_a_channel_ended(drain: bool, ended: str) -> None:
+    valve = WatermarkValve("ab")
+    valve.end("a", drain=drain)
+    assert {name: channel.ended for name, channel in valve.snapshot().channels.items()} == {"a": ended, "b": "none"}
+
+
+def test_a_restore_that_moves_nothing_says_so() -> None:
+    assert WatermarkValve("ab").restore(ValveState()) is None
+    valve = WatermarkValve("a")
+    valve.advance("a", 5)
+    assert valve.restore(ValveState(5, {"a": ChannelWatermark(5)})) is None
+    assert valve.restore(ValveState(7, {"a": ChannelWatermark(7)})) == 7
 
 
 def test_nothing_follows_the_end_of_data() -> None:
     valve = WatermarkValve("ab")
     valve.end("a", drain=True)
-    with pytest.raises(UnexpectedEvent, match="after its EndOfData"):
+    with pytest.raises(UnexpectedEvent, match=r"'a' delivered a watermark after its EndOfData \(drain\).*the channel's log"):
         valve.advance("a", 5)
 
 
 def test_an_unknown_channel_is_refused() -> None:
-    with pytest.raises(UnknownChannel, match="'c'"):
+    with pytest.raises(UnknownChannel, match=r"'c' .* has a, b\. .*it was made with"):
         WatermarkValve("ab").advance("c", 1)
+    with pytest.raises(UnknownChannel, match="has no inputs"):
+        WatermarkValve("").end("a", drain=True)
 
 
 def test_a_task_without_channels_has_no_watermark() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
@@ -163,6 +164,7 @@ def test_from_trigger_to_completion(graph_of: Graphs) -> None:
     (write,) = pick(job.ack(1, B), WriteMetadata)
     assert dict(write.checkpoint.states) == {A: "V0[0]@1", B: "V1[0]@1", C: "V2[0]@1"}
     assert write.checkpoint.triggered_at == 10
+    assert dict(write.checkpoint.statistics) == dict.fromkeys((A, B, C), TaskStatistics())
     job.now = 12
     actions = job.do(MetadataWritten(1, "s3://b/chk-1"))
     (completed,) = pick(actions, CheckpointCompleted)
@@ -180,7 +182,15 @@ def test_finished_tasks_count_as_acknowledged_at_once(graph_of: Graphs) -> None:
     actions = job.do(MetadataWritten(1, "x"))
     (completed,) = pick(actions, CheckpointCompleted)
     assert completed.checkpoint.finished == {TaskId("V0", 0)}
+    assert (completed.checkpoint.fully_finished, completed.checkpoint.roots) == (frozenset(), ("v0",))
     assert pick(actions, NotifyComplete)[0].tasks == {TaskId("V0", 1), B}
+
+
+def test_a_completed_checkpoint_says_which_stages_had_finished_and_where_it_began(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), finished=[A])
+    job.checkpoint()
+    (completed,) = pick(job.complete(1), CheckpointCompleted)
+    assert (completed.checkpoint.fully_finished, completed.checkpoint.roots) == ({"v0"}, ("v1",))
 
 
 def test_ids_start_at_1_and_go_on_after_the_restored_one(graph_of: Graphs) -> None:
@@ -224,9 +234,7 @@ def test_a_duplicate_after_completion_throws_nothing_away(graph_of: Graphs) -> N
     job = Job(graph_of(CHAIN))
     job.checkpoint()
     job.complete(1)
-    late = job.ack(1, A)
-    assert answers(late) == [AcknowledgeAnswer.DUPLICATE]
-    assert pick(late, DiscardStates) == []
+    assert job.ack(1, A) == [AcknowledgeAnswered(A, 1, AcknowledgeAnswer.DUPLICATE)]
 
 
 @pytest.mark.parametrize(
@@ -250,9 +258,7 @@ def test_a_repeated_acknowledgement_throws_nothing_away_that_the_store_may_name(
     job.ack(1)
     for event in after:
         job.do(event)
-    again = job.ack(1, A)
-    assert answers(again) == [AcknowledgeAnswer.DUPLICATE]
-    assert pick(again, DiscardStates) == []
+    assert job.ack(1, A) == [AcknowledgeAnswered(A, 1, AcknowledgeAnswer.DUPLICATE)]
 
 
 def test_a_task_that_had_finished_before_has_no_part_in_the_checkpoint(graph_of: Graphs) -> None:
@@ -267,14 +273,22 @@ def test_a_task_that_had_finished_before_has_no_part_in_the_checkpoint(graph_of:
     assert set(write.checkpoint.states) == {B, C}
 
 
-@pytest.mark.parametrize(("checkpoint_id", "answer"), [(1, AcknowledgeAnswer.DISCARDED), (9, AcknowledgeAnswer.UNKNOWN)])
+@pytest.mark.parametrize(
+    ("checkpoint_id", "answer"),
+    [
+        # 43 and 44 were triggered here, and declined.
+        (42, AcknowledgeAnswer.UNKNOWN),
+        (43, AcknowledgeAnswer.DISCARDED),
+        (44, AcknowledgeAnswer.DISCARDED),
+        (45, AcknowledgeAnswer.UNKNOWN),
+    ],
+)
 def test_a_late_or_unknown_state_is_thrown_away(graph_of: Graphs, checkpoint_id: int, answer: AcknowledgeAnswer) -> None:
-    job = Job(graph_of(CHAIN))
-    job.checkpoint()
-    job.do(Declined(B, 1))
+    job = Job(graph_of(CHAIN), next_checkpoint_id=43, tolerable_failed_checkpoints=9)
+    for _ in range(2):
+        job.do(Declined(B, job.checkpoint()))
     late = job.do(Acknowledged(A, checkpoint_id, "late"))
-    assert answers(late) == [answer]
-    assert [dict(a.states) for a in pick(late, DiscardStates)] == [{A: "late"}]
+    assert late == [AcknowledgeAnswered(A, checkpoint_id, answer), DiscardStates(checkpoint_id, {A: "late"})]
 
 
 def test_an_unknown_task_is_an_error(graph_of: Graphs) -> None:
@@ -303,6 +317,7 @@ def test_a_task_that_ends_before_it_acknowledged_aborts_at_once(
     job.ack(1, A)
     actions = job.state(B, state)
     assert failed(actions) == [(1, reason)]
+    assert f"V1[0] is {state.name}" in pick(actions, CheckpointFailed)[0].message
     assert [set(a.tasks) for a in pick(actions, NotifyAborted)] == [{A, C}]
     assert [dict(a.states) for a in pick(actions, DiscardStates)] == [{A: "V0[0]@1"}]
     assert pick(actions, FailJob) == []
@@ -329,6 +344,7 @@ def test_a_root_that_cannot_be_triggered_aborts_at_once(graph_of: Graphs) -> Non
     job.checkpoint()
     actions = job.do(TriggerFailed(A, 1))
     assert failed(actions) == [(1, FailureReason.TRIGGER_CHECKPOINT_FAILURE)]
+    assert "V0[0] could not be triggered" in pick(actions, CheckpointFailed)[0].message
     assert pick(actions, FailJob) == []
 
 
@@ -346,7 +362,8 @@ def test_the_notice_of_an_abort_names_the_latest_completed(graph_of: Graphs) -> 
     job.checkpoint()
     job.complete(2)
     job.checkpoint()
-    assert pick(job.do(Declined(A, 3)), NotifyAborted)[0].latest_completed_id == 2
+    (notice,) = pick(job.do(Declined(A, 3)), NotifyAborted)
+    assert (notice.checkpoint_id, notice.reason, notice.latest_completed_id) == (3, FailureReason.CHECKPOINT_DECLINED, 2)
 
 
 def test_a_decline_after_the_last_acknowledgement_is_late(graph_of: Graphs) -> None:
@@ -372,6 +389,14 @@ def test_expiry_names_who_is_missing(graph_of: Graphs) -> None:
     assert "2 tasks have not acknowledged, among them V1[0], V2[0]" in pick(actions, CheckpointFailed)[0].message
 
 
+def test_all_that_have_expired_are_aborted(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), interval=1000.0, timeout=60.0, max_concurrent=2)
+    job.do(CheckpointRequested("1"))
+    job.do(CheckpointRequested("2"))
+    expired = FailureReason.CHECKPOINT_EXPIRED
+    assert failed(job.at(60)) == [(1, expired), (2, expired)]
+
+
 def test_no_expiry_while_metadata_is_written(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), interval=1000.0, timeout=60.0)
     job.checkpoint()
@@ -394,18 +419,23 @@ def test_the_interval_counts_from_when_all_tasks_run(graph_of: Graphs) -> None:
     assert triggered(job.at(17)) == [(1, A)]
 
 
-def test_initial_delay(graph_of: Graphs) -> None:
-    job = Job(graph_of(CHAIN), initial_delay=2.0)
-    assert triggered(job.at(2)) == [(1, A)]
+@pytest.mark.parametrize("graph", [CHAIN, "V0 p1"])
+@pytest.mark.parametrize("delay", [0.0, 2.0, 25.0])
+def test_initial_delay(graph_of: Graphs, graph: str, delay: float) -> None:
+    job = Job(graph_of(graph), initial_delay=delay)
+    job.at(delay)
+    assert [a.barrier.timestamp for a in pick(job.actions, TriggerTask)] == [delay]
     job.complete(1)
-    assert triggered(job.at(11)) == []
-    assert triggered(job.at(12)) == [(2, A)]
+    assert triggered(job.at(delay + 9)) == []
+    assert triggered(job.at(delay + 10)) == [(2, A)]
 
 
 def test_a_periodic_checkpoint_that_finds_a_task_not_running_tries_again(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN))
     job.state(B, TaskState.INITIALIZING)
-    assert failed(job.at(10)) == [(None, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING)]
+    actions = job.at(10)
+    assert failed(actions) == [(None, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING)]
+    assert "V1[0] is INITIALIZING" in pick(actions, CheckpointFailed)[0].message
     job.state(B, TaskState.RUNNING)
     assert triggered(job.at(20)) == [(1, A)]
 
@@ -439,6 +469,17 @@ def test_a_periodic_checkpoint_waits_for_a_slot_and_only_one_waits(graph_of: Gra
     assert triggered(job.complete(2)) == []
 
 
+def test_the_intervals_own_has_its_place_in_time(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    job.at(10)
+    job.now = 11
+    job.do(CheckpointRequested("later", CheckpointProperties.for_periodic()))
+    for checkpoint_id in (1, 2):
+        job.complete(checkpoint_id)
+    assert [a.request_id for a in pick(job.actions, CheckpointTriggered)] == ["by hand", None, "later"]
+
+
 def test_intervals_that_were_missed_are_not_made_up_for(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN))
     job.now = 45
@@ -464,6 +505,8 @@ def test_intervals_that_were_missed_are_not_made_up_for(graph_of: Graphs) -> Non
         (0.0, "1+ 95-", [105, 115]),
         (0.0, "1+ 5-", [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120]),
         (0.0, "15+ 96-", [10, 106, 116]),
+        # What is due just when the backlog ends is not put off.
+        (0.0, "1+ 10-", [*range(10, 121, 10)]),
     ],
 )
 def test_the_interval_during_a_backlog(graph_of: Graphs, longer: float | None, events: str, at: list[float]) -> None:
@@ -472,14 +515,17 @@ def test_the_interval_during_a_backlog(graph_of: Graphs, longer: float | None, e
 
     def turn(now: float) -> None:
         while (due := job.coordinator.next_deadline()) is not None and due <= now:
-            for checkpoint_id, _ in triggered(job.at(due))[:1]:
-                found.append(job.now)
-                job.complete(checkpoint_id)
+            complete(job.at(due))
         job.at(now)
+
+    def complete(actions: list[CoordinatorAction]) -> None:
+        for checkpoint_id, _ in triggered(actions)[:1]:
+            found.append(job.now)
+            job.complete(checkpoint_id)
 
     for event in events.split():
         turn(float(event[:-1]))
-        job.do(BacklogChanged(A, event.endswith("+")))
+        complete(job.do(BacklogChanged(A, event.endswith("+"))))
     turn(120)
     assert found == at
 
@@ -505,6 +551,23 @@ def test_who_works_off_a_backlog(graph_of: Graphs, events: list[CoordinatorEvent
     if isinstance(events[-1], JobRestarting):
         job.start()
         assert job.coordinator.next_deadline() == 10
+
+
+@pytest.mark.parametrize(("begins_at", "due"), [(0.0, 25), (1.0, 25), (24.0, 25)])
+def test_a_backlog_that_begins_does_not_shorten_the_initial_delay(graph_of: Graphs, begins_at: float, due: float) -> None:
+    job = Job(graph_of(CHAIN), initial_delay=25.0, interval_during_backlog=30.0)
+    job.at(begins_at)
+    job.do(BacklogChanged(A, True))
+    assert job.coordinator.next_deadline() == due
+
+
+def test_a_backlog_that_ends_before_all_tasks_run_changes_nothing(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), running=False, interval_during_backlog=0.0)
+    job.do(BacklogChanged(A, True))
+    job.do(BacklogChanged(A, False))
+    job.now = 3
+    job.start()
+    assert job.coordinator.next_deadline() == 13
 
 
 def test_a_backlog_does_not_delay_the_final_checkpoint(graph_of: Graphs) -> None:
@@ -607,6 +670,7 @@ def test_a_completed_checkpoint_subsumes_older_pending_ones_except_savepoints(gr
     job.ack(1, A)
     actions = job.complete(3)
     assert failed(actions) == [(1, FailureReason.CHECKPOINT_SUBSUMED)]
+    assert "checkpoint 3 has completed" in pick(actions, CheckpointFailed)[0].message
     assert [dict(a.states) for a in pick(actions, DiscardStates)] == [{A: "V0[0]@1"}]
     assert [a.request_id for a in pick(actions, RequestFailed)] == ["1"]
     assert job.coordinator.pending_ids == (2, 4)
@@ -670,7 +734,7 @@ def test_more_than_tolerable_failures_in_a_row_fail_the_job(graph_of: Graphs) ->
         assert pick(job.do(Declined(A, job.checkpoint())), FailJob) == []
     (fail,) = pick(job.do(Declined(A, job.checkpoint(), message="disk full")), FailJob)
     assert fail.reason is FailureReason.CHECKPOINT_DECLINED
-    assert "disk full" in fail.message and "tolerable_failed_checkpoints" in fail.message
+    assert re.search("more than 2 .*tolerable_failed_checkpoints.* 3: .*disk full", fail.message)
 
 
 def test_a_completed_checkpoint_resets_the_count(graph_of: Graphs) -> None:
@@ -721,6 +785,7 @@ def test_a_write_that_failed_discards_and_one_of_unknown_outcome_does_not(graph_
     job.ack(2)
     actions = job.do(MetadataOutcomeUnknown(2, "time-out"))
     assert failed(actions) == [(2, FailureReason.FINALIZE_CHECKPOINT_FAILURE)]
+    assert pick(actions, CheckpointFailed)[0].message == "time-out"
     assert pick(actions, DiscardStates) == []
     job.checkpoint()
     job.ack(3)
@@ -750,6 +815,8 @@ def test_when_every_task_is_at_its_end_one_checkpoint_is_triggered_at_once(graph
     assert not job.coordinator.all_at_end_of_data
     assert triggered(job.do(EndOfDataReached(C))) == [(1, A)]
     assert job.coordinator.all_at_end_of_data
+    # Nothing is due but its timeout.
+    assert job.coordinator.next_deadline() == 601
     # Not one per tick, and no periodic one beside or after it.
     assert triggered(job.at(35)) == []
     assert triggered(job.complete(1, AFTER_FINISH)) == []
@@ -871,6 +938,18 @@ def test_a_failed_one_is_repeated_after_a_back_off(graph_of: Graphs) -> None:
     assert triggered(job.at(50)) == []
 
 
+@pytest.mark.parametrize(("interval", "again_at"), [(10.0, 1), (1.0, 1), (0.25, 0.25), (None, None)])
+def test_the_back_off_is_never_longer_than_the_interval(graph_of: Graphs, interval: float | None, again_at: float | None) -> None:
+    job = Job(graph_of(CHAIN), interval=interval, tolerable_failed_checkpoints=5)
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    if interval is None:
+        # The end of the data triggers none.
+        job.checkpoint()
+    job.do(Declined(B, 1))
+    assert job.coordinator.next_deadline() == again_at
+
+
 def test_a_task_that_is_just_finishing_is_let_go_first(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN))
     job.do(EndOfDataReached(A))
@@ -927,6 +1006,18 @@ def test_a_task_that_starts_again_has_its_end_before_it(graph_of: Graphs) -> Non
     job.do(EndOfDataReached(B))
     assert triggered(job.do(EndOfDataReached(C))) == []
     assert triggered(job.do(EndOfDataReached(A))) == [(1, A)]
+
+
+def test_a_task_that_starts_again_after_the_final_checkpoint_gets_another_at_once(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    job.complete(1, AFTER_FINISH)
+    job.state(A, TaskState.INITIALIZING)
+    job.state(A, TaskState.RUNNING)
+    job.do(EndOfDataReached(A))
+    job.state(B, TaskState.FINISHED)
+    assert triggered(job.state(C, TaskState.FINISHED)) == [(2, A)]
 
 
 def test_a_final_checkpoint_whose_commits_all_hang_is_followed_by_another(graph_of: Graphs) -> None:
@@ -987,6 +1078,18 @@ def test_a_final_checkpoint_that_a_full_queue_dropped_comes_back_after_a_back_of
     assert triggered(job.complete(1)) == [(2, A)]
 
 
+def test_so_does_one_that_a_better_request_has_pushed_out(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_queued=1)
+    job.checkpoint()
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    assert triggered(job.do(CheckpointRequested("better", SAVEPOINT))) == [(2, A)]
+    assert job.coordinator.next_deadline() == 1
+    job.at(1)
+    job.complete(2)
+    assert triggered(job.complete(1)) == [(3, A)]
+
+
 def test_when_only_some_tasks_are_at_their_end_the_next_periodic_one_serves(graph_of: Graphs) -> None:
     job = Job(graph_of("V0 p2 -ALL-> V1 p1"))
     job.do(EndOfDataReached(TaskId("V0", 0)))
@@ -1029,6 +1132,7 @@ def test_a_restart_aborts_everything_and_keeps_what_is_complete(graph_of: Graphs
     actions = job.do(JobRestarting(finished=frozenset({A})))
     reason = FailureReason.CHECKPOINT_COORDINATOR_SUSPEND
     assert failed(actions) == [(4, reason)]
+    assert all("is restarting" in a.message for a in pick(actions, RequestFailed) + pick(actions, CheckpointFailed))
     assert {(a.request_id, a.reason) for a in pick(actions, RequestFailed)} == {
         ("pending", reason),
         ("queued", reason),
@@ -1073,7 +1177,7 @@ def test_no_restart_before_the_outcome_of_a_write_is_known(graph_of: Graphs) -> 
     job.checkpoint()
     job.ack(1)
     assert job.coordinator.finalizing == 1
-    with pytest.raises(CheckpointStillFinalizing, match="checkpoint 1"):
+    with pytest.raises(CheckpointStillFinalizing, match=r"checkpoint 1 .*Wait for the outcome .*JobRestarting"):
         job.do(JobRestarting())
     job.do(MetadataOutcomeUnknown(1))
     assert job.coordinator.finalizing is None
@@ -1088,7 +1192,9 @@ def test_a_restart_from_a_checkpoint_of_unknown_outcome_retains_it(graph_of: Gra
     job.ack(2)
     job.do(MetadataOutcomeUnknown(2))
     found = CompletedCheckpoint(2, "it had landed", finished=frozenset({A}))
+    assert job.checkpoint() == 3
     actions = job.do(JobRestarting(found.finished, restored=found))
+    assert failed(actions) == [(3, FailureReason.CHECKPOINT_COORDINATOR_SUSPEND)]
     assert [a.checkpoint.checkpoint_id for a in pick(actions, DiscardCheckpoint)] == [1]
     assert job.coordinator.latest_completed == found
     assert pick(job.do(JobRestarting(found.finished, restored=found)), DiscardCheckpoint) == []
@@ -1122,7 +1228,7 @@ def test_after_shutdown_nothing_is_triggered_and_everybody_is_answered(graph_of:
     actions = job.do(Shutdown(JobStatus.CANCELED))
     reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
     assert failed(actions) == [(1, reason)]
-    assert [(a.request_id, a.reason) for a in pick(actions, RequestFailed)] == [("by hand", reason)]
+    assert pick(actions, RequestFailed) == [RequestFailed("by hand", reason, reason.value)]
     assert job.coordinator.next_deadline() is None
     assert pick(job.do(CheckpointRequested("late")), RequestFailed)[0].reason is reason
     late = job.ack(1, B)
@@ -1142,29 +1248,35 @@ def test_shutdown_keeps_the_states_of_what_is_being_written(graph_of: Graphs) ->
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("others", "name", "refused", "expected", "taken"),
     [
-        {"interval": 0},
-        {"interval": 1, "timeout": 0},
-        {"interval": 1, "min_pause": -1},
-        {"interval": 1, "max_concurrent": 0},
-        {"interval": 1, "tolerable_failed_checkpoints": -1},
-        {"interval": 1, "retained": 0},
-        {"interval": 1, "mode": "at_most_once"},
-        {"interval": 1, "mode": "at_least_once", "unaligned": True},
-        {"interval": 1, "unaligned": True, "max_concurrent": 2},
-        {"interval": 1, "unaligned": True, "aligned_checkpoint_timeout": -1},
-        {"interval": 1, "unaligned": False, "aligned_checkpoint_timeout": 1},
-        {"interval": 1, "initial_delay": -1},
-        {"interval": 1, "max_queued": 0},
-        {"interval": 1, "history": -1},
-        {"interval": 2, "interval_during_backlog": 1},
-        {"interval": None, "interval_during_backlog": 1},
+        ({}, "interval", 0, "a positive number or None", [0.1, None]),
+        ({}, "timeout", 0, "a positive number", [0.1]),
+        ({}, "min_pause", -0.1, "0 or more", [0]),
+        ({}, "max_concurrent", 0, "1 or more", [1]),
+        ({}, "tolerable_failed_checkpoints", -1, "0 or more", [0]),
+        ({}, "retained", 0, "1 or more", [1]),
+        ({}, "mode", "at_most_once", "exactly_once or at_least_once", ["exactly_once", "at_least_once"]),
+        ({"mode": "at_least_once"}, "unaligned", True, "False with mode='at_least_once'", [False]),
+        ({"unaligned": True}, "max_concurrent", 2, "1 with unaligned=True", [1]),
+        ({"unaligned": True}, "aligned_checkpoint_timeout", -1, "None, or 0 or more together with", [0, 0.1, None]),
+        ({"unaligned": False}, "aligned_checkpoint_timeout", 1, "None, or 0 or more together with unaligned=True", [None]),
+        ({}, "initial_delay", -0.1, "0 or more, or None", [0, None]),
+        ({}, "max_queued", 0, "1 or more", [1]),
+        ({}, "history", -1, "0 or more", [0]),
+        ({"interval": 2}, "interval_during_backlog", 1, "0, or at least `interval`, which must be set", [0, 2, 3, None]),
+        ({"interval": None}, "interval_during_backlog", 1, "0, or at least `interval`, which must be set", [None]),
     ],
 )
-def test_settings_outside_their_range_are_refused_by_name(settings: dict[str, object]) -> None:
-    with pytest.raises(InvalidCheckpointConfig, match=list(settings)[-1]):
-        CheckpointConfig(**settings)  # type: ignore[arg-type]
+def test_settings_outside_their_range_are_refused_by_name(
+    others: dict[str, object], name: str, refused: object, expected: str, taken: list[object]
+) -> None:
+    def config(value: object) -> CheckpointConfig:
+        return CheckpointConfig(**{"interval": 1, **others, name: value})  # type: ignore[arg-type]
+
+    with pytest.raises(InvalidCheckpointConfig, match=re.escape(f"{name} is {refused!r}; expected {expected}")):
+        config(refused)
+    assert [getattr(config(value), name) for value in taken] == taken
 
 
 def test_the_plan_and_its_roots_can_be_asked_for(graph_of: Graphs) -> None:

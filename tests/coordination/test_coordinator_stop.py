@@ -356,6 +356,11 @@ def test_after_a_failed_drain_nothing_is_triggered_until_the_job_restarts(graph_
     assert job.answers == {"stop": WAYS_TO_FAIL[words], "checkpoint": SUSPENDED.name}
 
 
+def test_after_a_failed_suspend_the_initial_delay_does_not_begin_again(graph_of: Graphs) -> None:
+    job = Job(graph_of, "+3 suspend declined1", initial_delay=50.0)
+    assert job.coordinator.next_deadline() == 13
+
+
 def test_a_suspend_can_be_tried_again(graph_of: Graphs) -> None:
     job = Job(graph_of, "suspend declined1")
     assert triggered(job.do("again ack2 written2")) == [2]
@@ -413,6 +418,7 @@ def test_a_request_can_be_withdrawn_from_the_queue_and_from_the_tasks(graph_of: 
     for request_id in ("queued", "checkpoint", "unknown"):
         job.handle(RequestWithdrawn(request_id, "too late"))
     assert job.answers == {"queued": "CHECKPOINT_EXPIRED", "checkpoint": "CHECKPOINT_EXPIRED"}
+    assert [a.message for a in pick(job.actions, RequestFailed)] == ["too late", "too late"]
     assert job.coordinator.pending_ids == ()
     # Impatience does not count against the job.
     assert pick(job.actions, FailJob) == []
@@ -428,6 +434,7 @@ def test_a_restart_fails_the_stop(graph_of: Graphs, words: str) -> None:
     job = Job(graph_of, words)
     job.do("restart")
     assert job.answers["second stop" if "again" in words else "stop"] == SUSPENDED.name
+    assert "is restarting" in pick(job.actions, RequestFailed)[-1].message
     job.start()
     assert job.coordinator.stopping is None
     assert len(triggered(job.do("+10"))) == 1

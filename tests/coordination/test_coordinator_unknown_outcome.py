@@ -38,6 +38,7 @@ def test_an_older_checkpoint_is_given_up() -> None:
     coordinator, actions = after_unknown_outcome_of_the_newer(CheckpointProperties())
     failed = [(a.checkpoint_id, a.reason) for a in actions if isinstance(a, CheckpointFailed)]
     assert failed == [(2, FailureReason.FINALIZE_CHECKPOINT_FAILURE), (1, FailureReason.CHECKPOINT_SUBSUMED)]
+    assert "checkpoint 2 may have completed" in [a.message for a in actions if isinstance(a, CheckpointFailed)][1]
     assert not [a for a in actions if isinstance(a, WriteMetadata)]
     assert 2 not in [a.checkpoint_id for a in actions if isinstance(a, DiscardStates)]
     assert coordinator.pending_ids == ()

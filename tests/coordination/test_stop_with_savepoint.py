@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dagster_checkpoints.coordination import (
@@ -35,25 +37,27 @@ CREATED = StopState.SAVEPOINT_CREATED
 
 @pytest.mark.parametrize("drain", [False, True])
 @pytest.mark.parametrize(
-    ("events", "state", "reason", "fails_over"),
+    ("events", "state", "reason", "fails_over", "words"),
     [
-        ("created", CREATED, None, "never"),
-        ("created, finished", StopState.FINAL, None, "never"),
-        ("task failed", StopState.WAITING_FOR_SAVEPOINT, None, "never"),
-        ("task failed, failed", StopState.FINAL, FailureReason.CHECKPOINT_EXPIRED, "drain"),
-        ("task failed, created", CREATED, None, "never"),
-        ("failed", StopState.FINAL, FailureReason.CHECKPOINT_EXPIRED, "drain"),
-        ("finished", StopState.FINAL, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "never"),
+        ("created", CREATED, None, "never", ""),
+        ("created, finished", StopState.FINAL, None, "never", ""),
+        ("task failed", StopState.WAITING_FOR_SAVEPOINT, None, "never", ""),
+        ("task failed, failed", StopState.FINAL, FailureReason.CHECKPOINT_EXPIRED, "drain", "too slow"),
+        ("task failed, created", CREATED, None, "never", ""),
+        ("failed", StopState.FINAL, FailureReason.CHECKPOINT_EXPIRED, "drain", "too slow"),
+        ("finished", StopState.FINAL, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "never", "every task has finished"),
         # The job has ended by itself: there is nothing to restart.
-        ("over", StopState.FINAL, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "never"),
-        ("canceled", StopState.FINAL, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "never"),
-        ("job failed", StopState.FINAL, FailureReason.JOB_FAILURE, "never"),
-        ("created, task failed", StopState.FINAL, FailureReason.TASK_FAILURE, "always"),
-        ("created, canceled", StopState.FINAL, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "never"),
-        ("created, job failed", StopState.FINAL, FailureReason.JOB_FAILURE, "never"),
+        ("over", StopState.FINAL, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "never", "every task has finished"),
+        ("canceled", StopState.FINAL, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "never", "canceled before"),
+        ("job failed", StopState.FINAL, FailureReason.JOB_FAILURE, "never", "no more attempts"),
+        ("created, task failed", StopState.FINAL, FailureReason.TASK_FAILURE, "always", "the disk is full"),
+        ("created, canceled", StopState.FINAL, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, "never", "canceled"),
+        ("created, job failed", StopState.FINAL, FailureReason.JOB_FAILURE, "never", "no more attempts"),
     ],
 )
-def test_every_outcome(drain: bool, events: str, state: StopState, reason: FailureReason | None, fails_over: str) -> None:
+def test_every_outcome(
+    drain: bool, events: str, state: StopState, reason: FailureReason | None, fails_over: str, words: str
+) -> None:
     stop = StopWithSavepoint("r", drain)
     actions = [action for name in events.split(", ") for action in stop.handle(EVENTS[name])]
     created = "created" in events
@@ -65,6 +69,7 @@ def test_every_outcome(drain: bool, events: str, state: StopState, reason: Failu
     for answer in answers:
         if isinstance(answer, AnswerFailed):
             assert answer.reason is reason
+            assert words in answer.message
             # The caller's error names the savepoint, if there is one.
             assert answer.location == ("savepoints/savepoint-7-x" if created else None)
             assert ("savepoint 7" in answer.message) == ("savepoints/savepoint-7-x" in answer.message) == created
@@ -72,7 +77,9 @@ def test_every_outcome(drain: bool, events: str, state: StopState, reason: Failu
             assert reason is None
             assert answer == AnswerDone(7, "savepoints/savepoint-7-x")
     expected = fails_over == "always" or (fails_over == "drain" and drain)
-    assert [type(action) for action in actions[len(answers) :]] == [FailOver] * expected
+    fail_overs = actions[len(answers) :]
+    assert [type(action) for action in fail_overs] == [FailOver] * expected
+    assert all(isinstance(action, FailOver) and words in action.message for action in fail_overs)
 
 
 def test_the_fail_over_after_the_savepoint_names_it_and_its_cause() -> None:
@@ -95,5 +102,5 @@ def test_after_the_answer_nothing_matters(name: str) -> None:
 def test_a_second_outcome_of_the_savepoint_is_refused(name: str) -> None:
     stop = StopWithSavepoint("r", drain=False)
     stop.handle(EVENTS["created"])
-    with pytest.raises(UnexpectedEvent, match="savepoint 7"):
+    with pytest.raises(UnexpectedEvent, match=f"savepoint 7 .*{re.escape(repr(EVENTS[name]))}: .*one outcome"):
         stop.handle(EVENTS[name])

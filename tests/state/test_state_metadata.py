@@ -404,6 +404,7 @@ BOTH = ChainMetadata("a", ("a", "b"), tasks(0, 1))
         ((of_two(1),), (TWO,), "has the tasks \\[1\\], which have finished"),
         ((of_two(),), (ChainMetadata("a", ("a",), tasks(1)),), "no snapshot of its unfinished tasks \\[0\\]"),
         ((of_two(0),), (ENDED,), "no snapshot of its unfinished tasks \\[1\\]"),
+        ((StageMetadata("a", 10, tuple(map(str, range(10)))),), (ENDED,), "tasks \\[0, 1, 2, 3, 4, 5, 6, 7, 8, 9\\]"),
         ((StageMetadata("a", 99, tuple(map(str, range(99)))),), (ENDED,), "tasks \\[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, '…'\\]"),
         ((StageMetadata("a", 0, (), (), True),), (ENDED,), "parallelism 0 and 0 instances"),
         ((StageMetadata("a", 2, ("x", "x")),), (TWO,), "2 instances 'x'"),

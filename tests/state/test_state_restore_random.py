@@ -124,10 +124,20 @@ class Restores(RuleBasedStateMachine):
                 (chain, index)
                 for chain in self.run.chains
                 for index in range(self.pipeline.stage(chain[0]).parallelism)
-                if index not in self.run.finished[chain[0]] and all(self.has_ended(edge, index) for edge in self.inputs_of(chain))
+                if index not in self.run.finished[chain[0]] and self.may_finish(chain, index)
             ]
             if ready:
                 self.finish(*data.draw(st.sampled_from(ready)))
+
+    def may_finish(self, chain: tuple[str, ...], index: int) -> bool:
+        edges = self.inputs_of(chain)
+        # The rule looks at stages, as Flink's does: a changed pipeline may lead a POINTWISE edge from an instance that runs to
+        # one that had finished. Once the last one has finished behind such an edge the checkpoint does not fit its pipeline.
+        finished = {*self.run.finished[chain[0]], index}
+        fits = len(finished) < self.pipeline.stage(chain[0]).parallelism or all(
+            self.has_ended(e, i) for e in edges for i in finished
+        )
+        return fits and all(self.has_ended(edge, index) for edge in edges)
 
     def finish(self, chain: tuple[str, ...], index: int) -> None:
         for name in chain:

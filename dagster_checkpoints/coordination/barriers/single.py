@@ -129,7 +129,7 @@ class _SingleCheckpointHandler:
                 return []
             if barrier.checkpoint_id in self._aborted:
                 return self._cancel(barrier.checkpoint_id)
-            actions += self._advance_to(barrier.checkpoint_id)
+            actions = self._advance_to(barrier.checkpoint_id)
             pending = self._pending = _Pending(barrier)
         if pending.in_flight is not None:
             return self._captured(pending, {received, announced})
