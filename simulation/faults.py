@@ -50,10 +50,11 @@ Patches = Iterator[tuple[object, str, Any]]
 
 @dataclass(frozen=True)
 class Fault:
-    """One rule broken: what is replaced by what."""
+    """One rule broken: what is replaced by what; and the theme of the worlds to look in, if it takes too long in all of them."""
 
     name: str
     patches: Callable[[], Patches]
+    theme: str = ""
 
 
 @contextmanager
@@ -390,8 +391,8 @@ FAULTS = (
     Fault("only the first instance of a root is triggered", _roots_not_triggered),
     Fault("a restart does not wait for what is being finalized", _restart_while_finalizing),
     Fault("a failed suspend does not let its tasks go on", _abort_does_not_resume),
-    Fault("a file's name does not say who stored it", _name_without_owner),
-    Fault("an older owner aborts what a newer one has staged", _older_owner_aborts),
+    Fault("a file's name does not say who stored it", _name_without_owner, "going back"),
+    Fault("an older owner aborts what a newer one has staged", _older_owner_aborts, "going back"),
     Fault("the enumerator's splits are forgotten in a restore", _enumerators_forgotten),
     Fault("broadcast state is that of the first instance, whoever has it", _broadcast_of_the_first_only),
     Fault("tasks are told before the store names the checkpoint", _notice_before_the_store_names_it),
@@ -409,7 +410,7 @@ def find(fault: Fault, seconds: float, first_seed: int = 0) -> tuple[int, float,
     began = time.monotonic()
     with injected(fault):
         for seed in itertools.count(first_seed):
-            outcome = run(random_scenario(seed), record=False)
+            outcome = run(random_scenario(seed, fault.theme), record=False)
             took = time.monotonic() - began
             if outcome.error is not None:
                 return seed, took, outcome

@@ -70,10 +70,11 @@ class Scenario:
     going_back: bool = False
 
 
-def random_scenario(seed: int) -> Scenario:
-    """The scenario of a seed."""
+def random_scenario(seed: int, theme: str = "") -> Scenario:
+    """The scenario of a seed; of this theme, or of any."""
     r = random.Random(seed)
-    theme = r.choices(list(THEMES), [often for often, _ in THEMES.values()])[0]
+    chosen = r.choices(list(THEMES), [often for often, _ in THEMES.values()])[0]
+    theme = theme or chosen
     stages = random_stages(seed % SHAPES, stateful=theme == "rescaling" or (theme == "tasks" and r.random() < 0.5))
     kinds = {stage.kind for stage in stages}
     stateless = not kinds & {"window", "totals"}

@@ -30,11 +30,15 @@ class RandomSchedule:
         self._lazy = world.scenario.lazy
         self._newest_first = world.scenario.newest_first
         self._write_failed = False
+        self._then: Label | None = None
         # Where runs go back, somebody who is paused in the middle of it sleeps until others have gone on.
         self._trouble, self._wakes, self._at_once = (0.2, 0.04, 0.2) if world.scenario.going_back else (0.06, 0.3, 0.5)
 
     def next(self) -> Label | None:
         """A step that is possible now; None when nothing is, ever."""
+        if self._then is not None:
+            then, self._then = self._then, None
+            return then
         world = self._world
         active = world.active
         alone = len(active) == 1 and not active[0].paused and active[0] is world.processes[-1]
@@ -208,7 +212,13 @@ class RandomSchedule:
         process = world.active[int(self._chance() * len(world.active))]
         number = process.number
         if process.paused:
-            return ("wake", number) if world.current is not process and self._chance() < self._wakes else None
+            # Best when it can do harm: in the middle of opening a sink, where a newer owner has staged something by now.
+            harm = [t.number for t in process.running if t.opening and t.sink and t.sink.newer_staged]
+            if world.current is process or self._chance() >= (0.5 if harm else self._wakes):
+                return None
+            if harm:
+                self._then = ("open", number, harm[0], True)
+            return ("wake", number)
         if process.shut_down and process.said and world.budgets["repeat"]:
             return ("repeat", number, int(self._chance() * len(process.said)))
         left = [what for what, budget in world.budgets.items() if budget and what not in ("write", "upload", "restart")]

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import NamedTuple
 
 from dagster_checkpoints.sinks.branches import Branches
-from simulation.violations import Violation
+from simulation.violations import Violation, check
 
 Rows = tuple[int, ...]
 Target = tuple[int, int, int]
@@ -140,7 +140,7 @@ class TaskSink:
             for job, instance in self._mine():
                 system.settle(job, instance, take_back_after, staged)
         for transaction in transactions:
-            system.commit(transaction)
+            self._commit(transaction)
         yield
         self._abort_rest(others)
         self._goes_on_from(take_back_after)
@@ -167,7 +167,7 @@ class TaskSink:
 
     def commit_up_to(self, checkpoint_id: int | None) -> None:
         while self._pending and (checkpoint_id is None or self._pending[0][0] <= checkpoint_id):
-            self._system.commit(self._pending[0][1])
+            self._commit(self._pending[0][1])
             del self._pending[0]
 
     @property
@@ -176,6 +176,14 @@ class TaskSink:
 
     def close(self) -> None:
         self.rows = []
+
+    def _commit(self, transaction: Transaction) -> None:
+        try:
+            self._system.commit(transaction)
+        except SinkError as error:
+            # Of what a checkpoint holds nothing may be lost while its owner is the newest.
+            check(self._system.fences[self._instance] > self._epoch, error)
+            raise
 
     def _goes_on_from(self, restored: int | None) -> None:
         """From a checkpoint of its own that later ones were taken back for, or from the job's beginning: 0."""
@@ -193,6 +201,11 @@ class TaskSink:
     def _is_newer(self, name: str) -> bool:
         """Whether a newer owner has staged it."""
         return int(name[1 : name.index("-")]) > self._epoch
+
+    @property
+    def newer_staged(self) -> bool:
+        """Whether a newer owner has staged something here."""
+        return any(self._is_newer(name) for name in self._system.staged)
 
     def _mine(self) -> list[tuple[int, int]]:
         """This instance, and for the first one those that are no more, after a change of parallelism."""
