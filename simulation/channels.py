@@ -69,8 +69,8 @@ class Snapshot:
     """What a task acknowledges with."""
 
     __slots__ = (
-        "after_finish", "channels", "contents", "files", "ghost", "output", "splits", "stages", "tables", "transactions", "valve",
-        "watermark", "with_rows",
+        "after_finish", "channels", "contents", "files", "ghost", "held_in_tables", "output", "splits", "stages", "tables",
+        "transactions", "valve", "watermark", "with_rows",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -83,6 +83,8 @@ class Snapshot:
         self.stages: tuple[Any, ...] = ()
         self.tables: dict[int, int] = {}
         """By edge: the sum of the static table's rows so far."""
+        self.held_in_tables: dict[int, frozenset[int]] = {}
+        """At-least-once: by edge, the rows themselves."""
         self.splits: tuple[tuple[int, int], ...] = ()
         self.transactions: tuple[Transaction, ...] = ()
         self.with_rows: dict[str, Rows] = {}

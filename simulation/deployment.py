@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import ChannelWatermark
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state.redistribution import redistribute_key_groups, redistribute_lists, redistribute_unions
+from dagster_checkpoints.state.redistribution import (
+    redistribute_broadcasts,
+    redistribute_key_groups,
+    redistribute_lists,
+    redistribute_unions,
+)
 from simulation.channels import Channel, Ghost, Output, Snapshot
 from simulation.elements import END_OF_DATA, END_OF_PARTITION, KEY_GROUPS, even, key_group
 from simulation.operators import Union
@@ -36,6 +42,7 @@ def deploy(process: Process, restored: Restored | None, start: StartPoint | None
     buffered = process.settings.config.unaligned
     channels = [Channel(n, spec.name, spec.edge, spec.static, buffered) for n, spec in enumerate(shape.channels)]
     process.tasks = {}
+    process.enumerators = _enumerators(shape, restored)
     for number, spec in enumerate(shape.tasks):
         if spec.id in finished:
             continue
@@ -65,6 +72,15 @@ def deploy(process: Process, restored: Restored | None, start: StartPoint | None
         _check_unions(process, restored)
     if start is not None:
         _begin_sinks(process, restored)
+
+
+def _enumerators(shape: Shape, restored: Restored | None) -> dict[int, deque[int]]:
+    """By source stage whose splits are assigned one after the other: those that nobody reads yet."""
+    enumerated = [number for number, spec in enumerate(shape.stages) if spec.enumerated]
+    if restored is None:
+        return {number: deque(range(shape.stages[number].splits)) for number in enumerated}
+    known = restored.plan.enumerators
+    return {n: deque(map(int, known[name_of(n)].discovered)) for n in enumerated if name_of(n) in known}
 
 
 def _check_unions(process: Process, restored: Restored) -> None:
@@ -108,7 +124,7 @@ def _sink(process: Process, stage: int, index: int) -> TaskSink | None:
 def _restore(process: Process, task: Task, states: dict[TaskId, Snapshot], restored: Restored | None) -> None:
     spec = process.shape.stages[task.head]
     if restored is None:
-        if task.source:
+        if task.source and not spec.enumerated:
             task.splits = [[split, 0] for split in even(spec.splits, spec.instances, task.id.index)]
     else:
         before = process.world.shapes[restored.metadata.variant]
@@ -153,6 +169,9 @@ def _stage_states(task: Task, siblings: Sequence[Snapshot | None], parallelism: 
         elif kind == "union":
             unions = redistribute_unions([None if h is None else {"counts": [h]} for h in held], parallelism)
             shares.append(unions[index].get("counts", ()))
+        elif kind == "broadcast":
+            copies = redistribute_broadcasts([None if h is None else {"rule": h} for h in held], parallelism)
+            shares.append([copies[index][name] for name in copies[index]])
         else:
             shares.append(())
     return shares
@@ -179,6 +198,7 @@ def _rescaled(task: Task, siblings: Sequence[Snapshot | None], parallelism: int)
     made.with_rows = {name: rows for s in states for name, rows in s.with_rows.items()}
     made.valve = min((s.valve for s in states if s.valve is not None), default=None)
     made.tables = dict(states[0].tables)
+    made.held_in_tables = dict(states[0].held_in_tables)
     ended = {name.partition("->")[0] for s in states for name, state in s.channels.items() if state[0] == "drain"}
     for channel in task.inputs:
         if channel.static and channel.name.partition("->")[0] in ended:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -32,6 +32,7 @@ from dagster_checkpoints.coordination import (
     TriggerTask,
     UnalignedBarrierHandler,
     WatermarkValve,
+    WriteMetadata,
 )
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.coordination.barriers.single import _SingleCheckpointHandler
@@ -40,7 +41,7 @@ from dagster_checkpoints.coordination.progress import TaskProgress
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
 from dagster_checkpoints.state import PartlyFinishedUnionState, redistribution, restore
-from simulation import deployment, machine, sinks, storage, writing
+from simulation import deployment, machine, restoring, sinks, storage, writing
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
 
@@ -333,6 +334,38 @@ def _older_owner_aborts() -> Patches:
     yield sinks.TaskSink, "_is_newer", lambda self, name: False
 
 
+def _enumerators_forgotten() -> Patches:
+    def broken(*arguments: Any) -> Any:
+        return replace(restore.validate_restore(*arguments), enumerators={})
+
+    yield restoring, "validate_restore", broken
+
+
+def _broadcast_of_the_first_only() -> Patches:
+    yield deployment, "redistribute_broadcasts", lambda instances, parallelism: [dict(instances[0] or {})] * parallelism
+
+
+def _notice_before_the_store_names_it() -> Patches:
+    finalize = PendingCheckpoints._finalize_next
+
+    def broken(self: Any) -> Any:
+        actions = finalize(self)
+        begun = [a.checkpoint for a in actions if isinstance(a, WriteMetadata)]
+        return [*(NotifyComplete(frozenset(c.plan.commit), c.checkpoint_id) for c in begun), *actions]
+
+    yield PendingCheckpoints, "_finalize_next", broken
+
+
+def _late_acknowledgement_discards() -> Patches:
+    late = PendingCheckpoints._late
+
+    def broken(self: Any, event: Any) -> Any:
+        with patch.multiple(self, _completed_ids=set(), _undecided_ids=set()):
+            return late(self, event)
+
+    yield PendingCheckpoints, "_late", broken
+
+
 FAULTS = (
     Fault("a closed channel is not counted", _closed_channel_not_counted),
     Fault("the first notice after the end lets a task go, though triggered before it", _first_notice_ends_the_task),
@@ -359,10 +392,14 @@ FAULTS = (
     Fault("a failed suspend does not let its tasks go on", _abort_does_not_resume),
     Fault("a file's name does not say who stored it", _name_without_owner),
     Fault("an older owner aborts what a newer one has staged", _older_owner_aborts),
+    Fault("the enumerator's splits are forgotten in a restore", _enumerators_forgotten),
+    Fault("broadcast state is that of the first instance, whoever has it", _broadcast_of_the_first_only),
+    Fault("tasks are told before the store names the checkpoint", _notice_before_the_store_names_it),
     # These the simulator has found in the core itself.
     Fault("half an upload stays when nobody had acknowledged", _half_an_upload_stays),
     Fault("a new channel is left out after a second restore", _new_channel_left_out),
     Fault("an older checkpoint completes after an unknown outcome", _older_completes_after_unknown_outcome),
+    Fault("an acknowledgement that comes late discards a completed checkpoint", _late_acknowledgement_discards),
     Fault("a finished stage behind one at its end of data cannot be restored", _ended_predecessor_refused),
 )
 

@@ -38,7 +38,7 @@ from simulation.storage import (
     StorageError,
 )
 from simulation.task_life import TaskLife
-from simulation.violations import check
+from simulation.violations import Violation, check
 from simulation.writing import Writer
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ class Loop(Writer):
                 self.io.append(lambda: self._write(snapshot, ghosts))
             case NotifyComplete(tasks, checkpoint_id):
                 named = (self.job_id, checkpoint_id) in self.world.store.named
-                check(named, f"tasks are told that {checkpoint_id} has completed, and the state has never named it")
+                if not named:
+                    raise Violation(f"tasks are told that {checkpoint_id} has completed, and the state has never named it")
                 self._send(tasks, ("complete", checkpoint_id))
             case NotifySavepointComplete(tasks, checkpoint_id):
                 self._send(tasks, ("savepoint", checkpoint_id))
@@ -125,7 +126,8 @@ class Loop(Writer):
                 self.io.append(lambda: self._delete(checkpoint.location))
             case CheckpointTriggered(checkpoint_id, properties):
                 last = max(self._last_id, self.world.store.taken.get(self.job_id, 0))
-                check(checkpoint_id > last or self.superseded, f"id {checkpoint_id} after {last}")
+                if checkpoint_id <= last and not self.superseded:
+                    raise Violation(f"id {checkpoint_id} after {last}")
                 self._last_id = checkpoint_id
                 if properties.is_savepoint:
                     self._savepoint_directory(checkpoint_id)

@@ -86,6 +86,8 @@ class Machine(ABC):
         self.tasks: dict[TaskId, Task] = {}
         self.running: list[Task] = []
         self.finished: set[TaskId] = set()
+        self.enumerators: dict[int, deque[int]] = {}
+        """By source stage: the splits that nobody reads yet."""
         self.ghosts: dict[TaskId, Ghost] = {}
         self.attempt = 0
         self.paused = False

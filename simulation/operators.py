@@ -19,7 +19,7 @@ Forward = Callable[[int, int, int], None]
 class Operator:
     """Passes rows on, under a new name that says by which edge they came and which static table they met."""
 
-    __slots__ = ("forward", "has_table", "index", "number", "spec", "table", "watermark")
+    __slots__ = ("finished", "forward", "has_table", "index", "number", "spec", "table", "watermark")
 
     def __init__(self, number: int, spec: StageSpec, index: int) -> None:
         self.number = number
@@ -29,6 +29,7 @@ class Operator:
         self.has_table = any(i.static for i in spec.inputs)
         self.forward: Forward
         self.watermark = 0
+        self.finished = False
 
     def named(self, uid: int, edge: int) -> int:
         uid = uid * EDGES + edge
@@ -51,7 +52,8 @@ class Operator:
 
     def _check_owned(self, key: int) -> None:
         owned = self.spec.instances == 1 or not any(i.keyed for i in self.spec.inputs) or self._owns(key)
-        check(owned, f"key {key} at instance {self.index} of stage {self.number}, which does not own it")
+        if not owned:
+            raise Violation(f"key {key} at instance {self.index} of stage {self.number}, which does not own it")
 
     def _owns(self, key: int) -> bool:
         return owner_of(key, self.spec.instances) == self.index
@@ -169,7 +171,24 @@ class Union(Operator):
         self.counted = sum(states) if self.index == 0 else 0
 
 
-KINDS: dict[str, type[Operator]] = {"window": Window, "totals": Totals, "buffer": Buffer, "union": Union}
+class Broadcast(Operator):
+    """Passes rows on by a rule in broadcast state: every instance has the same one, whoever was there before."""
+
+    __slots__ = ("rule",)
+
+    def __init__(self, number: int, spec: StageSpec, index: int) -> None:
+        super().__init__(number, spec, index)
+        self.rule = mix(number)
+
+    def snapshot(self) -> int:
+        return self.rule
+
+    def restore(self, states: Iterable[int]) -> None:
+        self.rule = sum(states)
+        check(self.rule == mix(self.number), f"stage {self.number}[{self.index}] has lost its broadcast state")
+
+
+KINDS: dict[str, type[Operator]] = {"broadcast": Broadcast, "window": Window, "totals": Totals, "buffer": Buffer, "union": Union}
 
 
 def operator(number: int, spec: StageSpec, index: int) -> Operator:

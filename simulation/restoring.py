@@ -10,6 +10,7 @@ from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import (
     ChainMetadata,
     CheckpointMetadata,
+    EnumeratorState,
     OperatorState,
     RestorePlan,
     StageInstanceSnapshot,
@@ -21,8 +22,9 @@ from dagster_checkpoints.state import (
 )
 from dagster_checkpoints.storage.pipeline_state import CheckpointPointer, PipelineState
 from simulation.channels import Snapshot
-from simulation.shapes import Shape, name_of
+from simulation.shapes import Shape, StageSpec, name_of
 from simulation.storage import Metadata, Ownership, Store, pointer_to
+from simulation.violations import check
 
 OVER = frozenset({"FINISHED", "NONE"})
 
@@ -181,6 +183,7 @@ def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
             instances=tuple(str(i) for i in range(spec.instances)),
             finished=finished[name_of(number)],
             fully_finished=len(finished[name_of(number)]) == spec.instances,
+            enumerator=_enumerator(metadata, spec, TaskId(name_of(number), 0).vertex) if spec.enumerated else None,
         )
         for number, spec in enumerate(shape.stages)
     )
@@ -192,6 +195,20 @@ def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
         kind="savepoint" if metadata.kind == "savepoint" else "checkpoint",
         job_id=str(metadata.job_id),
         epoch=metadata.epoch,
+    )
+
+
+def _enumerator(metadata: Metadata, spec: StageSpec, vertex: str) -> EnumeratorState:
+    """What the enumerator of a source's splits knows, as of what its readers had when they took their snapshots."""
+    read = [s.splits for task, s in metadata.states.items() if task.vertex == vertex]
+    read += [ghost.splits for task, ghost in metadata.ghosts.items() if task.vertex == vertex]
+    at = {split: position for splits in read for split, position in splits}
+    check(len(at) == sum(map(len, read)), f"a split of {vertex} is read twice: {read}")
+    over = [split for split, position in at.items() if position >= spec.records_of(split)]
+    return EnumeratorState(
+        discovered=tuple(str(split) for split in range(spec.splits) if split not in at),
+        assigned=tuple(str(split) for split in at if split not in over),
+        finished=tuple(map(str, over)),
     )
 
 

@@ -77,10 +77,9 @@ def random_scenario(seed: int) -> Scenario:
     stages = random_stages(seed % SHAPES, stateful=theme == "rescaling" or (theme == "tasks" and r.random() < 0.5))
     kinds = {stage.kind for stage in stages}
     stateless = not kinds & {"window", "totals"}
-    static = any(i.static for stage in stages for i in stage.inputs)
     barriers = r.choices(
         ("aligned", "unaligned", "timeout", "at_least_once"),
-        (6, 2, 2, 3 if stateless and not static and "union" not in kinds else 0),
+        (6, 2, 2, 3 if stateless and "union" not in kinds else 0),
     )[0]
     idle = "window" not in kinds and r.random() < 0.3
     config, restart, timeout = _config(r), _restart(r), r.choice((0.0, 1.0, 3.0))

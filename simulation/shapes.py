@@ -28,8 +28,8 @@ from dagster_checkpoints.pipeline import (
 )
 
 SOURCES = ("bounded", "unbounded")
-DERIVED = ("map", "map", "map", "window", "totals", "buffer", "union")
-STATEFUL = ("window", "totals", "buffer", "buffer", "union", "union")
+DERIVED = ("map", "map", "map", "window", "totals", "buffer", "union", "broadcast")
+STATEFUL = ("window", "totals", "buffer", "buffer", "union", "union", "broadcast")
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class StageSpec:
     """Of the first split of a source; each further one has two less."""
     splits: int = 0
     """Of a source; dealt out to its instances."""
+    enumerated: bool = False
+    """Splits are assigned one after the other, to whoever has none left."""
 
     def records_of(self, split: int) -> int:
         return max(self.records - 2 * split, 0)
@@ -162,7 +164,10 @@ def _source(r: random.Random, width: int, bounded: float) -> StageSpec:
     kind = "bounded" if r.random() < bounded else "unbounded"
     instances = _instances(r, width)
     splits = instances + (r.random() < 0.2)
-    return StageSpec(kind, instances, records=r.choice((0, 1, 2, 3, 4, 6, 8)), splits=splits)
+    enumerated = kind == "bounded" and r.random() < 0.25
+    if enumerated:
+        splits = r.randint(1, 2 * instances)
+    return StageSpec(kind, instances, records=r.choice((0, 1, 2, 3, 4, 6, 8)), splits=splits, enumerated=enumerated)
 
 
 def _derived(

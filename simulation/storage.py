@@ -203,6 +203,7 @@ class Ownership:
         self.previous = previous
         self.store = store
         self.state = state
+        self.epoch = state.epoch
         self.lost = ""
         self.released = False
         self._version = version
@@ -213,10 +214,6 @@ class Ownership:
         self._forgotten: set[str] = set()
         self._stopped_with = ""
         self._ending: tuple[JobStatus, EndedBy, str] | None = None
-
-    @property
-    def epoch(self) -> int:
-        return self.state.epoch
 
     @property
     def retained(self) -> tuple[CheckpointPointer, ...]:

@@ -44,7 +44,7 @@ from simulation.elements import (
     source_watermark,
 )
 from simulation.task_life import RUNNING, TaskLife
-from simulation.violations import check
+from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
     pass
@@ -55,6 +55,8 @@ class Task(TaskLife):
 
     def source_time(self) -> int:
         """The watermark of what is still to come."""
+        if self.enumerated:
+            return source_watermark(0)  # a split that is assigned later begins at its beginning
         times = [self._split_time(split, position) for split, position in self.splits]
         return min(times, default=MAX_WATERMARK_MS)
 
@@ -74,11 +76,16 @@ class Task(TaskLife):
 
     def _read_source(self) -> None:
         left = [split for split in self.splits if split[1] < self.records_of(split[0])]
+        if not left and self.process.enumerators.get(self.head):
+            check(self.stopped_by is None, f"{self.id} takes a split after the stop's savepoint {self.stopped_by}")
+            self.splits.append([self.process.enumerators[self.head].popleft(), 0])
+            return
         if not left:
             self.end_of_data(True)
             return
         split = min(left, key=_position)
-        check(self.stopped_by is None, f"{self.id} read a record after the stop's savepoint {self.stopped_by}")
+        if self.stopped_by is not None:
+            raise Violation(f"{self.id} read a record after the stop's savepoint {self.stopped_by}")
         if self.idle:
             self.idle = False
             self.send((IDLE, False))
@@ -135,11 +142,12 @@ class Task(TaskLife):
     def _scan(self, channel: Channel, element: Element) -> None:
         tag = element[0]
         if tag == BARRIER:
-            if not self.process.settings.exactly_once and channel.ended == "none":
+            if not self.process.settings.exactly_once and channel.ended == "none" and not channel.ended_in_scan:
                 # What comes on this channel from now on comes again after a restore: its end, too.
                 checkpoint_id = element[1].checkpoint_id
                 self.before_end.add(checkpoint_id)
-                self.at_barrier[checkpoint_id, channel.name] = self.valve.snapshot().channels[channel.name]
+                if not channel.static:
+                    self.at_barrier[checkpoint_id, channel.name] = self.valve.snapshot().channels[channel.name]
             self.gate(self.handler.handle(BarrierReceived(channel.name, element[1])))
         elif tag == CANCEL:
             self.gate(self.handler.handle(CancellationReceived(channel.name, element[1])))
@@ -157,12 +165,20 @@ class Task(TaskLife):
 
     def _scan_static(self, channel: Channel, element: Element) -> None:
         tag = element[0]
-        if tag == RECORD and channel.ended == "none":
+        if tag == RECORD and channel.ended == "none" and self._is_new(channel.edge, element[1]):
             self.tables[channel.edge] += element[1]
             self.count_read(channel.edge, element[1])
         elif tag == END_OF_DATA:
             channel.ended_in_scan = channel.ended_in_scan or element[1]
             self.look_whether_ready()
+
+    def _is_new(self, edge: int, uid: int) -> bool:
+        """At-least-once: a table is a set of rows, in which one that comes again changes nothing."""
+        if self.process.settings.exactly_once:
+            return True
+        held = self.held_in_tables.get(edge, frozenset())
+        self.held_in_tables[edge] = held | {uid}
+        return uid not in held
 
     def look_whether_ready(self) -> None:
         if self.ready or self.life.state is not RUNNING:
@@ -176,15 +192,21 @@ class Task(TaskLife):
         if tag == RECORD:
             if self.life.state is not RUNNING and not self.process.settings.exactly_once:
                 return  # it comes again, and has been processed
-            check(self.life.state is RUNNING, f"{self.id} got a record after its end of data")
-            check(self.stopped_by is None, f"{self.id} processed a record after the stop's savepoint {self.stopped_by}")
+            if self.life.state is not RUNNING:
+                raise Violation(f"{self.id} got a record after its end of data")
+            if self.stopped_by is not None:
+                raise Violation(f"{self.id} processed a record after the stop's savepoint {self.stopped_by}")
             late = element[2] < self.valve.watermark and self.process.knows_event_time
-            check(not late, f"{self.id}: a record of {element[2]} came at event time {self.valve.watermark}")
+            if late:
+                raise Violation(f"{self.id}: a record of {element[2]} came at event time {self.valve.watermark}")
             self.count_read(channel.edge, element[1])
             self.operators[0].take(element[1], element[2], element[3], channel.edge)
         elif self.life.state is not RUNNING:
             return
         elif tag == WATERMARK:
+            again = channel.watermark >= MAX_WATERMARK_MS and self.process.settings.exactly_once
+            if again:
+                raise Violation(f"{self.id}: {channel.name} says {element[1]} after MAX_WATERMARK")
             if channel.ended == "none":
                 channel.watermark = max(channel.watermark, element[1])
                 self._moved(self.valve.advance(channel.name, element[1]))
@@ -208,7 +230,8 @@ class Task(TaskLife):
         if self.process.knows_event_time:
             least = min((c.watermark for c in self.streams if c.ended != "drain"), default=MAX_WATERMARK_MS)
             found = self.valve.watermark
-            check(found == max(least, self.event_time), f"{self.id}: event time is {found}, the channels say {least}")
+            if found != max(least, self.event_time):
+                raise Violation(f"{self.id}: event time is {found}, the channels say {least}")
             self.event_time = found
         if watermark is not None:
             check(watermark == self.valve.watermark, "the valve says one thing and means another")

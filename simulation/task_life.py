@@ -44,10 +44,10 @@ from simulation.elements import (
     Element,
     owner_of,
 )
-from simulation.operators import Union, operator
+from simulation.operators import Forward, Operator, Union, operator
 from simulation.shapes import TaskSpec
 from simulation.sinks import SinkError, TaskSink
-from simulation.violations import check
+from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
     from simulation.process import Process
@@ -87,13 +87,14 @@ class TaskLife(ABC):
         self.mailbox: deque[Any] = deque()
         self.operators = [operator(stage, shape.stages[stage], spec.id.index) for stage in spec.stages]
         for op, after, edge in zip(self.operators, self.operators[1:], spec.edges[1:], strict=False):
-            op.forward = _into(after.take, edge)
+            op.forward = _into(after, edge)
         self.operators[-1].forward = self.emit
         self.tail = spec.stages[-1]
         head = shape.stages[spec.stages[0]]
         self.source = head.kind if head.is_source else ""
         self.head = spec.stages[0]
         self.records_of = head.records_of
+        self.enumerated = head.enumerated
         self.splits: list[list[int]] = []
         """Of a source: [split, position]."""
         self.started = False
@@ -103,6 +104,8 @@ class TaskLife(ABC):
         self.failed = False
         self.due: CheckpointBarrier | None = None
         self.tables: dict[int, int] = {c.edge: 0 for c in inputs if c.static}
+        self.held_in_tables: dict[int, frozenset[int]] = {}
+        """At-least-once: by edge, the rows of a static table."""
         self.ready = not self.tables
         self.watermark: int | None = None
         self.restored: Snapshot | None = None
@@ -127,7 +130,8 @@ class TaskLife(ABC):
         """The stop's savepoint whose snapshot was taken: no record may be processed any more."""
         self.idle = False
         self.said_max = False
-        self.inputs_ended = 0
+        self.inputs_ended: set[tuple[int, int]] = set()
+        """(stage, input) whose end was told."""
         self.finished_operators = False
         self.closed = False
         self.completed = 0
@@ -153,6 +157,7 @@ class TaskLife(ABC):
             check(self.valve.watermark >= snapshot.valve, f"{self.id}: event time went back from {snapshot.valve}")
         for edge, total in snapshot.tables.items():
             self.tables[edge] = total
+        self.held_in_tables = dict(snapshot.held_in_tables)
         event_time = self.source_time() if self.source else self.valve.watermark
         self.event_time = self.valve.watermark
         for op in self.operators:
@@ -223,7 +228,8 @@ class TaskLife(ABC):
     def _take(self, mail: Any) -> None:
         kind, value = mail
         if kind == "complete":
-            check(value > self.completed, f"{self.id} was told of {value} after {self.completed}")
+            if value <= self.completed:
+                raise Violation(f"{self.id} was told of {value} after {self.completed}")
             self.completed = value
             self.perform(self.life.handle(life.CheckpointCompleted(value)))
         elif kind == "trigger":
@@ -264,7 +270,8 @@ class TaskLife(ABC):
 
     def emit(self, uid: int, ts: int, key: int) -> None:
         """A row leaves the task."""
-        check(not self.finished_operators, f"{self.id} emits a row after finish()")
+        if self.finished_operators:
+            raise Violation(f"{self.id} emits a row after finish()")
         if self.sink is not None:
             self.sink.rows.append(uid)
             self.written[0] += 1
@@ -293,13 +300,21 @@ class TaskLife(ABC):
 
     def advance(self, watermark: int) -> None:
         """Event time moves in every operator, then it is sent on."""
-        for op in self.operators:
-            op.advance(watermark)
+        self._advance_operators(watermark)
         self.emit_watermark(watermark)
+
+    def _advance_operators(self, watermark: int) -> None:
+        """Each of them hears of it once: of MAX_WATERMARK, too."""
+        for op in self.operators:
+            if watermark > op.watermark:
+                if op.finished:
+                    raise Violation(f"{self.id}: stage {op.number} hears of event time {watermark} after finish()")
+                op.advance(watermark)
 
     def emit_watermark(self, watermark: int) -> None:
         if self.watermark is None or watermark > self.watermark:
-            check(not self.said_max, f"{self.id} says a watermark after MAX_WATERMARK")
+            if self.said_max:
+                raise Violation(f"{self.id} says a watermark after MAX_WATERMARK")
             self.watermark = watermark
             if watermark >= MAX_WATERMARK_MS and self.life.state is RUNNING:
                 return  # said behind what `finish` returns
@@ -309,7 +324,8 @@ class TaskLife(ABC):
         checkpoint_id, properties = barrier.checkpoint_id, barrier.properties
         if self.life.state is RUNNING and self.source:
             self.forward_source_time()
-        check(not self.closed, f"{self.id} takes a snapshot after close()")
+        if self.closed:
+            raise Violation(f"{self.id} takes a snapshot after close()")
         if self.fail_at == "snapshot":
             self.fail_at = ""
             raise TaskFailure("snapshot_state raises")
@@ -342,6 +358,7 @@ class TaskLife(ABC):
         taken.watermark = self.watermark
         taken.splits = tuple((split, position) for split, position in self.splits)
         taken.tables = dict(self.tables)
+        taken.held_in_tables = dict(self.held_in_tables)
         if self.streams:
             valve = self.valve.snapshot()
             taken.valve = valve.watermark
@@ -413,6 +430,7 @@ class TaskLife(ABC):
                 case life.CommitUpTo(checkpoint_id):
                     self._commit(checkpoint_id)
                 case life.CloseOperators():
+                    check(not self.closed, f"{self.id} closes a second time")
                     check(self.finished_operators or self.suspended, f"{self.id} closes before finish()")
                     uncommitted = self.sink is not None and (self.sink.pending or self.sink.rows)
                     check(not uncommitted, f"{self.id} closes with uncommitted rows")
@@ -430,12 +448,15 @@ class TaskLife(ABC):
         if self.fail_at == "finish":
             self.fail_at = ""
             raise TaskFailure("finish raises")
+        self._advance_operators(MAX_WATERMARK_MS)
         for op in self.operators:
-            op.advance(MAX_WATERMARK_MS)
-        self.inputs_ended += 1
-        check(self.inputs_ended == 1, f"{self.id}: end_input a second time")
-        for op in self.operators:
+            for i in op.spec.inputs:
+                ended = (op.number, i.source)
+                check(ended not in self.inputs_ended, f"{self.id}: end_input of {ended} a second time")
+                self.inputs_ended.add(ended)
+            check(op.watermark >= MAX_WATERMARK_MS, f"{self.id}: stage {op.number} finishes at event time {op.watermark}")
             op.finish()
+            op.finished = True
         self.watermark = MAX_WATERMARK_MS
         self.send((WATERMARK, MAX_WATERMARK_MS))
         self.said_max = self.finished_operators = True
@@ -477,5 +498,10 @@ class TaskLife(ABC):
         """Whether all of the data was taken in."""
 
 
-def _into(take: Any, edge: int) -> Any:
-    return lambda uid, ts, key: take(uid, ts, key, edge)
+def _into(after: Operator, edge: int) -> Forward:
+    def forward(uid: int, ts: int, key: int) -> None:
+        if after.finished:
+            raise Violation(f"stage {after.number} gets a row after finish()")
+        after.take(uid, ts, key, edge)
+
+    return forward

@@ -1,4 +1,23 @@
-"""What a run of the simulator can find."""
+"""What a run of the simulator can find, and where.
+
+- Each record's effect is committed exactly once, at least once in that mode: `World._check_effects` when a job has finished,
+  `World._check_written` when its sinks have recovered and when it is suspended; `cuts.check_cut` for each checkpoint.
+- No record is processed after a stop's savepoint, no split taken: `Task._read_source`, `Task._take_in`.
+- A stage's events come in order: MAX_WATERMARK once (`TaskLife._advance_operators`, `emit_watermark`, `Task._take_in`), end_input
+  once per input and finish (`_finish_operators`), no snapshot or notice after close, nothing uncommitted at it (`snapshot`,
+  `_commit`, `perform`); after finish no row comes in or goes out (`_into`, `emit`, `Task._take_in`).
+- Event time never goes back, and nothing is late: `TaskLife.restore`, `Task._moved`, `operators.Window`.
+- Every task ends with the stop's one savepoint: `Loop.task_ended`.
+- What has finished never runs again: `deployment.deploy`, `Writer._written`.
+- Nothing is deleted that a retained checkpoint, or a user, names: `Store.delete_metadata`, `delete_shared`, `delete_savepoint`,
+  `check_whole` whenever somebody relies on one.
+- Nothing is left over at the end: `World._check_nothing_left`.
+- Ids and epochs increase, and the newest never goes back: `Loop.perform`, `Store.put_state`, `Ownership.complete`; nobody is
+  told of a checkpoint that the store has not named: `Loop.perform`.
+- All state comes back in a restore: `deployment._check_unions`, `operators.Broadcast`, `restoring._enumerator`.
+- Every request is answered, once: `Control._respond`, `World._check_finished`.
+- Every job reaches its end: `running.run`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +27,6 @@ class Violation(AssertionError):
 
 
 def check(condition: object, *said: object) -> None:
-    """Raise a Violation unless the condition holds; texts are only put together then."""
+    """Raise a Violation unless the condition holds."""
     if not condition:
         raise Violation(" ".join(str(one) for one in said))

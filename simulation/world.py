@@ -44,6 +44,8 @@ class World:
         self.processes: list[Process] = []
         self.active: list[Process] = []
         self.requests: list[Request] = []
+        self.ended_early = False
+        """Whether anybody has ever ended a source."""
         self.notes: list[str] = []
         self.calm = False
         self.done = False
@@ -91,7 +93,7 @@ class World:
             return last
         state = self.store.state
         for process in self.active:
-            if process.ownership is not None and state is not None and process.epoch == state.epoch:
+            if process.ownership is not None and state is not None and process.ownership.epoch == state.epoch:
                 return process
         return last if last is not None and not last.over else None
 
@@ -357,6 +359,7 @@ class World:
         process = self._process(number)
         if process is None or (not self.calm and not self._spend(kind)):
             return False
+        self.ended_early = self.ended_early or kind in ("end_all", "end_source", "drain")
         if kind == "end_all":
             process.told_to_end = True
             process.queue.append("drain")
@@ -407,6 +410,11 @@ class World:
         for task in shape.tasks:
             if shape.stages[task.stages[0]].is_source:
                 positions.setdefault(task.stages[0], []).extend(process.ghosts[task.id].splits)
+        if process.ended_by == "end_of_data" and not self.ended_early:
+            for stage, read in positions.items():
+                spec = shape.stages[stage]
+                left = [s for s in range(spec.splits) if dict(read).get(s, 0) < spec.records_of(s)]
+                check(spec.kind != "bounded" or not left, f"stage {stage} has finished without the rest of its splits {left}")
         rows = expected_rows(shape, positions)
         for stage, sink in self.sinks.items():
             committed = sorted(sink.rows(process.lineage))

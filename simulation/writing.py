@@ -116,6 +116,8 @@ class Writer(Machine):
         assert ownership is not None
         try:
             metadata = self._metadata(snapshot, ghosts)
+            before = self.restored.metadata.finished if self.restored is not None else frozenset()
+            check(before <= metadata.finished, f"{set(before - metadata.finished)} had finished and run again")
             if self.world.has_union:
                 check_union_states(as_recorded(metadata, self.shape))
             if self.settings.exactly_once:
