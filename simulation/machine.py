@@ -126,7 +126,7 @@ class Machine(ABC):
         self._last_id = 0
         self._main = self._run()
         self._waiting = "start"
-        self._due = _NEVER
+        self._due: float | None = None
 
     @property
     def now(self) -> float:
@@ -192,10 +192,17 @@ class Machine(ABC):
             return False
         waiting = self._waiting
         if waiting == TURN:
-            return bool(self.queue) or self.world.now >= self._due
+            return bool(self.queue) or self.world.now >= self._due_at()
         if waiting == WAIT:
             return self.now >= self._sleeping_until and (self._waits_for is None or self._waits_for())
         return True
+
+    def _due_at(self) -> float:
+        """When time alone gives the main thread something to do: the same until its next step."""
+        if self._due is None:
+            times = (self.coordinator.next_deadline(), self.control.due_at())
+            self._due = min((t for t in times if t is not None), default=_NEVER)
+        return self._due
 
     @property
     def seems_ready(self) -> bool:
@@ -205,8 +212,8 @@ class Machine(ABC):
     def next_time(self) -> float | None:
         """When time alone makes something happen."""
         times = [self._sleeping_until] if self._waiting == WAIT and self._sleeping_until > self.now else []
-        if self._waiting == TURN and self._due < _NEVER:
-            times.append(self._due)
+        if self._waiting == TURN and self._due_at() < _NEVER:
+            times.append(self._due_at())
         if self.superseded and self.ownership is not None and not self.ownership.lost:
             times.append(self.now + LEASE / 4)  # the renewing thread will find out
         return min(times, default=None)
@@ -215,9 +222,7 @@ class Machine(ABC):
         """The main thread goes on; `outcome` is that of the write it stands in front of."""
         try:
             self._waiting = self._main.send(outcome if self._waiting == PUT else None)  # type: ignore[arg-type]
-            if self._waiting == TURN:
-                times = (self.coordinator.next_deadline(), self.control.due_at())
-                self._due = min((t for t in times if t is not None), default=_NEVER)
+            self._due = None
         except StopIteration:
             self.over = True
             self.ended()

@@ -37,7 +37,8 @@ class RandomSchedule:
         """A step that is possible now; None when nothing is, ever."""
         world = self._world
         active = world.active
-        current = world.current
+        alone = len(active) == 1 and not active[0].paused and active[0] is world.processes[-1]
+        current = active[0] if alone else world.current
         if current is None and active and all(process.paused for process in active) and (world.calm or self._chance() < 0.5):
             return ("wake", active[0].number)
         if not active:

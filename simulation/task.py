@@ -66,7 +66,8 @@ class Task(TaskLife):
 
     def can_read(self) -> bool:
         """Whether a source has something to do."""
-        if not self.started or self.done or self.life.paused or self.life.state is not RUNNING:
+        life = self.life
+        if not self.started or self.done or life._paused or life._state is not RUNNING:
             return False
         return self.source == "bounded" or any(position < self.records_of(split) for split, position in self.splits)
 
@@ -107,11 +108,11 @@ class Task(TaskLife):
             self.advance(self.source_time())
 
     def can_step(self, channel: Channel) -> bool:
-        if not self.started or self.done or self.life.paused:
+        if not self.started or self.done or self.life._paused:
             return False
-        if self.due is not None:
-            return bool(channel.held) and self.ready
-        return bool(channel.held and self.ready) or bool(channel.queue and not channel.blocked)
+        if channel.held and self.ready:
+            return True
+        return self.due is None and not channel.blocked and bool(channel.queue)
 
     def step(self, channel: Channel) -> None:
         """Take one element of a channel."""
