@@ -122,9 +122,6 @@ class TaskStates:
         self.graph = graph
         self.total = sum(vertex.parallelism for vertex in graph.vertices)
         self._vertex_of = {vertex.name: position for position, vertex in enumerate(graph.vertices)}
-        self.rows: list[bytearray] = []
-        self.running = 0
-        self.finished = 0
         self.reset(finished)
 
     def reset(self, finished: Iterable[TaskId] = ()) -> None:

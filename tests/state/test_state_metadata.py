@@ -432,6 +432,12 @@ def test_what_contradicts_itself(stages: tuple[StageMetadata, ...], chains: tupl
         decode(encode(CheckpointMetadata("p", 1, stages, chains)), "x")
 
 
+@pytest.mark.parametrize("groups", [2, 32768])
+def test_a_stage_may_have_as_few_and_as_many_key_groups(groups: int) -> None:
+    metadata = CheckpointMetadata("p", 1, (of_two(max_parallelism=groups),), (TWO,))
+    assert decode(encode(metadata), "x") == metadata
+
+
 def test_a_stage_that_has_fully_finished_may_have_more_instances_than_key_groups() -> None:
     metadata = CheckpointMetadata("p", 1, (of_two(0, 1, max_parallelism=1),), (ENDED,))
     assert decode(encode(metadata), "x") == metadata
