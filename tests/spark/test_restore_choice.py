@@ -57,6 +57,14 @@ class Runs:
             yield storage
             ownership.release()
 
+    @contextmanager
+    def job(self) -> Iterator[CheckpointStorage]:
+        """A run that begins a new job."""
+        with self.run() as storage:
+            assert storage.ownership is not None
+            storage.ownership.begin_job(resume=False)
+            yield storage
+
     def choose(self, storage: CheckpointStorage, restore_from: str = "latest", **options: Any) -> StartPoint:
         return choose_start(self.pipeline, storage, Options(restore_from=restore_from, **options))
 
@@ -89,9 +97,7 @@ def runs(tmp_path: Path) -> Runs:
 
 
 def test_a_users_savepoint_is_not_deleted_when_the_job_goes_back_behind_it(runs: Runs) -> None:
-    with runs.run() as storage:
-        assert storage.ownership is not None
-        storage.ownership.begin_job(resume=False)
+    with runs.job() as storage:
         runs.checkpoint(storage, 4)
         runs.stops_savepoint(storage, 5)
         runs.checkpoint(storage, 6)
@@ -103,9 +109,7 @@ def test_a_users_savepoint_is_not_deleted_when_the_job_goes_back_behind_it(runs:
 
 
 def test_of_what_is_passed_over_a_claimed_savepoint_is_the_systems(runs: Runs) -> None:
-    with runs.run() as storage:
-        assert storage.ownership is not None
-        storage.ownership.begin_job(resume=False)
+    with runs.job() as storage:
         runs.checkpoint(storage, 4)
         runs.stops_savepoint(storage, 5)
     with runs.run() as storage:
@@ -118,9 +122,7 @@ def test_of_what_is_passed_over_a_claimed_savepoint_is_the_systems(runs: Runs) -
 
 
 def test_a_claimed_savepoint_stays_claimed_when_the_job_is_resumed_from_it(runs: Runs) -> None:
-    with runs.run() as storage:
-        assert storage.ownership is not None
-        storage.ownership.begin_job(resume=False)
+    with runs.job() as storage:
         runs.stops_savepoint(storage, 5)
     for options in ({"claim_mode": ClaimMode.CLAIM}, {}):
         with runs.run() as storage:
@@ -133,9 +135,7 @@ def test_a_claimed_savepoint_stays_claimed_when_the_job_is_resumed_from_it(runs:
 
 
 def test_without_a_claim_a_savepoint_stays_the_users(runs: Runs) -> None:
-    with runs.run() as storage:
-        assert storage.ownership is not None
-        storage.ownership.begin_job(resume=False)
+    with runs.job() as storage:
         runs.stops_savepoint(storage, 5)
     with runs.run() as storage:
         start = runs.choose(storage)
@@ -144,13 +144,9 @@ def test_without_a_claim_a_savepoint_stays_the_users(runs: Runs) -> None:
 
 @pytest.mark.parametrize("asked", ["5", "chk-5", "location", "url"])
 def test_a_checkpoint_of_an_earlier_job_is_refused(runs: Runs, asked: str) -> None:
-    with runs.run() as storage:
-        assert storage.ownership is not None
-        storage.ownership.begin_job(resume=False)
+    with runs.job() as storage:
         location = runs.checkpoint(storage, 5)
-    with runs.run() as storage:
-        assert storage.ownership is not None
-        storage.ownership.begin_job(resume=False)
+    with runs.job() as storage:
         runs.checkpoint(storage, 6)
     with runs.run() as storage:
         wanted = {"location": location, "url": storage.url_of(location)}.get(asked, asked)
@@ -160,13 +156,9 @@ def test_a_checkpoint_of_an_earlier_job_is_refused(runs: Runs, asked: str) -> No
 
 
 def test_a_savepoint_of_an_earlier_job_begins_a_new_one(runs: Runs) -> None:
-    with runs.run() as storage:
-        assert storage.ownership is not None
-        storage.ownership.begin_job(resume=False)
+    with runs.job() as storage:
         location = runs.stops_savepoint(storage, 5)
-    with runs.run() as storage:
-        assert storage.ownership is not None
-        storage.ownership.begin_job(resume=False)
+    with runs.job() as storage:
         runs.checkpoint(storage, 6)
     with runs.run() as storage:
         start = runs.choose(storage, location)
@@ -174,9 +166,7 @@ def test_a_savepoint_of_an_earlier_job_begins_a_new_one(runs: Runs) -> None:
 
 
 def test_one_unreadable_checkpoint_keeps_the_files_of_all(runs: Runs) -> None:
-    with runs.run() as storage:
-        assert storage.ownership is not None
-        storage.ownership.begin_job(resume=False)
+    with runs.job() as storage:
         runs.checkpoint(storage, 5)
         damaged = runs.checkpoint(storage, 6)
     (runs.root / "numbers" / damaged / "_metadata").write_bytes(b"DCKP damaged")
