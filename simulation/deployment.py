@@ -194,7 +194,7 @@ def _rescaled(task: Task, siblings: Sequence[Snapshot | None], parallelism: int)
     share = redistribute_lists(lists, parallelism)[index]
     made.splits = tuple(share.get("splits", ()))
     made.transactions = tuple(share.get("transactions", ()))
-    task.others = frozenset(t.name for s in states for t in s.transactions)
+    task.others = tuple(t for s in states for t in s.transactions)
     made.with_rows = {name: rows for s in states for name, rows in s.with_rows.items()}
     made.valve = min((s.valve for s in states if s.valve is not None), default=None)
     made.tables = dict(states[0].tables)

@@ -6,7 +6,7 @@ job and instance, and taken out of sight when the job goes back to an older chec
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dagster_checkpoints.sinks.branches import Branches
@@ -111,7 +111,7 @@ class TaskSink:
         transactions: Iterable[Transaction] | None,
         take_back_after: int | None,
         held: Mapping[str, Rows],
-        others: frozenset[str],
+        others: Sequence[Transaction],
     ) -> Generator[None]:
         """Commit what the checkpoint holds, abort all else. Stops between a check and what relies on it.
 
@@ -126,7 +126,7 @@ class TaskSink:
             system.take_fence(self._instance, self._epoch)
             yield
             self._abort_rest(others)
-            self._goes_on_from(None)
+            self._goes_on_from(None, others)
             return
         transactions = list(transactions)
         for transaction in transactions:
@@ -143,7 +143,7 @@ class TaskSink:
             self._commit(transaction)
         yield
         self._abort_rest(others)
-        self._goes_on_from(take_back_after)
+        self._goes_on_from(take_back_after, others)
 
     def pre_commit(self, checkpoint_id: int) -> tuple[Transaction, ...]:
         """Close the current transaction. Returns all that are not committed yet."""
@@ -185,17 +185,19 @@ class TaskSink:
             check(self._system.fences[self._instance] > self._epoch, error)
             raise
 
-    def _goes_on_from(self, restored: int | None) -> None:
+    def _goes_on_from(self, restored: int | None, others: Sequence[Transaction]) -> None:
         """From a checkpoint of its own that later ones were taken back for, or from the job's beginning: 0."""
         for mine in self._mine():
-            anything = any(target[1:] == mine for target in self._system.visible)
+            targets = (*self._system.visible, *(transaction.target for transaction in others))
+            anything = any(target[1:] == mine for target in targets)
             if restored is not None or not anything:
                 self._origins[mine] = restored or 0
 
-    def _abort_rest(self, others: frozenset[str]) -> None:
+    def _abort_rest(self, others: Sequence[Transaction]) -> None:
+        kept = {transaction.name for transaction in others}
         for name, (instance, _) in list(self._system.staged.items()):
             mine = instance == self._instance or (self._instance == 0 and instance >= self._parallelism)
-            if mine and name not in others and not self._is_newer(name):
+            if mine and name not in kept and not self._is_newer(name):
                 del self._system.staged[name]
 
     def _is_newer(self, name: str) -> bool:

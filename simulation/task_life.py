@@ -46,7 +46,7 @@ from simulation.elements import (
 )
 from simulation.operators import Forward, Operator, Union, operator
 from simulation.shapes import TaskSpec
-from simulation.sinks import SinkError, TaskSink
+from simulation.sinks import SinkError, TaskSink, Transaction
 from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class TaskLife(ABC):
         self.restored: Snapshot | None = None
         self.new_start = True
         self.take_back_after: int | None = None
-        self.others: frozenset[str] = frozenset()
+        self.others: tuple[Transaction, ...] = ()
         self.event_time = MIN_WATERMARK_MS
         """The watermark of the channels, as far as it was seen to come."""
         self.drain_announced = False
