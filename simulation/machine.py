@@ -154,8 +154,7 @@ class Machine(ABC):
         Unless the checkpoint was not listed when this owner began: an earlier one, paused since, may yet delete its files.
         """
         assert self.ownership is not None
-        before = self.ownership.previous
-        listed = (*before.retained, *([before.newest] if before.newest else ()))
+        listed = self.ownership.previous.listed
         if restored.metadata.epoch == self.epoch or any(pointer.location == restored.location for pointer in listed):
             names = restored.metadata.files
             self._earlier.update({content_of(name): name for name in names})

@@ -150,12 +150,9 @@ class Store:
         check(not missing, f"{location} lacks {sorted(missing)}")
         return metadata
 
-    def pointers(self) -> list[CheckpointPointer]:
+    def pointers(self) -> tuple[CheckpointPointer, ...]:
         """Of everything that a restore may begin from, as the state says."""
-        state = self.state
-        if state is None:
-            return []
-        return [*state.retained, *([state.newest] if state.newest is not None else [])]
+        return self.state.listed if self.state is not None else ()
 
     def delete_metadata(self, location: str) -> None:
         check(all(p.location != location for p in self.pointers()), f"{location} was deleted, and is listed as retained")
@@ -279,7 +276,7 @@ class Ownership:
         """The state lists it no more when this is over."""
         self.ensure()
         self._forgotten.add(location)
-        if any(p.location == location for p in (*self.state.retained, *([self.state.newest] if self.state.newest else ()))):
+        if any(p.location == location for p in self.state.listed):
             yield from self._replace(lambda s: changes.forgotten(s, location))
 
     def forget_later(self, location: str) -> None:

@@ -117,8 +117,7 @@ def _relied_upon(storage: CheckpointStorage) -> set[str]:
     state = storage.read_state()
     if state is None:
         return set()
-    pointers = [*state.retained, *([state.newest] if state.newest is not None else [])]
-    locations = {pointer.location for pointer in pointers} | {state.job.savepoint}
+    locations = {pointer.location for pointer in state.listed} | {state.job.savepoint}
     return locations | {storage.relative(location) for location in locations if location.startswith(storage.url)}
 
 

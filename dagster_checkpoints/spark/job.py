@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Literal
 
 from dagster_checkpoints.coordination import (
     CheckpointCoordinator,
-    CheckpointProperties,
     CompletedCheckpoint,
     DiscardCheckpoint,
     DiscardStates,
@@ -41,7 +40,7 @@ from dagster_checkpoints.spark.job_loop import Canceled, JobLoop, NotDeployed, T
 from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.mail import AskCheckpoint, Asked, Cancel, EndSources, Item, OwnershipIsLost
 from dagster_checkpoints.spark.reporting import stage_rows
-from dagster_checkpoints.spark.restoring import StartPoint, choose_start
+from dagster_checkpoints.spark.restoring import StartPoint, choose_start, completed_checkpoint
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
 from dagster_checkpoints.spark.status import StatusReporter
 from dagster_checkpoints.storage import (
@@ -400,10 +399,9 @@ class JobExecution:
         if latest is None:
             loop.handle(JobRestarting())
         else:
-            own = latest is not self._restored_at_start
-            # The savepoint of a stop that has landed although nobody heard of it stays the user's.
-            properties = CheckpointProperties.for_savepoint(stops_job=True) if latest.savepoint else CheckpointProperties()
-            known = CompletedCheckpoint(latest.plan.checkpoint_id, latest.location, properties) if own else None
+            # It may be news: one that has landed although nobody heard of it.
+            newest = loop.writer.newest if latest is not self._restored_at_start else None
+            known = completed_checkpoint(newest) if newest is not None else None
             loop.handle(JobRestarting(frozenset(latest.plan.finished), known))
         if self._control.stop is None:
             loop.drain_if_wanted()

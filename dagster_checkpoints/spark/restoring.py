@@ -131,11 +131,11 @@ def _start_from(
     later: list[CompletedCheckpoint] = []
     if resume:
         this_job = [p for p in storage.list_checkpoints() if p.job_id == own_id and p.location != restored.location]
-        kept = [_completed(p) for p in this_job if p.checkpoint_id <= chosen and p.location in readable]
+        kept = [completed_checkpoint(p) for p in this_job if p.checkpoint_id <= chosen and p.location in readable]
         # A savepoint that is passed over stays the user's.
-        later = [_completed(p) for p in this_job if p.checkpoint_id > chosen and p.ours]
+        later = [completed_checkpoint(p) for p in this_job if p.checkpoint_id > chosen and p.ours]
     # A claimed savepoint is like a checkpoint: ours to delete.
-    kept.append(CompletedCheckpoint(chosen, restored.location) if claimed else _completed(pointer))
+    kept.append(CompletedCheckpoint(chosen, restored.location) if claimed else completed_checkpoint(pointer))
     next_id = max(chosen, previous.highest_checkpoint_id if resume else 0) + 1
     return StartPoint(restored, resume, next_id, pointer, claimed, tuple(kept), tuple(later), sweep)
 
@@ -147,7 +147,8 @@ def has_later(storage: CheckpointStorage, checkpoint_id: int) -> bool:
     return ownership.highest_checkpoint_id > checkpoint_id
 
 
-def _completed(pointer: CheckpointPointer) -> CompletedCheckpoint:
+def completed_checkpoint(pointer: CheckpointPointer) -> CompletedCheckpoint:
+    """What the coordinator is to know of a checkpoint that `state.json` names."""
     # A savepoint that is the user's is never deleted; one that was claimed is like a checkpoint.
     properties = CheckpointProperties() if pointer.ours else CheckpointProperties.for_savepoint(stops_job=True)
     return CompletedCheckpoint(pointer.checkpoint_id, pointer.location, properties)

@@ -388,9 +388,9 @@ class CheckpointStorage:
     def _was_listed(self, location: str) -> bool:
         """Whether a checkpoint was completed by this owner, or already when it became that."""
         owner = self._owner()
-        before = (*owner.previous.retained, *([owner.previous.newest] if owner.previous.newest else ()))
         key = self.layout.parse_checkpoint(location)
-        return (key is not None and key.epoch == owner.epoch) or any(pointer.location == location for pointer in before)
+        own = key is not None and key.epoch == owner.epoch
+        return own or any(pointer.location == location for pointer in owner.previous.listed)
 
     def _own_key(self, checkpoint_id: int) -> CheckpointKey:
         return CheckpointKey(checkpoint_id, self._epoch())

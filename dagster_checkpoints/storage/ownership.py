@@ -253,8 +253,7 @@ class Ownership:
         with self._lock:
             self.ensure()
             self._forgotten.add(location)
-            state = self._state
-            if any(pointer.location == location for pointer in (*state.retained, *([state.newest] if state.newest else ()))):
+            if any(pointer.location == location for pointer in self._state.listed):
                 self._replace(lambda state: changes.forgotten(state, location))
 
     def forget_later(self, location: str) -> None:

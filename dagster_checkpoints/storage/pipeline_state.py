@@ -123,6 +123,11 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     history: str = ""
     version: int = VERSION
 
+    @property
+    def listed(self) -> tuple[CheckpointPointer, ...]:
+        """Everything that a restore may begin from: what is retained, and the newest, which may be among it."""
+        return self.retained if self.newest is None else (*self.retained, self.newest)
+
 
 class _Version(msgspec.Struct):
     version: int
