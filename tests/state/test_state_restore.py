@@ -147,6 +147,27 @@ def test_a_finished_stage_behind_one_that_is_not(row: str, stage_name: str, pred
     assert f"Take '{predecessor}' out of the inputs" in text
 
 
+def waiting(row: str, stage: str, ended: tuple[int, ...]) -> tuple[PipelineOf, CheckpointMetadata]:
+    """As described; these instances of a stage wait behind their end of data."""
+    pipeline, metadata = described(row)
+    tasks = {index: TaskSnapshot(end_of_data="drain" if index in ended else "none") for index in range(2)}
+    chains = tuple(msgspec.structs.replace(c, tasks=tasks) if c.name == stage else c for c in metadata.chains)
+    return pipeline, msgspec.structs.replace(metadata, chains=chains)
+
+
+@pytest.mark.parametrize("pattern", ["ALL", "PW"])
+def test_a_predecessor_that_emits_nothing_more(pattern: str) -> None:
+    plan = validate_restore(*waiting(f"up p2 -{pattern}-> down p2 fin{{0,1}}", "up", (0, 1)))
+    assert {str(task) for task in plan.finished} == {"down[0]", "down[1]"}
+    assert {str(task) for task in plan.after_finish} == {"up[0]", "up[1]"}
+
+
+@pytest.mark.parametrize("ended", [(), (0,)])
+def test_a_predecessor_that_still_has_something_to_say(ended: tuple[int, ...]) -> None:
+    with pytest.raises(UnfinishedPredecessor, match="'down' is fully finished"):
+        validate_restore(*waiting("up p2 -PW-> down p2 fin{0,1}", "up", ended))
+
+
 def test_state_that_no_stage_claims() -> None:
     row = "V0 p1 -PW-> V1 p1; V2 p1 gone"
     with pytest.raises(NonRestoredState, match=r"'V2'.*allow_non_restored_state"):
