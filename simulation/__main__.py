@@ -6,6 +6,7 @@ A world that breaks an invariant is shrunk, printed as a list of steps, and ends
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import random
 import sys
@@ -166,6 +167,7 @@ class Run:
 
 
 def _work(first: int, step: int, seconds: float, told: Connection, stop: Event) -> None:
+    gc.freeze()  # what was imported stays: no collection has to look at it again
     with suppress(KeyboardInterrupt):
         told.send(simulate(first, step, seconds, told.send, stop.is_set))
 

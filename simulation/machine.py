@@ -241,7 +241,12 @@ class Machine(ABC):
 
     @property
     def io_may_go_on(self) -> bool:
-        return self.io_waits != WAIT or not (self.ownership is not None and self.ownership.locked)
+        return self.io_waits != WAIT or not self.renewal_waits
+
+    @property
+    def renewal_waits(self) -> bool:
+        """Whether a lease that runs out now cannot be renewed: `state.json` is being written."""
+        return self.ownership is not None and self.ownership.locked
 
     def io_ready(self) -> bool:
         return bool(self.io or self.io_now is not None)
