@@ -71,6 +71,7 @@ def simulate(first_seed: int, step: int, seconds: float, tell: Callable[[Seen], 
     seen, seed, found = Seen(), first_seed, None
     while now < until and not stopped():
         outcome = run(random_scenario(seed), record=False)
+        gc.collect(0)  # a world is one big cycle, and all of it is new
         seen.worlds += 1
         seen.counts.update(outcome.counts)
         if outcome.error is not None:
@@ -167,7 +168,7 @@ class Run:
 
 
 def _work(first: int, step: int, seconds: float, told: Connection, stop: Event) -> None:
-    gc.freeze()  # what was imported stays: no collection has to look at it again
+    gc.disable()  # worlds are collected when they are over: in the middle of one nothing is garbage
     with suppress(KeyboardInterrupt):
         told.send(simulate(first, step, seconds, told.send, stop.is_set))
 
