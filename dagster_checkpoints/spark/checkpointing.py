@@ -155,6 +155,7 @@ class CheckpointWriter:
             statistics={
                 "new_bytes": float(sum(s.new_bytes for s in statistics)),
                 "total_bytes": float(sum(s.total_bytes for s in statistics)),
+                "in_flight_bytes": float(sum(s.in_flight_bytes for s in statistics)),
                 "sync_seconds": max((s.sync_seconds for s in statistics), default=0.0),
             },
         )

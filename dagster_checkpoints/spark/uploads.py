@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +39,7 @@ from dagster_checkpoints.state import (
     StaticTableSnapshot,
     TaskSnapshot,
     WatermarkElement,
+    in_flight_files,
 )
 from dagster_checkpoints.storage import StorageError, StoredFile
 
@@ -113,19 +114,25 @@ class SnapshotUploader:
         started = time.monotonic()
         checkpoint_id = barrier.checkpoint_id
         try:
-            snapshot, new_bytes, total_bytes = self._store(barrier, pinned)
+            snapshot, stored = self._store(barrier, pinned)
         except StorageError as error:
             self._report(Declined(task, checkpoint_id, FailureReason.IO_EXCEPTION, str(error)))
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             self._report(Declined(task, checkpoint_id, FailureReason.CHECKPOINT_ASYNC_EXCEPTION, message))
         else:
-            measured = replace(statistics, async_seconds=time.monotonic() - started, new_bytes=new_bytes, total_bytes=total_bytes)
+            measured = replace(
+                statistics,
+                async_seconds=time.monotonic() - started,
+                new_bytes=_bytes_of(file for file in stored if file.uploaded),
+                total_bytes=_bytes_of(stored),
+                in_flight_bytes=_bytes_of(in_flight_files(snapshot)),
+            )
             self._report(Acknowledged(task, checkpoint_id, snapshot, measured))
         finally:
             pinned.release()
 
-    def _store(self, barrier: CheckpointBarrier, pinned: PinnedSnapshot) -> tuple[TaskSnapshot, int, int]:
+    def _store(self, barrier: CheckpointBarrier, pinned: PinnedSnapshot) -> tuple[TaskSnapshot, Collection[StoredFile]]:
         wanted: dict[str, Path] = {}
         query_files: list[Path] = []
         if pinned.query is not None:
@@ -171,9 +178,12 @@ class SnapshotUploader:
             watermark=done.watermark,
             valve_watermark=done.valve_watermark,
         )
-        distinct = {file.sha256: file.size for file in stored.values()}
-        new = {file.sha256: file.size for file in stored.values() if file.uploaded}
-        return snapshot, sum(new.values()), sum(distinct.values())
+        return snapshot, stored.values()
+
+
+def _bytes_of(files: Iterable[StoredFile | StateFile]) -> int:
+    """Files with equal content count once: they are stored once."""
+    return sum({file.sha256: file.size for file in files}.values())
 
 
 def _with_transaction_files(

@@ -43,6 +43,7 @@ from dagster_checkpoints.state.metadata import (
     StaticTableSnapshot,
     TaskSnapshot,
     WatermarkElement,
+    in_flight_files,
     task_files,
 )
 from dagster_checkpoints.state.metadata_file import decode, encode
@@ -95,6 +96,7 @@ __all__ = [
     "decode",
     "default_max_parallelism",
     "encode",
+    "in_flight_files",
     "key_groups_of",
     "owner_of",
     "redistribute_broadcasts",

@@ -256,11 +256,16 @@ class CheckpointMetadata(_Struct, frozen=True, omit_defaults=False):
         return frozenset(file.name for chain in self.chains for t in chain.tasks.values() for file in task_files(t))
 
 
+def in_flight_files(task: TaskSnapshot) -> list[StateFile]:
+    """The files with the records that a task has received and not yet processed."""
+    elements = [element for channel in task.channels for element in channel.in_flight]
+    return [file for element in elements if isinstance(element, Segment) for file in element.files]
+
+
 def task_files(task: TaskSnapshot) -> list[StateFile]:
     """Every file that a task's snapshot refers to."""
     found = list(task.query.files) if task.query is not None else []
-    for channel in task.channels:
-        found += [f for element in channel.in_flight if isinstance(element, Segment) for f in element.files]
+    found += in_flight_files(task)
     for table in task.static:
         found += [f for segment in table.segments for f in segment.files]
     for stage in task.stages.values():

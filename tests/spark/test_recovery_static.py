@@ -13,7 +13,7 @@ from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unb
 from dagster_checkpoints.pipeline import Watermark as EventTime
 from dagster_checkpoints.pipeline.stages import StageKind
 from dagster_checkpoints.spark.events import JobStarted
-from dagster_checkpoints.state import CheckpointMetadata, Segment, TaskSnapshot, decode
+from dagster_checkpoints.state import CheckpointMetadata, Segment, TaskSnapshot, decode, in_flight_files
 
 ROWS = "k string, ts timestamp, v long"
 NAMES = "k string, name string"
@@ -48,9 +48,13 @@ def take_checkpoint(job: Any) -> Any:
 
 
 def consumer(lab: Any, done: Any) -> TaskSnapshot:
-    """What a checkpoint holds of the task that reads the static input."""
+    """What a checkpoint holds of the task that reads the static input, the only one with records in flight."""
     metadata: CheckpointMetadata = decode(lab.storage("static").read_metadata(done.location), done.location)
-    return next(chain.tasks[0] for chain in metadata.chains if chain.name == "named")
+    task = next(chain.tasks[0] for chain in metadata.chains if chain.name == "named")
+    in_flight = {file.name: file.size for file in in_flight_files(task)}
+    assert metadata.statistics["in_flight_bytes"] == sum(in_flight.values())
+    assert sum(in_flight.values()) <= metadata.statistics["total_bytes"]
+    return task
 
 
 def in_flight_rows(task: TaskSnapshot) -> int:
