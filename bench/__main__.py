@@ -11,7 +11,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench import channels, checkpoints, coordination, ending, measures, memory, planning, recovery, savepoints, state, throughput
+from bench import (
+    channels,
+    checkpoints,
+    coordination,
+    ending,
+    measures,
+    memory,
+    planning,
+    recovery,
+    savepoints,
+    simulating,
+    state,
+    throughput,
+)
 from bench.measures import Measure
 from bench.setting import Setting
 
@@ -20,6 +33,7 @@ PARTS: dict[str, Callable[[Setting], Iterator[Measure]]] = {
     "metadata": state.measure_metadata,
     "redistribution": state.measure_redistribution,
     "coordination": coordination.measure,
+    "simulation": simulating.measure,
     "throughput": throughput.measure,
     "checkpoint-cost": throughput.measure_checkpoint_cost,
     "checkpoints": checkpoints.measure,

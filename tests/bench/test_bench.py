@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench import __main__ as bench_main
-from bench import checkpoints, computation, coordination, measures, planning, processes, savepoints, throughput, ways
+from bench import checkpoints, computation, coordination, measures, planning, processes, savepoints, simulating, throughput, ways
 from bench.setting import BenchFailed, Setting
 from dagster_checkpoints.spark.snapshots import prune
+from simulation.faults import FAULTS, injected
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,6 +47,13 @@ def test_the_coordinators_checkpoints_complete_for_every_task() -> None:
     coordination.checkpoint(tasks, coordinator, 2)
     with pytest.raises(BenchFailed, match="not complete"):
         coordination.checkpoint(tasks[1:], coordinator, 3)
+
+
+def test_simulated_pipelines_are_counted_and_what_breaks_one_is_an_error() -> None:
+    assert simulating.pipelines_per_second(0.3) > 0
+    fault = next(fault for fault in FAULTS if fault.name == "no final checkpoint")
+    with injected(fault), pytest.raises(BenchFailed, match="found by seed"):
+        simulating.pipelines_per_second(60.0)
 
 
 def test_savepoints_of_a_state_are_taken_and_drained(spark: SparkSession, tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from simulation.__main__ import main, trace
+from simulation.__main__ import main
 from simulation.faults import FAULTS, Fault, find, injected
 from simulation.running import run
 from simulation.scenario import random_scenario
+from simulation.search import trace
 from simulation.shapes import DERIVED, SOURCES, random_stages
 from simulation.shrinking import replayed
 
@@ -97,7 +98,7 @@ def test_what_one_worker_finds_ends_all_of_them_and_is_printed(capsys: pytest.Ca
 def test_a_run_that_finds_nothing_says_what_it_has_seen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("simulation.__main__.PROGRESS_SECONDS", 0.5)
+    monkeypatch.setattr("simulation.search.PROGRESS_SECONDS", 0.5)
     assert main(["--seconds", "1.2", "--workers", "1", "--seed", "0"]) == 0
     shown = capsys.readouterr()
     assert len(shown.err.splitlines()) >= 2
