@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -223,6 +224,11 @@ def test_retention(retained: int, added: str, kept: str, given_up: str) -> None:
     assert [str(c.checkpoint_id) for c in discarded] == given_up.split()
     assert not any(c.is_savepoint for c in discarded)
     assert [str(c.checkpoint_id) for c in store.all] == kept.split()
+
+
+def test_a_savepoint_has_a_target_only_if_it_is_given_one() -> None:
+    assert SAVEPOINT.target == "" == CheckpointProperties().target
+    assert CheckpointProperties.for_savepoint(target="asked") == replace(SAVEPOINT, target="asked")
 
 
 def test_a_finished_job_never_gives_up_a_savepoint() -> None:
