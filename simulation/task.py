@@ -148,7 +148,8 @@ class Task(TaskLife):
                 checkpoint_id = element[1].checkpoint_id
                 self.before_end.add(checkpoint_id)
                 if not channel.static:
-                    self.at_barrier[checkpoint_id, channel.name] = self.valve.snapshot().channels[channel.name]
+                    known = self.valve.snapshot().channels[channel.name]
+                    self.at_barrier[checkpoint_id, channel.name] = (known, len(channel.held))
             self.gate(self.handler.handle(BarrierReceived(channel.name, element[1])))
         elif tag == CANCEL:
             self.gate(self.handler.handle(CancellationReceived(channel.name, element[1])))

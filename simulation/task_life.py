@@ -123,8 +123,8 @@ class TaskLife(ABC):
         """What will raise the next time it happens."""
         self.before_end: set[int] = set()
         """At-least-once: checkpoints of which a barrier has come in front of its channel's end of data."""
-        self.at_barrier: dict[tuple[int, str], ChannelWatermark] = {}
-        """At-least-once: by checkpoint and channel, what was known of event time when the barrier came."""
+        self.at_barrier: dict[tuple[int, str], tuple[ChannelWatermark, int]] = {}
+        """At-least-once: by checkpoint and channel, what was known of event time and how much was held up at the barrier."""
         self.capturing: dict[int, tuple[CheckpointBarrier, Snapshot, TaskStatistics]] = {}
         self.stopped_by: int | None = None
         """The stop's savepoint whose snapshot was taken: no record may be processed any more."""
@@ -371,7 +371,8 @@ class TaskLife(ABC):
                 in_flight = tuple(channel.held) if self.life.state is RUNNING else ()
                 now = (channel.ended, valve.channels[channel.name], in_flight)
                 then = self.at_barrier.get((checkpoint_id, channel.name))
-                taken.channels[channel.name] = now if then is None else ("none", then, in_flight)
+                # What was held up behind the barrier comes again.
+                taken.channels[channel.name] = now if then is None else ("none", then[0], in_flight[: then[1]])
         if not taken.after_finish:
             content = self._content()
             if content not in self.contents:
