@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.coordination import (
     CheckpointCoordinator,
-    CheckpointProperties,
-    CompletedCheckpoint,
     DiscardCheckpoint,
     DiscardStates,
     GiveUp,
@@ -29,7 +27,16 @@ from simulation.control import Control, Request, StopFailed
 from simulation.deployment import deploy
 from simulation.loop import AttemptFailed, Canceled, FetchFailed, JobFailed, Loop
 from simulation.machine import LEASE, TURN
-from simulation.restoring import From, NothingToRestore, Restored, StartPoint, choose_start, job_is_over, read_restored
+from simulation.restoring import (
+    From,
+    NothingToRestore,
+    Restored,
+    StartPoint,
+    choose_start,
+    completed_checkpoint,
+    job_is_over,
+    read_restored,
+)
 from simulation.storage import (
     OK,
     PAUSE,
@@ -264,12 +271,9 @@ class Process(Loop):
         if latest is None:
             self.handle(JobRestarting())
         else:
-            # A savepoint that has landed although nobody knew stays the user's.
-            users = latest.savepoint and latest.location not in self.world.store.claimed
-            properties = CheckpointProperties.for_savepoint(stops_job=True) if users else CheckpointProperties()
-            known = (
-                CompletedCheckpoint(latest.plan.checkpoint_id, latest.location, properties) if latest is not at_start else None
-            )
+            # It may be news: one that has landed although nobody heard of it.
+            newest = self.ownership.state.newest if self.ownership is not None and latest is not at_start else None
+            known = completed_checkpoint(newest) if newest is not None else None
             self.handle(JobRestarting(frozenset(latest.plan.finished), known))
         if self.control.stop is None:
             self.drain_if_wanted()  # asked during the stop that has failed over

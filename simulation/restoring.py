@@ -101,10 +101,10 @@ def choose_start(store: Store, ownership: Ownership, asked: From, shapes: Sequen
     later: list[CompletedCheckpoint] = []
     if resume:
         this_job = [p for p in ownership.retained if p.job_id == own_id and p.location != location]
-        kept = [_completed(p) for p in this_job if p.checkpoint_id <= chosen]
+        kept = [completed_checkpoint(p) for p in this_job if p.checkpoint_id <= chosen]
         # A savepoint that is passed over stays the user's.
-        later = [_completed(p) for p in this_job if p.checkpoint_id > chosen and p.ours]
-    kept.append(CompletedCheckpoint(chosen, location) if claimed else _completed(pointer))
+        later = [completed_checkpoint(p) for p in this_job if p.checkpoint_id > chosen and p.ours]
+    kept.append(CompletedCheckpoint(chosen, location) if claimed else completed_checkpoint(pointer))
     next_id = max(chosen, previous.highest_checkpoint_id if resume else 0) + 1
     return StartPoint(restored, resume, next_id, pointer, claimed, tuple(kept), tuple(later))
 
@@ -138,7 +138,8 @@ def _location(store: Store, ownership: Ownership, asked: From, copies: int) -> s
     return store.copy_savepoint(savepoint.location, copies) if asked.copied else savepoint.location
 
 
-def _completed(pointer: CheckpointPointer) -> CompletedCheckpoint:
+def completed_checkpoint(pointer: CheckpointPointer) -> CompletedCheckpoint:
+    """What the coordinator is to know of a checkpoint that the state names."""
     properties = CheckpointProperties() if pointer.ours else CheckpointProperties.for_savepoint(stops_job=True)
     return CompletedCheckpoint(pointer.checkpoint_id, pointer.location, properties)
 
