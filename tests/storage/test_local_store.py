@@ -46,6 +46,47 @@ def test_a_disk_that_is_full_is_unavailable_and_leaves_nothing(local: LocalStore
     assert [path.name for path in local.root.iterdir()] == ["key"]
 
 
+def test_a_copy_leaves_the_page_cache_when_it_is_on_disk(
+    local: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int]] = []
+    fsync, advise = os.fsync, os.posix_fadvise
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        calls.append(("synced", os.fstat(descriptor).st_ino))
+
+    def advised(descriptor: int, offset: int, length: int, advice: int) -> None:
+        advise(descriptor, offset, length, advice)
+        assert (offset, length, advice) == (0, 0, os.POSIX_FADV_DONTNEED)  # 0 bytes: up to the file's end
+        calls.append(("dropped", os.fstat(descriptor).st_ino))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "posix_fadvise", advised)
+    (tmp_path / "file").write_bytes(os.urandom(100_000))
+    local.put_file("state", tmp_path / "file")  # a restart or a savepoint may read it
+    assert "dropped" not in dict(calls)
+    calls.clear()
+    assert local.copy_from(local, "state", "savepoint")
+    copy = (local.root / "savepoint").stat().st_ino
+    assert calls[:2] == [("synced", copy), ("dropped", copy)]
+    assert local.get("savepoint") == (tmp_path / "file").read_bytes()
+
+
+def test_a_system_that_takes_no_advice_copies_all_the_same(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    local.put("state", b"bytes")
+    for missing in (False, True):
+        if missing:
+            monkeypatch.delattr(os, "posix_fadvise")
+        else:
+            monkeypatch.setattr(os, "posix_fadvise", refuses)
+        assert local.copy_from(local, "state", f"savepoint-{missing}")
+        assert local.get(f"savepoint-{missing}") == b"bytes"
+
+
 def test_create_is_exclusive_without_hard_links(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
