@@ -16,7 +16,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Setting:
     monkeypatch.setattr(state, "SIZES", ((2, 2), (2, 3)))
     monkeypatch.setattr(state, "GROUPS", 1000)
     monkeypatch.setattr(state, "ITEMS", 1000)
-    return Setting(1, 1, tmp_path)
+    return Setting(1, 1, tmp_path, tmp_path)
 
 
 def test_metadata_and_redistribution_are_measured(small: Setting) -> None:
