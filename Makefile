@@ -26,8 +26,8 @@ setup: $(STAMP) ## create .venv and install what is locked (the other targets do
 run: $(STAMP) ## the flights pipeline end to end: checkpoints, SIGKILL, recovery, drain, comparison with a batch result
 	@$(BIN)/python -m assets.demo
 
-test: $(STAMP) ## all tests
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(STAMP) ## all tests, two side by side (WORKERS=0: one after the other; PYTEST_ARGS="-k name")
+	@$(BIN)/python -m pytest --numprocesses $(or $(WORKERS),2) --dist worksteal $(PYTEST_ARGS)
 
 dev: $(STAMP) $(HOME_OF_DAGSTER)/dagster.yaml ## Dagster's UI with the flights pipeline
 	@DAGSTER_HOME="$(HOME_OF_DAGSTER)" $(BIN)/dagster dev -w workspace.yaml $(DEV_ARGS)
