@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import inspect
 import os
 import re
@@ -21,7 +22,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 import dagster_checkpoints
-from dagster_checkpoints import CheckpointCoordinatorResource, SavepointConfig, Stage, sensors
+from dagster_checkpoints import CheckpointCoordinatorResource, SavepointConfig, Stage, TwoPhaseCommitSink, sensors
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.coordination import CheckpointConfig, FailureReason
 from dagster_checkpoints.run_config import PipelineRunConfig
@@ -43,6 +44,8 @@ README = REPOSITORY / "README.md"
 DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
 PAGES = [README, *DOCS]
 PROTOCOL = REPOSITORY / "docs/protocol.md"
+CONFIGURATION = REPOSITORY / "docs/configuration.md"
+API = REPOSITORY / "docs/api.md"
 RUNS_THESE = [README, *(REPOSITORY / "docs" / name for name in ("operations.md", "sensors.md"))]
 
 
@@ -168,6 +171,9 @@ def test_every_command_shown_can_be_typed() -> None:
 
 # Settings
 
+DOCUMENTED_CLASSES = [Stage, CheckpointCoordinatorResource, TwoPhaseCommitSink, PipelineControl]
+"""Those whose methods a user calls or overrides."""
+
 
 def known_names() -> set[str]:
     """What a name with an underscore may mean: a setting, a parameter, something exported, something of the code location."""
@@ -180,9 +186,10 @@ def known_names() -> set[str]:
     for each in [*exported, CheckpointCoordinatorResource.run, PipelineControl.savepoint]:
         if not (inspect.isclass(each) and issubclass(each, Exception)):
             names |= {getattr(each, "__name__", ""), *inspect.signature(each).parameters}
-    names |= {member for kind in (Stage, PipelineControl) for member in vars(kind) if not member.startswith("_")}
+    names |= {member for kind in DOCUMENTED_CLASSES for member in vars(kind) if not member.startswith("_")}
     names |= {mode.value for mode in ClaimMode} | {file.name for file in (REPOSITORY / "assets").glob("*.py")}
     names |= {*vars(flights), *vars(flights_assets), *vars(flights_savepoints), *(defs.resources or {}), *DAGSTERS}
+    names |= {node.name for node in ast.walk(ast.parse(blocks(README, "python")[0])) if isinstance(node, ast.FunctionDef)}
     return names | {job.name for job in defs.resolve_all_job_defs()}
 
 
@@ -194,6 +201,83 @@ DAGSTERS = {"cancel_timeout_seconds", "dagster_aws", "dagster_checkpoints", "dag
 def test_every_setting_named_exists(page: Path) -> None:
     named = set(re.findall(r"`([a-z0-9]+(?:_[a-z0-9]+)+)(?=[`=(:])", prose(page)))
     assert named - known_names() == set()
+
+
+SETTINGS = {
+    "The resource": CheckpointCoordinatorResource,
+    "A run": PipelineRunConfig,
+    "A savepoint": SavepointConfig,
+    "Stages": (Stage, dagster_checkpoints.bounded_source, dagster_checkpoints.unbounded_source, dagster_checkpoints.stage),
+    "Inputs": dagster_checkpoints.StageInput,
+    "Sinks": dagster_checkpoints.ParquetSink,
+}
+
+
+@pytest.mark.parametrize("heading", SETTINGS)
+def test_the_configuration_page_explains_every_setting_and_no_other(heading: str) -> None:
+    owners = SETTINGS[heading]
+    expected = {name for each in (owners if isinstance(owners, tuple) else (owners,)) for name in keywords(each)}
+    (section,) = (text for title, text in sections(CONFIGURATION, "##") if title == heading)
+    explained = {name for row in re.findall(r"^\| (`.+?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert explained == expected
+
+
+def test_the_defaults_on_the_configuration_page_are_those_of_the_code() -> None:
+    text = dict(sections(CONFIGURATION, "##"))["The resource"]
+    shown = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", text, re.MULTILINE))
+    numbers = {
+        name: field.default
+        for name, field in CheckpointCoordinatorResource.model_fields.items()
+        if isinstance(field.default, int | float)
+    }
+    assert len(numbers) > 10
+    for name, default in numbers.items():
+        said = shown[name].strip("`").removesuffix(" s")
+        value = float(said.removesuffix(" MiB")) * 2**20 if said.endswith("MiB") else ast.literal_eval(said)
+        assert value == default, f"{name}: the page says {shown[name]}, the code {default}"
+
+
+# Public names
+
+
+def sections(page: Path, level: str) -> list[tuple[str, str]]:
+    """Title and text of each part of a page below a heading of this level, up to the next one of the same or a higher level."""
+    parts = re.split(rf"^(#{{1,{len(level)}}}) +(.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return [(title, text) for mark, title, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True) if mark == level]
+
+
+def keywords(owner: Any) -> list[str]:
+    """The arguments that can be given to a public name."""
+    if inspect.isclass(owner) and issubclass(owner, Exception | enum.Enum):
+        return [member.name for member in owner] if issubclass(owner, enum.Enum) else []
+    return [
+        name
+        for name, parameter in inspect.signature(owner).parameters.items()
+        if parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+    ]
+
+
+@pytest.mark.parametrize("public", dagster_checkpoints.__all__)
+def test_the_api_page_has_every_public_name_with_all_its_arguments(public: str) -> None:
+    (section,) = (text for title, text in sections(API, "###") if re.findall(r"`(\w+)`", title) == [public])
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", section))))
+    assert [name for name in keywords(getattr(dagster_checkpoints, public)) if name not in named] == []
+
+
+@pytest.mark.parametrize("kind", DOCUMENTED_CLASSES)
+def test_the_api_page_has_the_methods_that_a_user_calls_or_overrides(kind: type) -> None:
+    shown = set(re.findall(r"`(\w+)\(", API.read_text(encoding="utf-8")))
+    methods = {name for name, member in vars(kind).items() if inspect.isfunction(member) and not name.startswith("_")}
+    assert methods - shown - NOT_FOR_USERS == set()
+
+
+NOT_FOR_USERS = {"for_instance", "handle", "open_store", "wait"}
+"""Methods that the runtime calls, or that other methods of the same class call for the user."""
+
+
+def test_the_api_page_names_what_the_sensors_export() -> None:
+    missing = [name for name in sensors.__all__ if not re.search(rf"`{name}\b", API.read_text(encoding="utf-8"))]
+    assert missing == ["NotASourceError"]
 
 
 # Run configurations
@@ -278,9 +362,7 @@ def test_pages_with_python_are_run() -> None:
 
 def test_python_in_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = run_page(README)
-    for definitions in (page["defs"], page["operations"]):
-        dg.Definitions.validate_loadable(definitions)
+    dg.Definitions.validate_loadable(run_page(README)["defs"])
 
 
 def test_python_in_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,7 +407,7 @@ def test_python_about_sensors() -> None:
     shown = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
     assert len(shown) == 6
     for condition in shown:
-        assert isinstance(eval(condition, {**page, "function": page["nobody_waits"]}), sensors.DrainCondition)
+        assert isinstance(eval(condition, {**page, "function": page["after_ten"]}), sensors.DrainCondition)
 
 
 def test_the_command_line_and_the_pages_agree_on_exit_codes() -> None:

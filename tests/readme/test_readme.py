@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dagster_checkpoints import CheckpointCoordinatorResource
-from dagster_checkpoints.run_config import PipelineRunConfig
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
@@ -45,14 +42,6 @@ def test_quick_example_verbatim_and_a_second_time(quickstart: Path) -> None:
 def test_quick_example_is_a_code_location(quickstart: Path) -> None:
     ended = run("-m", "dagster", "definitions", "validate", "-f", quickstart.name, folder=quickstart.parent)
     assert ended.returncode == 0, ended.stderr[-3000:]
-
-
-def test_configuration_table_names_every_setting() -> None:
-    table = README.split("## Configuration")[1].split("## Limits")[0]
-    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(CheckpointCoordinatorResource.model_fields)
-    for name in PipelineRunConfig.model_fields:
-        assert f"`{name}`" in table
 
 
 def test_commands_are_targets_of_make() -> None:
