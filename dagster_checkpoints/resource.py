@@ -23,12 +23,14 @@ from dagster_spark.utils import flatten_dict
 from pydantic import Field, field_validator
 
 from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart, NoRestart
+from dagster_checkpoints.dagster_instance import shared_parts
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.interrupts import interrupts_delayed
 from dagster_checkpoints.job_thread import JobEnded, JobThread, LogLine
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.run_config import PipelineRunConfig
 from dagster_checkpoints.run_events import RunReporter, failure
+from dagster_checkpoints.settings import KnownSettings
 from dagster_checkpoints.spark.events import JobEvent
 from dagster_checkpoints.spark.job import JobExecution
 from dagster_checkpoints.spark.job_options import JobOptions
@@ -53,7 +55,7 @@ class IncompleteRunError(DagsterCheckpointsError):
     """The job has ended, but not with all of the selected stages finished."""
 
 
-class CheckpointCoordinatorResource(dg.ConfigurableResource):
+class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     """Runs pipelines under consistent checkpoints, and says where and how these are taken.
 
     Args:
@@ -83,6 +85,7 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
 
     Raises:
         pydantic.ValidationError: A setting is outside its range.
+        UnknownSettingError: There is no setting of that name; the nearest one is named.
 
     Examples:
         >>> CheckpointCoordinatorResource(storage=dg.EnvVar("CHECKPOINT_STORAGE"), interval=30.0)
@@ -192,7 +195,7 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
             asked_by: Who asks, for people: the name of a sensor, a run.
 
         Raises:
-            NoStorageError: Nothing says where storage is.
+            NoStorageError: Nothing says where storage is, or only a directory that runs on other machines would not see.
         """
         return PipelineControl(self.checkpoint_storage(pipeline, instance=instance), asked_by=asked_by)
 
@@ -204,7 +207,7 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
             instance: Where storage is if neither the resource nor the environment says.
 
         Raises:
-            NoStorageError: Nothing says where storage is.
+            NoStorageError: Nothing says where storage is, or only a directory that runs on other machines would not see.
         """
         root = self.open_store(self._storage_url(instance))
         return CheckpointStorage(root, pipeline.name, open_elsewhere=self.open_store)
@@ -386,4 +389,9 @@ class CheckpointCoordinatorResource(dg.ConfigurableResource):
 
     def _storage_url(self, instance: dg.DagsterInstance) -> str:
         kept = None if instance.is_ephemeral else instance.root_directory
-        return storage_root(self.storage, instance_directory=kept, setting="storage= of CheckpointCoordinatorResource")
+        return storage_root(
+            self.storage,
+            instance_directory=kept,
+            setting="storage= of CheckpointCoordinatorResource",
+            shared_parts=lambda: shared_parts(instance),
+        )

@@ -14,13 +14,14 @@ from dagster._config import ConfigScalar, ConfigScalarKind
 from dagster._config.errors import PostProcessingError
 from pydantic import Field, field_validator
 
+from dagster_checkpoints.settings import KnownSettings
 from dagster_checkpoints.state import ClaimMode
 
 _CHECKPOINT = re.compile(r"(chk-)?\d+")
 _LOCATION = re.compile(r"chk-\d+-\d+|savepoint-\d+-[^/]+|.*/.*")
 
 
-class PipelineRunConfig(dg.Config):
+class PipelineRunConfig(KnownSettings, dg.Config):
     """What a run of a pipeline starts from.
 
     In the launchpad it is the configuration of the op, which is called as the decorated function:
@@ -45,6 +46,7 @@ class PipelineRunConfig(dg.Config):
 
     Raises:
         pydantic.ValidationError: `restore_from` is none of these.
+        UnknownSettingError: There is no setting of that name; the nearest one is named.
 
     Examples:
         >>> dg.RunConfig(ops={"flights_assets": PipelineRunConfig(restore_from="none")})

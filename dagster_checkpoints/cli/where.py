@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ import click
 
 from dagster_checkpoints.cli.exits import NothingThere, UsageProblem
 from dagster_checkpoints.cli.output import JSON
+from dagster_checkpoints.dagster_instance import shared_parts_below
 from dagster_checkpoints.storage import CheckpointStorage, InvalidKey, ObjectStore, PipelineState, open_store
 from dagster_checkpoints.storage.layout import Layout
 from dagster_checkpoints.storage_root import storage_root
@@ -42,7 +44,7 @@ class Where:
             InvalidStorageUrl: it can be none.
             UsageProblem: the options for S3 make no sense.
         """
-        url = root or storage_root(self.storage, setting="--storage")
+        url = root or storage_root(self.storage, setting="--storage", shared_parts=_shared_parts)
         try:
             return open_store(url, endpoint_url=self.endpoint_url, region_name=self.region, profile_name=self.profile)
         except Exception as error:
@@ -77,6 +79,14 @@ class Where:
                 f"Pipelines there: {there}. Is it the right --storage?"
             )
         return state
+
+
+def _shared_parts() -> list[str]:
+    home = os.environ.get("DAGSTER_HOME")
+    try:
+        return shared_parts_below(home) if home else []
+    except ValueError as error:
+        raise UsageProblem(f"{error}. Say with --storage where checkpoints are stored") from error
 
 
 def pipelines(store: ObjectStore) -> list[str]:

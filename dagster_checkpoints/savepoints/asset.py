@@ -23,6 +23,7 @@ from dagster_checkpoints.savepoints.recording import (
     partition_of,
 )
 from dagster_checkpoints.savepoints.retention import STAMP, Recorded, SavepointRetention, retain
+from dagster_checkpoints.settings import KnownSettings
 from dagster_checkpoints.storage import Answer, CheckpointStorage, PipelineControl, RequestFailed, RequestHandle
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Stop(enum.Enum):
     """Every source ends, every window comes out, and the pipeline ends for good."""
 
 
-class SavepointConfig(dg.Config):
+class SavepointConfig(KnownSettings, dg.Config):
     """How a savepoint is taken.
 
     Args:

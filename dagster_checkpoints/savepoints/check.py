@@ -10,6 +10,7 @@ from pydantic import Field
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.savepoints.asset import RESOURCE
 from dagster_checkpoints.savepoints.recording import SavepointAsset, location_of
+from dagster_checkpoints.settings import KnownSettings
 from dagster_checkpoints.storage import CheckpointStorage, InvalidKey, InvalidStorageUrl
 from dagster_checkpoints.verification import VerificationReport, verify_savepoint
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dagster_checkpoints.resource import CheckpointCoordinatorResource
 
 
-class SavepointCheckConfig(dg.Config):
+class SavepointCheckConfig(KnownSettings, dg.Config):
     """Which savepoint is checked.
 
     Args:

@@ -12,13 +12,14 @@ from pydantic import Field
 
 from dagster_checkpoints.savepoints.metadata import LOCATION, MADE_BY, TRIGGERED
 from dagster_checkpoints.savepoints.recording import SavepointAsset
+from dagster_checkpoints.settings import KnownSettings
 from dagster_checkpoints.storage import CheckpointStorage, MissingCheckpoint, StorageError
 
 STAMP = "%Y%m%dT%H%M%SZ"
 _STAMP = re.compile(r"\d{8}T\d{6}Z")
 
 
-class SavepointRetention(dg.Config):
+class SavepointRetention(KnownSettings, dg.Config):
     """What becomes of a schedule's earlier savepoints when it has taken a new one.
 
     Args:

@@ -9,13 +9,20 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from click.testing import CliRunner
+from dagster._core.instance import InstanceType
+from dagster._core.instance.ref import InstanceRef
 from dagster_aws.s3 import S3Resource
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 from pydantic import ValidationError
 
-from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline, resource
+from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline, SavepointConfig, resource
+from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.run_config import PipelineRunConfig
+from dagster_checkpoints.savepoints import SavepointCheckConfig, SavepointRetention
+from dagster_checkpoints.settings import UnknownSettingError
 from dagster_checkpoints.storage import CheckpointStorage, LeaseRenewer, Owner, open_store
+from dagster_checkpoints.storage_root import NoStorageError
 
 Materialize = Callable[..., dg.ExecuteInProcessResult]
 Coordinator = Callable[..., CheckpointCoordinatorResource]
@@ -93,6 +100,77 @@ def test_nothing_says_where_to_store(
     assert "CHECKPOINT_STORAGE" in failure.description
 
 
+POSTGRES = "storage:\n  postgres:\n    postgres_url: postgresql://user:secret@nowhere.invalid/dagster\n"
+KUBERNETES = "run_launcher:\n  module: dagster_k8s\n  class: K8sRunLauncher\n"
+OLD_RUN_STORAGE = "run_storage:\n  module: dagster_mysql.run_storage\n  class: MySQLRunStorage\n"
+
+
+@pytest.mark.parametrize(
+    ("configuration", "found"),
+    [
+        (KUBERNETES, "its run launcher is K8sRunLauncher of dagster_k8s"),
+        (POSTGRES, "its storage is DagsterPostgresStorage of dagster_postgres"),
+        (KUBERNETES + POSTGRES, "K8sRunLauncher of dagster_k8s and its storage is DagsterPostgresStorage"),
+        (OLD_RUN_STORAGE, "its run storage is MySQLRunStorage of dagster_mysql.run_storage"),
+    ],
+)
+def test_a_dagster_on_several_machines_must_be_told_where_to_store(
+    configuration: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, numbers_pipeline: Pipeline
+) -> None:
+    """A directory in DAGSTER_HOME would vanish with the container of each run. The packages need not be there to find out."""
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.delenv("CHECKPOINT_STORAGE", raising=False)
+    (tmp_path / "dagster.yaml").write_text(configuration)
+    instance = _Instance(tmp_path)
+    coordinator = CheckpointCoordinatorResource()
+    with pytest.raises(NoStorageError) as refused:  # what runs, sensors, schedules and savepoint assets call first
+        coordinator.control(numbers_pipeline, instance=instance, asked_by="a test")
+    assert found in str(refused.value)
+    assert "CHECKPOINT_STORAGE" in str(refused.value) and "storage= of CheckpointCoordinatorResource" in str(refused.value)
+
+    said = CliRunner().invoke(app, ["list"])
+    assert said.exit_code == 2 and found in said.stderr and "--storage" in said.stderr
+
+    assert CheckpointCoordinatorResource(storage="/elsewhere")._storage_url(instance) == "/elsewhere"
+    monkeypatch.setenv("CHECKPOINT_STORAGE", "s3://bucket/prefix")
+    assert coordinator._storage_url(instance) == "s3://bucket/prefix"
+
+
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        None,
+        "telemetry:\n  enabled: false\n",
+        "storage:\n  sqlite:\n    base_dir: elsewhere\n",
+        "run_coordinator:\n  module: dagster\n  class: QueuedRunCoordinator\n",
+        "run_launcher:\n  module: dagster._core.launcher\n  class: DefaultRunLauncher\n",
+        "run_monitoring:\n  enabled: true\n",
+    ],
+)
+def test_a_dagster_on_one_machine_stores_in_its_home(
+    configuration: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.delenv("CHECKPOINT_STORAGE", raising=False)
+    if configuration is not None:
+        (tmp_path / "dagster.yaml").write_text(configuration)
+    assert CheckpointCoordinatorResource()._storage_url(_Instance(tmp_path)) == str(tmp_path / "checkpoints")
+    said = CliRunner().invoke(app, ["list"])
+    assert str(tmp_path / "checkpoints") in said.stderr and "run launcher" not in said.stderr
+
+
+class _Instance(dg.DagsterInstance):
+    """An instance as a run's process has it, without the packages of its parts: nothing of them is used here."""
+
+    def __init__(self, home: Path) -> None:
+        self._instance_type = InstanceType.PERSISTENT
+        self._ref = InstanceRef.from_dir(str(home))
+
+    @property
+    def root_directory(self) -> str:
+        return str(self._ref.local_artifact_storage_data.config_dict["base_dir"])
+
+
 def test_where_checkpoints_are_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     url = CheckpointCoordinatorResource()._storage_url
     with dg.DagsterInstance.ephemeral() as instance:
@@ -151,6 +229,44 @@ def test_an_unknown_setting_of_the_run_is_refused(
 def test_settings_have_ranges(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(settings))):
         CheckpointCoordinatorResource(**settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "misspelt", "meant"),
+    [
+        (CheckpointCoordinatorResource, {"savepoint_on_terminaton": True}, "savepoint_on_termination"),
+        (CheckpointCoordinatorResource, {"intervall": 5}, "interval"),
+        (PipelineRunConfig, {"restore_form": "none"}, "restore_from"),
+        (SavepointConfig, {"sotp": "drain"}, "stop"),
+        (SavepointRetention, {"made_by": "x", "prefix": "y", "max_agee": 5}, "max_age"),
+        (SavepointCheckConfig, {"savepont": "x"}, "savepoint"),
+    ],
+)
+def test_a_misspelt_setting_is_refused_and_the_nearest_is_named(kind: Any, misspelt: dict[str, Any], meant: str) -> None:
+    name = list(misspelt)[-1]
+    with pytest.raises(UnknownSettingError, match=rf"{kind.__name__} has no setting '{name}'. Did you mean '{meant}'"):
+        kind(**misspelt)
+
+
+class Ours(CheckpointCoordinatorResource):
+    """With a setting of its own."""
+
+    team: str = ""
+
+
+def test_a_resource_with_settings_of_its_own_has_them() -> None:
+    @dg.op
+    def look(checkpoint_coordinator: Ours) -> str:
+        return f"{checkpoint_coordinator.team} {checkpoint_coordinator.interval}"
+
+    @dg.job
+    def job() -> None:
+        look()
+
+    result = job.execute_in_process(resources={"checkpoint_coordinator": Ours(team="flights", interval=5.0)})
+    assert result.output_for_node("look") == "flights 5.0"
+    with pytest.raises(UnknownSettingError, match="Did you mean 'team'"):
+        Ours(teem="flights")
 
 
 @pytest.mark.usefixtures("no_spark")
