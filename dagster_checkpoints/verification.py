@@ -15,8 +15,11 @@ from dagster_checkpoints.state import (
     ChainLayoutChanged,
     CheckpointMetadata,
     CorruptMetadata,
+    InputRowsGone,
+    InputsChanged,
     InstancesChanged,
     NonRestoredState,
+    PipelineView,
     RestoreError,
     StateFile,
     UnfinishedPredecessor,
@@ -25,7 +28,6 @@ from dagster_checkpoints.state import (
     task_files,
     validate_restore,
 )
-from dagster_checkpoints.state.restore import PipelineView
 from dagster_checkpoints.storage import CheckpointStorage, NotFound, StateFileProblem
 from dagster_checkpoints.storage.state_files import read_through
 from dagster_checkpoints.storage.urls import validate_directory
@@ -41,6 +43,8 @@ ProblemKind = Literal[
     "non_restored_state",
     "instances_changed",
     "chain_layout_changed",
+    "inputs_changed",
+    "input_rows_gone",
     "does_not_fit",
 ]
 """The first three leave nothing more to look at; the next three are of one file each; the last ones of the pipeline."""
@@ -138,6 +142,8 @@ _RESTORE_KINDS: Mapping[type[RestoreError], ProblemKind] = {
     NonRestoredState: "non_restored_state",
     InstancesChanged: "instances_changed",
     ChainLayoutChanged: "chain_layout_changed",
+    InputsChanged: "inputs_changed",
+    InputRowsGone: "input_rows_gone",
 }
 
 

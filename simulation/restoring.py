@@ -18,6 +18,7 @@ from dagster_checkpoints.state import (
     TaskSnapshot,
     decode,
     encode,
+    recorded_inputs,
     validate_restore,
 )
 from dagster_checkpoints.storage.pipeline_state import CheckpointPointer, PipelineState
@@ -177,6 +178,7 @@ def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
         tasks = {task.index: _recorded(metadata.states[task], shape, chain.stages) for task in ids if task in metadata.states}
         chains.append(ChainMetadata(name=chain.name, stages=chain.stages, tasks=tasks))
         finished.update(dict.fromkeys(chain.stages, tuple(task.index for task in ids if task in metadata.finished)))
+    inputs = recorded_inputs(shape.pipeline)
     stages = tuple(
         StageMetadata(
             name=name_of(number),
@@ -185,6 +187,7 @@ def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
             finished=finished[name_of(number)],
             fully_finished=len(finished[name_of(number)]) == spec.instances,
             enumerator=_enumerator(metadata, spec, TaskId(name_of(number), 0).vertex) if spec.enumerated else None,
+            inputs=inputs[name_of(number)],
         )
         for number, spec in enumerate(shape.stages)
     )

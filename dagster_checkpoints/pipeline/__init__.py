@@ -14,6 +14,7 @@ from dagster_checkpoints.pipeline.chains import (
     Vertex,
     VertexEdge,
     build_chains,
+    chain_obstacle,
     execution_graph,
 )
 from dagster_checkpoints.pipeline.context import BroadcastState, ListState, OperatorStates, StageContext
@@ -53,6 +54,7 @@ __all__ = [
     "Watermark",
     "bounded_source",
     "build_chains",
+    "chain_obstacle",
     "execution_graph",
     "interval_ms",
     "pointwise_consumers",

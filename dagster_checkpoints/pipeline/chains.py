@@ -184,19 +184,30 @@ def build_chains(pipeline: Pipeline, breaks: frozenset[str] = frozenset()) -> tu
 
 def may_join_upstream(pipeline: Pipeline, name: str) -> bool:
     """Whether a stage may run in the query of the one stage it reads, as far as the graph alone can tell."""
-    edges = [edge for edge in pipeline.edges if edge.target == name]
-    if len(edges) != 1 or edges[0].input.mode != "stream" or edges[0].pattern is not EdgePattern.POINTWISE:
-        return False
-    stage, upstream = pipeline.stage(name), pipeline.stage(edges[0].source)
+    return chain_obstacle(pipeline, name) is None
+
+
+def chain_obstacle(pipeline: Pipeline, name: str) -> str | None:
+    """Why a stage cannot run in the query of what it reads, as far as the graph alone can tell; None if it can."""
+    stage, edges = pipeline.stage(name), [edge for edge in pipeline.edges if edge.target == name]
+    if len(edges) != 1:
+        return f"{name!r} reads {len(edges)} stages, and expected is one"
+    if edges[0].input.mode != "stream" or edges[0].pattern is not EdgePattern.POINTWISE:
+        how = "as a static input" if edges[0].input.mode != "stream" else "over ALL_TO_ALL"
+        return f"{name!r} reads {edges[0].source!r} {how}, and expected is a stream over POINTWISE"
+    upstream = pipeline.stage(edges[0].source)
     if upstream.instances != stage.instances:
-        return False
-    if len(pipeline.downstream(upstream.name)) > 1 or upstream.sink is not None:
-        return False
+        return f"{name!r} has the instances {list(stage.instances)}, and {upstream.name!r} has {list(upstream.instances)}"
+    consumers = pipeline.downstream(upstream.name)
+    if len(consumers) > 1:
+        return f"{upstream.name!r} is read by {', '.join(map(repr, consumers))}, and expected is {name!r} alone"
+    if upstream.sink is not None:
+        return f"{upstream.name!r} has a sink"
     if upstream.overrides_process_batch or upstream.overrides_finish:
-        return False
+        return f"{upstream.name!r} overrides {'process_batch' if upstream.overrides_process_batch else 'finish'}"
     # A query has one output mode; in "update" an upstream aggregation would emit what it must still hold
     # back.
-    return stage.output_mode == "append"
+    return None if stage.output_mode == "append" else f"{name!r} has the output mode {stage.output_mode!r}"
 
 
 def execution_graph(pipeline: Pipeline, chains: Sequence[Chain]) -> ExecutionGraph:

@@ -31,6 +31,7 @@ from dagster_checkpoints.state import (
     TaskSnapshot,
     check_union_states,
     encode,
+    recorded_inputs,
     task_files,
 )
 from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage, OutcomeUnknown, OwnershipLost, StorageUnavailable
@@ -125,6 +126,7 @@ class CheckpointWriter:
             chains.append(ChainMetadata(name=chain.name, stages=chain.stages, tasks=tasks))
             indices.update(dict.fromkeys(chain.stages, tuple(t.index for t in ids if t in finished)))
         schemas = {name: json.dumps(schema.jsonValue()) for name, schema in deployment.schemas.items()}
+        inputs = recorded_inputs(self._pipeline)
         stages = tuple(
             StageMetadata(
                 name=stage.name,
@@ -134,6 +136,7 @@ class CheckpointWriter:
                 fully_finished=len(indices[stage.name]) == stage.parallelism,
                 output_schema=schemas.get(stage.name, ""),
                 rows=self._rows(deployment, stage.name, states),
+                inputs=inputs[stage.name],
             )
             for stage in self._pipeline.stages
         )

@@ -1,10 +1,12 @@
-"""What a checkpoint holds. Read `metadata` (the values), `metadata_file` (their versioned form), `restore` (whether it fits
-a pipeline), then `redistribution` with `key_groups` (who gets what), and `claim` (whose a savepoint is)."""
+"""What a checkpoint holds. Read `metadata` (the values), `metadata_file` (their versioned form), `restore` and `inputs`
+(whether it fits a pipeline), then `redistribution` with `key_groups` (who gets what), and `claim` (whose a savepoint is)."""
 
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.errors import (
     ChainLayoutChanged,
     CorruptMetadata,
+    InputRowsGone,
+    InputsChanged,
     InstancesChanged,
     InvalidMaxParallelism,
     MaxParallelismChanged,
@@ -18,6 +20,7 @@ from dagster_checkpoints.state.errors import (
     UnknownMetadataVersion,
     UnknownStage,
 )
+from dagster_checkpoints.state.inputs import recorded_inputs
 from dagster_checkpoints.state.key_groups import (
     HIGHEST_MAX_PARALLELISM,
     chosen_max_parallelism,
@@ -34,6 +37,7 @@ from dagster_checkpoints.state.metadata import (
     EndOfPartitionElement,
     EnumeratorState,
     IdleElement,
+    InputMetadata,
     OperatorState,
     QuerySnapshot,
     Segment,
@@ -55,6 +59,7 @@ from dagster_checkpoints.state.redistribution import (
     redistribute_unions,
 )
 from dagster_checkpoints.state.restore import RestorePlan, check_union_states, validate_restore
+from dagster_checkpoints.state.views import EdgeView, PipelineView, StageView
 
 __all__ = [
     "HIGHEST_MAX_PARALLELISM",
@@ -65,10 +70,14 @@ __all__ = [
     "CheckpointMetadata",
     "ClaimMode",
     "CorruptMetadata",
+    "EdgeView",
     "EndOfDataElement",
     "EndOfPartitionElement",
     "EnumeratorState",
     "IdleElement",
+    "InputMetadata",
+    "InputRowsGone",
+    "InputsChanged",
     "InstancesChanged",
     "InvalidMaxParallelism",
     "MaxParallelismChanged",
@@ -77,12 +86,14 @@ __all__ = [
     "OverlappingKeyGroups",
     "ParallelismTooHigh",
     "PartlyFinishedUnionState",
+    "PipelineView",
     "QuerySnapshot",
     "RestoreError",
     "RestorePlan",
     "Segment",
     "StageInstanceSnapshot",
     "StageMetadata",
+    "StageView",
     "StateError",
     "StateFile",
     "StaticTableSnapshot",
@@ -99,6 +110,7 @@ __all__ = [
     "in_flight_files",
     "key_groups_of",
     "owner_of",
+    "recorded_inputs",
     "redistribute_broadcasts",
     "redistribute_key_groups",
     "redistribute_lists",

@@ -43,6 +43,14 @@ class ChainLayoutChanged(RestoreError):
     """Stages that shared a query, and so their state, can no longer share it in the same order."""
 
 
+class InputsChanged(RestoreError):
+    """A stage with state reads other stages than in the checkpoint, or reads them in another way."""
+
+
+class InputRowsGone(RestoreError):
+    """A new stage reads one whose rows came before the checkpoint, which does not hold them."""
+
+
 class InvalidMaxParallelism(StateError):
     """A maximum parallelism is outside its range."""
 

@@ -188,6 +188,22 @@ class EnumeratorState(_Struct, frozen=True):
     finished: tuple[str, ...] = ()
 
 
+class InputMetadata(_Struct, frozen=True):
+    """How a stage reads one of its upstream stages.
+
+    Attributes:
+        stage: the upstream stage.
+        mode: "stream", or "static" for a table that is read whole.
+        pattern: which of its instances feed which.
+        key: the column by which rows are dealt out to the instances; empty without one.
+    """
+
+    stage: str
+    mode: Literal["stream", "static"] = "stream"
+    pattern: Literal["pointwise", "all_to_all"] = "pointwise"
+    key: str = ""
+
+
 class StageMetadata(_Struct, frozen=True):
     """One stage: who of its instances has finished.
 
@@ -200,6 +216,8 @@ class StageMetadata(_Struct, frozen=True):
         rows: emitted so far by all instances, finished ones included, for reporting.
         max_parallelism: the number of key groups of its keyed state, fixed since its first checkpoint; 0 without one.
         enumerator: of a source that enumerates splits.
+        inputs: how it reads its upstream stages, which decides what its instances hold; none of a source. None in a
+            checkpoint of a release that did not record it.
     """
 
     name: str
@@ -211,6 +229,7 @@ class StageMetadata(_Struct, frozen=True):
     rows: int = 0
     max_parallelism: int = 0
     enumerator: EnumeratorState | None = None
+    inputs: tuple[InputMetadata, ...] | None = None
 
 
 class ChainMetadata(_Struct, frozen=True):

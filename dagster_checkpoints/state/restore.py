@@ -7,13 +7,12 @@ Source: FLIP-147; Flink's VertexFinishedStateChecker and StateAssignmentOperatio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Protocol
 
-from dagster_checkpoints.pipeline import EdgePattern, TaskId
+from dagster_checkpoints.pipeline import EdgePattern, Pipeline, TaskId, chain_obstacle
 from dagster_checkpoints.state.errors import (
     ChainLayoutChanged,
     InstancesChanged,
@@ -21,6 +20,7 @@ from dagster_checkpoints.state.errors import (
     PartlyFinishedUnionState,
     UnfinishedPredecessor,
 )
+from dagster_checkpoints.state.inputs import check_inputs, check_new_stages
 from dagster_checkpoints.state.key_groups import chosen_max_parallelism
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
@@ -29,37 +29,7 @@ from dagster_checkpoints.state.metadata import (
     StageMetadata,
     TaskSnapshot,
 )
-
-
-class StageView(Protocol):
-    """What is asked of a stage."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def instances(self) -> tuple[str, ...]: ...
-
-
-class EdgeView(Protocol):
-    """What is asked of an edge between two stages."""
-
-    @property
-    def source(self) -> str: ...
-    @property
-    def target(self) -> str: ...
-    @property
-    def pattern(self) -> EdgePattern: ...
-
-
-class PipelineView(Protocol):
-    """What is asked of a pipeline; `dagster_checkpoints.pipeline.Pipeline` is one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def stages(self) -> Sequence[StageView]: ...
-    @property
-    def edges(self) -> Sequence[EdgeView]: ...
+from dagster_checkpoints.state.views import PipelineView
 
 
 @dataclass(frozen=True)
@@ -121,7 +91,9 @@ def validate_restore(
         UnfinishedPredecessor: a finished stage would get new input.
         NonRestoredState: state belongs to a stage that is gone.
         InstancesChanged: a stage has other instances than in the checkpoint.
-        ChainLayoutChanged: a recorded chain cannot be built again.
+        ChainLayoutChanged: a recorded chain cannot be built again, or another stage wants what does not leave it.
+        InputsChanged: a stage reads other stages, or reads them in another way.
+        InputRowsGone: a new stage reads rows that came before the checkpoint.
         InvalidMaxParallelism: a maximum parallelism is set that is out of range.
         MaxParallelismChanged: another one is set than the checkpoint was taken with.
         ParallelismTooHigh: a stage has more instances than key groups.
@@ -135,7 +107,9 @@ def validate_restore(
     running = [c for c in metadata.chains if not set(c.stages) <= set(dropped) and not _has_finished(c, recorded)]
     reads = _reads(pipeline)
     for chain in running:
-        _check_layout(pipeline, reads, chain, where)
+        _check_layout(pipeline, reads, chain, recorded, where)
+    check_inputs(pipeline, recorded, where)
+    check_new_stages(pipeline, metadata, recorded, where)
     finished_chains = _finished_chains(pipeline, reads, metadata, recorded)
     instances = {stage.name: len(stage.instances) for stage in pipeline.stages}
     finished = {TaskId(c.name, i) for c in running for i in recorded[c.stages[0]].finished}
@@ -265,7 +239,13 @@ def _key_groups(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], c
     }
 
 
-def _check_layout(pipeline: PipelineView, reads: Mapping[str, list[str]], chain: ChainMetadata, where: str) -> None:
+def _check_layout(
+    pipeline: PipelineView,
+    reads: Mapping[str, list[str]],
+    chain: ChainMetadata,
+    recorded: Mapping[str, StageMetadata],
+    where: str,
+) -> None:
     layout = " -> ".join(chain.stages)
     present = {stage.name for stage in pipeline.stages}
     missing = [name for name in chain.stages if name not in present]
@@ -283,6 +263,24 @@ def _check_layout(pipeline: PipelineView, reads: Mapping[str, list[str]], chain:
             f"now {name!r} reads {_names(reads.get(name, ())) or 'nothing'}. Spark's state belongs to the plan of that query. "
             "Restore the stages' order, or start without this checkpoint."
         )
+    followed_by = dict(pairwise(chain.stages))
+    for edge in pipeline.edges:
+        if edge.source in followed_by and edge.target != followed_by[edge.source]:
+            what = "reads" if edge.target in recorded else "is new, and reads"
+            raise ChainLayoutChanged(
+                f"Stage {edge.target!r} {what} {edge.source!r}. In {where} the stages {layout} run as one Spark query: what "
+                f"{edge.source!r} emits does not leave that query, and the query's state cannot be divided. Let "
+                f"{edge.target!r} read {chain.stages[-1]!r}, whose rows do leave it; or start the pipeline without this "
+                "checkpoint (restore_from: none). With Pipeline(..., chaining=False) from that start on, each stage has a query "
+                "of its own, and a later restore may add stages behind any of them."
+            )
+    for name in followed_by.values():
+        obstacle = chain_obstacle(pipeline, name) if isinstance(pipeline, Pipeline) else None
+        if obstacle is not None:
+            raise ChainLayoutChanged(
+                f"In {where} the stages {layout} run as one Spark query, whose state cannot be divided; now {obstacle}. Take "
+                "that change back, or start the pipeline without this checkpoint (restore_from: none)."
+            )
 
 
 def _changed_input(reads: Mapping[str, list[str]], chain: ChainMetadata) -> tuple[str, str] | None:

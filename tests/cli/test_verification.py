@@ -153,8 +153,12 @@ def fewer(context: Any) -> Any: ...
 def delays_of_history(history: Any, departures: Any) -> Any: ...
 
 
+@stage(sink=ParquetSink("/nowhere"))
+def arrivals(planes: Any) -> Any: ...
+
+
 @stage(inputs={"airlines": StageInput(mode="static")}, sink=ParquetSink("/nowhere"))
-def arrivals(history: Any, live: Any, airlines: Any) -> Any: ...
+def report(airlines: Any) -> Any: ...
 
 
 @stage(name="history")
@@ -165,8 +169,9 @@ def derived_history(planes: Any) -> Any: ...
     ("pipeline", "kind", "said"),
     [
         (_pipeline(history, fewer, airlines, departures, delays), "instances_changed", "'live'"),
-        (_pipeline(history, live, airlines, arrivals), "non_restored_state", "allow_non_restored_state"),
+        (_pipeline(planes, arrivals), "non_restored_state", "allow_non_restored_state"),
         (_pipeline(history, live, airlines, departures, delays_of_history), "chain_layout_changed", "'delays'"),
+        (_pipeline(history, live, airlines, departures, delays, report), "input_rows_gone", "'report'"),
         (_pipeline(planes, derived_history, live, airlines, departures, delays), "unfinished_predecessor", "'planes'"),
     ],
 )

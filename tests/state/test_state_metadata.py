@@ -20,6 +20,7 @@ from dagster_checkpoints.state import (
     EndOfPartitionElement,
     EnumeratorState,
     IdleElement,
+    InputMetadata,
     OperatorState,
     QuerySnapshot,
     Segment,
@@ -163,11 +164,33 @@ STORED_BY = CheckpointMetadata(
 )
 """Files stored by this owner, by the one before, and by a release that did not know epochs in names."""
 
+INPUTS = CheckpointMetadata(
+    pipeline="flights",
+    checkpoint_id=11,
+    stages=(
+        StageMetadata("live", 1, ("0",), inputs=()),
+        StageMetadata("airlines", 1, ("0",), (0,), True),
+        StageMetadata(
+            "hourly",
+            1,
+            ("0",),
+            inputs=(InputMetadata("live", pattern="all_to_all", key="origin"), InputMetadata("airlines", "static", "all_to_all")),
+        ),
+    ),
+    chains=(
+        ChainMetadata("live", ("live",), {0: TaskSnapshot()}),
+        ChainMetadata("airlines", ("airlines",)),
+        ChainMetadata("hourly", ("hourly",), {0: TaskSnapshot()}),
+    ),
+)
+"""How stages read each other; nothing is known of one that a release recorded without it."""
+
 WRITTEN = {
     "version-1.metadata": EVERYTHING,
     "version-1-transaction-files.metadata": SAVEPOINT,
     "version-1-enumerators.metadata": SPLITS,
     "version-1-stored-by.metadata": STORED_BY,
+    "version-1-inputs.metadata": INPUTS,
 }
 """What each stored example says. A file is added with each addition to the format and never changed."""
 
@@ -206,10 +229,10 @@ def test_files_are_named_by_their_content_and_who_stored_them() -> None:
 
 
 def test_what_an_older_reader_need_not_know_is_not_written() -> None:
-    written = [encode(metadata) for metadata in (SAVEPOINT, SPLITS, STORED_BY, EVERYTHING)]
-    additions = {b"transaction_files": 0, b"enumerator": 1, b"max_parallelism": 1, b"stored_by": 2}
+    written = [encode(metadata) for metadata in (SAVEPOINT, SPLITS, STORED_BY, INPUTS, EVERYTHING)]
+    additions = {b"transaction_files": 0, b"enumerator": 1, b"max_parallelism": 1, b"stored_by": 2, b"inputs": 3}
     for addition, only in additions.items():
-        assert [addition in data for data in written] == [number == only for number in range(4)]
+        assert [addition in data for data in written] == [number == only for number in range(len(written))]
 
 
 def test_each_stored_example_is_accounted_for() -> None:

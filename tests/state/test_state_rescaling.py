@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dagster_checkpoints.pipeline import EdgePattern, TaskId
+from dagster_checkpoints.pipeline import EdgePattern, StageInput, TaskId
 from dagster_checkpoints.state import (
     ChainMetadata,
     CheckpointMetadata,
@@ -63,6 +63,7 @@ class EdgeOf:
     source: str
     target: str
     pattern: EdgePattern
+    input: StageInput = field(default_factory=StageInput)
 
 
 @dataclass(frozen=True)

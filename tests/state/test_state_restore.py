@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from dagster_checkpoints.pipeline import (
     EdgePattern,
     Pipeline,
+    StageInput,
     TaskId,
     bounded_source,
     stage,
@@ -21,6 +22,9 @@ from dagster_checkpoints.state import (
     ChainMetadata,
     CheckpointMetadata,
     EnumeratorState,
+    InputMetadata,
+    InputRowsGone,
+    InputsChanged,
     InstancesChanged,
     InvalidMaxParallelism,
     MaxParallelismChanged,
@@ -49,6 +53,7 @@ class EdgeOf:
     source: str
     target: str
     pattern: EdgePattern
+    input: StageInput = field(default_factory=StageInput)
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,8 @@ def restore(row: str, allow_non_restored_state: bool = False) -> RestorePlan:
         "V0 p2 fin{0,1} -PW-> V1 p2 fin{0,1}",
         "V0 p2 fin{1} -ALL-> V1 p2",
         "V0 p2 new -ALL-> V1 p2",
-        "V0 p2 fin{0,1} -ALL-> V1 p2 new",
+        "V0 p2 -ALL-> V1 p2 new",
+        "V0 p2 fin{0,1} -ALL-> V1 p2; V2 p1 new",
         "V0 p2 fin{0,1} -ALL-> V2 p1 fin{0}; V1 p1 fin{0} -ALL-> V2",
     ],
 )
@@ -268,6 +274,100 @@ def test_what_starts_from_what() -> None:
     assert plan.after_finish == {TaskId("V2", 0)}
 
 
+# New stages
+
+
+def recorded(name: str, *, emitted: int = 0, ended: bool = False, finished: bool = False) -> CheckpointMetadata:
+    """A checkpoint of one stage of one instance."""
+    task = TaskSnapshot({name: StageInstanceSnapshot(rows_out=emitted)}, end_of_data="drain" if ended else "none")
+    stages = (StageMetadata(name, 1, ("0",), (0,) if finished else (), finished),)
+    return CheckpointMetadata("p", 5, stages=stages, chains=(ChainMetadata(name, (name,), {} if finished else {0: task}),))
+
+
+def read_by_a_new_stage(mode: str) -> PipelineOf:
+    edge = EdgeOf("old", "new", EDGE["ALL"], StageInput(mode=mode))  # type: ignore[arg-type]
+    return PipelineOf("p", (StageOf("old", ("0",)), StageOf("new", ("0",))), (edge,))
+
+
+@pytest.mark.parametrize("mode", ["stream", "static"])
+@pytest.mark.parametrize("fate", [{"finished": True}, {"ended": True, "emitted": 3}])
+def test_a_new_stage_does_not_read_one_that_has_ended(mode: str, fate: dict[str, int]) -> None:
+    with pytest.raises(InputRowsGone) as error:
+        validate_restore(read_by_a_new_stage(mode), recorded("old", **fate))
+    for words in ("'new' is not in checkpoint 5", "reads 'old'", "has emitted its last row there", "restore_from: none"):
+        assert words in str(error.value)
+
+
+def test_a_new_stage_does_not_read_one_that_has_ended_in_part() -> None:
+    with pytest.raises(InputRowsGone, match=r"'V1' .* reads 'V0', which has in part emitted its last row"):
+        restore("V0 p2 fin{0} -PW-> V1 p2 new")
+
+
+def test_a_new_stage_reads_a_running_one_from_now_on_but_not_as_half_a_table() -> None:
+    for mode, emitted in (("stream", 3), ("stream", 0), ("static", 0)):
+        assert validate_restore(read_by_a_new_stage(mode), recorded("old", emitted=emitted)).new_stages == ("new",)
+    with pytest.raises(InputRowsGone, match="reads 'old' as a static input, which has emitted 3 rows before it"):
+        validate_restore(read_by_a_new_stage("static"), recorded("old", emitted=3))
+
+
+# Inputs
+
+
+BY_K = StageInput(key="k")
+
+
+def reading(*edges: EdgeOf, inputs: tuple[InputMetadata, ...] | None = None, finished: bool = False) -> RestorePlan:
+    """Restores a pipeline in which `to` reads as `edges` say, from a checkpoint in which it read `inputs`."""
+    stages = tuple(StageOf(name, ("0", "1")) for name in ("a", "b", "to"))
+    over = frozenset(("a", "b", "to") if finished else ())
+    known = tuple(
+        StageMetadata(s.name, 2, s.instances, (0, 1) if s.name in over else (), s.name in over, inputs=()) for s in stages
+    )
+    chains = tuple(
+        ChainMetadata(s.name, (s.name,), {} if s.name in over else {0: TaskSnapshot(), 1: TaskSnapshot()}) for s in stages
+    )
+    known = (*known[:2], msgspec.structs.replace(known[2], inputs=inputs))
+    return validate_restore(PipelineOf("p", stages, edges), CheckpointMetadata("p", 5, stages=known, chains=chains))
+
+
+FROM_A = EdgeOf("a", "to", EDGE["ALL"], BY_K)
+FROM_B = EdgeOf("b", "to", EDGE["PW"])
+RECORDED = (InputMetadata("a", "stream", "all_to_all", "k"), InputMetadata("b"))
+
+
+@pytest.mark.parametrize(
+    ("edges", "words"),
+    [
+        (
+            (EdgeOf("a", "to", EDGE["ALL"], StageInput(key="v")), FROM_B),
+            "input 'a' was a stream over ALL_TO_ALL by key 'k', is now a stream over ALL_TO_ALL by key 'v'",
+        ),
+        ((EdgeOf("a", "to", EDGE["PW"]), FROM_B), "by key 'k', is now a stream over POINTWISE"),
+        ((EdgeOf("a", "to", EDGE["ALL"], StageInput(mode="static")), FROM_B), "by key 'k', is now a static input"),
+        ((FROM_A, EdgeOf("b", "to", EDGE["ALL"])), "input 'b' was a stream over POINTWISE, is now a stream over ALL_TO_ALL"),
+        ((FROM_A,), "input 'b' was a stream over POINTWISE, is now none"),
+        ((FROM_B,), "input 'a' was a stream over ALL_TO_ALL by key 'k', is now none"),
+    ],
+)
+def test_a_stage_that_reads_otherwise(edges: tuple[EdgeOf, ...], words: str) -> None:
+    with pytest.raises(InputsChanged, match="Stage 'to' does not read its inputs as in checkpoint 5 of pipeline 'p': ") as error:
+        reading(*edges, inputs=RECORDED)
+    assert words in str(error.value) and "restore_from: none" in str(error.value)
+    reading(*edges, inputs=None)  # of a release that did not record it
+    reading(*edges, inputs=RECORDED, finished=True)
+
+
+def test_a_further_input_of_a_stage_with_inputs_on_record() -> None:
+    with pytest.raises(InputsChanged, match="input 'b' was none, is now a stream over POINTWISE"):
+        reading(FROM_A, FROM_B, inputs=RECORDED[:1])
+    with pytest.raises(InputsChanged, match="input 'b' was none"):
+        reading(FROM_B, inputs=())
+
+
+def test_the_order_of_inputs_means_nothing() -> None:
+    assert reading(FROM_B, FROM_A, inputs=RECORDED).chains == (("a",), ("b",), ("to",))
+
+
 # The layout of chains
 
 
@@ -276,7 +376,7 @@ def chained(*edges: tuple[str, str]) -> tuple[PipelineOf, CheckpointMetadata]:
     names = ("a", "b", "c")
     pipeline = PipelineOf(
         "p",
-        tuple(StageOf(name, ("0",)) for name in names),
+        tuple(StageOf(name, ("0",)) for name in dict.fromkeys((*names, *(target for _, target in edges)))),
         tuple(EdgeOf(s, t, EdgePattern.POINTWISE) for s, t in edges),
     )
     recorded = tuple(StageMetadata(name, 1, ("0",)) for name in names)
@@ -293,6 +393,13 @@ def test_the_recorded_layout_is_used_again() -> None:
         ((("a", "c"), ("c", "b")), "'b' reads 'a' and nothing else; now 'b' reads 'c'"),
         ((("a", "b"), ("b", "c"), ("a", "c")), "now 'c' reads 'b', 'a'"),
         ((("a", "b"),), "now 'c' reads nothing"),
+        # What a stage in the middle emits stays inside the query.
+        (
+            (("a", "b"), ("b", "c"), ("a", "d")),
+            "Stage 'd' is new, and reads 'a'. In checkpoint 3 of pipeline 'p' the stages a -> b",
+        ),
+        ((("a", "b"), ("b", "c"), ("b", "d")), "Let 'd' read 'c'"),
+        ((("a", "b"), ("b", "c"), ("b", "d")), "chaining=False"),
     ],
 )
 def test_a_chain_that_cannot_be_built_again(edges: tuple[tuple[str, str], ...], words: str) -> None:
@@ -310,6 +417,25 @@ def test_a_stage_taken_out_of_a_chain(allow: bool, error: type[Exception], words
     shorter = PipelineOf("p", pipeline.stages[:2], pipeline.edges)
     with pytest.raises(error, match=words):
         validate_restore(shorter, metadata, allow_non_restored_state=allow)
+
+
+def test_a_stage_is_added_behind_the_last_one_of_a_chain() -> None:
+    plan = validate_restore(*chained(("a", "b"), ("b", "c"), ("c", "d")))
+    assert (plan.chains, plan.new_stages) == ((("a", "b", "c"),), ("d",))
+
+
+def test_a_chain_that_only_the_pipeline_itself_knows_to_be_impossible() -> None:
+    @unbounded_source(sink=object())
+    def a(context: object) -> None: ...
+
+    @stage
+    def b(a: object) -> None: ...
+
+    @stage(sink=object())
+    def c(b: object) -> None: ...
+
+    with pytest.raises(ChainLayoutChanged, match=r"a -> b -> c run as one Spark query, .*; now 'a' has a sink. Take that change"):
+        validate_restore(Pipeline("p", [a, b, c]), chained()[1])
 
 
 def finished_chain(*edges: tuple[str, str]) -> tuple[PipelineOf, CheckpointMetadata]:

@@ -7,17 +7,20 @@ moment, changed, restored, and runs on.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dagster_checkpoints.pipeline import EdgePattern, TaskId, pointwise_producers
+from dagster_checkpoints.pipeline import EdgePattern, StageInput, TaskId, pointwise_producers
 from dagster_checkpoints.state import (
     ChainLayoutChanged,
     ChainMetadata,
     CheckpointMetadata,
     EnumeratorState,
+    InputRowsGone,
+    InputsChanged,
     InstancesChanged,
     NonRestoredState,
     RestoreError,
@@ -28,6 +31,7 @@ from dagster_checkpoints.state import (
     UnfinishedPredecessor,
     decode,
     encode,
+    recorded_inputs,
     validate_restore,
 )
 
@@ -49,6 +53,7 @@ class EdgeOf:
     source: str
     target: str
     pattern: EdgePattern
+    input: StageInput = field(default_factory=StageInput)
 
 
 @dataclass(frozen=True)
@@ -95,24 +100,28 @@ class Restores(RuleBasedStateMachine):
 
     # The pipeline is written, and runs
 
-    def new_stage(self, data: st.DataObject, pipeline: PipelineOf) -> PipelineOf:
+    def new_stage(self, data: st.DataObject, pipeline: PipelineOf, hidden: frozenset[str] = frozenset()) -> PipelineOf:
+        """One stage more, which reads up to two others, none of them `hidden`."""
         self.names += 1
         name = f"s{self.names}"
-        upstream = data.draw(st.lists(st.sampled_from([s.name for s in pipeline.stages] or [""]), unique=True, max_size=2))
+        readable = [s.name for s in pipeline.stages if s.name not in hidden] or [""]
+        upstream = data.draw(st.lists(st.sampled_from(readable), unique=True, max_size=2))
         edges = [EdgeOf(u, name, data.draw(st.sampled_from([ALL, PW, PW]))) for u in upstream if u]
         alike = pipeline.stage(edges[0].source).parallelism if edges and data.draw(st.integers(0, 3)) else None
         stage = StageOf(name, tuple(map(str, range(alike or data.draw(st.integers(1, 3))))))
         return pipeline.with_stage(stage, edges)
 
     def add_stage(self, data: st.DataObject) -> None:
-        self.pipeline = self.new_stage(data, self.pipeline)
+        # What a stage emits inside a chain leaves it only with the chain's last stage.
+        self.pipeline = self.new_stage(data, self.pipeline, frozenset(name for c in self.run.chains for name in c[:-1]))
         stage = self.pipeline.stages[-1]
         inputs = self.pipeline.inputs(stage.name)
         self.run.finished[stage.name] = set()
         if len(inputs) == 1 and inputs[0].pattern is PW and self.pipeline.stage(inputs[0].source).instances == stage.instances:
             # It may run in its upstream's query, if that is the last there.
             for i, chain in enumerate(self.run.chains):
-                if chain[-1] == inputs[0].source and data.draw(st.booleans()):
+                alone = sum(edge.source == chain[-1] for edge in self.pipeline.edges) == 1
+                if chain[-1] == inputs[0].source and alone and data.draw(st.booleans()):
                     self.run.chains[i] = (*chain, stage.name)
                     return
         self.run.chains.append((stage.name,))
@@ -158,6 +167,7 @@ class Restores(RuleBasedStateMachine):
 
     def checkpoint(self) -> CheckpointMetadata:
         self.checkpoint_id += 1
+        inputs = recorded_inputs(self.pipeline)
         stages = tuple(
             StageMetadata(
                 stage.name,
@@ -166,6 +176,7 @@ class Restores(RuleBasedStateMachine):
                 tuple(sorted(self.run.finished[stage.name])),
                 len(self.run.finished[stage.name]) == stage.parallelism,
                 enumerator=None if self.pipeline.inputs(stage.name) else EnumeratorState(("split",)),
+                inputs=inputs[stage.name],
             )
             for stage in self.pipeline.stages
         )
@@ -271,6 +282,17 @@ class Restores(RuleBasedStateMachine):
                 reads = [[edge.source for edge in pipeline.inputs(name)] for name in chain[1:]]
                 if not set(chain) <= present or reads != [[name] for name in chain[:-1]]:
                     return ChainLayoutChanged
+                inner = list(pairwise(chain))
+                if any(e.source in chain[:-1] and (e.source, e.target) not in inner for e in pipeline.edges):
+                    return ChainLayoutChanged
+
+        def read(by: PipelineOf, name: str) -> list[tuple[str, str]]:
+            return sorted((edge.source, edge.pattern.name) for edge in by.inputs(name))
+
+        if any(read(pipeline, stage.name) != read(self.pipeline, stage.name) for stage in running):
+            return InputsChanged
+        if any(e.target not in recorded and rank(e.source) for e in pipeline.edges):
+            return InputRowsGone
         return None
 
     def check_plan(self, pipeline: PipelineOf, metadata: CheckpointMetadata, plan: RestorePlan) -> None:

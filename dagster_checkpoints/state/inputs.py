@@ -1,0 +1,109 @@
+"""How stages read each other: what a checkpoint records of it, and which changes a restore refuses.
+
+What an instance holds depends on which rows came to it: by key, pattern and input. And rows that a stage emitted before the
+checkpoint are nowhere else than in the state of the stages that read them then. Must not know: storage, Spark, tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dagster_checkpoints.state.errors import InputRowsGone, InputsChanged
+from dagster_checkpoints.state.metadata import CheckpointMetadata, InputMetadata, StageMetadata
+from dagster_checkpoints.state.views import EdgeView, PipelineView
+
+
+def recorded_inputs(pipeline: PipelineView) -> dict[str, tuple[InputMetadata, ...]]:
+    """What a checkpoint records of the inputs of each stage, in their order."""
+    inputs: dict[str, list[InputMetadata]] = {stage.name: [] for stage in pipeline.stages}
+    for edge in pipeline.edges:
+        inputs[edge.target].append(_recorded(edge))
+    return {name: tuple(found) for name, found in inputs.items()}
+
+
+def check_inputs(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], where: str) -> None:
+    """A stage that the checkpoint knows must read what it read then, in the same way.
+
+    One that has fully finished reads nothing any more, so its inputs may change.
+
+    Args:
+        recorded: the stages of the checkpoint, by name.
+        where: the checkpoint, for the error.
+
+    Raises:
+        InputsChanged: names the stage, its changed inputs, what the checkpoint says of them and what the pipeline says.
+    """
+    now = recorded_inputs(pipeline)
+    for stage in pipeline.stages:
+        known = recorded.get(stage.name)
+        if known is None or known.fully_finished or known.inputs is None:
+            continue
+        changes = _changes(known.inputs, now[stage.name])
+        if changes:
+            raise InputsChanged(
+                f"Stage {stage.name!r} does not read its inputs as in {where}: {'; '.join(changes)}. Its state, and the records "
+                "on their way to it, belong to the inputs of the checkpoint: with others, rows that belong together would meet "
+                "in different instances, or not at all. Restore the inputs as they were; or end the old pipeline with a drain, "
+                "which emits and commits all that it holds, and begin with the new inputs as a new start (restore_from: none)."
+            )
+
+
+def check_new_stages(
+    pipeline: PipelineView, metadata: CheckpointMetadata, recorded: Mapping[str, StageMetadata], where: str
+) -> None:
+    """A new stage must not read rows that were emitted before the checkpoint and are not in it.
+
+    It may read a running stage as a stream: it gets what that one emits from now on.
+
+    Args:
+        recorded: the stages of the checkpoint, by name.
+        where: the checkpoint, for the error.
+
+    Raises:
+        InputRowsGone: names the new stage, what it reads, and the remedies.
+    """
+    for edge in pipeline.edges:
+        upstream = recorded.get(edge.source)
+        if edge.target in recorded or upstream is None:
+            continue
+        found = _gone(metadata, upstream, static=edge.input.mode == "static")
+        if found:
+            raise InputRowsGone(
+                f"Stage {edge.target!r} is not in {where}, and reads {edge.source!r}"
+                f"{' as a static input' if edge.input.mode == 'static' else ''}, which {found}. These rows are not in the "
+                f"checkpoint, and {edge.source!r} does not emit them again: {edge.target!r} would start without them. Add a copy "
+                f"of {edge.source!r} under another name, which runs from its beginning, and let {edge.target!r} read that one; "
+                f"or let it read what the sink of {edge.source!r} has written, as a bounded source; or start the pipeline "
+                "without this checkpoint (restore_from: none)."
+            )
+
+
+def _recorded(edge: EdgeView) -> InputMetadata:
+    return InputMetadata(edge.source, edge.input.mode, edge.pattern.value, edge.input.key or "")
+
+
+def _changes(before: tuple[InputMetadata, ...], now: tuple[InputMetadata, ...]) -> list[str]:
+    """In words, by input; nothing if only their order is another one."""
+    found = []
+    for name in dict.fromkeys(each.stage for each in (*before, *now)):
+        was, is_now = (sorted(_in_words(each) for each in side if each.stage == name) for side in (before, now))
+        if was != is_now:
+            found.append(f"input {name!r} was {' and '.join(was) or 'none'}, is now {' and '.join(is_now) or 'none'}")
+    return found
+
+
+def _in_words(each: InputMetadata) -> str:
+    if each.mode == "static":
+        return "a static input"
+    pattern = each.pattern.upper()
+    return f"a stream over {pattern} by key {each.key!r}" if each.key else f"a stream over {pattern}"
+
+
+def _gone(metadata: CheckpointMetadata, upstream: StageMetadata, *, static: bool) -> str:
+    """Which rows of a recorded stage a new consumer would lack, in words; empty if none."""
+    tasks = next(chain.tasks for chain in metadata.chains if upstream.name in chain.stages)  # each stage is in one
+    ended = len(upstream.finished) + sum(task.end_of_data == "drain" for task in tasks.values())
+    if ended:
+        return "has emitted its last row there" if ended >= upstream.parallelism else "has in part emitted its last row there"
+    emitted = sum(task.stages[upstream.name].rows_out for task in tasks.values() if upstream.name in task.stages)
+    return f"has emitted {emitted} rows before it" if static and emitted else ""

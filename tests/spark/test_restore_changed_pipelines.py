@@ -1,0 +1,97 @@
+"""A pipeline that was changed between two runs: what a restore refuses, in whose words, and what it takes."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
+from dagster_checkpoints.spark.events import CheckpointDone, JobStarted
+from dagster_checkpoints.state import ChainLayoutChanged, InputRowsGone, InputsChanged
+from dagster_checkpoints.verification import verify_savepoint
+
+ROWS = "k string, ts timestamp, v long"
+NAMES = "k string, name string"
+
+
+class Flow:
+    """live -> rows in one query, two instances of `hours` behind them; names, which ends at once. And variants of it."""
+
+    def __init__(self, lab: Any) -> None:
+        self.lab = lab
+
+    def pipeline(self, *more: Any, key: str = "k") -> Pipeline:
+        lab = self.lab
+
+        @unbounded_source(watermark=("ts", "1 minute"))
+        def live(context):
+            return lab.stream("live", ROWS)
+
+        @stage
+        def rows(live):
+            return live.where("v >= 0")
+
+        @stage(inputs={"rows": StageInput(key=key)}, instances=["a", "b"], sink=lab.sink("hours"))
+        def hours(rows):
+            counted = rows.groupBy(F.window("ts", "1 hour"), "k").agg(F.count("*").alias("n"))
+            return counted.select(F.col("window.start").alias("start"), "k", "n")
+
+        @bounded_source(sink=lab.sink("names"))
+        def names(context):
+            return lab.stream("names", NAMES)
+
+        return Pipeline("changed", [live, rows, hours, names, *more])
+
+    def refused(self, error: type[Exception], pipeline: Pipeline, *words: str, **options: Any) -> None:
+        """A restore into the pipeline is refused with that error, and by `verify` with the same text."""
+        job = self.lab.start(pipeline, **options)
+        with pytest.raises(error) as told:
+            job.result()
+        assert not job.of(JobStarted)
+        assert all(word in str(told.value) for word in words), str(told.value)
+        if error in (ChainLayoutChanged, InputRowsGone, InputsChanged):
+            with self.lab.storage("changed") as storage:
+                newest = storage.list_checkpoints()[0].location
+                assert [p.what for p in verify_savepoint(storage, newest, pipeline).problems] == [str(told.value)]
+
+
+def test_what_a_restore_takes_and_what_it_refuses(lab: Any) -> None:
+    flow = Flow(lab)
+    lab.put("names", NAMES, [("a", "A"), ("b", "B")])
+    lab.put("live", ROWS, [("ab"[m % 2], lab.at(60 * m), m) for m in range(90)])
+    first = lab.start(flow.pipeline())
+    first.wait_for(CheckpointDone, lambda done: "names" in done.finished_stages and done.stages["hours"].rows == 2)
+    first.cancel()
+    assert first.result().status == "CANCELED"
+
+    @stage(inputs={"names": StageInput(mode="static")}, sink=lab.sink("report"))
+    def report(rows, names):
+        return rows.join(names, "k")
+
+    flow.refused(InputRowsGone, flow.pipeline(report), "'report'", "reads 'names' as a static input", "another name")
+    flow.refused(InputsChanged, flow.pipeline(key="v"), "'hours'", "input 'rows'", "by key 'k', is now", "by key 'v'")
+
+    @stage(sink=lab.sink("audit"))
+    def audit(live):
+        return live
+
+    flow.refused(ChainLayoutChanged, flow.pipeline(audit), "Stage 'audit' is new, and reads 'live'", "chaining=False")
+
+    @stage(sink=lab.sink("late"))
+    def late(rows):
+        return rows.select("k", "v")
+
+    second = lab.start(flow.pipeline(late))
+    assert second.wait_for(JobStarted).restored_checkpoint is not None
+    lab.put("live", ROWS, [("a", lab.at(3600 * 9), 1000)])
+    second.wait_until(lambda: lab.count("late") == 1)
+    second.wait_until(lambda: lab.count("hours") == 4)
+    second.drain()
+    second.finished()
+    assert lab.committed("late") == [("a", 1000)]
+    zero = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    hours = [zero, zero, *[zero + dt.timedelta(hours=1)] * 2, zero + dt.timedelta(hours=9)]
+    assert [row[0] for row in lab.committed("hours")] == hours
