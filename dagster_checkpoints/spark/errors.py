@@ -38,6 +38,10 @@ class StageFailedError(StageError):
     """A stage raised while it ran."""
 
 
+class QueryStoppedError(StageError):
+    """A stage's query was stopped from outside: it ended without an error and without having read its input to the end."""
+
+
 class SnapshotError(DagsterCheckpointsError):
     """A task's state could not be collected whole: the checkpoint is declined, the task runs on."""
 

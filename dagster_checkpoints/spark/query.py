@@ -36,6 +36,10 @@ class QueryClosing(Exception):
     """Raised in `foreachBatch` when the query is being stopped: returning would commit the batch."""
 
 
+class QueryStopped(Exception):
+    """The query has ended, without an error, before it had read what it was started for: its task did not stop it."""
+
+
 def _is_no_error(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], QueryClosing))
 
@@ -74,11 +78,14 @@ class TaskQuery:
         self._going.set()
         self._last_batch: int | None = None
         self._query: StreamingQuery | None = None
+        self._trigger: Mapping[str, Any] = {}
+        self._only_batch = 0  # with `once`: the batch that the query was started for
 
     def start(self, frame: DataFrame, output_mode: str, trigger: Mapping[str, Any]) -> None:
         """Start the query; a checkpoint directory that holds a committed batch is continued."""
         self._closing = False
         self.error = None
+        self._trigger, self._only_batch = trigger, self.log.last_committed() + 1
         frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
         writer = frame.writeStream.outputMode(output_mode).option("checkpointLocation", str(self.checkpoint))
         if trigger:
@@ -142,7 +149,7 @@ class TaskQuery:
         deadline = time.monotonic() + COMMIT_TIMEOUT_SECONDS
         while not self.log.is_committed(batch_id):
             if not self.active and not self.log.is_committed(batch_id):
-                raise TimeoutError(f"The query ended without committing batch {batch_id} of {self.checkpoint}.")
+                raise self.failure() or TimeoutError(f"The query ended without committing batch {batch_id} of {self.checkpoint}.")
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"Batch {batch_id} of {self.checkpoint} was processed, but its commit did not appear within "
@@ -196,28 +203,53 @@ class TaskQuery:
         return not status["isTriggerActive"] and not status["isDataAvailable"] and "Waiting" in status["message"]
 
     def failure(self) -> BaseException | None:
-        """Why the query ended, if it failed: the user's own exception where there is one."""
+        """Why the query ended, if it failed: the user's own exception where there is one.
+
+        A query that its task did not stop has failed, unless Spark proves that it has done what it was started for.
+        """
         if self._query is None or self._closing or self._query.isActive:
             return None
         raised = self._query.exception()
-        if raised is None:
-            return None
-        return self.error or raised
+        if raised is not None:
+            return self.error or raised
+        return None if self._reached_end() else QueryStopped()
+
+    def _reached_end(self) -> bool:
+        """Whether a query that is no longer active has done all that its trigger asks for.
+
+        That it has ended proves nothing: a `stop()` from outside looks the same. With `availableNow` Spark sets `noNewData` when
+        it looked for a next batch, up to the offsets that it fixed at the start, and found none; a `stop()` never sets it.
+
+        Source: Spark's `MicroBatchExecution.constructNextBatch` and `executeOneBatch`.
+        """
+        if self._trigger.get("availableNow"):
+            return bool(self._execution().noNewData())
+        return bool(self._trigger.get("once")) and self.log.is_committed(self._only_batch)
+
+    def _execution(self) -> Any:
+        """Spark's execution of the query (a JVM object): no public way leads to its plans and to how it ended."""
+        assert self._query is not None
+        stream = self._query._jsq
+        return stream.streamingQuery() if "StreamingQueryWrapper" in stream.getClass().getSimpleName() else stream
 
     def executed_plan(self) -> Any:
         """The executed plan of the newest batch (a JVM object), or None."""
         if self._query is None:
             return None
-        stream = self._query._jsq  # no public way leads to the operators' watermarks
-        if "StreamingQueryWrapper" in stream.getClass().getSimpleName():
-            stream = stream.streamingQuery()
-        execution = stream.lastExecution()
+        execution = self._execution().lastExecution()
         return None if execution is None else execution.executedPlan()
 
     def stop(self) -> None:
-        """Stop between two batches: a batch that runs is finished and committed first."""
+        """Stop between two batches: a batch that runs is finished and committed first.
+
+        Raises:
+            QueryStopped, Exception: The query had failed before, see :meth:`failure`.
+        """
         with self._lock:
-            if self._last_batch is not None and self.active:
+            failure = self.failure()
+            if failure is not None:
+                raise failure
+            if self._last_batch is not None:
                 self._await_commit(self._last_batch)
             self._closing = True
         self._going.set()  # a paused batch finds that the query is closing

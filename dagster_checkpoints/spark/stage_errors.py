@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dagster_checkpoints.spark.blame import own_line, stage_of
-from dagster_checkpoints.spark.errors import StageError, StageFailedError
+from dagster_checkpoints.spark.errors import QueryStoppedError, StageError, StageFailedError
+from dagster_checkpoints.spark.query import QueryStopped
 from dagster_checkpoints.spark.task_parts import StageInstance
 
 
@@ -37,15 +38,30 @@ class StageErrors:
         """An error of the query, or of the task itself, as that of the stage within whose code it was raised."""
         if isinstance(error, StageError):
             return error
+        if isinstance(error, QueryStopped):
+            return self._stopped()
         found = stage_of(error, [instance.stage for instance in self._instances])
         return self._failed(next((i for i in self._instances if i.stage is found), self._instances[-1]), error)
 
+    def _stopped(self) -> QueryStoppedError:
+        tail = self._instances[-1]
+        return QueryStoppedError(
+            tail.stage.name,
+            tail.call.context.instance,
+            f"expected its query{self._within()} to run until its input has ended or the pipeline stops it, found that it was "
+            "stopped from outside, without an error: by stop() of a query in spark.streams.active, or by the end of the Spark "
+            "session. Rows that it has not read yet are missing, so the job goes back to its latest checkpoint. Do not stop the "
+            "pipeline's queries; stop the pipeline (suspend, drain or terminate).",
+        )
+
+    def _within(self) -> str:
+        names = " -> ".join(i.stage.name for i in self._instances)
+        return f" (in the query of {names})" if len(self._instances) > 1 else ""
+
     def _failed(self, instance: StageInstance, error: BaseException) -> StageFailedError:
         stage = instance.stage
-        names = " -> ".join(i.stage.name for i in self._instances)
-        within = f" (in the query of {names})" if len(self._instances) > 1 else ""
         return StageFailedError(
             stage.name,
             instance.call.context.instance,
-            f"failed{within}: {type(error).__name__}: {error}\n  at {own_line(error, stage.location.file)}",
+            f"failed{self._within()}: {type(error).__name__}: {error}\n  at {own_line(error, stage.location.file)}",
         )
