@@ -71,7 +71,7 @@ def departures(flights_history: DataFrame, flights_live: DataFrame, airlines: Da
     return flights.join(airlines, "carrier", "left").join(planes, "tailnum", "left")
 
 
-@stage(sink=ParquetSink(DATA.table("hourly_delays"), mode="overwrite"))
+@stage(sink=ParquetSink(DATA.table("hourly_delays"), at_new_start="replace"))
 def hourly_delays(departures: DataFrame) -> DataFrame:
     """How late the departures of an hour were, by airport and carrier."""
     hours = departures.groupBy(F.window("ts", "1 hour"), "origin", "carrier", "carrier_name").agg(
@@ -91,7 +91,7 @@ def hourly_delays(departures: DataFrame) -> DataFrame:
 
 @stage(
     inputs={"weather": StageInput(mode="static")},
-    sink=ParquetSink(DATA.table("delays_with_weather"), mode="overwrite"),
+    sink=ParquetSink(DATA.table("delays_with_weather"), at_new_start="replace"),
 )
 def delays_with_weather(hourly_delays: DataFrame, weather: DataFrame) -> DataFrame:
     """The same, beside the weather at the airport in that hour, where it was recorded."""

@@ -3,12 +3,13 @@
 :mod:`base` is the contract, :mod:`parquet` the sink that comes with it.
 """
 
-from dagster_checkpoints.sinks.base import SinkContext, TwoPhaseCommitSink
+from dagster_checkpoints.sinks.base import AtNewStart, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.errors import (
     InvalidSinkPath,
     ReservedSinkColumn,
     SinkError,
     SinkFenced,
+    SinkHoldsEarlierRows,
     SinkNotOpen,
     SinkPathInUse,
     SinkTransactionConflict,
@@ -18,12 +19,14 @@ from dagster_checkpoints.sinks.errors import (
 from dagster_checkpoints.sinks.parquet import ParquetSink
 
 __all__ = [
+    "AtNewStart",
     "InvalidSinkPath",
     "ParquetSink",
     "ReservedSinkColumn",
     "SinkContext",
     "SinkError",
     "SinkFenced",
+    "SinkHoldsEarlierRows",
     "SinkNotOpen",
     "SinkPathInUse",
     "SinkTransactionConflict",

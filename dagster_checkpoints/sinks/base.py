@@ -5,7 +5,7 @@ Must not know Spark beyond the type of a batch, nor how checkpoints are made. In
 
 The life of a sink's instance::
 
-    open ── recover(transactions of the checkpoint)  or  start_new ──>
+    (check_new_start ──>) open ── recover(transactions of the checkpoint)  or  start_new ──>
         (write* ── pre_commit(42) ──> the text goes into checkpoint 42 ── it completes ──> commit(text))*
     ──> close
 
@@ -26,10 +26,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+AtNewStart = Literal["refuse", "keep", "replace"]
+"""What a new start, not a resumption, does about rows that an earlier job has committed to a sink: ``refuse``, the run does not
+start; ``keep``, they stay beside the new job's; ``replace``, they are removed when the new job begins. A sink that offers the
+choice calls its setting ``at_new_start`` and refuses in :meth:`TwoPhaseCommitSink.check_new_start`."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +79,36 @@ class TwoPhaseCommitSink(ABC):
     supported_output_modes: ClassVar[frozenset[str]] = frozenset({"append"})
     """Spark output modes whose batches this sink understands."""
 
+    @property
+    def location(self) -> str | None:
+        """Where the sink writes, as text by which the definition of a pipeline finds two sinks in one place.
+
+        The same text for the same place, however the user wrote it; parts are separated by ``/``, and a place whose parts begin
+        with all of another's is inside that one. None if it is not known.
+        """
+        return None
+
     def new_instance(self) -> Self:
         """A sink of its own for one instance of the stage."""
         return copy.deepcopy(self)
 
+    def check_new_start(self, context: SinkContext) -> None:  # noqa: B027 - optional
+        """Before a new start: refuse it if the sink's target holds what the new job must not meet.
+
+        Called on the configured sink (not on an instance's copy), once for each instance of the stage, before Spark starts and
+        before anything of the job is written; not for a run that restores a checkpoint or savepoint, nor for the restarts of a
+        job that has begun. It must change nothing.
+
+        Args:
+            context: of the instance; ``job_id`` is the number that the new job is going to have, ``attempt`` is empty.
+
+        Raises:
+            SinkError: the new job must not write there. The text says what was found, where, and what the choices are.
+        """
+
     @abstractmethod
     def open(self, context: SinkContext) -> None:
-        """Prepare for writing; the first call."""
+        """Prepare for writing; the first call to an instance's copy."""
 
     @abstractmethod
     def write(self, batch: DataFrame, files: Sequence[str], batch_id: int) -> None:
@@ -158,7 +186,7 @@ class TwoPhaseCommitSink(ABC):
 
     @abstractmethod
     def start_new(self) -> None:
-        """At a new start, not a restore: abort what was left behind, and treat old rows as configured.
+        """At a new start, not a restore: abort what was left behind, and treat rows of earlier jobs as configured.
 
         Called again for the same job when it crashes before its first checkpoint; what the job itself has
         committed stays.

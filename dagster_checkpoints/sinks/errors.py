@@ -17,6 +17,10 @@ class SinkPathInUse(SinkError):
     """The path belongs to a sink of another stage or pipeline."""
 
 
+class SinkHoldsEarlierRows(SinkError):
+    """A new start found rows that an earlier job has committed, and the sink is not told what to do with them."""
+
+
 class SinkNotOpen(SinkError):
     """A sink was used before ``open`` or after ``close``."""
 

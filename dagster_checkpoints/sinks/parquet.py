@@ -5,7 +5,7 @@ Must not import Spark. Batches arrive as Parquet files already written; they are
 
 ::
 
-    <path>/.sink.json                                   whose directory this is
+    <path>/.sink.json                                   see :mod:`table_directory`
     <path>/.staging/<stage>-<index>/<transaction>/      written or pre-committed
     <path>/.fences/                                     see :mod:`fence`
     <path>/checkpoint=42-job1-0/*.parquet               committed with checkpoint 42 of job 1 by instance 0
@@ -21,44 +21,38 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Never, get_args
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 import msgspec
 
-from dagster_checkpoints.sinks.base import SinkContext, TwoPhaseCommitSink
+from dagster_checkpoints.sinks import table_directory
+from dagster_checkpoints.sinks.base import AtNewStart, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.durable import place, sizes, sync
 from dagster_checkpoints.sinks.errors import (
     InvalidSinkPath,
     ReservedSinkColumn,
     SinkNotOpen,
-    SinkPathInUse,
     SinkTransactionConflict,
     SinkTransactionLost,
     UnreadableSinkTransaction,
 )
 from dagster_checkpoints.sinks.fence import Fence
+from dagster_checkpoints.sinks.table_directory import few
 from dagster_checkpoints.sinks.taken_back import BRANCHES, COMMITTED, TAKEN_BACK, TakenBack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _COLUMN = "checkpoint"
-_MARKER = ".sink.json"
 _STAGING = ".staging"
 _TRASH = ".trash-"
+_FORMER_MODES = {"append": "keep", "overwrite": "replace"}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
-
-
-class _Marker(msgspec.Struct, frozen=True):
-    pipeline: str
-    stage: str
-    history: str = ""
-    version: int = 1
 
 
 class _Transaction(msgspec.Struct, frozen=True, tag="parquet", tag_field="sink"):
@@ -71,7 +65,6 @@ class _Transaction(msgspec.Struct, frozen=True, tag="parquet", tag_field="sink")
 
 
 # Made here: two threads that decode a type for the first time at the same moment crash msgspec.
-_MARKERS = msgspec.json.Decoder(_Marker)
 _TRANSACTIONS = msgspec.json.Decoder(_Transaction)
 
 
@@ -81,21 +74,33 @@ class ParquetSink(TwoPhaseCommitSink):
     Args:
         path: directory on a local file system, or on one that every machine of the run mounts at the same
             place. It may be written to by one stage of one pipeline.
-        mode: what a new start, not a resumption, does to rows that earlier jobs of this sink committed:
-            ``append`` keeps them, ``overwrite`` removes them. Files of others are left alone.
+        at_new_start: what a new start, not a resumption, does about rows that an earlier job has committed there: ``refuse``
+            (default) stops the run before Spark starts, ``keep`` leaves them beside the new job's, ``replace`` removes them when
+            the new job begins. Files that the sink has not written are never removed.
 
     Raises:
         InvalidSinkPath: an object store's URL, or empty.
+        ValueError: ``at_new_start`` is none of the three.
+        TypeError: an unknown setting, or ``at_new_start`` by its former name, ``mode``.
 
     Examples:
-        >>> sink = ParquetSink("/data/hourly_delays", mode="overwrite")
+        >>> sink = ParquetSink("/data/hourly_delays", at_new_start="replace")
     """
 
-    def __init__(self, path: str | os.PathLike[str], mode: Literal["append", "overwrite"] = "append") -> None:
-        if mode not in ("append", "overwrite"):
-            raise ValueError(f"expected ParquetSink(mode='append' or 'overwrite'), found mode={mode!r}")
+    def __init__(self, path: str | os.PathLike[str], at_new_start: AtNewStart = "refuse", **former: Never) -> None:
+        if "mode" in former:
+            raise TypeError(_renamed(f"mode={former['mode']!r}", former["mode"]))
+        if former:
+            raise TypeError(f"ParquetSink has the settings path and at_new_start, found {', '.join(former)}")
+        if at_new_start not in get_args(AtNewStart):
+            found = f"at_new_start={at_new_start!r}"
+            raise ValueError(
+                _renamed(found, at_new_start)
+                if at_new_start in _FORMER_MODES
+                else f"expected ParquetSink(at_new_start='refuse', 'keep' or 'replace'), found {found}"
+            )
         self.path = _local_path(os.fspath(path))
-        self.mode = mode
+        self.at_new_start = at_new_start
         self._context: SinkContext | None = None
         self._current: Path | None = None
         self._origin: int | None = None
@@ -103,11 +108,27 @@ class ParquetSink(TwoPhaseCommitSink):
         self._columns_checked = False
 
     def __repr__(self) -> str:
-        return f"ParquetSink({str(self.path)!r}, mode={self.mode!r})"
+        return f"ParquetSink({str(self.path)!r}, at_new_start={self.at_new_start!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         # Configuration only: a copy in another instance or process is opened there.
         return {**self.__dict__, "_context": None, "_current": None, "_origin": None, "_job": "", "_columns_checked": False}
+
+    @property
+    def location(self) -> str:
+        """The directory, absolute and without symbolic links."""
+        return os.path.realpath(self.path)
+
+    def check_new_start(self, context: SinkContext) -> None:
+        """Look whether a new job may write to the directory; changes nothing.
+
+        Raises:
+            SinkHoldsEarlierRows: with ``at_new_start="refuse"``: an earlier job has committed rows there.
+            SinkPathInUse: the directory belongs to another stage or pipeline, or holds files that no ParquetSink has written
+                (not with ``at_new_start="keep"``), or rows under the number that the new job is going to have.
+            InvalidSinkPath: the path is a file.
+        """
+        table_directory.check_new_start(self.path, self.at_new_start, context)
 
     def open(self, context: SinkContext) -> None:
         """Prepare for writing.
@@ -120,11 +141,8 @@ class ParquetSink(TwoPhaseCommitSink):
             if not _NAME.fullmatch(name):
                 raise InvalidSinkPath(f"{self}: expected a {what} that can name a directory, found {name!r}")
         self.path.mkdir(parents=True, exist_ok=True)
-        claimed = self._claim(_Marker(context.pipeline, context.stage, context.history))
+        self._job = table_directory.claim(self.path, context)
         self._context = context
-        # Another checkpoint storage counts its jobs from 1 as well.
-        own = claimed.history in ("", context.history)
-        self._job = str(context.job_id) if own else f"{context.job_id}.{context.history}"
         self._current = self._origin = None
         self._fence().take()
         self._staging_area().mkdir(parents=True, exist_ok=True)
@@ -229,8 +247,8 @@ class ParquetSink(TwoPhaseCommitSink):
             found = sizes(target)
             if found != wanted:
                 raise SinkTransactionConflict(
-                    f"{self}: expected in {target} the {len(wanted)} files that the savepoint holds ({_few(wanted)}), or no "
-                    f"such directory, found {len(found)} others ({_few(found)}). The savepoint's rows cannot be committed "
+                    f"{self}: expected in {target} the {len(wanted)} files that the savepoint holds ({few(wanted)}), or no "
+                    f"such directory, found {len(found)} others ({few(found)}). The savepoint's rows cannot be committed "
                     "there: if they are to replace what is there, move that directory away and restore again"
                 )
             shutil.rmtree(staging, ignore_errors=True)
@@ -261,7 +279,7 @@ class ParquetSink(TwoPhaseCommitSink):
         self._fence().take()
         self._abort_rest()
         self._origin = self._beginning()
-        if self.mode == "overwrite":
+        if self.at_new_start == "replace":
             self._remove_jobs_except(self._job)
 
     def _remove_jobs_except(self, job: str) -> None:
@@ -331,35 +349,6 @@ class ParquetSink(TwoPhaseCommitSink):
                 )
         self._columns_checked = True
 
-    def _claim(self, marker: _Marker) -> _Marker:
-        """Mark the directory as this stage's, or find that it is. Returns the mark that is there."""
-        path = self.path / _MARKER
-        temporary = self.path / f"{_MARKER}-{uuid4().hex}"
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(marker), indent=2) + b"\n")
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            pass
-        except OSError:  # no hard links here
-            if not path.exists():
-                os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        try:
-            found = _MARKERS.decode(path.read_bytes())
-        except msgspec.DecodeError as error:
-            raise SinkPathInUse(
-                f"expected {path} to say which stage writes to {self.path}, found a file that cannot be "
-                f"read: {error}. If only this stage writes there, delete that file"
-            ) from error
-        if (found.pipeline, found.stage) != (marker.pipeline, marker.stage):
-            raise SinkPathInUse(
-                f"expected {self.path} to belong to stage {marker.stage!r} of pipeline {marker.pipeline!r}, "
-                f"found that stage {found.stage!r} of pipeline {found.pipeline!r} writes there. Give each "
-                f"sink a path of its own; if the stage was renamed, correct {path}"
-            )
-        return found
-
     def _decode(self, transaction: str) -> _Transaction:
         try:
             decoded = _TRANSACTIONS.decode(transaction)
@@ -383,6 +372,15 @@ class ParquetSink(TwoPhaseCommitSink):
         return decoded
 
 
+def _renamed(found: str, former: str) -> str:
+    now = f"at_new_start={_FORMER_MODES[former]!r}" if former in _FORMER_MODES else "'refuse', 'keep' or 'replace'"
+    return (
+        f"expected ParquetSink(path, at_new_start=...), found {found}: the setting is called at_new_start now, and what was "
+        f"mode='append' is at_new_start='keep', mode='overwrite' is at_new_start='replace'. Write {now}; the default, 'refuse', "
+        "stops a new start that finds rows of an earlier job"
+    )
+
+
 def _local_path(path: str) -> Path:
     """A path from a path or a ``file:`` URL; touches nothing."""
     scheme = urlsplit(path).scheme if re.match(r"[A-Za-z][A-Za-z0-9+.\-]*:/", path) else ""
@@ -395,8 +393,3 @@ def _local_path(path: str) -> Path:
             "it, or use another sink"
         )
     return Path(os.path.abspath(os.path.expanduser(path)))
-
-
-def _few(names: Iterable[str], at_most: int = 3) -> str:
-    chosen = sorted(names)
-    return ", ".join(chosen[:at_most]) + (", …" if len(chosen) > at_most else "") if chosen else "none"

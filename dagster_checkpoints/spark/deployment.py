@@ -27,7 +27,6 @@ from dagster_checkpoints.pipeline import (
     build_chains,
     execution_graph,
 )
-from dagster_checkpoints.sinks import SinkContext
 from dagster_checkpoints.spark import plans
 from dagster_checkpoints.spark.channel_task import ChannelTask, InputChannel, TaskInput
 from dagster_checkpoints.spark.channels import Gate, SegmentFiles
@@ -36,7 +35,7 @@ from dagster_checkpoints.spark.inputs import EventTime, StreamInput, static_data
 from dagster_checkpoints.spark.mail import Report
 from dagster_checkpoints.spark.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.outputs import TaskOutput
-from dagster_checkpoints.spark.sinking import TaskSink
+from dagster_checkpoints.spark.sinking import TaskSink, sink_context
 from dagster_checkpoints.spark.snapshots import relocate
 from dagster_checkpoints.spark.source_checks import check_source
 from dagster_checkpoints.spark.source_task import BatchTask, SourceTask
@@ -328,17 +327,8 @@ class _Attempt:
         stage = self.pipeline.stage(chain.stages[-1])
         if stage.sink is None:
             return None
-        context = SinkContext(
-            pipeline=self.pipeline.name,
-            stage=stage.name,
-            instance=stage.instances[index],
-            index=index,
-            parallelism=stage.parallelism,
-            job_id=self.settings.job_id,
-            attempt=self.settings.token,
-            history=self.storage.ownership.history if self.storage.ownership else "",
-            epoch=self.storage.ownership.epoch if self.storage.ownership else 0,
-        )
+        ownership = self.storage.ownership
+        context = sink_context(self.pipeline, stage, index, ownership, self.settings.job_id, self.settings.token)
         schema = self.deployment.schemas.get(stage.name, StructType())  # a finished stage, which writes no more, may have none
         return TaskSink(stage.sink.new_instance(), context, self.spark, schema)
 

@@ -42,6 +42,7 @@ from dagster_checkpoints.spark.mail import AskCheckpoint, Asked, Cancel, EndSour
 from dagster_checkpoints.spark.reporting import stage_rows
 from dagster_checkpoints.spark.restoring import StartPoint, choose_start, completed_checkpoint
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
+from dagster_checkpoints.spark.sinking import check_new_start
 from dagster_checkpoints.spark.status import StatusReporter
 from dagster_checkpoints.storage import (
     Answer,
@@ -158,7 +159,8 @@ class JobExecution:
 
         Raises:
             StorageError: Storage cannot be used, or another run owns the pipeline; nothing was started.
-            DagsterCheckpointsError: The checkpoint does not fit, or the selection cannot run; nothing was started.
+            DagsterCheckpointsError: The checkpoint does not fit, the selection cannot run, or a sink refuses a new start; nothing
+                was started.
         """
         self.storage.check()
         owner = Owner(run_id=self.run_id, host=socket.gethostname(), pid=os.getpid())
@@ -173,6 +175,8 @@ class JobExecution:
             with self._owning(ownership, box, answers):
                 start = choose_start(self.pipeline, self.storage, self.options)
                 self._check_selection(start.restored)
+                if start.restored is None:
+                    check_new_start(self.pipeline, ownership)
                 status = "FAILED"
                 error = self._execute(start)
                 status = "FINISHED" if error is None else "CANCELED" if isinstance(error, Canceled) else "FAILED"

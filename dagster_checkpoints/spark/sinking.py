@@ -10,14 +10,53 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.pipeline import Pipeline, Stage
 from dagster_checkpoints.sinks import SinkContext, SinkError, TwoPhaseCommitSink
 from dagster_checkpoints.spark.channels import SegmentFiles
+from dagster_checkpoints.storage import Ownership
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+
+
+def sink_context(
+    pipeline: Pipeline, stage: Stage, index: int, ownership: Ownership | None, job_id: int, attempt: str
+) -> SinkContext:
+    """Which instance a sink serves.
+
+    Args:
+        stage: Whose sink it is.
+        index: The instance's.
+        ownership: Of the run; None if there are no owners.
+        job_id: Of the job, which need not have begun.
+        attempt: A token that differs between attempts; empty before the first.
+    """
+    return SinkContext(
+        pipeline=pipeline.name,
+        stage=stage.name,
+        instance=stage.instances[index],
+        index=index,
+        parallelism=stage.parallelism,
+        job_id=job_id,
+        attempt=attempt,
+        history=ownership.history if ownership else "",
+        epoch=ownership.epoch if ownership else 0,
+    )
+
+
+def check_new_start(pipeline: Pipeline, ownership: Ownership) -> None:
+    """Ask every sink whether a new job may begin; nothing has been started yet.
+
+    Raises:
+        SinkError: A sink holds what the new job must not meet, such as rows of an earlier one.
+    """
+    for stage in pipeline.stages:
+        for index in range(stage.parallelism if stage.sink is not None else 0):
+            assert stage.sink is not None
+            stage.sink.check_new_start(sink_context(pipeline, stage, index, ownership, ownership.job_id + 1, attempt=""))
 
 
 class TaskSink:

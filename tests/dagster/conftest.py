@@ -77,7 +77,7 @@ def numbers_pipeline(tmp_path: Path) -> Pipeline:
     def doubled(numbers):
         return numbers.selectExpr("id * 2 AS id")
 
-    @stage(sink=ParquetSink(tmp_path / "total", mode="overwrite"))
+    @stage(sink=ParquetSink(tmp_path / "total", at_new_start="replace"))
     def total(doubled):
         return doubled
 

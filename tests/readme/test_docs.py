@@ -253,7 +253,7 @@ def keywords(owner: Any) -> list[str]:
     return [
         name
         for name, parameter in inspect.signature(owner).parameters.items()
-        if parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+        if parameter.kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_KEYWORD)
     ]
 
 

@@ -17,11 +17,13 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from dagster_checkpoints.pipeline import Pipeline, PipelineDefinitionError, bounded_source
 from dagster_checkpoints.sinks import (
     InvalidSinkPath,
     ParquetSink,
     ReservedSinkColumn,
     SinkContext,
+    SinkHoldsEarlierRows,
     SinkNotOpen,
     SinkPathInUse,
     SinkTransactionConflict,
@@ -45,8 +47,8 @@ def _context(**changes: Any) -> SinkContext:
     return SinkContext(**{**values, **changes})
 
 
-def _opened(path: Path, mode: Any = "append", **changes: Any) -> ParquetSink:
-    sink = ParquetSink(path, mode)
+def _opened(path: Path, at_new_start: Any = "refuse", **changes: Any) -> ParquetSink:
+    sink = ParquetSink(path, at_new_start)
     sink.open(_context(**changes))
     return sink
 
@@ -90,7 +92,7 @@ def test_the_constructor_touches_nothing(path: Path) -> None:
     sink = ParquetSink(path)
     assert not path.exists()
     copy = pickle.loads(pickle.dumps(sink))
-    assert (copy.path, copy.mode) == (sink.path, sink.mode)
+    assert (copy.path, copy.at_new_start) == (sink.path, sink.at_new_start)
     assert not path.exists()
 
 
@@ -300,10 +302,10 @@ def test_instances_of_a_stage_share_a_table_and_recover_apart(path: Path, segmen
     assert _rows(path) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("mode", "rows"), [("append", [1, 2, 3]), ("overwrite", [3])])
-def test_what_a_new_start_does_to_earlier_rows(path: Path, segment: Any, mode: str, rows: Sequence[int]) -> None:
+@pytest.mark.parametrize(("choice", "rows"), [("keep", [1, 2, 3]), ("replace", [3])])
+def test_what_a_new_start_does_to_earlier_rows(path: Path, segment: Any, choice: str, rows: Sequence[int]) -> None:
     for job_id, row in ((1, 1), (2, 2), (3, 3)):
-        sink = _opened(path, mode, job_id=job_id, attempt=f"a{job_id}")
+        sink = _opened(path, choice, job_id=job_id, attempt=f"a{job_id}")
         sink.start_new()
         sink.write(BATCH, [segment(row)], 0)
         sink.commit(_checkpoint(sink, 1))
@@ -312,14 +314,80 @@ def test_what_a_new_start_does_to_earlier_rows(path: Path, segment: Any, mode: s
     assert _rows(path) == rows
 
 
+@pytest.mark.parametrize(
+    ("found", "choice", "error", "expected"),
+    [
+        ("nothing", "refuse", None, []),
+        ("an empty directory", "refuse", None, []),
+        ("an aborted job", "refuse", None, []),
+        (
+            "rows of job 1",
+            "refuse",
+            SinkHoldsEarlierRows,
+            [
+                "Stage 'delays' of pipeline 'flights'",
+                "{path}, found 1 directories that job 1",
+                "checkpoint=1-job1-0",
+                "'refuse' (the default) stops",
+                "'keep' leaves",
+                "'replace' removes",
+                "restore_from",
+            ],
+        ),
+        ("rows of job 1", "keep", None, []),
+        ("rows of job 1", "replace", None, []),
+        ("rows of job 2", "keep", SinkPathInUse, ["begins job 2", "checkpoint=1-job2-0", "counts its jobs from 1 again"]),
+        ("rows of job 2", "replace", SinkPathInUse, ["begins job 2"]),
+        ("other files", "refuse", SinkPathInUse, ["{path}", "found 2 other", "part-0.parquet", "'keep'", "never removes"]),
+        ("other files", "replace", SinkPathInUse, ["found 2 other"]),
+        ("other files", "keep", None, []),
+        ("a file", "keep", InvalidSinkPath, ["{path} to be a directory", "found a file"]),
+        ("another stage's rows", "keep", SinkPathInUse, ["stage 'arrivals' of pipeline 'flights' writes there"]),
+    ],
+)
+def test_what_is_found_before_a_new_start(
+    path: Path, segment: Any, found: str, choice: Any, error: type[Exception] | None, expected: Sequence[str]
+) -> None:
+    match found.split():
+        case ["an", "empty", "directory"]:
+            path.mkdir()
+        case ["an", "aborted", "job"]:
+            sink = _opened(path)
+            sink.write(BATCH, [segment(1)], 0)
+            sink.pre_commit(1)
+        case ["rows", "of", "job", number]:
+            sink = _opened(path, job_id=int(number))
+            sink.write(BATCH, [segment(1)], 0)
+            sink.commit(_checkpoint(sink, 1))
+        case ["other", "files"]:
+            path.mkdir()
+            for name in ("part-0.parquet", "day=1", "_SUCCESS", ".crc"):
+                (path / name).write_text("")
+        case ["a", "file"]:
+            path.write_text("")
+        case ["another", *_]:
+            _opened(path, stage="arrivals")
+    before = sorted(path.rglob("*"))
+    sink = ParquetSink(path, choice)
+    next_job = _context(job_id=2, attempt="")
+    if error is None:
+        sink.check_new_start(next_job)
+    else:
+        with pytest.raises(error) as caught:
+            sink.check_new_start(next_job)
+        for part in expected:
+            assert part.format(path=path) in str(caught.value), caught.value
+    assert sorted(path.rglob("*")) == before, "it only looks"
+
+
 def test_a_new_start_keeps_its_own_rows_and_foreign_files(path: Path, segment: Any) -> None:
-    sink = _opened(path, "overwrite", parallelism=2)
+    sink = _opened(path, "replace", parallelism=2)
     sink.start_new()
     sink.write(BATCH, [segment(1)], 0)
     sink.commit(_checkpoint(sink, 1))
     (path / "checkpoint=notes").mkdir()
     (path / "README").write_text("mine")
-    late = _opened(path, "overwrite", index=1, parallelism=2)
+    late = _opened(path, "replace", index=1, parallelism=2)
     late.start_new()  # another instance of the same job, a little later
     assert _rows(path / "checkpoint=1-job1-0") == [1]
     assert {entry.name for entry in path.iterdir()} == {
@@ -328,7 +396,7 @@ def test_a_new_start_keeps_its_own_rows_and_foreign_files(path: Path, segment: A
 
 
 def test_a_new_start_that_crashed_half_way_is_completed(path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = _opened(path, "overwrite")
+    sink = _opened(path, "replace")
     for number in range(4):
         sink.write(BATCH, [segment(number)], number)
         sink.commit(_checkpoint(sink, number))
@@ -341,22 +409,22 @@ def test_a_new_start_that_crashed_half_way_is_completed(path: Path, segment: Any
             raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "rename", crashing)
-    starting = _opened(path, "overwrite", job_id=2, attempt="a2")
+    starting = _opened(path, "replace", job_id=2, attempt="a2")
     with pytest.raises(KeyboardInterrupt):
         starting.start_new()
     monkeypatch.undo()
     assert len(_rows(path)) == 2
-    _opened(path, "overwrite", job_id=2, attempt="a3").start_new()
+    _opened(path, "replace", job_id=2, attempt="a3").start_new()
     assert {entry.name for entry in path.iterdir()} == {".staging", ".sink.json"}
 
 
 def test_resuming_after_a_new_start_removes_nothing(path: Path, segment: Any) -> None:
-    sink = _opened(path, "overwrite")
+    sink = _opened(path, "replace")
     sink.start_new()
     sink.write(BATCH, [segment(1)], 0)
     transaction = _checkpoint(sink, 1)
     sink.commit(transaction)
-    _opened(path, "overwrite", attempt="a2").recover([transaction])
+    _opened(path, "replace", attempt="a2").recover([transaction])
     assert _rows(path) == [1]
 
 
@@ -409,10 +477,23 @@ def test_paths_may_be_urls_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert relative.path == tmp_path / "table"
 
 
-def test_a_mode_that_does_not_exist_is_refused(path: Path) -> None:
-    wrong: Any = "upsert"
-    with pytest.raises(ValueError, match="upsert"):
-        ParquetSink(path, wrong)
+@pytest.mark.parametrize(
+    ("settings", "error", "expected"),
+    [
+        ({"at_new_start": "upsert"}, ValueError, ["'refuse', 'keep' or 'replace'", "'upsert'"]),
+        ({"at_new_start": "append"}, ValueError, ["Write at_new_start='keep'"]),
+        ({"mode": "append"}, TypeError, ["mode='append'", "Write at_new_start='keep'"]),
+        ({"mode": "overwrite"}, TypeError, ["mode='overwrite'", "Write at_new_start='replace'"]),
+        ({"at_new_strat": "keep"}, TypeError, ["path and at_new_start", "at_new_strat"]),
+        ({"mode": "upsert"}, TypeError, ["mode='upsert'", "Write 'refuse', 'keep' or 'replace'"]),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_refused(
+    path: Path, settings: Any, error: type[Exception], expected: Sequence[str]
+) -> None:
+    with pytest.raises(error) as caught:
+        ParquetSink(path, **settings)
+    assert all(part in str(caught.value) for part in expected), caught.value
 
 
 def test_rows_with_the_sinks_own_column_are_refused(path: Path, segment: Any) -> None:
@@ -452,12 +533,12 @@ def test_committing_over_another_transactions_rows_is_refused(path: Path, segmen
     assert _rows(path) == [1]
 
 
-@pytest.mark.parametrize("mode", ["append", "overwrite"])
-def test_another_checkpoint_storage_counts_its_jobs_anew(path: Path, segment: Any, mode: Any) -> None:
+@pytest.mark.parametrize("at_new_start", ["keep", "replace"])
+def test_another_checkpoint_storage_counts_its_jobs_anew(path: Path, segment: Any, at_new_start: Any) -> None:
     """Its job 1 is not the job 1 whose rows are here: neither kept for its own, nor written over by it."""
 
     def committed(history: str, row: int) -> None:
-        sink = _opened(path, mode, history=history)
+        sink = _opened(path, at_new_start, history=history)
         sink.start_new()
         sink.write(BATCH, [segment(row)], 0)
         transaction = sink.pre_commit(1)
@@ -467,9 +548,31 @@ def test_another_checkpoint_storage_counts_its_jobs_anew(path: Path, segment: An
 
     committed("aaaa1111", 1)
     committed("bbbb2222", 2)
-    assert _rows(path) == ([1, 2] if mode == "append" else [2])
-    again = _opened(path, mode, history="bbbb2222", attempt="a2")
+    assert _rows(path) == ([1, 2] if at_new_start == "keep" else [2])
+    again = _opened(path, at_new_start, history="bbbb2222", attempt="a2")
     again.start_new()  # a second beginning of the same job
     assert 2 in _rows(path), "what the job itself has committed stays"
-    committed("aaaa1111", 3) if mode == "overwrite" else None
-    assert mode == "append" or _rows(path) == [3]
+    committed("aaaa1111", 3) if at_new_start == "replace" else None
+    assert at_new_start == "keep" or _rows(path) == [3]
+
+
+def test_one_place_has_one_location_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.chdir(tmp_path)
+    written = [
+        tmp_path / "real" / "table",
+        f"{tmp_path}/real/table/",
+        f"{tmp_path}/real/other/../table",
+        "real//table",
+        "link/table",
+        f"file://{tmp_path}/link/table",
+    ]
+    assert {ParquetSink(path).location for path in written} == {str((tmp_path / "real" / "table").resolve())}
+    inside = [bounded_source(sink=ParquetSink(path), name=name)(_reads) for name, path in (("a", "link/t/x"), ("b", "real/t"))]
+    with pytest.raises(PipelineDefinitionError, match=r"(?s)'b'.*real/t,.*'a'.*real/t/x, which is inside the other"):
+        Pipeline("p", inside)
+
+
+def _reads(context: Any) -> Any:
+    return None

@@ -28,9 +28,9 @@ class Table:
         self._files = 0
 
     def opened(
-        self, epoch: int, *, job: int = 1, history: str = "h1", mode: Literal["append", "overwrite"] = "append"
+        self, epoch: int, *, job: int = 1, history: str = "h1", at_new_start: Literal["keep", "replace"] = "keep"
     ) -> ParquetSink:
-        sink = ParquetSink(self.path, mode)
+        sink = ParquetSink(self.path, at_new_start)
         sink.open(SinkContext("flights", "delays", "0", 0, 1, job, f"e{epoch}a1", history=history, epoch=epoch))
         return sink
 
@@ -64,9 +64,9 @@ LATE: list[Callable[[ParquetSink], object]] = [
 
 
 @pytest.mark.parametrize("act", LATE, ids=["recover", "go back", "start anew"])
-@pytest.mark.parametrize("mode", ["append", "overwrite"])
-def test_a_late_owner_neither_aborts_nor_takes_back(table: Table, act: Any, mode: Any) -> None:
-    late = table.opened(6, mode=mode)
+@pytest.mark.parametrize("at_new_start", ["keep", "replace"])
+def test_a_late_owner_neither_aborts_nor_takes_back(table: Table, act: Any, at_new_start: Any) -> None:
+    late = table.opened(6, at_new_start=at_new_start)
     newer = table.opened(7)
     newer.recover([])
     newer.commit(table.staged(newer, 5, 1, 2))

@@ -33,7 +33,7 @@ class Job:
     """A sink's task in one attempt after another, over one table; a row is a file's text."""
 
     folder: Path
-    mode: Any = "append"
+    at_new_start: Any = "keep"
     table: Path = field(init=False)
     attempts: int = 0
     batches: int = 0
@@ -51,7 +51,7 @@ class Job:
         self.attempts += 1
         unused: Any = None
         context = SinkContext("flights", "delays", "0", 0, 1, job_id, f"a{self.attempts}")
-        sink = TaskSink(ParquetSink(self.table, self.mode), context, unused, unused)
+        sink = TaskSink(ParquetSink(self.table, self.at_new_start), context, unused, unused)
         sink.open(transactions, restored, files)
         return sink
 
@@ -186,9 +186,9 @@ def test_a_record_of_branches_that_cannot_be_read_is_refused(job: Job) -> None:
         job.attempt(transactions, 1)
 
 
-@pytest.mark.parametrize("mode", ["append", "overwrite"])
-def test_a_savepoint_restored_under_a_new_job_id_is_no_new_start(tmp_path: Path, mode: str) -> None:
-    job = Job(tmp_path, mode)
+@pytest.mark.parametrize("at_new_start", ["keep", "replace"])
+def test_a_savepoint_restored_under_a_new_job_id_is_no_new_start(tmp_path: Path, at_new_start: str) -> None:
+    job = Job(tmp_path, at_new_start)
     sink = job.attempt(None)
     checkpoint = committed(job, sink, 1, "1")
     job.write(sink, "2")
@@ -202,7 +202,7 @@ def test_a_savepoint_restored_under_a_new_job_id_is_no_new_start(tmp_path: Path,
     assert job.rows() == ["1", "2", "3"]
     anew = job.attempt(None, job_id=3)
     committed(job, anew, 1, "0")
-    assert job.rows() == (["0", "1", "2", "3"] if mode == "append" else ["0"])
+    assert job.rows() == (["0", "1", "2", "3"] if at_new_start == "keep" else ["0"])
 
 
 def test_a_savepoint_taken_before_the_first_checkpoint_lies_on_a_branch_of_its_own(job: Job) -> None:
@@ -220,7 +220,7 @@ def test_a_savepoint_taken_before_the_first_checkpoint_lies_on_a_branch_of_its_o
 
 
 def test_a_new_start_that_overwrites_removes_what_earlier_jobs_took_back(tmp_path: Path) -> None:
-    job = Job(tmp_path, "overwrite")
+    job = Job(tmp_path, "replace")
     sink = job.attempt(None)
     earlier = committed(job, sink, 1, "1")
     committed(job, sink, 2, "2")

@@ -66,11 +66,11 @@ def scene(lab: Any) -> Scene:
     def live(context):
         return lab.stream("live", ROWS)
 
-    @stage(sink=lab.sink("rows"))
+    @stage(sink=lab.sink("rows", at_new_start="keep"))
     def rows(live):
         return live
 
-    @stage(sink=lab.sink("hours"))
+    @stage(sink=lab.sink("hours", at_new_start="keep"))
     def hours(rows):
         return in_hours(rows)
 

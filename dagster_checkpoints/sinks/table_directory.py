@@ -1,0 +1,131 @@
+"""Whose a ParquetSink's directory is, and what a new job finds in it.
+
+::
+
+    <path>/.sink.json    the pipeline and the stage that write here, and the history of the storage that counted their jobs first
+
+Must not know what is staged, nor how rows are committed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+
+from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
+from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkHoldsEarlierRows, SinkPathInUse
+from dagster_checkpoints.sinks.taken_back import COMMITTED
+
+_MARKER = ".sink.json"
+
+
+class _Marker(msgspec.Struct, frozen=True):
+    """Content of the file."""
+
+    pipeline: str
+    stage: str
+    history: str = ""
+    version: int = 1
+
+
+# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+_MARKERS = msgspec.json.Decoder(_Marker)
+
+
+def claim(path: Path, context: SinkContext) -> str:
+    """Mark the directory as the stage's, or find that it is.
+
+    Returns:
+        What the job is called in the names of committed directories.
+
+    Raises:
+        SinkPathInUse: the directory belongs to another stage or pipeline.
+    """
+    marker = _Marker(context.pipeline, context.stage, context.history)
+    file = path / _MARKER
+    temporary = path / f"{_MARKER}-{uuid4().hex}"
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(marker), indent=2) + b"\n")
+    try:
+        os.link(temporary, file)
+    except FileExistsError:
+        pass
+    except OSError:  # no hard links here
+        if not file.exists():
+            os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return _job_name(_read(path, context) or marker, context)
+
+
+def check_new_start(path: Path, at_new_start: AtNewStart, context: SinkContext) -> None:
+    """Look whether a new job may write to the directory; changes nothing. See ``ParquetSink.check_new_start``."""
+    where = f"Stage {context.stage!r} of pipeline {context.pipeline!r}"
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise InvalidSinkPath(f"{where}: expected {path} to be a directory or not to exist, found a file. Choose another path")
+    marker = _read(path, context)
+    visible = sorted(entry.name for entry in path.iterdir() if entry.name[0] not in "._")
+    committed = {name: match[2] for name in visible if (match := COMMITTED.fullmatch(name))}
+    own = {name for name, job in committed.items() if marker is not None and job == _job_name(marker, context)}
+    if own:
+        raise SinkPathInUse(
+            f"{where}: this run begins job {context.job_id}, and expected no rows of a job of that number in {path}, found "
+            f"{few(own)}. The checkpoint storage counts its jobs from 1 again: was it emptied or exchanged? Rows of two jobs "
+            "under one number cannot be told apart: give the sink another path, or move these directories away"
+        )
+    foreign = [name for name in visible if name not in committed]
+    if foreign and at_new_start != "keep":
+        raise SinkPathInUse(
+            f"{where}: expected {path} to be empty or to hold rows that a ParquetSink has committed, found {len(foreign)} other "
+            f"file(s) or directories ({few(foreign)}). Readers of the directory would take them for rows of the stage, and the "
+            "sink never removes what it has not written. Give the sink a directory of its own, or move these away; if they "
+            "belong there, choose at_new_start='keep'"
+        )
+    if committed and at_new_start == "refuse":
+        jobs = sorted(set(committed.values()))
+        raise SinkHoldsEarlierRows(
+            f"{where}: this run is a new start, and expected no rows of an earlier job in {path}, found {len(committed)} "
+            f"directories that job {', '.join(jobs)} has committed ({few(committed)}). Nothing was started. "
+            "ParquetSink(at_new_start=...) says what a new start does about them: 'refuse' (the default) stops here; 'keep' "
+            "leaves them and adds the new job's rows, so what both jobs read is there twice; 'replace' removes them when the new "
+            "job begins. Choose 'keep' or 'replace', or another path, or move the rows away; or go on with the earlier job from "
+            "one of its savepoints or checkpoints (restore_from), which is no new start"
+        )
+
+
+def few(names: Iterable[str], at_most: int = 3) -> str:
+    """Some of the names, for an error's text."""
+    chosen = sorted(names)
+    return ", ".join(chosen[:at_most]) + (", …" if len(chosen) > at_most else "") if chosen else "none"
+
+
+def _read(path: Path, context: SinkContext) -> _Marker | None:
+    """The mark that is in the directory, if it is the stage's; None if there is none."""
+    file = path / _MARKER
+    try:
+        found = _MARKERS.decode(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise SinkPathInUse(
+            f"expected {file} to say which stage writes to {path}, found a file that cannot be "
+            f"read: {error}. If only this stage writes there, delete that file"
+        ) from error
+    if (found.pipeline, found.stage) != (context.pipeline, context.stage):
+        raise SinkPathInUse(
+            f"expected {path} to belong to stage {context.stage!r} of pipeline {context.pipeline!r}, "
+            f"found that stage {found.stage!r} of pipeline {found.pipeline!r} writes there. Give each "
+            f"sink a path of its own; if the stage was renamed, correct {file}"
+        )
+    return found
+
+
+def _job_name(claimed: _Marker, context: SinkContext) -> str:
+    # Another checkpoint storage counts its jobs from 1 as well.
+    own = claimed.history in ("", context.history)
+    return str(context.job_id) if own else f"{context.job_id}.{context.history}"

@@ -1,0 +1,65 @@
+"""A pipeline that has finished is launched again: its sinks say what happens to the rows of the job before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
+from dagster_checkpoints.sinks import SinkHoldsEarlierRows, SinkPathInUse
+from dagster_checkpoints.spark.events import JobStarted
+
+ROWS = "k string, v long"
+
+
+def copying(lab: Any, **options: Any) -> Pipeline:
+    """Two instances that copy one folder each into one table."""
+
+    @bounded_source(instances=["a", "b"])
+    def numbers(context):
+        return lab.stream(context.instance, ROWS, files_per_trigger=10)
+
+    @stage(sink=lab.sink(**options))
+    def copied(numbers):
+        return numbers
+
+    return Pipeline("copying", [numbers, copied])
+
+
+def test_a_finished_pipeline_launched_again_asks_for_a_choice(lab: Any) -> None:
+    for name in "ab":
+        lab.put(name, ROWS, [(name, n) for n in range(20)])
+    expected = [(name, n) for name in "ab" for n in range(20)]
+    first = lab.start(copying(lab))
+    first.finished()
+    lab.check(expected)
+
+    spark, lab.spark = lab.spark, None
+    refused = lab.start(copying(lab))
+    with pytest.raises(SinkHoldsEarlierRows) as caught:
+        refused.result()
+    assert not refused.of(JobStarted)
+    for part in ("Stage 'copied' of pipeline 'copying'", str(lab.folder / "out"), "'keep'", "'replace'", "job 1"):
+        assert part in str(caught.value)
+    (lab.folder / "others").mkdir()
+    (lab.folder / "others" / "part-0.parquet").write_text("")
+    elsewhere = lab.start(Pipeline("elsewhere", [copying(lab).stage("numbers"), renamed(lab)]))
+    with pytest.raises(SinkPathInUse, match=r"part-0\.parquet"):
+        elsewhere.result()
+    lab.spark = spark
+    lab.check(expected)
+
+    second = lab.start(copying(lab, at_new_start="replace"))
+    assert second.finished().job_id == 2, "a run that was refused has begun no job"
+    lab.check(expected)
+    lab.start(copying(lab, at_new_start="keep")).finished()
+    lab.check(expected * 2)
+
+
+def renamed(lab: Any) -> Any:
+    @stage(sink=lab.sink("others"))
+    def copied(numbers):
+        return numbers
+
+    return copied
