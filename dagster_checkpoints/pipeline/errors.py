@@ -83,3 +83,7 @@ class ChainLayoutError(PipelineDefinitionError):
 
 class InvalidExecutionGraphError(PipelineDefinitionError):
     """An execution graph is not a directed acyclic graph in topological order."""
+
+
+class OverlappingSinksError(PipelineDefinitionError):
+    """Two stages' sinks write to one place, or one inside the other's."""

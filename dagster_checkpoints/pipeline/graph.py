@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dagster_checkpoints.pipeline.edges import (
     EdgePattern,
@@ -22,6 +23,7 @@ from dagster_checkpoints.pipeline.errors import (
     InstancesMismatchError,
     NotAStageError,
     OutputModeError,
+    OverlappingSinksError,
     StageCycleError,
     UnboundedStaticInputError,
     UnknownStageError,
@@ -81,6 +83,7 @@ class Pipeline:
         self._check_static_inputs_end()
         for each in self.stages:
             _check_output(each, self._downstream[each.name])
+        _check_sinks_apart(self.stages)
 
     def stage(self, name: str) -> Stage:
         """The stage of that name.
@@ -275,3 +278,20 @@ def _check_output(stage: Stage, consumers: Sequence[str]) -> None:
             f"supports {', '.join(sorted(supported))} only. Use a sink that upserts or overwrites, or "
             f'output_mode="append".'
         )
+
+
+def _check_sinks_apart(stages: Iterable[Stage]) -> None:
+    """No two sinks may write to one place, or one inside the other's: readers, and a new start, would mix their rows up.
+
+    A sink says where it writes by its `location`: text whose parts are separated by "/". Without one nothing is known.
+    """
+    located = [(tuple(str(at).rstrip("/").split("/")), s) for s in stages if (at := getattr(s.sink, "location", None))]
+    located.sort(key=lambda found: found[0])
+    for (outer, one), (inner, other) in pairwise(located):
+        if inner[: len(outer)] == outer:  # what is inside comes right behind it in this order
+            inside = f"{'/'.join(inner)}, which is {'the same place' if inner == outer else 'inside the other'}"
+            raise OverlappingSinksError(
+                f"expected sinks with places of their own, found that the sink of {one.where} writes to {'/'.join(outer)}, and "
+                f"that of {other.where} to {inside}. Readers of one would take the other's rows for its own. Give each sink a "
+                "path of its own, beside the other's."
+            )

@@ -33,6 +33,7 @@ from dagster_checkpoints.pipeline.errors import (
     InvalidNameError,
     NotAStageError,
     OutputModeError,
+    OverlappingSinksError,
     StageCycleError,
     UnboundedStaticInputError,
     UnknownStageError,
@@ -46,6 +47,13 @@ AIRPORTS, LETTERS = ("EWR", "JFK", "LGA"), ("a", "b", "c")
 
 class Upserts:
     supported_output_modes = frozenset({"append", "update"})
+
+
+class At:
+    """A sink that says where it writes."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
 
 
 class Reads(Stage):
@@ -276,6 +284,21 @@ WRONG: list[tuple[str, Definition, type[PipelineDefinitionError], list[str]]] = 
     ),
     ("self", lambda: Pipeline("p", [derived("a", "a", sink=1)]), StageCycleError, ["a -> a", "'a' from"]),
     (
+        "two sinks at one place",
+        lambda: Pipeline("p", [source("a", sink=At("/data/t/")), source("c", sink=At("/data/t"))]),
+        OverlappingSinksError,
+        ["sink of Stage 'a'", "writes to /data/t,", "Stage 'c'", "the same place"],
+    ),
+    (
+        "one sink inside another's place",
+        lambda: Pipeline(
+            "p",
+            [source("a", sink=At("/data/t/x/y")), source("b", sink=At("/data/t-1")), source("c", sink=At("/data/t"))],
+        ),
+        OverlappingSinksError,
+        ["sink of Stage 'c'", "writes to /data/t,", "Stage 'a'", "to /data/t/x/y, which is inside the other"],
+    ),
+    (
         "static and unbounded",
         lambda: Pipeline("p", [source("a", bounded=False), derived("b", inputs={"a": STATIC}, sink=1)]),
         UnboundedStaticInputError,
@@ -420,3 +443,9 @@ def reached_from(name: str, by_name: dict[str, Stage]) -> set[str]:
     while more := {each.name for each in by_name.values() if reached & set(each.inputs)} - reached:
         reached |= more
     return reached
+
+
+def test_sinks_beside_each_other_are_welcome() -> None:
+    places = ["/data/t", "/data/t-1", "/data/u/t", "s3://b/data/t"]
+    sinks = [source(f"s{number}", sink=At(place)) for number, place in enumerate(places)]
+    Pipeline("p", [*sinks, source("unknown", sink=1), source("unknown_too", sink=1)])
