@@ -29,8 +29,13 @@ run: $(STAMP) ## the flights pipeline end to end: checkpoints, SIGKILL, recovery
 test: $(STAMP) ## all tests, two side by side (WORKERS=0: one after the other; PYTEST_ARGS="-k name")
 	@$(BIN)/python -m pytest --numprocesses $(or $(WORKERS),2) --dist worksteal $(PYTEST_ARGS)
 
+# `dagster dev` says that `dg dev` has superseded it. That one comes with 31 more packages (dagster-dg-cli), so this one stays.
 dev: $(STAMP) $(HOME_OF_DAGSTER)/dagster.yaml ## Dagster's UI with the flights pipeline
-	@DAGSTER_HOME="$(HOME_OF_DAGSTER)" $(BIN)/dagster dev -w workspace.yaml $(DEV_ARGS)
+	@printf '%s\n' "To use the command line beside it, type these two lines in another shell; then, for example, dagster-checkpoints watch:" \
+	  '  export PATH="$(CURDIR)/$(BIN):$$PATH"' \
+	  '  export $(if $(CHECKPOINT_STORAGE),CHECKPOINT_STORAGE="$(CHECKPOINT_STORAGE)",DAGSTER_HOME="$(HOME_OF_DAGSTER)")'
+	@DAGSTER_HOME="$(HOME_OF_DAGSTER)" PYTHONWARNINGS='ignore:Function `dev_command` is superseded' \
+	  $(BIN)/dagster dev -w workspace.yaml $(DEV_ARGS)
 
 check: $(STAMP) ## lint, format, types, imports between the floors, definitions
 	@$(BIN)/ruff check .
@@ -73,7 +78,11 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Storage, runs and schedules of `make dev` survive restarts in here.
-$(HOME_OF_DAGSTER)/dagster.yaml:
+# Storage, runs and schedules of `make dev` survive restarts in here. What you have written into the file stays.
+$(HOME_OF_DAGSTER)/dagster.yaml: Makefile
 	@mkdir -p $(@D)
-	@printf 'telemetry:\n  enabled: false\n' > $@
+	@touch $@
+	@sed -i -e '$$a\' $@
+	@for switch in telemetry nux; do \
+	  grep -q "^$$switch:" $@ || printf '%s:\n  enabled: false\n' "$$switch" >> $@; \
+	done

@@ -14,14 +14,13 @@ from sensors import (
     flights_job,
     recovery_sensor,
     reroot_sensor,
-    resume_job,
     savepoints_every_hour,
 )
 
 defs = dg.Definitions(
     assets=[flights_assets, *instance_assets(flights_assets), flights_savepoints],
     asset_checks=[flights_savepoint_check],
-    jobs=[flights_job, resume_job, feed_job, check_savepoint_job],
+    jobs=[flights_job, feed_job, check_savepoint_job],
     sensors=[drain_sensor, reroot_sensor, recovery_sensor],
     schedules=[flights_every_night, savepoints_every_hour],
     resources={"checkpoint_coordinator": checkpoint_coordinator},

@@ -50,6 +50,11 @@ def feed_december(context: dg.OpExecutionContext, config: FeedConfig) -> None:
     )
 
 
-@dg.job(description="The live feed: drops December's files while the pipeline runs.")
+@dg.job(
+    description=(
+        "Launch this one second, when the run of flights_job has begun. The live feed: drops the files of December's 31 days for "
+        "the pipeline to find. Stopped and launched again, it continues where it was stopped."
+    )
+)
 def feed_job() -> None:
     feed_december()

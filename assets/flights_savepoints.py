@@ -16,5 +16,7 @@ flights_savepoint_check = savepoint_check(pipeline=flights, savepoints=flights_s
 check_savepoint_job = dg.define_asset_job(
     "flights_check_savepoint",
     selection=dg.AssetSelection.checks(flights_savepoint_check),
-    description="Reads the newest savepoint (or the one that is named) and says whether it can be restored.",
+    description=(
+        "Optional. Reads the newest savepoint, or the one that is named in the launchpad, and says whether it can be restored."
+    ),
 )

@@ -8,7 +8,6 @@ from sensors.flights_sensors import (
     flights_job,
     recovery_sensor,
     reroot_sensor,
-    resume_job,
     savepoints_every_hour,
 )
 
@@ -18,6 +17,5 @@ __all__ = [
     "flights_job",
     "recovery_sensor",
     "reroot_sensor",
-    "resume_job",
     "savepoints_every_hour",
 ]

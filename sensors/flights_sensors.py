@@ -26,14 +26,12 @@ from dagster_checkpoints.sensors import (
 flights_job = dg.define_asset_job(
     "flights_job",
     selection=dg.AssetSelection.assets(flights_assets),
-    description="The flights pipeline: all stages in one run, which ends when December has been consumed.",
-)
-
-resume_job = dg.define_asset_job(
-    "flights_resume",
-    selection=dg.AssetSelection.assets(flights_assets),
     config={"ops": {"flights_assets": {"config": {"restore_from": "latest", "claim_mode": "no_claim"}}}},
-    description="Goes on with the flights pipeline: put a savepoint's location or URL, or a checkpoint's id, into the launchpad.",
+    description=(
+        "Launch this one first. Runs the flights pipeline: all stages in one run, which ends when December has been consumed. "
+        "It continues the previous run if that did not come to its own end. To begin from a savepoint, put its location, URL or "
+        "number into the launchpad, as restore_from; `none` is a new start."
+    ),
 )
 
 # At a new start flights_assets takes the marker away with the files of the feed; so an old one is as good as a new one.
@@ -53,7 +51,7 @@ reroot_sensor = build_reroot_sensor(
     default_status=dg.DefaultSensorStatus.RUNNING,
 )
 
-recovery_sensor = build_recovery_sensor(pipeline=flights, assets=flights_assets, jobs=[flights_job, resume_job])
+recovery_sensor = build_recovery_sensor(pipeline=flights, assets=flights_assets, jobs=[flights_job])
 
 savepoints_every_hour = build_savepoint_schedule(
     pipeline=flights,

@@ -114,7 +114,7 @@ def build_recovery_sensor(
     own_job = dg.define_asset_job(
         f"{sensor_name}_job",
         selection=dg.AssetSelection.assets(*sorted(keys)),
-        description=f"Goes on with pipeline {pipeline.name!r} after a failure.",
+        description=f"Launched by the sensor {sensor_name!r}: continues pipeline {pipeline.name!r} after a failure.",
     )
     job_names = [job.name for job in jobs]
     op_name = assets.node_def.name

@@ -71,7 +71,7 @@ def build_savepoint_schedule(
     job = dg.define_asset_job(
         f"{schedule_name}_job",
         selection=selection if verify else selection.without_checks(),
-        description=f"Takes a savepoint of pipeline {pipeline.name!r}.",
+        description=f"Launched by the schedule {schedule_name!r}: takes a savepoint of pipeline {pipeline.name!r}.",
     )
     config = SavepointConfig(
         path=path,

@@ -32,6 +32,19 @@ def test_the_code_location_has_the_flights() -> None:
     assert {"flights_job", "feed_job"} <= {job.name for job in defs.resolve_all_job_defs()}
 
 
+def test_which_job_to_launch_is_said_first() -> None:
+    from definitions import defs
+
+    says = {job.name: (job.description or "").split(".")[0].split(":")[0] for job in defs.resolve_all_job_defs()}
+    assert {name: text for name, text in says.items() if not name.startswith("__")} == {
+        "flights_job": "Launch this one first",
+        "feed_job": "Launch this one second, when the run of flights_job has begun",
+        "flights_check_savepoint": "Optional",
+        "flights_recovery_job": "Launched by the sensor 'flights_recovery'",
+        "flights_savepoints_job": "Launched by the schedule 'flights_savepoints'",
+    }
+
+
 def test_nothing_starts_runs_or_fills_storage_by_itself() -> None:
     from definitions import defs
 
@@ -51,4 +64,4 @@ def test_the_code_location_has_the_flights_savepoints() -> None:
     assert isinstance(node.partitions_def, dg.DynamicPartitionsDefinition)
     assert node.group_name != graph.get(dg.AssetKey("flights_live")).group_name
     assert [key.name for key in graph.asset_check_keys if key.asset_key == savepoints] == ["restorable"]
-    assert {"flights_resume", "flights_check_savepoint"} <= {job.name for job in defs.resolve_all_job_defs()}
+    assert {"flights_job", "flights_check_savepoint"} <= {job.name for job in defs.resolve_all_job_defs()}

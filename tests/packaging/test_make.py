@@ -1,12 +1,15 @@
-"""What make says on a machine where it cannot go on."""
+"""What make says on a machine where it cannot go on, and what `make dev` prepares."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,3 +51,61 @@ def test_an_old_python_is_refused_with_its_version(clone: Path) -> None:
     assert result.returncode != 0
     assert f"'{old}' is Python 3.10.13" in result.stderr
     assert not (clone / ".venv").exists()
+
+
+@pytest.fixture
+def installed(clone: Path) -> Path:
+    """A clone whose virtual environment is there; its `dagster` stores a checkpoint where Dagster's runs would, and ends."""
+    binaries = clone / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    (binaries / "dagster").write_text(
+        f"""#!{sys.executable}
+from dagster_checkpoints.storage import CheckpointStorage, Owner, open_store
+from dagster_checkpoints.storage_root import storage_root
+
+with CheckpointStorage(open_store(storage_root(setting="none")), "flights") as storage:
+    storage.acquire(Owner(run_id="run", host="here", pid=1)).release("CANCELED")
+"""
+    )
+    (binaries / "dagster-checkpoints").write_text(f"#!{sys.executable}\nfrom dagster_checkpoints.cli import main\nmain()\n")
+    for command in binaries.iterdir():
+        command.chmod(0o755)
+    (clone / ".venv" / ".installed").touch()
+    return clone
+
+
+@pytest.mark.parametrize("chosen", [None, "elsewhere"])
+def test_the_two_lines_of_make_dev_lead_the_command_line_to_its_storage(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    for name in ("CHECKPOINT_STORAGE", "DAGSTER_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    if chosen is not None:
+        monkeypatch.setenv("CHECKPOINT_STORAGE", str(tmp_path / chosen))
+    result = make(installed, "dev")
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith("  export ")]
+    assert len(lines) == 2, result.stdout
+    environment = {name: value for name, value in os.environ.items() if name != "CHECKPOINT_STORAGE"}
+    script = "\n".join([*lines, "type -p dagster-checkpoints >&2", "dagster-checkpoints show --json"])
+    shown = subprocess.run(["bash", "-c", script], cwd="/", env=environment, capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stderr.splitlines()[0] == str(installed / ".venv/bin/dagster-checkpoints")
+    assert "flights" in json.dumps(json.loads(shown.stdout))
+
+
+@pytest.mark.parametrize(
+    "before", [None, "telemetry:\n  enabled: false", "run_monitoring:\n  enabled: true\nnux:\n  enabled: true\n"]
+)
+def test_make_dev_shows_no_survey_and_keeps_what_the_user_has_set(installed: Path, before: str | None) -> None:
+    file = installed / ".dagster_home" / "dagster.yaml"
+    if before is not None:
+        file.parent.mkdir()
+        file.write_text(before)
+        os.utime(file, (0, 0))  # of an older release
+    assert make(installed, "dev").returncode == 0
+    with dg.DagsterInstance.from_config(str(file.parent)) as instance:
+        assert not instance.telemetry_enabled
+        assert instance.nux_enabled is (before is not None and "nux" in before)
+        assert instance.run_monitoring_enabled is (before is not None and "run_monitoring" in before)

@@ -283,7 +283,7 @@ def test_the_api_page_names_what_the_sensors_export() -> None:
 # Run configurations
 
 JOBS = {
-    "flights_assets": "flights_resume",
+    "flights_assets": "flights_job",
     "savepoints__flights": "flights_savepoints_job",
     "savepoints__flights_restorable": "flights_check_savepoint",
 }
