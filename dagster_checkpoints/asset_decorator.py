@@ -9,12 +9,16 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import dagster as dg
 
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.run_config import run_config_schema
 from dagster_checkpoints.stage_assets import stage_specs
+
+_PIPELINES: WeakKeyDictionary[dg.OpDefinition, Pipeline] = WeakKeyDictionary()
+"""By the op that runs it: Dagster copies assets' definitions, but not their op."""
 
 
 def pipeline_assets(
@@ -64,7 +68,7 @@ def pipeline_assets(
     def decorate(function: Callable[..., Any]) -> dg.AssetsDefinition:
         _evaluate_annotations(function)
         has_config = "config" in inspect.signature(function).parameters
-        return dg.multi_asset(
+        assets = dg.multi_asset(
             name=name,
             specs=specs,
             can_subset=True,
@@ -72,8 +76,25 @@ def pipeline_assets(
             pool=pool,
             config_schema=None if has_config else run_config_schema(),
         )(function)
+        _PIPELINES[assets.op] = pipeline
+        return assets
 
     return decorate
+
+
+def pipelines_of(definitions: dg.Definitions) -> list[Pipeline]:
+    """The pipelines whose stages are assets of a code location, each once, in the order of the assets.
+
+    Args:
+        definitions: The code location's.
+    """
+    found: dict[int, Pipeline] = {}
+    for assets in definitions.assets or ():
+        if isinstance(assets, dg.AssetsDefinition) and assets.is_executable and isinstance(assets.node_def, dg.OpDefinition):
+            pipeline = _PIPELINES.get(assets.node_def)
+            if pipeline is not None:
+                found[id(pipeline)] = pipeline
+    return list(found.values())
 
 
 def _evaluate_annotations(function: Callable[..., Any]) -> None:

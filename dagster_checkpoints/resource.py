@@ -343,7 +343,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         log: logging.Logger,
     ) -> JobExecution:
         storage = self.checkpoint_storage(pipeline, instance=context.instance)
-        spark_config = self._spark_config()
+        spark_config = self.spark_settings()
         everything = assets.selected == {stage.name for stage in pipeline.stages}
         return JobExecution(
             pipeline,
@@ -383,7 +383,12 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         root = self.work_directory or Path(tempfile.gettempdir()) / f"dagster-checkpoints-{os.getuid()}"
         return Path(root).absolute() / own
 
-    def _spark_config(self) -> dict[str, str]:
+    def spark_settings(self) -> dict[str, str]:
+        """The whole configuration of the Spark session of a run.
+
+        Raises:
+            ValueError: Checkpoints cannot work with one of the settings.
+        """
         chosen = {**(self.spark.spark_config if self.spark else {}), **self.spark_config}
         return session_config(dict(flatten_dict(chosen)))
 

@@ -15,6 +15,7 @@ _COMMANDS = {
     "list": ("listing", "list_command", "Checkpoints and savepoints in storage."),
     "show": ("showing", "show", "A checkpoint or savepoint in detail, or how the pipeline runs."),
     "watch": ("watching", "watch", "How the pipeline runs, as it runs."),
+    "check": ("checking", "check", "Can every stage run? Plans are built and checked, without data."),
     "graph": ("graphs", "graph", "Stages, chains, roots and what has finished, as a drawing."),
     "trigger": ("asking", "trigger", "Ask the running pipeline for a checkpoint now."),
     "savepoint": ("asking", "savepoint", "Ask the running pipeline for a savepoint."),
@@ -73,5 +74,5 @@ def app() -> None:
     """Checkpoints and savepoints of pipelines: look at them, take them, stop and resume with them.
 
     Works from any process and machine that reaches the checkpoint storage; nothing but storage is asked. Every command takes
-    --storage and --pipeline, and --json for programs.
+    --pipeline, and --json for programs; all but check take --storage.
     """

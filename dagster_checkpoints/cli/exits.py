@@ -35,7 +35,7 @@ class Exit(IntEnum):
 
 MEANINGS = {
     Exit.DONE: "done",
-    Exit.FAILED: "the request failed, or verification found something",
+    Exit.FAILED: "the request failed, or a verification or check found something",
     Exit.USAGE: "wrong usage",
     Exit.NOT_RUNNING: "the pipeline is not running",
     Exit.TIMED_OUT: "no final answer in time; the request stands",

@@ -30,11 +30,12 @@ from dagster_checkpoints.pipeline import (
 from dagster_checkpoints.spark import plans
 from dagster_checkpoints.spark.channel_task import ChannelTask, InputChannel, TaskInput
 from dagster_checkpoints.spark.channels import Gate, SegmentFiles
-from dagster_checkpoints.spark.errors import PlanRefusedError, RestoredSchemaError
+from dagster_checkpoints.spark.errors import PlanRefusedError, RestoredSchemaError, StageError
 from dagster_checkpoints.spark.inputs import EventTime, StreamInput, static_dataframe, stream_dataframe
 from dagster_checkpoints.spark.mail import Report
 from dagster_checkpoints.spark.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.outputs import TaskOutput
+from dagster_checkpoints.spark.plan_report import PlanReport
 from dagster_checkpoints.spark.sinking import TaskSink, sink_context
 from dagster_checkpoints.spark.snapshots import relocate
 from dagster_checkpoints.spark.source_checks import check_source
@@ -121,6 +122,7 @@ class Deployer:
     """Builds deployments of one pipeline.
 
     Args:
+        storage: Where restored state is; None if plans are only checked.
         log: Where stages' `context.log` goes.
         check_canceled: Raises if the job was cancelled; asked between two tasks.
     """
@@ -129,9 +131,9 @@ class Deployer:
         self,
         pipeline: Pipeline,
         spark: SparkSession,
-        storage: CheckpointStorage,
+        storage: CheckpointStorage | None,
         log: logging.Logger,
-        check_canceled: Callable[[], None],
+        check_canceled: Callable[[], None] = lambda: None,
     ) -> None:
         self._check_canceled = check_canceled
         self._pipeline = pipeline
@@ -164,6 +166,24 @@ class Deployer:
                 self._breaks |= {refused.stage}
                 attempt.discard()
 
+    def check(self, folder: Path) -> PlanReport:
+        """Build the plans of a new start with the same steps as :meth:`deploy`, and start nothing.
+
+        Every stage's `open`, `transform` and `close` are called; storage and sinks are not touched.
+
+        Args:
+            folder: An empty directory, for the logs of channels.
+        """
+        settings = AttemptSettings(folder, number=1, token="", job_id=0, checkpointing=False, max_queued_bytes=1)
+        while True:
+            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, settings, None, self._chains(None))
+            try:
+                return attempt.check()
+            except plans.RefusedAtStage as refused:
+                self._breaks |= {refused.stage}
+            finally:
+                attempt.discard()
+
     def _chains(self, restored: Restored | None) -> tuple[Chain, ...]:
         if restored is None:
             return build_chains(self._pipeline, self._breaks)
@@ -180,7 +200,7 @@ class _Attempt:
         self,
         pipeline: Pipeline,
         spark: SparkSession,
-        storage: CheckpointStorage,
+        storage: CheckpointStorage | None,
         log: logging.Logger,
         settings: AttemptSettings,
         restored: Restored | None,
@@ -218,6 +238,25 @@ class _Attempt:
             raise
         return self.deployment
 
+    def check(self) -> PlanReport:
+        """Build every plan whose inputs' columns are known; nothing is made that could start."""
+        found = PlanReport(self.chains)
+        for chain in self.chains:
+            head = self.pipeline.stage(chain.stages[0])
+            missing = next((name for name in head.inputs if name not in found.passed), None)
+            if missing is not None:
+                found.skip(chain.stages, missing)
+                continue
+            try:
+                for index in range(len(chain.instances)):
+                    inputs = self._inputs(chain, index, self.settings.folder / "tasks" / f"{chain.name}.{index}")
+                    self._checked_plan(chain, index, inputs, self._instances(chain, index, None))
+            except StageError as error:
+                found.fail(chain.stages, error)
+            else:
+                found.passed.update(dict.fromkeys(chain.stages))
+        return found
+
     def discard(self) -> None:
         """Give a half-built deployment up."""
         for instance in self._opened:
@@ -237,13 +276,7 @@ class _Attempt:
         inputs = self._inputs(chain, index, folder)
         self.wiring.restore_in_flight(task, snapshot, folder, self._fetch_segments)
         instances = self._instances(chain, index, snapshot)
-        has_static = any(i.static for i in inputs)
-        plan = None
-        if not after_finish:
-            plan = self._analyse(chain, index, inputs) if has_static else self._plan(instances, inputs, {})
-            self._know_schema(chain, index, plan.schema)
-            if not inputs and plan.streaming:
-                check_source(instances[0].call, plan.frame)
+        plan = None if after_finish else self._checked_plan(chain, index, inputs, instances)
         self._recorded_schema(chain)
         tail = chain.stages[-1]
         sink = self._sink(chain, index)
@@ -285,14 +318,9 @@ class _Attempt:
         return built
 
     def _source_task(self, parts: TaskParts) -> Task:
-        stage = parts.instances[0].stage
         if parts.plan is not None and not parts.plan.streaming:
-            if len(parts.instances) > 1:
-                # A batch result would have to be a stream for the stages behind it.
-                raise plans.RefusedAtStage(parts.instances[1].stage.name, "the source returned a batch DataFrame")
-            if stage.kind is StageKind.UNBOUNDED_SOURCE:
-                raise plans.not_streaming(parts.instances[0].call)
             return BatchTask(parts)
+        stage = parts.instances[0].stage
         ends = stage.kind is StageKind.BOUNDED_SOURCE
         asked = (stage.name, stage.instances[parts.id.index]) in self.settings.ended_sources
         return SourceTask(parts, bounded=ends or asked)
@@ -327,7 +355,7 @@ class _Attempt:
         stage = self.pipeline.stage(chain.stages[-1])
         if stage.sink is None:
             return None
-        ownership = self.storage.ownership
+        ownership = self.storage.ownership if self.storage else None
         context = sink_context(self.pipeline, stage, index, ownership, self.settings.job_id, self.settings.token)
         schema = self.deployment.schemas.get(stage.name, StructType())  # a finished stage, which writes no more, may have none
         return TaskSink(stage.sink.new_instance(), context, self.spark, schema)
@@ -342,6 +370,17 @@ class _Attempt:
                 self.deployment.finished_sinks.append((sink, restored))
 
     # Plans
+
+    def _checked_plan(
+        self, chain: Chain, index: int, inputs: Sequence[TaskInput], instances: Sequence[StageInstance]
+    ) -> plans.QueryPlan:
+        """What an instance of a chain computes, which nothing speaks against; its consumers know its columns from then on."""
+        has_static = any(i.static for i in inputs)
+        plan = self._analyse(chain, index, inputs) if has_static else self._plan(instances, inputs, {})
+        self._know_schema(chain, index, plan.schema)
+        if not inputs:
+            _check_source(instances, plan)
+        return plan
 
     def _plan(
         self, instances: Sequence[StageInstance], inputs: Sequence[TaskInput], tables: Mapping[str, Sequence[Path]]
@@ -440,7 +479,8 @@ class _Attempt:
         savepoint = self.restored.savepoint if self.restored else None
         if savepoint is not None:
             savepoint.fetch_state(files, target)
-        else:
+        elif files:
+            assert self.storage is not None
             self.storage.fetch_state(files, target, checkpoint=self._where)
 
     def _fetch_segments(self, files: Sequence[StateFile], folder: Path) -> Path:
@@ -467,6 +507,17 @@ class _Attempt:
 
 
 _NOTHING = TaskSnapshot()
+
+
+def _check_source(instances: Sequence[StageInstance], plan: plans.QueryPlan) -> None:
+    call = instances[0].call
+    if plan.streaming:
+        check_source(call, plan.frame)
+    elif len(instances) > 1:
+        # A batch result would have to be a stream for the stages behind it.
+        raise plans.RefusedAtStage(instances[1].stage.name, "the source returned a batch DataFrame")
+    elif call.stage.kind is StageKind.UNBOUNDED_SOURCE:
+        raise plans.not_streaming(call)
 
 
 def _rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:

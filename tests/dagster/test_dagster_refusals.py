@@ -292,7 +292,7 @@ def test_a_spark_resource_gives_its_settings_and_no_session(
 
     @dg.op
     def look(checkpoint_coordinator: CheckpointCoordinatorResource) -> None:
-        seen.append(checkpoint_coordinator._spark_config())
+        seen.append(checkpoint_coordinator.spark_settings())
 
     @dg.job
     def job() -> None:

@@ -1,0 +1,45 @@
+"""Which stages' plans can run: what checking a pipeline without running it has found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dagster_checkpoints.pipeline import Chain
+from dagster_checkpoints.spark.errors import StageError
+
+
+@dataclass
+class PlanReport:
+    """Which stages' plans can run.
+
+    Attributes:
+        chains: The stages that share a Spark query.
+        passed: Stages with a plan that can run, in the order in which they were checked.
+        failed: By stage, what is wrong with it.
+        unchecked: By stage, the stage that has to be corrected first.
+        warnings: What the stages and the checks warned of.
+    """
+
+    chains: tuple[Chain, ...]
+    passed: dict[str, None] = field(default_factory=dict)
+    failed: dict[str, StageError] = field(default_factory=dict)
+    unchecked: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Every plan can run."""
+        return not self.failed
+
+    def fail(self, stages: Sequence[str], error: StageError) -> None:
+        """Note the error of one stage of a chain: those in front of it passed, those behind it could not be checked."""
+        at = list(stages).index(error.stage) if error.stage in stages else 0
+        self.passed.update(dict.fromkeys(stages[:at]))
+        self.failed[stages[at]] = error
+        self.skip(stages[at + 1 :], stages[at])
+
+    def skip(self, stages: Sequence[str], because_of: str) -> None:
+        """Note that stages could not be checked, since the columns of one that they read are not known."""
+        first = self.unchecked.get(because_of, because_of)
+        self.unchecked.update(dict.fromkeys(stages, first))
