@@ -8,20 +8,23 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS, FailureReason
+from dagster_checkpoints.coordination import FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.observation_schedule import ObservationSchedule
+from dagster_checkpoints.observations import PipelineObservations
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.savepoints.recording import record_savepoint
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.events import (
     CheckpointDone,
     CheckpointNotDone,
+    FirstBatch,
     InstanceFinished,
     JobEvent,
     JobRestarting,
@@ -31,6 +34,7 @@ from dagster_checkpoints.spark.events import (
     StageProgress,
 )
 from dagster_checkpoints.stage_assets import FINISHED_BEFORE, StageAssets, instance_key
+from dagster_checkpoints.start_lines import start_line
 from dagster_checkpoints.storage import CheckpointStorage
 
 
@@ -38,12 +42,15 @@ class RunReporter:
     """Reports one run.
 
     Args:
-        context: Of the op; events are logged through it.
+        context: The context of the op; events are logged through it.
         pipeline: The pipeline that runs.
         assets: Which asset stands for which stage.
-        observe_every: Seconds between two observations of a running stage; the first checkpoint is always observed.
-        storage: The pipeline's, for what a savepoint says of itself.
+        observe_every: Seconds between two observations of a running stage; see :class:`ObservationSchedule`.
+        interval: Seconds between periodic checkpoints, None for none; for the text of the start.
+        progress: How far each stage is now; empty before the start.
+        storage: Opens the pipeline's storage, for what a savepoint says of itself.
         clock: Monotonic seconds.
+        wall: The time of day.
     """
 
     def __init__(
@@ -53,37 +60,40 @@ class RunReporter:
         assets: StageAssets,
         *,
         observe_every: float,
+        interval: float | None,
+        progress: Callable[[], Mapping[str, StageProgress]],
         storage: Callable[[], CheckpointStorage],
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self.last_checkpoint: CheckpointDone | None = None
         self._context = context
         self._pipeline = pipeline
         self._assets = assets
-        self._observe_every = observe_every
+        self._interval = interval
+        self._progress = progress
         self._storage = storage
-        self._clock = clock
-        self._observed_at: float | None = None
-        self._counted: frozenset[str] = frozenset()  # stages whose rows are known: those at the end of a chain
+        self._observations = PipelineObservations(context, pipeline, assets, ObservationSchedule(observe_every), clock, wall)
         self._job_id = 0
         self._finished: dict[str, StageFinished] = {}
         self._yielded: set[str] = set()
 
+    @property
+    def last_checkpoint(self) -> CheckpointDone | None:
+        """The newest completed checkpoint of this run."""
+        return self._observations.checkpoint
+
     def report(self, event: JobEvent) -> Iterator[dg.MaterializeResult[Any]]:
         """Log what has happened; yields the materializations that have become possible, in topological order."""
         match event:
-            case JobStarted():
-                self._started(event)
             case CheckpointDone():
-                self._checkpoint_done(event)
+                self._log(logging.INFO, self._observations.checkpoint_done(event))
             case SavepointDone():
                 self._savepoint_done(event)
-            case CheckpointNotDone(checkpoint_id, reason, message):
-                which = f"Checkpoint {checkpoint_id}" if checkpoint_id is not None else "A checkpoint"
+            case CheckpointNotDone():
                 # One that met the end of a task is nothing to worry about, one that was not even begun nothing to tell.
-                known = FailureReason[reason]
+                known = FailureReason[event.reason]
                 level = logging.WARNING if known.counts else logging.DEBUG if known.pre_flight else logging.INFO
-                self._context.log.log(level, f"{which} failed ({reason}): {message}")
+                self._log(level, self._observations.checkpoint_failed(event))
             case JobRestarting(attempt, delay, cause):
                 self._context.log.error(
                     f"{cause}\nThe unfinished stages start again from the latest checkpoint in {delay:g} s (attempt {attempt})."
@@ -92,7 +102,28 @@ class RunReporter:
                 self._instance_finished(event)
             case StageFinished():
                 self._stage_finished(event)
+            case start:
+                if isinstance(start, JobStarted):
+                    self._job_id = start.job_id
+                    self._observations.queries = {stage: chain for chain in start.chains for stage in chain}
+                self._log(logging.INFO, start_line(start, self._pipeline, self._interval))
+                if isinstance(start, FirstBatch):
+                    self._observations.runs(*start.stages)
+                    self._observations.observe_stages(self._progress(), at_once=start.stages)
         yield from self._materializations()
+
+    @property
+    def observation_may_be_due(self) -> bool:
+        """Whether :meth:`observe` may have something to do."""
+        return self._observations.may_be_due()
+
+    def observe(self) -> None:
+        """Observe the running stages that are due; to be called about once a second."""
+        self._observations.observe_stages(self._progress())
+
+    def ended(self) -> None:
+        """The job has ended: show its newest checkpoint."""
+        self._log(logging.INFO, self._observations.last_checkpoint())
 
     def suspended(self, savepoint: str) -> None:
         """The job was suspended: its unfinished stages go on in the next run.
@@ -103,45 +134,21 @@ class RunReporter:
         self._context.log.info(
             f"Pipeline {self._pipeline.name!r} is suspended with savepoint {savepoint}. The next run continues from it."
         )
-        metadata: dict[str, Any] = {"state": "suspended", "savepoint": dg.MetadataValue.path(savepoint)}
+        progress = self._progress()
         for stage in self.missing():
+            metadata: dict[str, Any] = {}
+            if self._observations.counts_rows(stage) and stage in progress:
+                metadata["rows"] = progress[stage].rows
+            metadata |= {"state": "suspended", "savepoint": dg.MetadataValue.path(savepoint)}
             self._context.log_event(dg.AssetObservation(self._assets.keys[stage], metadata=metadata))
 
     def missing(self) -> list[str]:
         """The selected stages that have not been materialized, in topological order."""
         return [s.name for s in self._pipeline.stages if s.name in self._assets.selected - self._yielded]
 
-    def _started(self, event: JobStarted) -> None:
-        self._job_id = event.job_id
-        self._counted = frozenset(chain[-1] for chain in event.chains)
-        begin = (
-            "a new start"
-            if event.restored_checkpoint is None
-            else f"continues from checkpoint {event.restored_checkpoint} ({event.restored_location})"
-        )
-        before = f"; finished before: {', '.join(event.finished_stages)}" if event.finished_stages else ""
-        queries = "; ".join(" > ".join(chain) for chain in event.chains if not set(chain) <= set(event.finished_stages))
-        self._context.log.info(
-            f"Pipeline {self._pipeline.name!r}, job {event.job_id}, attempt {event.attempt}: {begin}{before}. Queries: {queries}."
-        )
-
-    def _checkpoint_done(self, event: CheckpointDone) -> None:
-        self.last_checkpoint = event
-        finished = f"; finished: {', '.join(event.finished_stages)}" if event.finished_stages else ""
-        self._context.log.info(
-            f"Checkpoint {event.checkpoint_id} completed in {event.duration:.2f} s from {', '.join(event.roots)}"
-            f"{finished}; {event.new_bytes:,} new of {event.total_bytes:,} bytes; {event.location}"
-        )
-        now = self._clock()
-        if self._observed_at is not None and now - self._observed_at < self._observe_every:
-            return
-        self._observed_at = now
-        for stage, progress in event.stages.items():
-            running = stage not in self._finished and stage not in event.finished_stages
-            if running and stage in self._assets.keys:
-                self._context.log_event(
-                    dg.AssetObservation(self._assets.keys[stage], metadata=self._progress(event, stage, progress))
-                )
+    def _log(self, level: int, line: str | None) -> None:
+        if line is not None:
+            self._context.log.log(level, line)
 
     def _savepoint_done(self, event: SavepointDone) -> None:
         done = event.checkpoint
@@ -153,26 +160,10 @@ class RunReporter:
         if not event.recorded_by_asker:
             record_savepoint(self._context, self._pipeline, event, self._storage)
 
-    def _progress(self, event: CheckpointDone, stage: str, progress: StageProgress) -> dict[str, Any]:
-        metadata: dict[str, Any] = {
-            "checkpoint": event.checkpoint_id,
-            "checkpoint_duration": event.duration,
-            "checkpoint_sync_seconds": event.sync_seconds,
-            "checkpoint_new_bytes": event.new_bytes,
-            "checkpoint_total_bytes": event.total_bytes,
-            "state_bytes": progress.state_bytes,
-            "finished_instances": progress.finished_instances,
-        }
-        if stage in self._counted:
-            metadata["rows"] = progress.rows
-        if progress.watermark_ms is not None and progress.watermark_ms < MAX_WATERMARK_MS:
-            metadata["watermark"] = dg.MetadataValue.timestamp(_time(progress.watermark_ms))
-        return metadata
-
     def _instance_finished(self, event: InstanceFinished) -> None:
         if self._pipeline.stage(event.stage).parallelism == 1 or event.stage not in self._assets.keys:
             return
-        metadata = {"rows": event.rows} if event.stage in self._counted else {}
+        metadata = {"rows": event.rows} if self._observations.counts_rows(event.stage) else {}
         key = instance_key(self._assets.keys[event.stage])
         self._context.log_event(dg.AssetMaterialization(key, partition=event.instance, metadata=metadata))
 
@@ -180,8 +171,11 @@ class RunReporter:
         if event.stage in self._finished:
             return
         self._finished[event.stage] = event
+        self._observations.ended(event.stage)
         if event.stage in self._assets.keys and not event.restored:
-            metadata = {"state": "finished", **self._result(event)}
+            result = self._result(event)
+            rows = {"rows": result.pop("rows")} if "rows" in result else {}
+            metadata = {**rows, "state": "finished", **result}
             self._context.log_event(dg.AssetObservation(self._assets.keys[event.stage], metadata=metadata))
 
     def _materializations(self) -> Iterator[dg.MaterializeResult[Any]]:
@@ -201,7 +195,7 @@ class RunReporter:
             metadata["checkpoint"] = event.checkpoint_id
         if event.restored:
             metadata[FINISHED_BEFORE] = True
-        elif event.stage in self._counted:
+        elif self._observations.counts_rows(event.stage):
             metadata["rows"] = event.rows
         path = getattr(stage.sink, "path", None)
         if path is not None:
@@ -236,7 +230,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
-
-
-def _time(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)

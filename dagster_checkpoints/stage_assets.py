@@ -20,6 +20,9 @@ from dagster_checkpoints.pipeline import Pipeline, Stage
 PIPELINE = "dagster_checkpoints/pipeline"
 STAGE = "dagster_checkpoints/stage"
 INSTANCES = "dagster_checkpoints/instances"
+CHECKPOINTS_OF = "dagster_checkpoints/checkpoints_of"
+"""In the metadata of an asset: its observations show the checkpoints of this pipeline."""
+CHECKPOINTS_PREFIX = ("checkpoints",)
 FINISHED_BEFORE = "finished_before_this_run"
 """In the metadata of a materialization: the stage had finished when the run began."""
 
@@ -72,24 +75,35 @@ def instance_key(stage_key: dg.AssetKey) -> dg.AssetKey:
     return dg.AssetKey([*stage_key.path[:-1], f"{stage_key.path[-1]}_instances"])
 
 
+def checkpoints_key(pipeline: str) -> dg.AssetKey:
+    """The asset whose observations show the checkpoints of the pipeline with this name."""
+    return dg.AssetKey([*CHECKPOINTS_PREFIX, pipeline])
+
+
 def instance_assets(assets: dg.AssetsDefinition) -> list[dg.AssetSpec]:
-    """The instances of parallel stages, as partitions of assets beside the stages.
+    """The external assets beside the stages: the instances of parallel stages, and the pipeline's checkpoints.
 
     A stage with several instances is one unpartitioned asset, since assets with different partitions cannot be materialized
-    together. Its instances are the partitions of a second, external asset, whose materializations
-    :meth:`CheckpointCoordinatorResource.run` reports. Put both into your definitions.
+    together. Its instances are the partitions of a second asset. What belongs to a checkpoint and not to a stage (duration,
+    size, roots, location) is shown by the observations of one asset, `checkpoints/<pipeline>`.
+    :meth:`CheckpointCoordinatorResource.run` reports the events of all of them, also where they are not defined; with these
+    definitions Dagster shows what they are and where they stand in the graph.
 
     Args:
         assets: What :func:`pipeline_assets` made.
 
     Returns:
-        An asset per stage that has more than one instance; it is called as the stage, with `_instances` behind.
+        An asset per stage that has more than one instance, called as the stage, with `_instances` behind; and the asset of
+        the checkpoints.
 
     Examples:
         >>> defs = dg.Definitions(assets=[flights_assets, *instance_assets(flights_assets)])
     """
     specs = []
+    pipelines: dict[str, list[dg.AssetSpec]] = {}
     for spec in assets.specs:
+        if PIPELINE in spec.metadata:
+            pipelines.setdefault(str(_value(spec.metadata[PIPELINE])), []).append(spec)
         instances = _value(spec.metadata.get(INSTANCES, [])) or []
         if len(instances) > 1:
             specs.append(
@@ -102,6 +116,16 @@ def instance_assets(assets: dg.AssetsDefinition) -> list[dg.AssetSpec]:
                     partitions_def=dg.StaticPartitionsDefinition([str(name) for name in instances]),
                 )
             )
+    for pipeline, stages in pipelines.items():
+        specs.append(
+            dg.AssetSpec(
+                key=checkpoints_key(pipeline),
+                deps=[spec.key for spec in stages],
+                description=f"The checkpoints of pipeline {pipeline}: an observation shows the newest one.",
+                group_name=stages[0].group_name,
+                metadata={CHECKPOINTS_OF: pipeline},
+            )
+        )
     return specs
 
 

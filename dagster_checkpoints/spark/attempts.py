@@ -19,7 +19,7 @@ from dagster_checkpoints.coordination import CheckpointBarrier, CoordinatorEvent
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.deployment import AttemptSettings, Deployer, Deployment, Restored
 from dagster_checkpoints.spark.job_options import JobOptions
-from dagster_checkpoints.spark.mail import FromAttempt, Item, TaskFailed
+from dagster_checkpoints.spark.mail import FromAttempt, Item, TaskFailed, TaskNews
 from dagster_checkpoints.spark.restoring import has_later
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
 from dagster_checkpoints.spark.uploads import SnapshotUploader
@@ -96,6 +96,11 @@ class Attempts:
         self._deployer = Deployer(pipeline, spark, storage, log, check_canceled)
         self.number = self._epoch * _PER_RUN
 
+    @property
+    def next_in_run(self) -> int:
+        """Number of the attempt that `deploy` builds next, within the run: 1 for the first."""
+        return self.number % _PER_RUN + 1
+
     def deploy(self, restored: Restored | None, job_id: int, ended_sources: Collection[tuple[str, str]]) -> Deployment:
         """Build the next attempt.
 
@@ -111,7 +116,7 @@ class Attempts:
         self.number += 1
         number = self.number
 
-        def report(event: CoordinatorEvent | TaskFailed) -> None:
+        def report(event: CoordinatorEvent | TaskFailed | TaskNews) -> None:
             self._items.put(FromAttempt(number, event))
 
         uploader = SnapshotUploader(self._upload, self._uploads, report)

@@ -47,6 +47,7 @@ from dagster_checkpoints.spark.channels import (
     WatermarkAt,
     WatermarkStatus,
 )
+from dagster_checkpoints.spark.mail import TaskWaiting
 from dagster_checkpoints.spark.plans import QueryPlan
 from dagster_checkpoints.spark.query_log import channel_positions
 from dagster_checkpoints.spark.task import Task
@@ -164,6 +165,8 @@ class ChannelTask(Task):
     def begin(self) -> None:
         if self.plan is not None and not any(i.static for i in self._inputs):
             self._start(self.plan)
+        else:
+            self.parts.report(TaskWaiting(self.id, tuple(i.name for i in self._inputs if i.static)))
 
     def _start(self, plan: QueryPlan) -> None:
         self.plan = plan
@@ -200,7 +203,7 @@ class ChannelTask(Task):
 
     def _everything_taken_in(self) -> bool:
         if self.plan is not None and not self.plan.streaming:
-            self.output.write(self.plan.frame, 0, self._process(self.plan.frame, 0))
+            self.evaluate_once(self.plan)
             return True
         return all(c.ended != "none" for c in self._streams) and self._caught_up()
 

@@ -9,6 +9,86 @@ from typing import Literal
 JobStatus = Literal["FINISHED", "CANCELED", "FAILED", "SUSPENDED"]
 
 
+# The start, in this order
+
+
+@dataclass(frozen=True)
+class LeaseWatched:
+    """Another run's lease on the pipeline has not been released: it is watched before this run takes the pipeline over.
+
+    Attributes:
+        owner: The owner, for people: run, host, process, since when.
+        seconds: This run owns the pipeline after this time at the latest, unless the owner renews its lease.
+    """
+
+    owner: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PipelineAcquired:
+    """Storage can be used, and this run owns the pipeline there.
+
+    Attributes:
+        storage: URL of the pipeline's directory.
+        epoch: Fencing epoch of this run.
+        seconds: From the beginning of the run.
+    """
+
+    storage: str
+    epoch: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StartChosen:
+    """What the run starts from; nothing has been restored yet.
+
+    Attributes:
+        restored_checkpoint: Id of the checkpoint or savepoint; None for a new start.
+        restored_location: Its location.
+        finished_stages: Stages that it says have finished, which are not run again.
+    """
+
+    restored_checkpoint: int | None
+    restored_location: str | None
+    finished_stages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SparkStarting:
+    """The Spark session is being created, or joined if this process has one."""
+
+
+@dataclass(frozen=True)
+class SparkStarted:
+    """The Spark session is there.
+
+    Attributes:
+        web_ui: URL of Spark's own user interface; None if it is switched off.
+        seconds: That it took.
+    """
+
+    version: str
+    master: str
+    application: str
+    web_ui: str | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class AttemptBuilding:
+    """The plans of all stages that have not finished are being built, and their state fetched.
+
+    Attributes:
+        attempt: 1, and one more for each restart within the run.
+    """
+
+    attempt: int
+    stages: tuple[str, ...]
+    restored_checkpoint: int | None
+
+
 @dataclass(frozen=True)
 class JobStarted:
     """All tasks are being started.
@@ -18,6 +98,7 @@ class JobStarted:
         restored_checkpoint: Id it continues from; None for a new start.
         finished_stages: Stages that are not run again.
         chains: The stages that share a query, per chain.
+        seconds: That building the attempt took.
     """
 
     attempt: int
@@ -26,6 +107,58 @@ class JobStarted:
     restored_location: str | None
     finished_stages: tuple[str, ...]
     chains: tuple[tuple[str, ...], ...]
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class QueryWaiting:
+    """A query cannot start before its static inputs have been read to their end.
+
+    Attributes:
+        stages: Those that share the query.
+        inputs: The static inputs that it waits for.
+    """
+
+    stages: tuple[str, ...]
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class QueryStarted:
+    """All instances of a query have started and look for input.
+
+    Attributes:
+        stages: Those that share the query.
+        number: This is the so many-th query of the attempt that has started, from 1, out of `total`.
+        seconds: Since the attempt's tasks were started.
+    """
+
+    stages: tuple[str, ...]
+    instances: int
+    number: int
+    total: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FirstBatch:
+    """The first micro-batch of a query in this attempt has been processed, by the instance that was the first.
+
+    If it emitted no rows, the event comes once more for the first micro-batch that did.
+
+    Attributes:
+        stages: Those that share the query.
+        rows: Emitted by the last of them with this batch.
+        seconds: That the batch took.
+    """
+
+    stages: tuple[str, ...]
+    instance: str
+    rows: int
+    seconds: float
+
+
+# While it runs, and its end
 
 
 @dataclass(frozen=True)
@@ -54,7 +187,13 @@ class StageFinished:
 
 @dataclass(frozen=True)
 class StageProgress:
-    """A stage at the moment of a checkpoint. `watermark_ms` is its output watermark, epoch ms; None before the first."""
+    """A stage at the moment of a checkpoint, or between two.
+
+    Attributes:
+        rows: Emitted since the job began; 0 for a stage inside a chain.
+        state_bytes: In the latest checkpoint of this run, by the whole chain; 0 before the first.
+        watermark_ms: Its output watermark, epoch ms; None before the first.
+    """
 
     rows: int
     finished_instances: int
@@ -72,6 +211,7 @@ class CheckpointDone:
         duration: Seconds from trigger to completion.
         sync_seconds: The longest time that a task stood still for it.
         new_bytes: Uploaded for it; `total_bytes`: everything it refers to.
+        completed: Checkpoints and savepoints of this run that have completed, this one included; `failed`: that have failed.
     """
 
     checkpoint_id: int
@@ -85,6 +225,8 @@ class CheckpointDone:
     new_bytes: int
     total_bytes: int
     stages: Mapping[str, StageProgress]
+    completed: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,7 +267,10 @@ class JobRestarting:
     cause: str
 
 
-JobEvent = JobStarted | InstanceFinished | StageFinished | CheckpointDone | SavepointDone | CheckpointNotDone | JobRestarting
+StartEvent = LeaseWatched | PipelineAcquired | StartChosen | SparkStarting | SparkStarted | AttemptBuilding
+QueryEvent = QueryWaiting | QueryStarted | FirstBatch
+EndEvent = InstanceFinished | StageFinished
+JobEvent = StartEvent | JobStarted | QueryEvent | EndEvent | CheckpointDone | SavepointDone | CheckpointNotDone | JobRestarting
 
 
 @dataclass(frozen=True)

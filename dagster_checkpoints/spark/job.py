@@ -35,7 +35,7 @@ from dagster_checkpoints.spark.checkpointing import CheckpointWriter
 from dagster_checkpoints.spark.control import ControlRequests, RequestPoller
 from dagster_checkpoints.spark.deployment import Deployment, Restored
 from dagster_checkpoints.spark.errors import JobFailedError, NothingToRestoreError, SelectionError, StageError, StopFailedError
-from dagster_checkpoints.spark.events import JobEvent, JobResult, JobStatus
+from dagster_checkpoints.spark.events import JobEvent, JobResult, JobStatus, StageProgress
 from dagster_checkpoints.spark.job_loop import Canceled, JobLoop, NotDeployed, TaskFailure
 from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.mail import AskCheckpoint, Asked, Cancel, EndSources, Item, OwnershipIsLost
@@ -53,9 +53,11 @@ from dagster_checkpoints.storage import (
     MissingStateFile,
     Owner,
     Ownership,
+    PipelineState,
     RequestBox,
     StorageError,
     StorageUnavailable,
+    describe_owner,
 )
 
 if TYPE_CHECKING:
@@ -152,6 +154,10 @@ class JobExecution:
             return {}
         return {stage.name: stage_rows(run.deployment, stage.name) for stage in self.pipeline.stages}
 
+    def progress(self) -> Mapping[str, StageProgress]:
+        """How far each stage is now; empty before the start. Any thread."""
+        return self._run.progress() if self._run is not None else {}
+
     # The job
 
     def run(self) -> JobResult:
@@ -162,9 +168,15 @@ class JobExecution:
             DagsterCheckpointsError: The checkpoint does not fit, the selection cannot run, or a sink refuses a new start; nothing
                 was started.
         """
+        began = time.monotonic()
         self.storage.check()
         owner = Owner(run_id=self.run_id, host=socket.gethostname(), pid=os.getpid())
-        ownership = self.storage.acquire(owner, self.options.lease_seconds)
+
+        def on_watch(state: PipelineState, seconds: float) -> None:
+            self._on_event(events.LeaseWatched(describe_owner(state), seconds))
+
+        ownership = self.storage.acquire(owner, self.options.lease_seconds, on_watch=on_watch)
+        took = time.monotonic() - began
         status: JobStatus | None = None
         error: BaseException | None = None
         box = RequestBox(self.storage.store, self.storage.layout)
@@ -173,8 +185,10 @@ class JobExecution:
         self._status.report("starting")
         try:
             with self._owning(ownership, box, answers):
+                self._on_event(events.PipelineAcquired(self.storage.url, ownership.epoch, took))
                 start = choose_start(self.pipeline, self.storage, self.options)
                 self._check_selection(start.restored)
+                self._tell_start(start.restored)
                 if start.restored is None:
                     check_new_start(self.pipeline, ownership)
                 status = "FAILED"
@@ -254,7 +268,7 @@ class JobExecution:
         status: JobStatus = "FAILED"
         try:
             io.submit(self._quietly, lambda: self._sweep(start))
-            spark = self._session()
+            spark = self._start_spark()
             attempts = Attempts(
                 self.pipeline,
                 spark,
@@ -271,6 +285,8 @@ class JobExecution:
             while True:
                 if self._start is None:
                     self._job_id = ownership.job_id if start.resume else ownership.job_id + 1
+                began = time.monotonic()
+                self._tell_building(attempts.next_in_run, restored)
                 try:
                     deployment = attempts.deploy(restored, self._job_id, self._run.ended_sources if self._run else ())
                 except (CorruptStateFile, MissingStateFile) as unusable:
@@ -287,7 +303,8 @@ class JobExecution:
                     if self._run is None:
                         self._begin(start)
                         self._run = self._loop(spark, deployment, start, io)
-                    error = self._one_attempt(self._run, attempts.number, deployment, restored)
+                    took = time.monotonic() - began
+                    error = self._one_attempt(self._run, attempts.number, deployment, restored, took)
                 if error is None:
                     status = "FINISHED"
                     return None
@@ -305,6 +322,45 @@ class JobExecution:
             self._shut_down(status)
             uploads.shutdown(wait=True, cancel_futures=True)
             io.shutdown(wait=True)
+
+    def _start_spark(self) -> SparkSession:
+        began = time.monotonic()
+        self._on_event(events.SparkStarting())
+        spark = self._session()
+        context = spark.sparkContext
+        self._on_event(
+            events.SparkStarted(
+                version=spark.version,
+                master=context.master or "",
+                application=context.applicationId or "",
+                web_ui=context.uiWebUrl or None,
+                seconds=time.monotonic() - began,
+            )
+        )
+        return spark
+
+    def _tell_start(self, restored: Restored | None) -> None:
+        self._on_event(
+            events.StartChosen(
+                restored_checkpoint=restored.plan.checkpoint_id if restored else None,
+                restored_location=restored.location if restored else None,
+                finished_stages=self._finished_in(restored),
+            )
+        )
+
+    def _tell_building(self, attempt: int, restored: Restored | None) -> None:
+        finished = self._finished_in(restored)
+        self._on_event(
+            events.AttemptBuilding(
+                attempt=attempt,
+                stages=tuple(s.name for s in self.pipeline.stages if s.name not in finished),
+                restored_checkpoint=restored.plan.checkpoint_id if restored else None,
+            )
+        )
+
+    def _finished_in(self, restored: Restored | None) -> tuple[str, ...]:
+        """The stages that had finished in what is restored, in topological order."""
+        return tuple(s.name for s in self.pipeline.stages if restored and s.name in restored.plan.fully_finished)
 
     def _check_canceled(self) -> None:
         if self._cancel_asked.is_set():
@@ -334,9 +390,14 @@ class JobExecution:
         loop.passed_over = tuple(DiscardCheckpoint(checkpoint) for checkpoint in start.passed_over)
         return loop
 
-    def _one_attempt(self, loop: JobLoop, number: int, deployment: Deployment, restored: Restored | None) -> BaseException | None:
-        """Run one deployment. Returns None when every task has finished, else what ended it; its tasks are stopped."""
-        loop.begin_attempt(deployment, number, restored)
+    def _one_attempt(
+        self, loop: JobLoop, number: int, deployment: Deployment, restored: Restored | None, seconds: float
+    ) -> BaseException | None:
+        """Run one deployment, which took `seconds` to build.
+
+        Returns None when every task has finished, else what ended it; its tasks are stopped.
+        """
+        loop.begin_attempt(deployment, number, restored, seconds)
         try:
             self._confirm_ownership(loop)
             deployment.settle_finished_sinks()

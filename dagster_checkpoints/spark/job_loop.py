@@ -45,7 +45,7 @@ from dagster_checkpoints.spark.checkpointing import CheckpointWriter
 from dagster_checkpoints.spark.control import ControlRequests
 from dagster_checkpoints.spark.deployment import Deployment, Restored
 from dagster_checkpoints.spark.errors import JobFailedError
-from dagster_checkpoints.spark.events import JobEvent
+from dagster_checkpoints.spark.events import JobEvent, StageProgress
 from dagster_checkpoints.spark.mail import (
     AskCheckpoint,
     Asked,
@@ -60,9 +60,14 @@ from dagster_checkpoints.spark.mail import (
     OwnershipIsLost,
     SavepointIsComplete,
     TaskFailed,
+    TaskFirstBatch,
+    TaskNews,
+    TaskQueryStarted,
+    TaskWaiting,
     TriggerCheckpoint,
 )
-from dagster_checkpoints.spark.reporting import checkpoint_done, savepoint_done, stage_rows
+from dagster_checkpoints.spark.query_starts import QueryStarts
+from dagster_checkpoints.spark.reporting import checkpoint_done, savepoint_done, stage_progress, stage_rows
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
 from dagster_checkpoints.spark.task import Task
 from dagster_checkpoints.storage import StorageError
@@ -148,11 +153,17 @@ class JobLoop:
         self._log = log
         self._drain_later = False
         self._triggered: set[str] = set()
+        self._query_starts: QueryStarts | None = None
 
     @property
     def tasks(self) -> Mapping[TaskId, Task]:
         """Of the deployment that runs."""
         return self.deployment.tasks if self.deployment else {}
+
+    def progress(self) -> Mapping[str, StageProgress]:
+        """How far each stage is now; any thread."""
+        latest = self.coordinator.latest_completed
+        return stage_progress(self.deployment, self.finished, latest.statistics if latest else {}) if self.deployment else {}
 
     @property
     def all_finished(self) -> bool:
@@ -200,9 +211,14 @@ class JobLoop:
             case event:
                 self.handle(event)
 
-    def _take_report(self, event: CoordinatorEvent | TaskFailed) -> None:
+    def _take_report(self, event: CoordinatorEvent | TaskFailed | TaskNews) -> None:
         if isinstance(event, TaskFailed):
             raise TaskFailure(event.task, event.error)
+        if isinstance(event, TaskWaiting | TaskQueryStarted | TaskFirstBatch):
+            told = self._query_starts.take(event, time.monotonic()) if self._query_starts else None
+            if told is not None:
+                self._on_event(told)
+            return
         self.handle(event)
         if isinstance(event, TaskStateChanged) and event.state is TaskState.FINISHED:
             self._task_finished(event.task)
@@ -280,10 +296,10 @@ class JobLoop:
         assert self.deployment is not None
         if completed.is_savepoint:
             asked = self.control.asked(completed.properties.target)
-            self._on_event(savepoint_done(self.deployment, completed, asked))
+            self._on_event(savepoint_done(self.deployment, completed, self.coordinator.statistics.counts, asked))
         else:
             self.writer.forget_savepoints(self.coordinator.completed)
-            self._on_event(checkpoint_done(self.deployment, completed))
+            self._on_event(checkpoint_done(self.deployment, completed, self.coordinator.statistics.counts))
 
     # Tasks
 
@@ -354,10 +370,16 @@ class JobLoop:
 
     # Attempts
 
-    def begin_attempt(self, deployment: Deployment, attempt: int, restored: Restored | None) -> None:
-        """Serve this deployment from now on, and tell of it."""
+    def begin_attempt(self, deployment: Deployment, attempt: int, restored: Restored | None, seconds: float) -> None:
+        """Serve this deployment from now on, and tell of it.
+
+        Args:
+            seconds: That building the deployment took.
+        """
         self.attempt, self.deployment, self.restarting = attempt, deployment, False
         self.finished = set(deployment.finished)
+        starting = [task.id for task in deployment.tasks.values() if not task.restored_after_finish]
+        self._query_starts = QueryStarts(deployment.chains, starting, time.monotonic())
         self.writer.deployed(deployment)
         fully = tuple(s.name for s in self.pipeline.stages if restored and s.name in restored.plan.fully_finished)
         self._on_event(
@@ -368,6 +390,7 @@ class JobLoop:
                 restored_location=restored.location if restored else None,
                 finished_stages=fully,
                 chains=tuple(chain.stages for chain in deployment.chains),
+                seconds=seconds,
             )
         )
         for stage in (name for name in fully if name not in self.announced):

@@ -60,7 +60,38 @@ class TaskFailed:
     error: BaseException
 
 
-Report = Callable[[CoordinatorEvent | TaskFailed], None]
+@dataclass(frozen=True)
+class TaskWaiting:
+    """A task has no query before these static inputs have been read to their end."""
+
+    task: TaskId
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TaskQueryStarted:
+    """A task's query looks for input. What is evaluated once, without a streaming query, says so when that begins."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True)
+class TaskFirstBatch:
+    """A task has processed its first micro-batch, or the first one with rows if that had none.
+
+    Attributes:
+        rows: Emitted with it.
+        seconds: That it took.
+    """
+
+    task: TaskId
+    rows: int
+    seconds: float
+
+
+TaskNews = TaskWaiting | TaskQueryStarted | TaskFirstBatch
+"""How far a task has come, for people; nothing is decided by it."""
+Report = Callable[[CoordinatorEvent | TaskFailed | TaskNews], None]
 
 
 # To the job's loop
@@ -112,7 +143,7 @@ class FromAttempt:
     """A report of a task or an upload; those of earlier attempts are of no interest any more."""
 
     attempt: int
-    event: CoordinatorEvent | TaskFailed
+    event: CoordinatorEvent | TaskFailed | TaskNews
 
 
 Item = Cancel | EndSources | AskCheckpoint | Asked | OwnershipIsLost | FromAttempt | CoordinatorEvent

@@ -5,10 +5,10 @@ It must not change anything. Rows are counted where they leave a chain: a stage 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
-from dagster_checkpoints.coordination import CompletedCheckpoint
+from dagster_checkpoints.coordination import CheckpointCounts, CompletedCheckpoint, TaskStatistics
 from dagster_checkpoints.pipeline import Chain, TaskId
 from dagster_checkpoints.spark.deployment import Deployment
 from dagster_checkpoints.spark.events import CheckpointDone, SavepointDone, StageProgress
@@ -24,8 +24,40 @@ def stage_rows(deployment: Deployment, stage: str) -> int:
     return deployment.rows_of_finished.get(stage, 0) + sum(task.rows_out for task in tasks if task is not None)
 
 
-def checkpoint_done(deployment: Deployment, completed: CompletedCheckpoint) -> CheckpointDone:
-    """The event that tells of a completed checkpoint."""
+def stage_progress(
+    deployment: Deployment, finished: Collection[TaskId], statistics: Mapping[TaskId, TaskStatistics]
+) -> Mapping[str, StageProgress]:
+    """How far each stage is.
+
+    Args:
+        deployment: What runs.
+        finished: The tasks that have finished.
+        statistics: Of the latest checkpoint, by task; empty before the first.
+    """
+    progress = {}
+    for chain in deployment.chains:
+        ids = _tasks(chain)
+        watermarks = [deployment.tasks[i].output_watermark for i in ids if i in deployment.tasks]
+        known = [w for w in watermarks if w is not None]
+        for stage in chain.stages:
+            progress[stage] = StageProgress(
+                rows=stage_rows(deployment, stage),
+                finished_instances=sum(1 for i in ids if i in finished),
+                instances=len(ids),
+                state_bytes=sum(statistics[i].total_bytes for i in ids if i in statistics),
+                watermark_ms=min(known) if known and len(known) == len(watermarks) else None,
+            )
+    return progress
+
+
+def checkpoint_done(deployment: Deployment, completed: CompletedCheckpoint, counts: CheckpointCounts) -> CheckpointDone:
+    """The event that tells of a completed checkpoint.
+
+    Args:
+        deployment: What runs.
+        completed: The checkpoint.
+        counts: Of the run's checkpoints, this one included.
+    """
     statistics = completed.statistics.values()
     return CheckpointDone(
         checkpoint_id=completed.checkpoint_id,
@@ -38,12 +70,16 @@ def checkpoint_done(deployment: Deployment, completed: CompletedCheckpoint) -> C
         alignment_seconds=max((s.alignment_seconds for s in statistics), default=0.0),
         new_bytes=sum(s.new_bytes for s in statistics),
         total_bytes=sum(s.total_bytes for s in statistics),
-        stages=_progress(deployment, completed),
+        stages=stage_progress(deployment, completed.finished, completed.statistics),
+        completed=counts.completed,
+        failed=counts.failed,
     )
 
 
-def savepoint_done(deployment: Deployment, completed: CompletedCheckpoint, asked: ControlRequest | None) -> SavepointDone:
-    """The event that tells of a completed savepoint."""
+def savepoint_done(
+    deployment: Deployment, completed: CompletedCheckpoint, counts: CheckpointCounts, asked: ControlRequest | None
+) -> SavepointDone:
+    """The event that tells of a completed savepoint; see :func:`checkpoint_done`."""
     stops: Literal["", "suspend", "drain"] = ""
     if completed.properties.stops_job:
         stops = "drain" if asked is not None and asked.drain else "suspend"
@@ -53,25 +89,8 @@ def savepoint_done(deployment: Deployment, completed: CompletedCheckpoint, asked
         request_id=completed.properties.target,
         asked_by=asked.asked_by if asked else "",
         recorded_by_asker=asked.recorded_by_asker if asked else False,
-        checkpoint=checkpoint_done(deployment, completed),
+        checkpoint=checkpoint_done(deployment, completed, counts),
     )
-
-
-def _progress(deployment: Deployment, completed: CompletedCheckpoint) -> Mapping[str, StageProgress]:
-    progress = {}
-    for chain in deployment.chains:
-        ids = _tasks(chain)
-        watermarks = [deployment.tasks[i].output_watermark for i in ids if i in deployment.tasks]
-        known = [w for w in watermarks if w is not None]
-        for stage in chain.stages:
-            progress[stage] = StageProgress(
-                rows=stage_rows(deployment, stage),
-                finished_instances=sum(1 for i in ids if i in completed.finished),
-                instances=len(ids),
-                state_bytes=sum(completed.statistics[i].total_bytes for i in ids if i in completed.statistics),
-                watermark_ms=min(known) if known and len(known) == len(watermarks) else None,
-            )
-    return progress
 
 
 def _tasks(chain: Chain) -> list[TaskId]:

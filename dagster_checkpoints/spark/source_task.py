@@ -120,7 +120,7 @@ class BatchTask(Task):
         if self.lifecycle.state is LifecycleState.RUNNING:
             assert self.plan is not None
             self.parts.spark.sparkContext.setLocalProperty("spark.scheduler.pool", str(self.id))
-            self.output.write(self.plan.frame, 0, self._process(self.plan.frame, 0))
+            self.evaluate_once(self.plan)
             self.end_of_data(drain=True)
 
     def triggered(self, barrier: CheckpointBarrier) -> None:

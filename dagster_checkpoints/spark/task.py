@@ -48,6 +48,8 @@ from dagster_checkpoints.spark.mail import (
     Mail,
     SavepointIsComplete,
     TaskFailed,
+    TaskFirstBatch,
+    TaskQueryStarted,
     TriggerCheckpoint,
 )
 from dagster_checkpoints.spark.query import TaskQuery
@@ -96,6 +98,7 @@ class Task(ABC):
         self._stateful: bool | None = None  # not known before a batch has run
         self._watermark_delay: int | None = None
         self._forwarded_batch = -1
+        self._rows_in_told_batch: int | None = None
 
     # For the job
 
@@ -127,6 +130,11 @@ class Task(ABC):
         return self.rows_before + self.output.rows
 
     @property
+    def restored_after_finish(self) -> bool:
+        """Whether the checkpoint holds its finished operators: it starts no query, and only waits for its final checkpoint."""
+        return self.parts.restored is not None and self.parts.restored.end_of_data == "drain"
+
+    @property
     def caught_up(self) -> bool | None:
         """Whether it has processed all that was there when it last looked; None if that is not known. Any thread."""
         return None
@@ -141,8 +149,7 @@ class Task(ABC):
     def _run(self) -> None:
         try:
             self._open_sink()
-            after_finish = self.parts.restored is not None and self.parts.restored.end_of_data == "drain"
-            if after_finish:
+            if self.restored_after_finish:
                 self.parts.report(TaskStateChanged(self.id, TaskState.RUNNING))
                 self._perform(self.lifecycle.handle(life.RestoredAfterFinish()))
             else:
@@ -250,7 +257,9 @@ class Task(ABC):
 
         for attempt in range(1, START_ATTEMPTS + 1):
             try:
-                return self.query.start_in_turn(start, check)
+                self.query.start_in_turn(start, check)
+                self.parts.report(TaskQueryStarted(self.id))
+                return
             except StreamingQueryException as error:
                 # The machine is too busy for the time that Spark gives a worker; nothing has been processed yet.
                 if "failed to connect back" not in str(error) or attempt == START_ATTEMPTS:
@@ -260,9 +269,24 @@ class Task(ABC):
     def _on_batch(self, batch: DataFrame, batch_id: int) -> None:
         """Called by Spark, under the query lock."""
         self.before_emit(batch_id)
+        began = time.monotonic()
         rows = self.output.write(batch, batch_id, self._process(batch, batch_id))
+        self.report_first_batch(rows, time.monotonic() - began)
         self.after_emit(rows)
         self._observe_operators(batch_id)
+
+    def evaluate_once(self, plan: plans.QueryPlan) -> None:
+        """Evaluate a plan without streams, as one batch."""
+        self.parts.report(TaskQueryStarted(self.id))
+        began = time.monotonic()
+        rows = self.output.write(plan.frame, 0, self._process(plan.frame, 0))
+        self.report_first_batch(rows, time.monotonic() - began)
+
+    def report_first_batch(self, rows: int, seconds: float) -> None:
+        """Tell of a batch if it was this task's first one, or the first one with rows; see `TaskFirstBatch`."""
+        if self._rows_in_told_batch is None or (rows and not self._rows_in_told_batch):
+            self._rows_in_told_batch = rows
+            self.parts.report(TaskFirstBatch(self.id, rows, seconds))
 
     def before_emit(self, batch_id: int) -> None:  # noqa: B027
         """Before a batch's records are emitted; under the query lock."""

@@ -59,6 +59,7 @@ from dagster_checkpoints.storage.pipeline_state import (
     Owner,
     PipelineState,
     describe_end,
+    describe_owner,
 )
 from dagster_checkpoints.storage.renewal import LeaseRenewer
 from dagster_checkpoints.storage.request_box import RequestBox
@@ -164,6 +165,7 @@ __all__ = [
     "WriteConflict",
     "decode_status",
     "describe_end",
+    "describe_owner",
     "encode_status",
     "open_store",
 ]

@@ -57,6 +57,7 @@ def acquire(
     sleep: Callable[[float], None],
     poll: float | None = None,
     wall: Callable[[], datetime] = now_utc,
+    on_watch: Callable[[PipelineState, float], None] | None = None,
 ) -> Ownership:
     """Become the pipeline's owner under a new epoch.
 
@@ -69,6 +70,7 @@ def acquire(
         sleep: waits so many seconds while another owner's lease is watched.
         poll: seconds between two looks; a tenth of that lease by default.
         wall: for the times people read.
+        on_watch: told of another owner's lease before it is watched, and of the seconds for which it is.
 
     Raises:
         PipelineOwned: another run owns the pipeline and renewed its lease while it was watched.
@@ -80,6 +82,8 @@ def acquire(
     for _ in range(_TAKE_ATTEMPTS):
         current = read_state(store, layout)
         if current is not None and current[0].lease is not None:
+            if on_watch is not None:
+                on_watch(current[0], current[0].lease.seconds)
             current = _watch(store, layout, current, monotonic, sleep, poll)
         previous, etag = current or (PipelineState(pipeline=layout.pipeline, epoch=0, token=""), None)
         at = wall()

@@ -93,7 +93,14 @@ class CheckpointStorage:
         """Fail now, clearly, if storage cannot be used. Raises StorageUnavailable or a subclass."""
         self.store.check()
 
-    def acquire(self, owner: Owner, lease_seconds: float = 30.0, *, poll: float | None = None) -> Ownership:
+    def acquire(
+        self,
+        owner: Owner,
+        lease_seconds: float = 30.0,
+        *,
+        poll: float | None = None,
+        on_watch: Callable[[PipelineState, float], None] | None = None,
+    ) -> Ownership:
         """Become the pipeline's owner; see :func:`dagster_checkpoints.storage.acquisition.acquire`."""
         self.ownership = acquire(
             self.store,
@@ -103,6 +110,7 @@ class CheckpointStorage:
             monotonic=self._monotonic,
             sleep=self._sleep,
             poll=poll,
+            on_watch=on_watch,
         )
         return self.ownership
 

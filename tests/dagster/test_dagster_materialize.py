@@ -119,7 +119,7 @@ def test_assets_say_what_the_stages_are(numbers_pipeline: Pipeline, assets_of: C
     assert Path(reference.file_path).name == "conftest.py" and reference.line_number > 1
 
     beside = {tuple(spec.key.path): spec for spec in instance_assets(assets)}
-    assert set(beside) == {("numbers_instances",), ("doubled_instances",)}
+    assert set(beside) == {("numbers_instances",), ("doubled_instances",), ("checkpoints", "numbers")}
     partitions = beside["numbers_instances",].partitions_def
     assert partitions is not None and partitions.get_partition_keys() == ["left", "right"]
     dg.Definitions.validate_loadable(

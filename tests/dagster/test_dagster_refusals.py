@@ -76,9 +76,14 @@ def test_a_second_run_is_refused_while_the_first_lives(
         renewer = LeaseRenewer(ownership, lambda error: None)
         renewer.start()
         try:
-            failure = failure_of(materialize(assets_of(numbers_pipeline), coordinator()))
+            with dg.DagsterInstance.ephemeral() as instance:
+                refused = materialize(assets_of(numbers_pipeline), coordinator(), instance=instance)
+                told = [entry.user_message for entry in instance.all_logs(refused.run_id)]
+            failure = failure_of(refused)
         finally:
             renewer.stop(5.0)
+        (waits,) = [line for line in told if "watches the lease" in line]
+        assert "owned by run the-first-run on host a-machine" in waits and "takes the pipeline over within 2 s" in waits
         assert "the-first-run" in failure.description
         assert failure.metadata["error"].value == "PipelineOwned"
         state = storage.read_state()

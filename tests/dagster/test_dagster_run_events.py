@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from dagster_checkpoints import Pipeline
+from dagster_checkpoints import ParquetSink, Pipeline, bounded_source, stage, unbounded_source
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.run_events import RunReporter, failure
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError
 from dagster_checkpoints.spark.events import (
+    AttemptBuilding,
     CheckpointDone,
     CheckpointNotDone,
+    FirstBatch,
     InstanceFinished,
     JobEvent,
     JobStarted,
+    LeaseWatched,
+    PipelineAcquired,
+    QueryStarted,
+    QueryWaiting,
+    SparkStarted,
+    SparkStarting,
     StageFinished,
     StageProgress,
+    StartChosen,
 )
 from dagster_checkpoints.stage_assets import StageAssets
 from dagster_checkpoints.storage import CheckpointStorage, open_store
@@ -34,6 +46,28 @@ class Recorder:
         self.log.addHandler(self._Lines(self.lines))
         self.events: list[Any] = []
         self.now = 0.0
+        self.progress: Mapping[str, StageProgress] = {}
+        """What the job says of itself between two checkpoints."""
+
+    def reporter(self, pipeline: Pipeline, selected: frozenset[str] | None = None, observe_every: float = 30.0) -> RunReporter:
+        keys = {stage.name: dg.AssetKey([stage.name]) for stage in pipeline.stages}
+        context: Any = self
+        return RunReporter(
+            context,
+            pipeline,
+            StageAssets(keys, frozenset(keys) if selected is None else selected),
+            observe_every=observe_every,
+            interval=60.0,
+            progress=lambda: self.progress,
+            storage=nowhere,
+            clock=lambda: self.now,
+            wall=lambda: datetime.fromtimestamp(1_388_534_400 + self.now, UTC),
+        )
+
+    def observed(self, key: str) -> list[dict[str, Any]]:
+        """What the observations of an asset showed, as raw values in their order."""
+        found = [e for e in self.events if isinstance(e, dg.AssetObservation) and e.asset_key.to_user_string() == key]
+        return [{name: value.value for name, value in e.metadata.items()} for e in found]
 
     class _Lines(logging.Handler):
         def __init__(self, lines: list[tuple[str, str]]) -> None:
@@ -58,16 +92,7 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def reporter(recorder: Recorder, numbers_pipeline: Pipeline) -> RunReporter:
-    keys = {stage.name: dg.AssetKey([stage.name]) for stage in numbers_pipeline.stages}
-    context: Any = recorder
-    return RunReporter(
-        context,
-        numbers_pipeline,
-        StageAssets(keys, frozenset(keys)),
-        observe_every=30.0,
-        storage=nowhere,
-        clock=lambda: recorder.now,
-    )
+    return recorder.reporter(numbers_pipeline)
 
 
 STARTED = JobStarted(1, 7, None, None, (), (("numbers", "doubled"), ("total",)))
@@ -81,6 +106,10 @@ def report(reporter: RunReporter, *events: JobEvent) -> list[str]:
 def checkpoint(number: int, watermark_ms: int | None = None, finished: tuple[str, ...] = ()) -> CheckpointDone:
     stages = {name: StageProgress(10 * number, 0, 1, 5, watermark_ms) for name in ("numbers", "doubled", "total")}
     return CheckpointDone(number, f"checkpoints/chk-{number}-1", ("numbers",), finished, 0.5, 0.1, 0.2, 0.0, 100, 200, stages)
+
+
+def running(rows: int) -> StageProgress:
+    return StageProgress(rows, 0, 1, 0, None)
 
 
 def test_a_stage_is_held_back_until_those_it_reads_were_materialized(reporter: RunReporter) -> None:
@@ -103,9 +132,7 @@ def test_a_stage_is_materialized_once_however_often_its_end_is_told(reporter: Ru
 
 
 def test_what_was_not_selected_holds_nobody_back(recorder: Recorder, numbers_pipeline: Pipeline) -> None:
-    keys = {stage.name: dg.AssetKey([stage.name]) for stage in numbers_pipeline.stages}
-    context: Any = recorder
-    reporter = RunReporter(context, numbers_pipeline, StageAssets(keys, frozenset({"total"})), observe_every=1.0, storage=nowhere)
+    reporter = recorder.reporter(numbers_pipeline, frozenset({"total"}))
     assert report(reporter, STARTED, StageFinished("total", 10, 4)) == ["total"]
     assert reporter.missing() == []
 
@@ -117,36 +144,168 @@ def test_rows_are_given_where_they_are_counted_only(reporter: RunReporter) -> No
     assert "rows" not in (inside.metadata or {})
 
 
-def test_running_stages_are_observed_at_the_rate_asked_for(reporter: RunReporter, recorder: Recorder) -> None:
+def test_stages_and_checkpoints_are_observed_at_the_rate_asked_for(reporter: RunReporter, recorder: Recorder) -> None:
     list(reporter.report(STARTED))
-    for now, number in ((0.0, 1), (10.0, 2), (29.0, 3), (31.0, 4)):
+    for now, number in ((0.0, 1), (10.0, 2), (29.0, 3), (31.0, 4), (40.0, 5)):
         recorder.now = now
         list(reporter.report(checkpoint(number)))
-    observed = [(e.asset_key.path[-1], e.metadata["checkpoint"].value) for e in recorder.events]
-    assert observed == [(name, number) for number in (1, 4) for name in ("numbers", "doubled", "total")]
-    assert sum("completed in" in line for _, line in recorder.lines) == 4  # each is logged
+    assert [shown["rows"] for shown in recorder.observed("total")] == [10, 40]
+    assert [shown["checkpoint"] for shown in recorder.observed("checkpoints/numbers")] == [1, 4]
+    lines = [line for _, line in recorder.lines if "completed in" in line]
+    assert [line.split(" completed")[0] for line in lines] == ["Checkpoint 1", "Checkpoint 4"]
+    assert lines[1].endswith("2 more since the last line, the longest in 0.50 s")
+
+    reporter.ended()  # the newest checkpoint is shown, once
+    reporter.ended()
+    assert [shown["checkpoint"] for shown in recorder.observed("checkpoints/numbers")] == [1, 4, 5]
+    assert "Checkpoint 5 completed" in recorder.lines[-1][1] and "more since" not in recorder.lines[-1][1]
 
 
-def test_observations_are_numbers_that_dagster_plots(reporter: RunReporter, recorder: Recorder) -> None:
-    list(reporter.report(STARTED))
-    list(reporter.report(checkpoint(3, watermark_ms=1_388_534_400_000)))
-    metadata = recorder.events[-1].metadata
-    assert metadata["rows"] == dg.MetadataValue.int(30)
-    assert metadata["checkpoint_duration"] == dg.MetadataValue.float(0.5)
-    assert metadata["checkpoint_new_bytes"] == dg.MetadataValue.int(100)
-    assert metadata["checkpoint_total_bytes"] == dg.MetadataValue.int(200)
-    assert metadata["watermark"] == dg.MetadataValue.timestamp(1_388_534_400.0)
+def test_a_change_of_the_roots_is_shown_at_once(reporter: RunReporter, recorder: Recorder) -> None:
+    report(
+        reporter,
+        STARTED,
+        checkpoint(1),
+        checkpoint(2),
+        checkpoint(3, finished=("numbers",)),
+        checkpoint(4, finished=("numbers",)),
+    )
+    shown = recorder.observed("checkpoints/numbers")
+    assert [(one["checkpoint"], one["finished_stages"]) for one in shown] == [(1, "none"), (3, "numbers")]
+
+
+def test_a_stage_is_observed_between_two_checkpoints(reporter: RunReporter, recorder: Recorder) -> None:
+    """Neither a long interval nor none keeps the observations away."""
+    report(reporter, STARTED)
+    assert not reporter.observation_may_be_due
+    recorder.progress = {"numbers": running(0), "doubled": running(0), "total": running(5)}
+    report(reporter, FirstBatch(("total",), "0", 5, 1.5))
+    assert [shown["rows"] for shown in recorder.observed("total")] == [5]
+    assert recorder.observed("numbers") == []  # it has not processed anything
+    recorder.now, recorder.progress = 29.0, {"total": running(20)}
+    assert not reporter.observation_may_be_due
+    recorder.now = 30.0
+    assert reporter.observation_may_be_due
+    reporter.observe()
+    assert recorder.observed("total")[1:] == [{"rows": 20, "state": "running", "rows_per_second": 0.5}]
+
+
+def test_a_stages_observation_shows_the_stage_in_the_order_in_which_people_look(tmp_path: Path, recorder: Recorder) -> None:
+    @bounded_source
+    def history(context):
+        return context.spark.range(5)
+
+    @unbounded_source(instances=["left", "right"])
+    def live(context):
+        return context.spark.readStream.format("rate").load()
+
+    @stage(sink=ParquetSink(tmp_path / "both"))
+    def both(history, live):
+        return history
+
+    reporter = recorder.reporter(Pipeline("lagging", [history, live, both]))
+    shop = {
+        "history": StageProgress(7, 0, 1, 70, 1_388_534_400_000 - 90_250),
+        "live": StageProgress(1200, 1, 2, 5000, 1_388_534_400_000 - 90_250),
+        "both": StageProgress(4, 0, 1, 0, None),
+    }
+    started = JobStarted(1, 7, None, None, (), (("history",), ("live",), ("both",)))
+    done = CheckpointDone(3, "checkpoints/chk-3-1", ("live",), (), 0.51234, 0.1, 0.2, 0.0, 100, 200, shop, 3, 1)
+    report(reporter, started, done)
+    (live_shown,) = recorder.observed("live")
+    assert list(live_shown.items()) == [
+        ("rows", 1200),
+        ("watermark", 1_388_534_400 - 90.25),
+        ("lag_seconds", 90),
+        ("state", "running"),
+        ("state_bytes", 5000),
+        ("finished_instances", 1),
+    ]
+    assert "lag_seconds" not in recorder.observed("history")[0], "a backfill is old, not late"
+    assert recorder.observed("both") == [{"rows": 4, "state": "running"}]
+    (checkpoint_shown,) = recorder.observed("checkpoints/lagging")
+    assert checkpoint_shown == {
+        "checkpoint": 3,
+        "duration_seconds": 0.512,
+        "total_bytes": 200,
+        "new_bytes": 100,
+        "roots": "live",
+        "finished_stages": "none",
+        "location": "checkpoints/chk-3-1",
+        "sync_seconds": 0.1,
+        "async_seconds": 0.2,
+        "alignment_seconds": 0.0,
+        "longest_duration_seconds": 0.512,
+        "completed": 3,
+        "failed": 1,
+    }
+
+
+def test_a_stage_inside_a_query_says_where_its_rows_are_shown(reporter: RunReporter, recorder: Recorder) -> None:
+    report(reporter, STARTED, checkpoint(3, watermark_ms=1_388_534_400_000))
+    (inside,) = recorder.observed("numbers")
+    assert list(inside) == ["watermark", "state", "query"]
+    assert inside["query"] == "numbers > doubled; rows and state are shown at doubled"
+    (tail,) = recorder.observed("doubled")
+    assert (tail["rows"], tail["state_bytes"], tail["query"]) == (30, 5, "numbers > doubled")
+
+
+def test_a_failing_checkpoint_does_not_fill_the_log(reporter: RunReporter, recorder: Recorder) -> None:
+    for second in range(0, 301):
+        recorder.now = float(second)
+        report(reporter, CheckpointNotDone(second, "CHECKPOINT_EXPIRED", "after 600 s"))
+    assert len(recorder.lines) == 11  # in five minutes, one each 30 seconds
+    assert recorder.lines[1][1].endswith("(29 more for this reason since the last line)")
+
+
+def test_from_the_launch_to_the_first_checkpoint_each_step_is_a_line(reporter: RunReporter, recorder: Recorder) -> None:
+    recorder.progress = {"total": running(5)}
+    report(
+        reporter,
+        LeaseWatched("owned by run r1 on host h (process 7) since yesterday", 30.0),
+        PipelineAcquired("s3://b/numbers", 3, 31.25),
+        StartChosen(7, "checkpoints/chk-7-1", ("numbers",)),
+        SparkStarting(),
+        SparkStarted("4.3.0", "local[2]", "local-1", None, 8.04),
+        AttemptBuilding(1, ("doubled", "total"), 7),
+        JobStarted(1, 2, 7, "checkpoints/chk-7-1", ("numbers",), (("numbers",), ("doubled",), ("total",)), 2.26),
+        QueryStarted(("doubled",), 2, 1, 2, 1.5),
+        QueryWaiting(("total",), ("doubled",)),
+        FirstBatch(("doubled",), "left", 1, 0.72),
+        QueryStarted(("total",), 1, 2, 2, 3.0),
+        FirstBatch(("total",), "0", 0, 0.72),
+        FirstBatch(("total",), "0", 1000, 0.72),
+    )
+    assert [line for _, line in recorder.lines] == [
+        "Pipeline 'numbers' is owned by run r1 on host h (process 7) since yesterday. This run watches the lease and takes the "
+        "pipeline over within 30 s, unless that run renews the lease: then this run is refused.",
+        "This run owns pipeline 'numbers' in s3://b/numbers (epoch 3), after 31.2 s.",
+        "Continues from checkpoint 7 (checkpoints/chk-7-1); finished before: numbers.",
+        "Spark is starting.",
+        "Spark 4.3.0 runs at local[2] (application local-1), after 8.0 s.",
+        "Building the plans of 2 stages, and fetching the state of checkpoint 7: doubled, total.",
+        "Job 2, attempt 1, from checkpoint 7: plans built in 2.3 s. 2 queries will start: doubled; total; the first checkpoint "
+        "is due 60 s after that.",
+        "Query 1 of 2 has started: doubled (2 instances), after 1.5 s.",
+        "Query total waits until its static inputs have been read: doubled.",
+        "First rows of query doubled (instance left): 1 row from doubled in 0.7 s.",
+        "Query 2 of 2 has started: total, after 3.0 s.",
+        "First batch of query total: no rows yet, in 0.7 s.",
+        "First rows of query total: 1,000 rows from total in 0.7 s.",
+    ]
+    assert recorder.observed("total") == [{"rows": 5, "state": "running"}] * 2
 
 
 def test_the_end_of_time_is_no_watermark_to_show(reporter: RunReporter, recorder: Recorder) -> None:
     list(reporter.report(STARTED))
     list(reporter.report(checkpoint(3, watermark_ms=MAX_WATERMARK_MS)))
-    assert "watermark" not in recorder.events[-1].metadata
+    assert "watermark" not in recorder.observed("total")[0]
 
 
 def test_finished_stages_are_not_observed_again(reporter: RunReporter, recorder: Recorder) -> None:
     report(reporter, STARTED, checkpoint(1, finished=("numbers",)))
-    assert [event.asset_key.path[-1] for event in recorder.events] == ["doubled", "total"]
+    assert [event.asset_key.path[-1] for event in recorder.events] == ["doubled", "total", "numbers"]
+    assert recorder.events[-1].asset_key == dg.AssetKey(["checkpoints", "numbers"])
 
 
 def test_instances_are_partitions_of_an_asset_beside_the_stage(reporter: RunReporter, recorder: Recorder) -> None:

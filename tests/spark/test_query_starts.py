@@ -1,61 +1,43 @@
-"""How queries start on a machine with little to give, without a Spark session."""
+"""What is told of the start of queries: once per query, however many instances it has. Without Spark."""
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
+from dagster_checkpoints.pipeline import Chain, TaskId
+from dagster_checkpoints.spark.events import FirstBatch, QueryEvent, QueryStarted, QueryWaiting
+from dagster_checkpoints.spark.mail import TaskFirstBatch, TaskNews, TaskQueryStarted, TaskWaiting
+from dagster_checkpoints.spark.query_starts import QueryStarts
 
-import pytest
-
-from dagster_checkpoints.spark import query
-from dagster_checkpoints.spark.query import TaskQuery
-
-
-def made(folder: Path) -> TaskQuery:
-    return TaskQuery(folder, "pool", lambda frame, batch: None, lambda give_up: None)
+LIVE = Chain("live", ("live",), ("EWR", "JFK"))
+WINDOWS = Chain("joined", ("joined", "windows"), ("0",))
+EWR, JFK, ONLY = TaskId("live", 0), TaskId("live", 1), TaskId("joined", 0)
 
 
-def test_only_so_many_queries_start_at_once_and_each_gives_way_once_it_has_asked_its_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(query, "_STARTS", threading.BoundedSemaphore(2))
-    monkeypatch.setattr(TaskQuery, "waits_for_data", property(lambda self: False))
-    lock, starting, most, three = threading.Lock(), set[int](), [0], threading.Event()
-
-    def run(number: int) -> None:
-        one = made(tmp_path / str(number))
-
-        def start() -> None:
-            with lock:
-                starting.add(number)
-                most[0] = max(most[0], len(starting))
-
-        def check() -> None:
-            if number in starting and (len(starting) == 2 or three.is_set()):
-                with lock:
-                    starting.discard(number)
-                    three.set()
-                (one.checkpoint / "offsets").mkdir(parents=True)
-                (one.checkpoint / "offsets" / "0").touch()
-
-        one.start_in_turn(start, check)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    assert most == [2]
+def told(*news: TaskNews, tasks: tuple[TaskId, ...] = (EWR, JFK, ONLY)) -> list[QueryEvent]:
+    starts = QueryStarts((LIVE, WINDOWS), tasks, began=10.0)
+    events = (starts.take(each, 11.0 + number) for number, each in enumerate(news))
+    return [event for event in events if event is not None]
 
 
-def test_a_query_that_fails_while_it_starts_says_so_and_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query, "_STARTS", threading.BoundedSemaphore(1))
+def test_a_query_has_started_when_its_last_instance_has() -> None:
+    assert told(TaskQueryStarted(JFK), TaskQueryStarted(ONLY), TaskQueryStarted(EWR)) == [
+        QueryStarted(("joined", "windows"), 1, 1, 2, 2.0),
+        QueryStarted(("live",), 2, 2, 2, 3.0),
+    ]
 
-    def fail() -> None:
-        raise RuntimeError("failed to connect back")
 
-    # Not active any more, so it "waits": it must not count as started.
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="connect back"):
-            made(tmp_path).start_in_turn(lambda: None, fail)
+def test_a_query_that_is_started_again_for_its_last_batch_is_no_news() -> None:
+    assert len(told(TaskQueryStarted(ONLY), TaskQueryStarted(ONLY))) == 1
+
+
+def test_tasks_that_start_no_query_are_not_counted() -> None:
+    assert told(TaskQueryStarted(JFK), tasks=(JFK,)) == [QueryStarted(("live",), 2, 1, 1, 1.0)]
+
+
+def test_waiting_is_told_once() -> None:
+    assert told(TaskWaiting(EWR, ("names",)), TaskWaiting(JFK, ("names",))) == [QueryWaiting(("live",), ("names",))]
+
+
+def test_the_first_batch_is_told_and_the_first_with_rows() -> None:
+    batches = [TaskFirstBatch(EWR, 0, 0.1), TaskFirstBatch(JFK, 0, 0.2), TaskFirstBatch(JFK, 7, 0.3), TaskFirstBatch(EWR, 9, 0.4)]
+    assert told(*batches) == [FirstBatch(("live",), "EWR", 0, 0.1), FirstBatch(("live",), "JFK", 7, 0.3)]
+    assert told(TaskFirstBatch(ONLY, 3, 0.1), TaskFirstBatch(ONLY, 4, 0.1)) == [FirstBatch(("joined", "windows"), "0", 3, 0.1)]

@@ -1,0 +1,62 @@
+"""How often a running pipeline is observed: bounds that hold however long it runs, with a clock that is turned by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dagster_checkpoints import CheckpointCoordinatorResource
+from dagster_checkpoints.observation_schedule import ObservationSchedule
+
+DAY = 24 * 60 * 60
+DEFAULT = CheckpointCoordinatorResource().observe_every
+CONFIGURATION = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def observed(schedule: ObservationSchedule, seconds: range, changes: bool = True) -> list[int]:
+    """When a subject is observed that somebody looks at every second."""
+    return [now for now in seconds if schedule.due("stage", now if changes else "the same", float(now)) is not None]
+
+
+def test_a_day_has_as_many_observations_as_the_setting_says() -> None:
+    schedule = ObservationSchedule(DEFAULT)
+    first, second, third = (len(observed(schedule, range(day * DAY, (day + 1) * DAY))) for day in range(3))
+    assert (first, second, third) == (297, 288, 288)
+    description = str(CheckpointCoordinatorResource.model_fields["observe_every"].description)
+    assert f"{first} of each on a run's first day, then {second} a day" in description
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (300.0, [0, 30, 60, 90, 120, 150, 180, 210, 240, 270, 570]),  # often while somebody watches the start
+        (60.0, [0, 30, 60, 90, 120, 150, 180, 210, 240, 270, 330, 390, 450, 510, 570]),
+        (100.0, [0, 30, 60, 90, 120, 150, 180, 210, 240, 270, 370, 470, 570]),
+        (5.0, list(range(0, 600, 5))),  # never slower at the beginning than later
+        (0.0, list(range(600))),
+    ],
+)
+def test_when_a_subject_that_changes_is_observed(every: float, expected: list[int]) -> None:
+    assert observed(ObservationSchedule(every), range(600)) == expected
+
+
+def test_a_subject_that_does_not_change_is_observed_seldom_but_is() -> None:
+    schedule = ObservationSchedule(DEFAULT)
+    assert observed(schedule, range(DAY), changes=False) == list(range(0, DAY, 3600))
+    assert schedule.due("stage", "a change", float(DAY)) is not None
+
+
+def test_subjects_do_not_share_their_due_times() -> None:
+    schedule = ObservationSchedule(300.0)
+    assert schedule.due("one", 1, 0.0) == 0
+    assert schedule.due("other", 1, 10.0) == 0
+    assert [schedule.may_be_due(subject, 30.0) for subject in ("one", "other", "third")] == [True, False, True]
+
+
+def test_what_was_passed_over_is_counted_and_what_must_be_told_is_never_held_back() -> None:
+    schedule = ObservationSchedule(300.0)
+    assert [schedule.due("checkpoints", number, float(number)) for number in range(3)] == [0, None, None]
+    assert schedule.made("checkpoints", 3, 3.0) == 2
+    assert schedule.due("checkpoints", 32, 32.0) is None, "the pause counts from the one that was made"
+    assert schedule.due("checkpoints", 33, 33.0) == 1
