@@ -20,6 +20,18 @@ from dagster_checkpoints.spark.events import CheckpointDone, CheckpointNotDone, 
 from dagster_checkpoints.stage_assets import StageAssets, checkpoints_key
 from dagster_checkpoints.start_lines import query_name
 
+STAGE_LABELS = (
+    "rows",
+    "watermark",
+    "lag_seconds",
+    "state",
+    "state_bytes",
+    "rows_per_second",
+    "finished_instances",
+    "query",
+)
+"""What a stage's observation shows, as far as it is known, in the order in which Dagster shows it."""
+
 _CHECKPOINTS = "checkpoints"
 _FAILED = "failed checkpoints: "
 _STAGE = "stage "
@@ -107,27 +119,33 @@ class PipelineObservations:
                 self._context.log_event(dg.AssetObservation(self._assets.keys[stage.name], metadata=metadata))
 
     def _stage(self, stage: str, progress: StageProgress, now: float) -> dict[str, Any]:
-        counted = self.counts_rows(stage)
-        metadata: dict[str, Any] = {"rows": progress.rows} if counted else {}
+        shown: dict[str, Any] = {"state": "running"}
         if progress.watermark_ms is not None and progress.watermark_ms < MAX_WATERMARK_MS:
             watermark = datetime.fromtimestamp(progress.watermark_ms / 1000, UTC)
-            metadata["watermark"] = dg.MetadataValue.timestamp(watermark)
+            shown["watermark"] = dg.MetadataValue.timestamp(watermark)
             if not self._pipeline.is_bounded(stage):  # a backfill is not late, it is old
-                metadata["lag_seconds"] = round((self._wall() - watermark).total_seconds())
-        metadata["state"] = "running"
-        if counted and progress.state_bytes:
-            metadata["state_bytes"] = progress.state_bytes
-        before = self._observed.get(stage)
-        if counted and before is not None and now > before.at:
-            metadata["rows_per_second"] = _rounded((progress.rows - before.rows) / (now - before.at))
-        self._observed[stage] = _Observed(progress.rows, now)
+                shown["lag_seconds"] = round((self._wall() - watermark).total_seconds())
         if progress.instances > 1:
-            metadata["finished_instances"] = progress.finished_instances
+            shown["finished_instances"] = progress.finished_instances
+        counted = self.counts_rows(stage)
+        if counted:
+            shown |= self._volume(stage, progress, now)
         query = self.queries.get(stage, ())
         if len(query) > 1:
             elsewhere = "" if counted else f"; rows and state are shown at {query[-1]}"
-            metadata["query"] = f"{query_name(query)}{elsewhere}"
-        return metadata
+            shown["query"] = f"{query_name(query)}{elsewhere}"
+        return {label: shown[label] for label in STAGE_LABELS if label in shown}
+
+    def _volume(self, stage: str, progress: StageProgress, now: float) -> dict[str, Any]:
+        """What is known of the last stage of a query only."""
+        shown: dict[str, Any] = {"rows": progress.rows}
+        if progress.state_bytes:
+            shown["state_bytes"] = progress.state_bytes
+        before = self._observed.get(stage)
+        if before is not None and now > before.at:
+            shown["rows_per_second"] = _rounded((progress.rows - before.rows) / (now - before.at))
+        self._observed[stage] = _Observed(progress.rows, now)
+        return shown
 
     # Checkpoints
 

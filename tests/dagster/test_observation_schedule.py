@@ -25,6 +25,8 @@ def test_a_day_has_as_many_observations_as_the_setting_says() -> None:
     assert (first, second, third) == (297, 288, 288)
     description = str(CheckpointCoordinatorResource.model_fields["observe_every"].description)
     assert f"{first} of each on a run's first day, then {second} a day" in description
+    page = CONFIGURATION.read_text(encoding="utf-8").replace("\n", " ")
+    assert f"at most {first} events on the first day and {second} on every other day" in page
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ import dagster_checkpoints
 from dagster_checkpoints import CheckpointCoordinatorResource, SavepointConfig, Stage, TwoPhaseCommitSink, sensors
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.coordination import CheckpointConfig, FailureReason
+from dagster_checkpoints.observations import STAGE_LABELS
 from dagster_checkpoints.run_config import PipelineRunConfig
 from dagster_checkpoints.savepoints import SavepointCheckConfig
 from dagster_checkpoints.state import ClaimMode
@@ -190,6 +191,7 @@ def known_names() -> set[str]:
     names |= {mode.value for mode in ClaimMode} | {file.name for file in (REPOSITORY / "assets").glob("*.py")}
     names |= {*vars(flights), *vars(flights_assets), *vars(flights_savepoints), *(defs.resources or {}), *DAGSTERS}
     names |= {node.name for node in ast.walk(ast.parse(blocks(README, "python")[0])) if isinstance(node, ast.FunctionDef)}
+    names |= set(STAGE_LABELS)
     return names | {job.name for job in defs.resolve_all_job_defs()}
 
 
