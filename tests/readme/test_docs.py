@@ -92,6 +92,37 @@ def test_the_readme_leads_to_every_page() -> None:
     assert linked >= {name(page) for page in DOCS}
 
 
+# Words
+
+NOT_WRITTEN = ("whoever", "nobody", "somebody", "anew", "superfluous", "reins", "lies", "in vain")
+"""Words that hide the subject, or that readers with another first language had to look up."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_pages_name_their_subjects(page: Path) -> None:
+    words = re.sub(r"`[^`\n]*`", "", prose(page)).lower()
+    assert re.findall(rf"\b(?:{'|'.join(NOT_WRITTEN)})\b", words) == []
+
+
+# Errors
+
+
+def errors() -> set[str]:
+    """The names of all errors that the plugin raises on purpose."""
+    found = {"DagsterCheckpointsError"}
+    for file in (REPOSITORY / "dagster_checkpoints").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.bases:
+                found.add(node.name)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_error_named_exists(page: Path) -> None:
+    named = set(re.findall(r"`([A-Z]\w+(?:Error|Failed|Changed|Gone|InUse|Rows|Lost|Unavailable|NotFound))`", prose(page)))
+    assert named - errors() == set()
+
+
 # The map of the protocol
 
 
@@ -429,9 +460,11 @@ def test_the_reasons_and_problems_that_are_explained_exist() -> None:
     page = (REPOSITORY / "docs/failures.md").read_text(encoding="utf-8")
     reasons = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", page))
     assert len(reasons) > 4
-    assert reasons <= {reason.name for reason in FailureReason}
+    assert reasons - {"CHECKPOINT_STORAGE"} <= {reason.name for reason in FailureReason}
     table = page.split("| problem |")[1].split("\n\n")[0]
     explained = {
         kind.strip().replace(" ", "_") for row in re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE) for kind in row.split(",")
     }
     assert explained - {"---"} == set(get_args(ProblemKind)) - {"does_not_fit"}
+    (listed,) = (text for text in blocks(REPOSITORY / "docs/command-line.md", "") if "missing_metadata" in text)
+    assert set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", listed)) - {"_metadata"} == set(get_args(ProblemKind))
