@@ -19,10 +19,10 @@ def flights_assets(
 ) -> Iterator[dg.MaterializeResult[Any]]:
     """The flights of 2013: a backfill and three live feeds under one checkpoint; the drain sensor ends it."""
     data = prepare(DATA.root, progress=context.log.info)
-    anew = PipelineRunConfig.of(context.op_execution_context.op_config).restore_from in ("latest", "none")
+    new_start = PipelineRunConfig.of(context.op_execution_context.op_config).restore_from in ("latest", "none")
     over = checkpoint_coordinator.job_status(flights, context=context) == "FINISHED"
-    if anew and over and data.feed_complete.exists():
-        context.log.info("The last job has finished: this one starts anew, and the feed begins with December 1 again.")
+    if new_start and over and data.feed_complete.exists():
+        context.log.info("The last job has finished: this is a new start, and the feed begins with December 1 again.")
         reset(data)
     yield from checkpoint_coordinator.run(flights, context=context)
 
@@ -39,7 +39,7 @@ def feed_december(context: dg.OpExecutionContext, config: FeedConfig) -> None:
     data = prepare(DATA.root, progress=context.log.info)
     if data.feed_complete.exists():
         context.log.info(
-            "All of December has been dropped. Once the pipeline has finished, materialize it again: it starts anew and "
+            "All of December has been dropped. Once the pipeline has finished, materialize it again: that is a new start, which "
             "takes the files back, and this job begins with December 1."
         )
         return

@@ -196,12 +196,12 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         return "SUSPENDED" if state.job.ended_by == "suspend" else state.job.status
 
     def control(self, pipeline: Pipeline, *, instance: dg.DagsterInstance, asked_by: str) -> PipelineControl:
-        """The reins of a running pipeline: checkpoint, savepoint, stop, end of a source. From any process.
+        """Control of a running pipeline from any process: checkpoint, savepoint, stop, end of a source.
 
         Args:
-            pipeline: What runs, anywhere.
-            instance: Where storage is if neither the resource nor the environment says.
-            asked_by: Who asks, for people: the name of a sensor, a run.
+            pipeline: The pipeline, which may run on any machine.
+            instance: The Dagster instance, which says where storage is if neither the resource nor the environment does.
+            asked_by: The requester, for people: the name of a sensor, a run.
 
         Raises:
             NoStorageError: Nothing says where storage is, or only a directory that runs on other machines would not see.
@@ -300,7 +300,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             ended = thread.cancel(CANCEL_SECONDS)
         if ended is None:
             context.log.warning(
-                f"Spark did not stop within {CANCEL_SECONDS:g} s. The run ends nevertheless; its process takes Spark along."
+                f"Spark did not stop within {CANCEL_SECONDS:g} s. The run ends all the same; Spark ends with its process."
             )
         elif ended.result is not None and ended.result.ended_by != "suspend" and ended.result.last_checkpoint_id is not None:
             context.log.info(

@@ -90,7 +90,7 @@ class RunReporter:
             case SavepointDone():
                 self._savepoint_done(event)
             case CheckpointNotDone():
-                # One that met the end of a task is nothing to worry about, one that was not even begun nothing to tell.
+                # A checkpoint that met the end of a task is no cause for concern; one that was not triggered is not shown.
                 known = FailureReason[event.reason]
                 level = logging.WARNING if known.counts else logging.DEBUG if known.pre_flight else logging.INFO
                 self._log(level, self._observations.checkpoint_failed(event))

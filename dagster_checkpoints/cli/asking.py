@@ -1,4 +1,4 @@
-"""`trigger`, `savepoint`, `stop`, `end-source`, `requests`: the running pipeline's reins."""
+"""`trigger`, `savepoint`, `stop`, `end-source`, `requests`: control of the running pipeline."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def current(state: PipelineState, status: PipelineStatus | None) -> PipelineStat
 
 
 def next_start(state: PipelineState | None) -> str | None:
-    """The location that the next run begins from by default; None if it begins anew."""
+    """The location that the next run begins from by default; None if it is a new start."""
     if state is None or state.newest is None:
         return None
     over = state.job.status in ("FINISHED", "NONE") and state.job.ended_by != "suspend"
@@ -74,9 +74,7 @@ def status_as_text(
     title = Text.assemble((state.pipeline, "bold"), "  ", _phase(state, told))
     if state.lease is None:
         start = next_start(state)
-        more = facts(
-            ("latest job", describe_end(state)), ("next run", f"begins from {start}" if start else "begins anew, from nothing")
-        )
+        more = facts(("latest job", describe_end(state)), ("next run", f"begins from {start}" if start else "is a new start"))
         return [title, more]
     owner = state.lease.owner
     run = f"{owner.run_id} on {owner.host} (process {owner.pid}) since {moment_in_words(state.lease.acquired_at)} UTC"

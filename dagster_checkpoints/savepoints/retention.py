@@ -48,7 +48,7 @@ class Recorded:
     triggered: float
 
 
-def superfluous(savepoints: Iterable[Recorded], retention: SavepointRetention) -> list[Recorded]:
+def expired(savepoints: Iterable[Recorded], retention: SavepointRetention) -> list[Recorded]:
     """Those that are not to be kept, oldest last. Ages count from the newest savepoint."""
     newest_first = sorted(savepoints, key=lambda one: (one.triggered, one.partition), reverse=True)
     return [
@@ -69,7 +69,7 @@ def retain(
     retention: SavepointRetention,
     newest: Recorded,
 ) -> list[str]:
-    """Delete the schedule's superfluous savepoints, and their partitions.
+    """Delete the schedule's expired savepoints, and their partitions.
 
     What cannot be deleted now is left to the next time.
 
@@ -96,7 +96,7 @@ def retain(
     deleted = []
     try:
         relied_upon = _relied_upon(storage)
-        for one in superfluous(mine, retention):
+        for one in expired(mine, retention):
             if one.location in relied_upon:
                 context.log.info(f"Savepoint {one.location} is kept: the pipeline would restart from it.")
                 continue
@@ -109,7 +109,7 @@ def retain(
     except StorageError as error:
         context.log.warning(f"Old savepoints could not be deleted; the next savepoint tries again: {error}")
     if deleted:
-        context.log.info(f"Deleted superfluous savepoints: {', '.join(deleted)}.")
+        context.log.info(f"Deleted expired savepoints: {', '.join(deleted)}.")
     return deleted
 
 

@@ -98,8 +98,8 @@ def bounded_stages_finished() -> DrainCondition:
 def live_lag_zero() -> DrainCondition:
     """All sources that do not end by themselves have read everything that is there.
 
-    Only a moment's truth: the drain sensor wants to see it twice in a row, together with all that it is combined with, in two
-    reports of the pipeline that lie apart. What arrives while the pipeline drains is not read.
+    This may change at any moment, so the drain sensor confirms it: it must hold, together with all conditions that it is combined
+    with, in two reports of the pipeline some seconds apart. What arrives while the pipeline drains is not read.
     """
     return _LiveLagZero()
 
@@ -109,7 +109,7 @@ def marker_object(where: str, *, of_any_age: bool = False) -> DrainCondition:
 
     Args:
         where: Its key below the pipeline's directory in storage, such as `drain-now`; or a URL or an absolute path.
-        of_any_age: An older one counts as well. Whoever starts a new job must then remove it, or the new job is drained, too.
+        of_any_age: An older one counts as well. It must be removed before a new job starts, or the new job is drained too.
     """
     return _MarkerObject(where, of_any_age)
 
@@ -128,13 +128,13 @@ def at_time(moment: datetime) -> DrainCondition:
 def when(
     function: Callable[[Surroundings], bool | tuple[bool, str]], *, says: str | None = None, momentary: bool = False
 ) -> DrainCondition:
-    """A function of one's own.
+    """A condition from a function that you write.
 
     Args:
-        function: Gets the :class:`Surroundings`; returns whether the condition holds, and, if it likes, what it saw. It runs
-            within the sensor's tick and must not wait. What it raises fails the tick.
-        says: What to call the condition; by default the function's name.
-        momentary: It may be over in the next moment: it has to be seen twice in a row.
+        function: Gets the :class:`Surroundings`; returns whether the condition holds, or that and a text of what it found. It
+            runs within the sensor's tick and must not wait. What it raises fails the tick.
+        says: Name of the condition in the tick's log; by default the function's name.
+        momentary: It may change at any moment: the sensor confirms it at the next tick.
     """
     return _When(function, says or str(getattr(function, "__name__", function)), momentary)
 
@@ -192,7 +192,7 @@ class _BoundedStagesFinished(DrainCondition):
         bounded = [stage.name for stage in at.pipeline.stages if at.pipeline.is_bounded(stage.name)]
         stages = _stages(at)
         if stages is None:
-            return Seen(False, "the pipeline has not yet said how its stages are")
+            return Seen(False, "the pipeline has not yet reported the state of its stages")
         running = [name for name in bounded if name not in stages or not stages[name].finished]
         if running:
             return Seen(
@@ -206,7 +206,7 @@ class _LiveLagZero(DrainCondition):
     def look(self, at: Surroundings) -> Seen:
         stages = _stages(at)
         if stages is None:
-            return Seen(False, "the pipeline has not yet said how far its live sources are", momentary=True)
+            return Seen(False, "the pipeline has not yet reported how far its live sources have read", momentary=True)
         assert at.running.status is not None
         if at.running.status.phase != "running":
             return Seen(False, f"the pipeline is {at.running.status.phase}", momentary=True)
@@ -231,7 +231,7 @@ class _MarkerObject(DrainCondition):
             return Seen(
                 False,
                 f"the marker {self.where} is of {_clock(found.modified)}, older than job {at.running.job_id} ({_clock(since)}): "
-                "write it anew",
+                "write it again",
             )
         return Seen(True, f"marker {self.where} of {_clock(found.modified)}")
 

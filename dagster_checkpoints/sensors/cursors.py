@@ -1,7 +1,7 @@
 """What a sensor remembers from one tick to the next: JSON with a version.
 
-A cursor may be lost, cut, of another release or written by hand in the UI. Then the sensor begins anew, which is harmless:
-what it asks of a pipeline it asks under ids that make a repetition harmless.
+A cursor may be lost, cut, of another release or written by hand in the UI. Then the sensor starts with an empty one, which is
+harmless: what it asks of a pipeline it asks under ids that make a repetition harmless.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_cursor(text: str | None, kind: type[AnyCursor]) -> AnyCursor:
     try:
         return msgspec.json.decode(text, type=kind)
     except (ValueError, RecursionError) as error:
-        _log.warning("The sensor begins anew, because its cursor cannot be read (%s): %.200r", error, text)
+        _log.warning("The sensor starts with an empty cursor, because its cursor cannot be read (%s): %.200r", error, text)
         return kind()
 
 

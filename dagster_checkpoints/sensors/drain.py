@@ -97,7 +97,7 @@ def build_drain_sensor(
         if seen.momentary and not (before.key == seen.key and sequence >= before.sequence + _REPORTS_APART):
             if before.key != seen.key:
                 before = msgspec.structs.replace(before, key=seen.key, sequence=sequence)
-            return skip(f"{failed}Seen once, and looked at again in the next tick: {seen.text}.", before)
+            return skip(f"{failed}Condition met; confirming at the next tick: {seen.text}.", before)
         asked = request_id(sensor_name, running.run_id, before.attempt + 1)
         try:
             tick.reins.do(lambda control: control.stop(drain=True, name=sensor_name, request_id=asked, deadline=deadline))

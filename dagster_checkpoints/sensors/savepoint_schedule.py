@@ -36,7 +36,7 @@ def build_savepoint_schedule(
     """A schedule that takes savepoints of the pipeline while it runs, and deletes its own old ones.
 
     A tick launches a run of the savepoint asset if the pipeline runs, and says how its latest job ended if it does not. When
-    the savepoint is there, that run deletes what is superfluous: only savepoints that this schedule made, by their names and by
+    the savepoint is there, that run deletes the expired ones: only savepoints that this schedule made, by their names and by
     Dagster's record of them, never the newest one, and never one that a restart of the pipeline would need.
 
     Args:

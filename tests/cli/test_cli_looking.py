@@ -97,7 +97,7 @@ def test_a_suspended_job_is_followed_from_its_savepoint_and_an_ended_one_by_a_ne
     assert [(e["location"], e["next_start"]) for e in entries] == [(location, starts)]
     shown = local.json("show")
     assert (shown["running"], shown["next_start"]) == (False, location if starts else None)
-    assert ("begins anew" in local.cli("show").output) is not starts
+    assert ("is a new start" in local.cli("show").output) is not starts
     assert f"by {how['ended_by'].replace('_', ' ')}" in local.cli("list").output
 
 

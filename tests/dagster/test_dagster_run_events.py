@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_checkpoints import ParquetSink, Pipeline, bounded_source, stage, unbounded_source
+from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, bounded_source, stage, unbounded_source
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.run_events import RunReporter, failure
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError
@@ -256,6 +256,25 @@ def test_a_failing_checkpoint_does_not_fill_the_log(reporter: RunReporter, recor
         report(reporter, CheckpointNotDone(second, "CHECKPOINT_EXPIRED", "after 600 s"))
     assert len(recorder.lines) == 11  # in five minutes, one each 30 seconds
     assert recorder.lines[1][1].endswith("(29 more for this reason since the last line)")
+
+
+def test_a_day_of_a_running_pipeline_writes_as_many_events_as_the_documentation_says(
+    recorder: Recorder, numbers_pipeline: Pipeline
+) -> None:
+    """Whatever the interval of the checkpoints, here five seconds: 288 for each of three stages, and two for the checkpoints."""
+    reporter = recorder.reporter(numbers_pipeline, observe_every=CheckpointCoordinatorResource().observe_every)
+    report(reporter, STARTED)
+    day, written = 24 * 60 * 60, []
+    for number in range(1, 2 * day // 5 + 1):
+        recorder.now = 5.0 * number
+        recorder.progress = {stage.name: running(number) for stage in numbers_pipeline.stages}
+        report(reporter, checkpoint(number))
+        if reporter.observation_may_be_due:
+            reporter.observe()
+        written.append((recorder.now, len(recorder.events) + len(recorder.lines)))
+    after_a_day = next(count for now, count in written if now >= day)
+    assert written[-1][1] - after_a_day == 288 * (3 + 2)
+    assert after_a_day <= 297 * (3 + 2) + 1  # and the line of the start
 
 
 def test_from_the_launch_to_the_first_checkpoint_each_step_is_a_line(reporter: RunReporter, recorder: Recorder) -> None:

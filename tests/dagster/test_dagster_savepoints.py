@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dagster_checkpoints import Pipeline, savepoint_asset
 from dagster_checkpoints.savepoints import SavepointAsset, SavepointRetention, record_savepoint
 from dagster_checkpoints.savepoints.metadata import read_savepoint, resume_metadata
-from dagster_checkpoints.savepoints.retention import Recorded, superfluous
+from dagster_checkpoints.savepoints.retention import Recorded, expired
 from dagster_checkpoints.spark.events import CheckpointDone, SavepointDone
 from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable
 
@@ -334,7 +334,7 @@ def test_the_newest_is_always_kept_and_the_rest_by_number_and_age(
 ) -> None:
     made = [Recorded(f"p-{age}", f"l-{age}", 1000.0 - age) for age in ages]
     retention = SavepointRetention(made_by="s", prefix="p-", count=count, max_age=max_age)
-    deleted = {one.partition for one in superfluous(made, retention)}
+    deleted = {one.partition for one in expired(made, retention)}
     kept = sorted(age for age in ages if f"p-{age}" not in deleted)
     assert kept[0] == min(ages)
     assert count is None or len(kept) <= count

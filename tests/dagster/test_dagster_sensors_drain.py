@@ -63,7 +63,7 @@ def test_backfill_finished_and_live_caught_up_twice(ticking: Any, owner: Owner, 
     ticks = ticking(bounded_stages_finished() & live_lag_zero())
     assert "never run" in ticks()
     running = owner(meeting_pipeline)
-    assert "has not yet said" in ticks()
+    assert "has not yet reported" in ticks()
 
     running.report(finished=("history",))
     assert "1 of 2 bounded stages finished, not: copied" in ticks()
@@ -71,14 +71,14 @@ def test_backfill_finished_and_live_caught_up_twice(ticking: Any, owner: Owner, 
     assert "not caught up: live[right]" in ticks()
 
     running.report(finished=BOUNDED)
-    assert "Seen once" in ticks()
-    assert "Seen once" in ticks()  # the same report again is no second look
+    assert "Condition met; confirming" in ticks()
+    assert "Condition met; confirming" in ticks()  # the same report again is no second look
     running.report(finished=BOUNDED, after=1)  # nor is one that may have been under way
-    assert "Seen once" in ticks()
+    assert "Condition met; confirming" in ticks()
     running.report(finished=BOUNDED, behind=("live",))
     assert "not caught up: live[left], live[right]" in ticks()
     running.report(finished=BOUNDED)
-    assert "Seen once" in ticks()
+    assert "Condition met; confirming" in ticks()
     running.report(finished=BOUNDED)
     assert "Asked run run-1 to drain" in ticks()
     (request,) = running.serve()
@@ -202,7 +202,7 @@ def test_a_marker_among_conditions_that_pass_is_seen_before_the_last_look(
     assert "no marker" in ticks()
     running.report()  # caught up twice, but the marker was not there
     marker.touch()
-    assert "Seen once" in ticks()
+    assert "Condition met; confirming" in ticks()
     running.report()
     assert "Asked" in ticks()
 
@@ -239,7 +239,7 @@ def test_another_alternative_that_passes_is_no_second_look(ticking: Any, owner: 
     for side in ("left", "right", "left"):
         hand["up"] = side
         running.report()
-        assert "Seen once" in ticks()
+        assert "Condition met; confirming" in ticks()
     running.report()
     assert "Asked" in ticks()
 
@@ -250,7 +250,7 @@ def test_reports_of_a_dead_run_are_not_believed(ticking: Any, owner: Owner, meet
     dead.report(finished=BOUNDED)
     dead.release("FAILED")
     running = owner(meeting_pipeline, "run-2", resume=True)
-    assert "has not yet said" in ticks()
+    assert "has not yet reported" in ticks()
     running.report(finished=BOUNDED, phase="restarting")
     assert "Asked run run-2" in ticks()
 
@@ -261,7 +261,7 @@ def test_a_pipeline_that_restarts_has_not_caught_up(ticking: Any, owner: Owner, 
     running.report(phase="restarting")
     assert "the pipeline is restarting" in ticks()
     running.report(finished=("live",), behind=("live",))
-    assert "Seen once" in ticks()  # a source that has ended lags behind nothing
+    assert "Condition met; confirming" in ticks()  # a source that has ended lags behind nothing
 
 
 def test_conditions_that_would_hold_at_once_are_refused() -> None:
