@@ -30,6 +30,7 @@ from dagster_checkpoints.pipeline import (
 from dagster_checkpoints.spark import plans
 from dagster_checkpoints.spark.channel_task import ChannelTask, InputChannel, TaskInput
 from dagster_checkpoints.spark.channels import Gate, SegmentFiles
+from dagster_checkpoints.spark.column_types import not_carried, not_written
 from dagster_checkpoints.spark.errors import PlanRefusedError, RestoredSchemaError, StageError
 from dagster_checkpoints.spark.inputs import EventTime, StreamInput, static_dataframe, stream_dataframe
 from dagster_checkpoints.spark.mail import Report
@@ -452,9 +453,16 @@ class _Attempt:
         known = self.deployment.schemas.setdefault(chain.stages[-1], schema)
         if known != schema:
             raise plans.differing_schema(chain, index, known, schema)
+        tail = self.pipeline.stage(chain.stages[-1])
+        for path, kind in not_written(schema):
+            raise plans.type_not_written(tail, chain.instances[index], path, kind)
         for edge in self.pipeline.edges:
-            if edge.source == chain.stages[-1] and edge.input.key is not None and edge.input.key not in schema.names:
+            if edge.source != tail.name:
+                continue
+            if edge.input.key is not None and edge.input.key not in schema.names:
                 raise plans.no_such_key(chain, index, edge.target, edge.input.key, schema)
+            for path, kind in not_carried(schema) if edge.input.mode == "stream" else ():
+                raise plans.type_not_carried(tail, chain.instances[index], edge.target, path, kind)
 
     def _recorded_schema(self, chain: Chain) -> None:
         tail = chain.stages[-1]

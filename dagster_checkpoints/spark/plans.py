@@ -12,10 +12,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import NullType, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import DataType, NullType, StructType, TimestampNTZType, TimestampType
 
 from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, StageContext
 from dagster_checkpoints.spark.blame import own_line
+from dagster_checkpoints.spark.column_types import text_of
 from dagster_checkpoints.spark.errors import (
     EventTimeError,
     PlanRefusedError,
@@ -212,6 +213,27 @@ def no_such_key(chain: Chain, index: int, consumer: str, key: str, schema: Struc
         chain.instances[index],
         f"its output to {consumer!r} is distributed by key {key!r}; found only the columns {', '.join(schema.names)}. Name one "
         f"of these in StageInput(key=...) of {consumer!r}, or add the column.",
+    )
+
+
+def type_not_written(stage: Stage, instance: str, path: str, kind: DataType) -> StageResultError:
+    """A stage's output has a column that Parquet files cannot hold."""
+    return StageResultError(
+        stage.name,
+        instance,
+        f"its result ({stage.location}) has column {path!r} of type {kind.simpleString()}; expected types that Parquet files can "
+        f"hold, since every output is written as such. Convert it: {text_of(path, kind)}.",
+    )
+
+
+def type_not_carried(stage: Stage, instance: str, consumer: str, path: str, kind: DataType) -> StageResultError:
+    """A stage's output goes through a channel, and has a column whose type no channel can carry."""
+    return StageResultError(
+        stage.name,
+        instance,
+        f"its result ({stage.location}) goes to {consumer!r} through a channel, which cannot carry column {path!r} of type "
+        f"{kind.simpleString()}. Convert it: {text_of(path, kind)}. A stage with one streaming input, which "
+        "alone reads it, shares its query and needs no channel.",
     )
 
 

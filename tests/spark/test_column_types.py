@@ -1,0 +1,92 @@
+"""Types of columns: a channel carries them exactly, or the job is refused before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+from pyspark.sql import types as t
+
+from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage
+from dagster_checkpoints.spark.column_types import not_carried, not_written
+
+CARRIED = """
+    named_struct('d', INTERVAL '1 02:03:04.5' DAY TO SECOND, 'none', CAST(NULL AS INT)) AS nested,
+    array(INTERVAL '3' HOUR, NULL) AS hours,
+    map('a', named_struct('x', array(1S, NULL))) AS deep,
+    TIMESTAMP_NTZ '0001-01-01 00:00:00' AS ntz,
+    TIMESTAMP '9999-12-31 23:59:59.999999' AS late,
+    DATE '0001-01-01' AS day,
+    CAST(-1.5 AS DECIMAL(38, 18)) AS exact,
+    X'00ff' AS bytes,
+    'É' COLLATE UTF8_LCASE AS collated,
+    CAST('a' AS CHAR(3)) AS padded,
+    float('nan') AS nothing,
+    1Y AS small
+"""
+
+
+def test_a_channel_carries_these_types_exactly(lab: Any) -> None:
+    @bounded_source
+    def rows(context):
+        return context.spark.range(3).select("id", F.expr("'x' || id").alias("key"), *_columns(context.spark))
+
+    @stage(inputs={"rows": StageInput(key="key")}, instances=["a", "b"], sink=lab.sink())
+    def copied(rows):
+        return rows.select("*", F.col("hours")[0].alias("hour"))
+
+    lab.start(Pipeline("types", [rows, copied])).finished()
+    found = lab.spark.read.parquet(str(lab.folder / "out")).drop("checkpoint")
+    expected = lab.spark.range(3).select("id", F.expr("'x' || id").alias("key"), *_columns(lab.spark))
+    expected = expected.select("*", F.col("hours")[0].alias("hour"))
+    assert lab.rows(found.drop("nothing")) == lab.rows(expected.drop("nothing"))
+    assert found.where("isnan(nothing)").count() == 3
+
+
+@pytest.mark.parametrize(
+    ("column", "named", "advice"),
+    [
+        ("parse_json('1')", "variant", "F.to_json('c')"),
+        ("named_struct('y', INTERVAL '1-2' YEAR TO MONTH)", "interval year to month", "cast('string')"),
+    ],
+)
+def test_what_a_channel_cannot_carry_is_refused_before_anything_starts(lab: Any, column: str, named: str, advice: str) -> None:
+    @bounded_source
+    def rows(context):
+        return context.spark.range(3).select(F.expr(column).alias("c"))
+
+    @stage(sink=lab.sink())
+    def counted(rows):
+        return rows.select(F.lit(1).alias("one"))
+
+    job = lab.start(Pipeline("types", [rows, counted]))
+    error = str(job.result().error)
+    assert "Stage 'rows' (instance '0')" in error and "test_column_types.py" in error
+    assert f"of type {named}" in error and "'counted'" in error and advice in error
+    assert not (lab.folder / "out").exists()
+
+
+def test_which_types_are_known() -> None:
+    carried = "a map<string,array<struct<x:decimal(3,1),y:interval day>>>, b timestamp_ntz, c char(3), d string collate UNICODE"
+    assert not_carried(t.StructType.fromDDL(carried)) == []
+    only_files = t.StructType.fromDDL("a array<variant>, b struct<c:map<int,interval year>>")
+    assert [(path, kind.simpleString()) for path, kind in not_carried(only_files)] == [("a", "variant"), ("b.c", "interval year")]
+    assert not_written(only_files) == []
+    neither = t.StructType([t.StructField("i", t.CalendarIntervalType()), t.StructField("n", t.ArrayType(t.TimeType()))])
+    assert [path for path, _ in not_written(neither)] == ["i", "n"]
+
+
+def _columns(spark: Any) -> list[Any]:
+    frame = spark.sql(f"SELECT {CARRIED}")
+    depth, part, columns = 0, "", []
+    for letter in CARRIED:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            columns.append(part)
+            part = ""
+        else:
+            part += letter
+    columns.append(part)
+    assert len(columns) == len(frame.columns)
+    return [F.expr(column.strip()) for column in columns]
