@@ -107,14 +107,15 @@ def test_the_pages_name_their_subjects(page: Path) -> None:
 # Errors
 
 
-def errors() -> set[str]:
+@cache
+def errors() -> frozenset[str]:
     """The names of all errors that the plugin raises on purpose."""
     found = {"DagsterCheckpointsError"}
     for file in (REPOSITORY / "dagster_checkpoints").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and node.bases:
                 found.add(node.name)
-    return found
+    return frozenset(found)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
