@@ -383,6 +383,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             restore_from=config.restore_from,
             allow_non_restored_state=config.allow_non_restored_state,
             allow_older_checkpoint=config.allow_older_checkpoint,
+            allow_changed_plan=config.allow_changed_plan,
             lease_seconds=self.lease_seconds,
             max_queued_bytes=self.max_queued_bytes,
             claim_mode=ClaimMode(config.claim_mode),

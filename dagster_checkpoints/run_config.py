@@ -44,6 +44,9 @@ class PipelineRunConfig(KnownSettings, dg.Config):
             left behind.
         allow_older_checkpoint: If the checkpoint is corrupt or incomplete, try older ones that are retained.
 
+        allow_changed_plan: Let the state of the checkpoint go on under other stateful operators (a window of another length,
+            other keys or aggregates) or other sources than it was made by. Results of both meet in one output.
+
     Raises:
         pydantic.ValidationError: `restore_from` is none of these.
         UnknownSettingError: There is no setting of that name; the nearest one is named.
@@ -64,6 +67,10 @@ class PipelineRunConfig(KnownSettings, dg.Config):
     )
     allow_older_checkpoint: bool = Field(
         default=False, description="if the checkpoint is corrupt or incomplete, try older retained ones"
+    )
+
+    allow_changed_plan: bool = Field(
+        default=False, description="let the checkpoint's state go on although a stage's stateful operators or sources changed"
     )
 
     @field_validator("restore_from")

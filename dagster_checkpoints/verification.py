@@ -45,6 +45,9 @@ ProblemKind = Literal[
     "chain_layout_changed",
     "inputs_changed",
     "input_rows_gone",
+    "stateful_plan_changed",
+    "sources_changed",
+    "plan_not_built",
     "does_not_fit",
 ]
 """The first three leave nothing more to look at; the next three are of one file each; the last ones of the pipeline."""

@@ -52,6 +52,18 @@ def load_pipeline(module: str | None, file: str | None, attribute: str | None, n
     Raises:
         UsageProblem: the code cannot be imported, or has no such pipeline.
     """
+    chosen = load_chosen(module, file, attribute, name)
+    return chosen[1] if chosen is not None else None
+
+
+def load_chosen(
+    module: str | None, file: str | None, attribute: str | None, name: str | None
+) -> tuple[LoadedCode, Pipeline] | None:
+    """As :func:`load_pipeline`, with the code in which the pipeline is: it is imported once.
+
+    Raises:
+        UsageProblem: the code cannot be imported, or has no such pipeline.
+    """
     if module is None and file is None:
         if attribute is not None:
             raise UsageProblem("-a names something in a module or file: say which one with -m or -f")
@@ -59,7 +71,7 @@ def load_pipeline(module: str | None, file: str | None, attribute: str | None, n
     code = load_code(module, file)
     fitting = code.one_or_more(attribute, name)
     if len(fitting) == 1:
-        return fitting[0]
+        return code, fitting[0]
     raise UsageProblem(f"expected one pipeline in {code.where}, found {len(fitting)}. {code.overview()}")
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from dagster_checkpoints.cli.exits import Exit
 from dagster_checkpoints.cli.finding import WHAT, find, opened_for
-from dagster_checkpoints.cli.loading import code_options, load_pipeline
+from dagster_checkpoints.cli.loading import LoadedCode, code_options, load_chosen
 from dagster_checkpoints.cli.output import bytes_in_words, count_of, write, write_json
 from dagster_checkpoints.cli.where import Where, storage_options
-from dagster_checkpoints.verification import VerificationReport, verify_savepoint
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.verification import Problem, VerificationReport, verify_savepoint
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 @click.argument("location")
 @code_options
 @click.option("--allow-non-restored-state", is_flag=True, help="State of stages that the pipeline no longer has is no problem.")
+@click.option(
+    "--plans/--no-plans",
+    default=True,
+    help="Whether stages' plans are compared with the state, for which Spark is started. Default: yes, with -m or -f.",
+)
 @storage_options
 def verify(
     where: Where,
@@ -29,15 +36,22 @@ def verify(
     file: str | None,
     attribute: str | None,
     allow_non_restored_state: bool,
+    plans: bool,
 ) -> None:
     """Read all of a checkpoint or savepoint: metadata, and each file's size and sha256.
 
-    With -m or -f also whether the pipeline in that code can be restored from it. Exit code 1 if anything is wrong.
+    With -m or -f also whether the pipeline in that code can be restored from it: its stages and inputs, and the stateful
+    operators and sources of their plans. For the plans, Spark runs in this process, with the settings of the code location's
+    CheckpointCoordinatorResource; the functions of the stages are called. Exit code 1 if anything is wrong.
     """
     with opened_for(where, location) as storage:
         found = find(storage, location)
-        pipeline = load_pipeline(module, file, attribute, where.pipeline)
+        chosen = load_chosen(module, file, attribute, where.pipeline)
+        pipeline = chosen[1] if chosen is not None else None
         report = verify_savepoint(storage, found.location, pipeline, allow_non_restored_state=allow_non_restored_state)
+        if chosen is not None and plans:
+            more = _plan_problems(*chosen, report, found.location, allow_non_restored_state)
+            report = replace(report, problems=(*report.problems, *more))
         if where.as_json:
             write_json(
                 {
@@ -54,6 +68,37 @@ def verify(
             write(*_as_text(report, pipeline.name if pipeline else None))
     if not report.ok:
         click.get_current_context().exit(int(Exit.FAILED))
+
+
+def _plan_problems(
+    code: LoadedCode, pipeline: Pipeline, report: VerificationReport, location: str, allow_non_restored_state: bool
+) -> list[Problem]:
+    """What of the stages' plans does not fit the state; nothing where the pipeline does not fit for another reason."""
+    from dagster_checkpoints.spark.deployment import Restored
+    from dagster_checkpoints.spark.plan_check import check_plans
+    from dagster_checkpoints.spark.session import build_session
+    from dagster_checkpoints.state import RestoreError, SourcesChanged, validate_restore
+
+    if report.metadata is None:
+        return []
+    queries = [task.query for chain in report.metadata.chains for task in chain.tasks.values() if task.query is not None]
+    if all(query.sources is None for query in queries):  # of a release that did not record plans, or no query has begun
+        return []
+    try:
+        plan = validate_restore(pipeline, report.metadata, allow_non_restored_state)
+    except RestoreError:
+        return []
+    settings = {"spark.master": "local[1]", "spark.app.name": "dagster-checkpoints verify"}
+    spark = build_session({**code.spark_settings(), **settings})
+    try:
+        checked = check_plans(pipeline, spark, Restored(report.metadata, plan, location))
+    finally:
+        spark.stop()
+    changed = [
+        Problem("sources_changed" if isinstance(error, SourcesChanged) else "stateful_plan_changed", str(error))
+        for error in checked.changed
+    ]
+    return [*changed, *(Problem("plan_not_built", str(error)) for error in checked.failed.values())]
 
 
 def _as_text(report: VerificationReport, pipeline: str | None) -> list[RenderableType]:

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 class ListState(Protocol):
     """A list of values (whatever JSON can hold), kept in every checkpoint.
 
-    As `context.state.list` its items are dealt out evenly among the instances when their number changes; as
-    `context.state.union` every instance gets all the items of all instances on a restore. Flink: operator
-    `ListState`.
+    As `context.state.list` an instance gets its own items again on a restore; they are dealt out evenly where the number
+    of instances changes. As `context.state.union` every instance gets all the items of all instances on any restore. A
+    checkpoint holds an item of a union once, of the instance that put it in: after a restore `add` adds to an instance's
+    own items, `update` and `clear` replace them, and what other instances put in stays theirs. Flink: operator `ListState`.
     """
 
     def __iter__(self) -> Iterator[Any]:

@@ -138,6 +138,7 @@ class Attempts:
             max_queued_bytes=self._options.max_queued_bytes,
             take_back_after=restored.plan.checkpoint_id if later and restored else None,
             ended_sources=frozenset(ended_sources),
+            allow_changed_plan=self._options.allow_changed_plan,
         )
 
     def _upload(self, barrier: CheckpointBarrier, files: Mapping[str, Path]) -> Mapping[str, StoredFile]:

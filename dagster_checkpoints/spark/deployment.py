@@ -36,7 +36,9 @@ from dagster_checkpoints.spark.inputs import EventTime, StreamInput, static_data
 from dagster_checkpoints.spark.mail import Report
 from dagster_checkpoints.spark.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.outputs import TaskOutput
+from dagster_checkpoints.spark.plan_fingerprint import PlanDescription, describe, reads_watermarks
 from dagster_checkpoints.spark.plan_report import PlanReport
+from dagster_checkpoints.spark.restored_plans import check_restored_plan, recorded_sources
 from dagster_checkpoints.spark.sinking import TaskSink, sink_context
 from dagster_checkpoints.spark.snapshots import relocate
 from dagster_checkpoints.spark.source_checks import check_source
@@ -45,7 +47,15 @@ from dagster_checkpoints.spark.task import Task
 from dagster_checkpoints.spark.task_parts import StageInstance, TaskParts
 from dagster_checkpoints.spark.uploads import SnapshotUploader
 from dagster_checkpoints.spark.wiring import Wiring, restored_segment
-from dagster_checkpoints.state import CheckpointMetadata, RestorePlan, StateFile, TaskSnapshot
+from dagster_checkpoints.state import (
+    CheckpointMetadata,
+    OperatorState,
+    RestoreError,
+    RestorePlan,
+    StateFile,
+    TaskSnapshot,
+    redistribute_operator_states,
+)
 from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory
 
 if TYPE_CHECKING:
@@ -77,6 +87,7 @@ class AttemptSettings:
         max_queued_bytes: Of segments per channel before its producer waits.
         take_back_after: The checkpoint restored, if the job had completed later ones.
         ended_sources: Sources (stage, instance) that were asked to end before a restart: they read what is there, and end.
+        allow_changed_plan: Restored state may go on under another plan.
     """
 
     folder: Path
@@ -87,6 +98,7 @@ class AttemptSettings:
     max_queued_bytes: int
     take_back_after: int | None = None
     ended_sources: frozenset[tuple[str, str]] = frozenset()
+    allow_changed_plan: bool = False
 
 
 @dataclass
@@ -159,31 +171,37 @@ class Deployer:
                 return attempt.build(uploader, report, self._check_canceled)
             except plans.RefusedAtStage as refused:
                 if restored is not None:
-                    raise PlanRefusedError(
-                        refused.stage,
-                        self._pipeline.stage(refused.stage).instances[0],
-                        f"Spark refuses the plan that the checkpoint was taken with: {refused.reason}",
-                    ) from refused
+                    raise self._refused(refused) from refused
                 self._breaks |= {refused.stage}
                 attempt.discard()
 
-    def check(self, folder: Path) -> PlanReport:
-        """Build the plans of a new start with the same steps as :meth:`deploy`, and start nothing.
+    def check(self, folder: Path, restored: Restored | None = None) -> PlanReport:
+        """Build the plans of a start with the same steps as :meth:`deploy`, and start nothing.
 
         Every stage's `open`, `transform` and `close` are called; storage and sinks are not touched.
 
         Args:
             folder: An empty directory, for the logs of channels.
+            restored: The checkpoint whose state the plans have to fit; None for a new start. No state is fetched.
         """
         settings = AttemptSettings(folder, number=1, token="", job_id=0, checkpointing=False, max_queued_bytes=1)
         while True:
-            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, settings, None, self._chains(None))
+            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, settings, restored, self._chains(restored))
             try:
                 return attempt.check()
             except plans.RefusedAtStage as refused:
+                if restored is not None:
+                    raise self._refused(refused) from refused
                 self._breaks |= {refused.stage}
             finally:
                 attempt.discard()
+
+    def _refused(self, refused: plans.RefusedAtStage) -> PlanRefusedError:
+        return PlanRefusedError(
+            refused.stage,
+            self._pipeline.stage(refused.stage).instances[0],
+            f"Spark refuses the plan that the checkpoint was taken with: {refused.reason}",
+        )
 
     def _chains(self, restored: Restored | None) -> tuple[Chain, ...]:
         if restored is None:
@@ -221,6 +239,7 @@ class _Attempt:
         snapshots = restored.plan.tasks if restored else {}
         self.wiring = Wiring(pipeline, self.chains, settings.folder, snapshots, self.deployment.finished)
         self._opened: list[StageInstance] = []
+        self._redistributed: dict[str, tuple[tuple[OperatorState, ...], ...]] = {}
         if restored:
             self.deployment.rows_of_finished = _rows_of_finished(restored.metadata)
 
@@ -250,13 +269,22 @@ class _Attempt:
                 continue
             try:
                 for index in range(len(chain.instances)):
-                    inputs = self._inputs(chain, index, self.settings.folder / "tasks" / f"{chain.name}.{index}")
-                    self._checked_plan(chain, index, inputs, self._instances(chain, index, None))
+                    if not self._needs_no_plan(TaskId(chain.name, index)):
+                        inputs = self._inputs(chain, index, self.settings.folder / "tasks" / f"{chain.name}.{index}")
+                        self._checked_plan(chain, index, inputs, self._instances(chain, index, None))
+                self._recorded_schema(chain)
             except StageError as error:
                 found.fail(chain.stages, error)
+            except RestoreError as error:
+                found.changed.append(error)
+                found.passed.update(dict.fromkeys(chain.stages))
             else:
                 found.passed.update(dict.fromkeys(chain.stages))
         return found
+
+    def _needs_no_plan(self, task: TaskId) -> bool:
+        """It has finished, or waits behind its end of data for the final checkpoint."""
+        return task in self.deployment.finished or (self.restored is not None and task in self.restored.plan.after_finish)
 
     def discard(self) -> None:
         """Give a half-built deployment up."""
@@ -277,7 +305,7 @@ class _Attempt:
         inputs = self._inputs(chain, index, folder)
         self.wiring.restore_in_flight(task, snapshot, folder, self._fetch_segments)
         instances = self._instances(chain, index, snapshot)
-        plan = None if after_finish else self._checked_plan(chain, index, inputs, instances)
+        plan, described = (None, None) if after_finish else self._checked_plan(chain, index, inputs, instances)
         self._recorded_schema(chain)
         tail = chain.stages[-1]
         sink = self._sink(chain, index)
@@ -297,6 +325,7 @@ class _Attempt:
             output=output,
             sink=sink,
             plan=plan,
+            described=described,
             restored=snapshot if snapshot is not None else (_NOTHING if self.restored else None),
             uploader=uploader,
             report=report,
@@ -332,11 +361,21 @@ class _Attempt:
         made = []
         for name in chain.stages:
             kept = snapshot.stages.get(name) if snapshot else None
-            instance = self._instance(name, index, OperatorStateStore(kept.operator_states if kept else ()))
+            own = kept.operator_states if kept else ()
+            instance = self._instance(name, index, OperatorStateStore(self._operator_states(name, index), own))
             plans.open_stage(instance.call)
             self._opened.append(instance)
             made.append(instance)
         return tuple(made)
+
+    def _operator_states(self, name: str, index: int) -> tuple[OperatorState, ...]:
+        """What an instance starts with of the states that its stage's instances had."""
+        if self.restored is None or name in self.restored.plan.new_stages:
+            return ()
+        if name not in self._redistributed:
+            parallelism = self.pipeline.stage(name).parallelism
+            self._redistributed[name] = redistribute_operator_states(self.restored.metadata, name, parallelism)
+        return self._redistributed[name][index]
 
     def _instance(self, name: str, index: int, state: OperatorStateStore) -> StageInstance:
         stage = self.pipeline.stage(name)
@@ -374,24 +413,42 @@ class _Attempt:
 
     def _checked_plan(
         self, chain: Chain, index: int, inputs: Sequence[TaskInput], instances: Sequence[StageInstance]
-    ) -> plans.QueryPlan:
-        """What an instance of a chain computes, which nothing speaks against; its consumers know its columns from then on."""
+    ) -> tuple[plans.QueryPlan, PlanDescription]:
+        """What an instance of a chain computes, which nothing speaks against; its consumers know its columns from then on.
+
+        Raises:
+            StageError, RefusedAtStage: It cannot run.
+            StatefulPlanChanged, SourcesChanged: The state that is restored belongs to another plan.
+        """
         has_static = any(i.static for i in inputs)
         plan = self._analyse(chain, index, inputs) if has_static else self._plan(instances, inputs, {})
         self._know_schema(chain, index, plan.schema)
+        described = describe(plan)
+        if self.restored is not None:
+            allowed = self.settings.allow_changed_plan
+            check_restored_plan(
+                self.pipeline, self.restored.metadata, chain, index, described, allow_changed_plan=allowed, log=self.log
+            )
         if not inputs:
             _check_source(instances, plan)
-        return plan
+        return plan, described
 
     def _plan(
         self, instances: Sequence[StageInstance], inputs: Sequence[TaskInput], tables: Mapping[str, Sequence[Path]]
     ) -> plans.QueryPlan:
+        head = instances[0].call
+        task = TaskId(head.stage.name, head.context.index)
+        known = recorded_sources(self.restored.plan.tasks.get(task)) if self.restored else None
         calls = [instance.call for instance in instances]
         carried = {i.name: self._event_time(i) for i in inputs}
         frames = {i.name: self._frame(i, tables, carried[i.name]) for i in inputs}
         plan = plans.build_plan(self.pipeline, calls, frames)
         functions = all(isinstance(i.stage, FunctionStage) for i in instances)  # these may be asked twice
-        if functions and any(carried.values()) and plans.keeps_no_state(plan):
+        if known is None:
+            without_watermarks = plans.keeps_no_state(plan)
+        else:  # a query that is restored keeps its sources
+            without_watermarks = not reads_watermarks(known) and not describe(plan).keeps_state
+        if functions and any(carried.values()) and without_watermarks:
             frames = {i.name: self._frame(i, tables, None) for i in inputs}
             return replace(plans.build_plan(self.pipeline, calls, frames), told_watermark=False)
         return plan

@@ -21,6 +21,7 @@ class JobOptions:
             a checkpoint, or a savepoint's id, location, URL or path.
         allow_non_restored_state: Leave state behind that no stage claims.
         allow_older_checkpoint: If the chosen checkpoint is corrupt or incomplete, try older retained ones.
+        allow_changed_plan: Let restored state go on under a plan whose stateful operators or sources are others.
         lease_seconds: How long this process may be silent before another may take the pipeline over.
         max_queued_bytes: Per channel; a producer waits when its consumer is so far behind.
         upload_threads: Snapshots stored at the same time.
@@ -38,6 +39,7 @@ class JobOptions:
     restore_from: str = "latest"
     allow_non_restored_state: bool = False
     allow_older_checkpoint: bool = False
+    allow_changed_plan: bool = False
     lease_seconds: float = 15.0
     max_queued_bytes: int = 256 * 1024 * 1024
     upload_threads: int = 4

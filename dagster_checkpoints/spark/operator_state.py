@@ -7,14 +7,12 @@ Source: Flink's `OperatorStateStore`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from dagster_checkpoints.state import OperatorState
-
-ListKind = Literal["list", "union"]
 
 
 class ListValues:
@@ -34,6 +32,35 @@ class ListValues:
 
     def clear(self) -> None:
         self._items = []
+
+
+class UnionValues(ListValues):
+    """State that is a list of items, of which an instance sees those of all instances after a restore.
+
+    A checkpoint holds each item once: of the instance that added it, or was restored with it as its own. If every instance
+    wrote all that it sees, each restore would multiply the items by the number of instances.
+
+    Args:
+        seen: The items of all instances.
+        own: Those of them that this instance had put in.
+    """
+
+    def __init__(self, seen: Iterable[Any] = (), own: Iterable[Any] = ()) -> None:
+        super().__init__()
+        self._items = list(seen)
+        self.own = list(own)
+
+    def add(self, value: Any) -> None:
+        super().add(value)
+        self.own.append(value)
+
+    def update(self, values: Iterable[Any]) -> None:
+        super().update(values)
+        self.own = list(self._items)
+
+    def clear(self) -> None:
+        super().clear()
+        self.own = []
 
 
 class BroadcastValues:
@@ -56,25 +83,33 @@ class BroadcastValues:
 
 
 class OperatorStateStore:
-    """All operator state of one instance of one stage, by kind and name."""
+    """All operator state of one instance of one stage, by kind and name.
 
-    def __init__(self, restored: Iterable[OperatorState] = ()) -> None:
-        self._lists: dict[tuple[ListKind, str], ListValues] = {}
+    Args:
+        restored: What the instance starts with, as redistributed over the instances.
+        own: What it had itself put into the checkpoint: says which items of a union are its own. All of them by default.
+    """
+
+    def __init__(self, restored: Sequence[OperatorState] = (), own: Sequence[OperatorState] | None = None) -> None:
+        self._lists: dict[str, ListValues] = {}
+        self._unions: dict[str, UnionValues] = {}
         self._broadcasts: dict[str, BroadcastValues] = {}
+        kept = {state.name: _values(state) for state in (restored if own is None else own) if state.kind == "union"}
         for state in restored:
-            items = [msgspec.json.decode(item) for item in state.items]
             if state.kind == "broadcast":
                 target = self.broadcast(state.name)
-                for key, value in items:
+                for key, value in _values(state):
                     target.put(key, value)
+            elif state.kind == "union":
+                self._unions[state.name] = UnionValues(_values(state), kept.get(state.name, ()))
             else:
-                self._list(state.kind, state.name).update(items)
+                self.list(state.name).update(_values(state))
 
     def list(self, name: str) -> ListValues:
-        return self._list("list", name)
+        return self._lists.setdefault(name, ListValues())
 
-    def union(self, name: str) -> ListValues:
-        return self._list("union", name)
+    def union(self, name: str) -> UnionValues:
+        return self._unions.setdefault(name, UnionValues())
 
     def broadcast(self, name: str) -> BroadcastValues:
         return self._broadcasts.setdefault(name, BroadcastValues())
@@ -85,15 +120,16 @@ class OperatorStateStore:
         Raises:
             TypeError: A value that JSON cannot hold.
         """
-        lists = [
-            OperatorState(name=name, kind=kind, items=tuple(msgspec.json.encode(item) for item in values))
-            for (kind, name), values in sorted(self._lists.items())
-        ]
-        broadcasts = [
-            OperatorState(name=name, kind="broadcast", items=tuple(msgspec.json.encode(item) for item in values.items()))
-            for name, values in sorted(self._broadcasts.items())
-        ]
-        return (*lists, *broadcasts)
+        return (
+            *(_state(name, "list", values) for name, values in sorted(self._lists.items())),
+            *(_state(name, "union", values.own) for name, values in sorted(self._unions.items())),
+            *(_state(name, "broadcast", values.items()) for name, values in sorted(self._broadcasts.items())),
+        )
 
-    def _list(self, kind: ListKind, name: str) -> ListValues:
-        return self._lists.setdefault((kind, name), ListValues())
+
+def _values(state: OperatorState) -> tuple[Any, ...]:
+    return tuple(msgspec.json.decode(item) for item in state.items)
+
+
+def _state(name: str, kind: Literal["list", "union", "broadcast"], values: Iterable[Any]) -> OperatorState:
+    return OperatorState(name=name, kind=kind, items=tuple(msgspec.json.encode(value) for value in values))

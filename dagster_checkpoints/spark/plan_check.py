@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.spark.deployment import Deployer
+from dagster_checkpoints.spark.deployment import Deployer, Restored
 from dagster_checkpoints.spark.plan_report import PlanReport
 
 if TYPE_CHECKING:
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from dagster_checkpoints.pipeline import Pipeline
 
 
-def check_plans(pipeline: Pipeline, spark: SparkSession) -> PlanReport:
+def check_plans(pipeline: Pipeline, spark: SparkSession, restored: Restored | None = None) -> PlanReport:
     """Build and check the plan of every stage, as a run would; nothing runs, no storage and no sink is touched.
 
     Args:
         pipeline: The pipeline whose stages are called: `open`, `transform`, `close`.
         spark: A session made by :func:`dagster_checkpoints.spark.session.build_session`.
+        restored: A checkpoint whose state the plans have to fit; its own layout of queries is used then.
 
     Returns:
         Every stage as passed, failed or unchecked, and the warnings of a run's start.
@@ -33,7 +34,7 @@ def check_plans(pipeline: Pipeline, spark: SparkSession) -> PlanReport:
     heard = _Warnings()
     log.addHandler(heard)
     with tempfile.TemporaryDirectory(prefix="dagster-checkpoints-check-") as folder:
-        report = Deployer(pipeline, spark, None, log).check(Path(folder))
+        report = Deployer(pipeline, spark, None, log).check(Path(folder), restored)
     report.warnings = list(dict.fromkeys(heard.texts))
     return report
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from dagster_checkpoints.pipeline import Chain
 from dagster_checkpoints.spark.errors import StageError
+from dagster_checkpoints.state import RestoreError
 
 
 @dataclass
@@ -18,6 +19,7 @@ class PlanReport:
         passed: Stages with a plan that can run, in the order in which they were checked.
         failed: By stage, what is wrong with it.
         unchecked: By stage, the stage that has to be corrected first.
+        changed: What of them does not fit the state of the checkpoint, if they were compared with one.
         warnings: What the stages and the checks warned of.
     """
 
@@ -25,12 +27,13 @@ class PlanReport:
     passed: dict[str, None] = field(default_factory=dict)
     failed: dict[str, StageError] = field(default_factory=dict)
     unchecked: dict[str, str] = field(default_factory=dict)
+    changed: list[RestoreError] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         """Every plan can run."""
-        return not self.failed
+        return not self.failed and not self.changed
 
     def fail(self, stages: Sequence[str], error: StageError) -> None:
         """Note the error of one stage of a chain: those in front of it passed, those behind it could not be checked."""

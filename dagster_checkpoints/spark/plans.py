@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -41,6 +41,8 @@ class QueryPlan:
         own_watermark: The plan has a watermark that is not the channels': a source's, or the user's own. At the end of
             data it is moved through the offset log.
         told_watermark: The plan reads the watermark sources of its inputs. One without state has no use for them.
+        outputs: What each stage of the chain returned, in order.
+        output_mode: Of the query.
     """
 
     frame: DataFrame
@@ -49,6 +51,8 @@ class QueryPlan:
     sources: int
     own_watermark: bool
     told_watermark: bool = True
+    outputs: Mapping[str, DataFrame] = field(default_factory=dict)
+    output_mode: str = "append"
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
     arguments = dict(inputs)
     own_watermark = False
     frame: DataFrame | None = None
+    outputs: dict[str, DataFrame] = {}
     for position, call in enumerate(calls):
         carried = _watermarks(arguments.values())
         frame = _call(call, arguments)
@@ -115,10 +120,19 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
         if streaming:
             _check_supported(call, frame, position)
         arguments = {call.stage.name: frame}
+        outputs[call.stage.name] = frame
     assert frame is not None
     _check_columns(calls[-1], frame)
     sources = sum(1 for node in nodes(frame._jdf.queryExecution().analyzed()) if node.nodeName() == "StreamingRelationV2")
-    return QueryPlan(frame, nullable(frame.schema), frame.isStreaming, sources, own_watermark)
+    return QueryPlan(
+        frame,
+        nullable(frame.schema),
+        frame.isStreaming,
+        sources,
+        own_watermark,
+        outputs=outputs,
+        output_mode=calls[-1].stage.output_mode,
+    )
 
 
 # Logical operators that keep nothing from batch to batch, by the names of Spark's plan nodes.

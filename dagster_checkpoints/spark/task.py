@@ -57,7 +57,7 @@ from dagster_checkpoints.spark.snapshots import pin
 from dagster_checkpoints.spark.stage_errors import StageErrors
 from dagster_checkpoints.spark.task_parts import StageInstance, TaskParts
 from dagster_checkpoints.spark.uploads import PinnedSnapshot
-from dagster_checkpoints.state import StageInstanceSnapshot, TaskSnapshot
+from dagster_checkpoints.state import QuerySnapshot, StageInstanceSnapshot, TaskSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -387,7 +387,10 @@ class Task(ABC):
         query = None
         if batch_id >= 0 and not finished:
             pin(self.query.checkpoint, batch_id, target / "query")
-            query = (target / "query", batch_id, bool(self.plan and self.plan.own_watermark))
+            own = bool(self.plan and self.plan.own_watermark)
+            described = self.parts.described
+            sources = described.sources if described is not None else None
+            query = (target / "query", QuerySnapshot(batch_id, own_watermark=own, sources=sources))
         sink = self.parts.sink if with_transactions else None
         task = TaskSnapshot(
             stages=stages,
@@ -400,6 +403,7 @@ class Task(ABC):
 
     def _snapshot_stages(self, checkpoint_id: int) -> dict[str, StageInstanceSnapshot]:
         stages = {}
+        described = self.parts.described
         for instance in self.parts.instances:
             with self.stages.running(instance):
                 instance.stage.snapshot_state(checkpoint_id)
@@ -408,6 +412,7 @@ class Task(ABC):
                 operator_states=instance.state.snapshot(),
                 transactions=self.parts.sink.pre_commit(checkpoint_id) if is_tail and self.parts.sink else (),
                 rows_out=self.rows_out if is_tail else 0,
+                state_plan=described.operators[instance.stage.name] if described is not None else None,
             )
         return stages
 

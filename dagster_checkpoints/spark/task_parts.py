@@ -12,6 +12,7 @@ from dagster_checkpoints.spark import plans
 from dagster_checkpoints.spark.mail import Report
 from dagster_checkpoints.spark.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.outputs import TaskOutput
+from dagster_checkpoints.spark.plan_fingerprint import PlanDescription
 from dagster_checkpoints.spark.sinking import TaskSink
 from dagster_checkpoints.spark.uploads import SnapshotUploader
 from dagster_checkpoints.state import TaskSnapshot
@@ -36,6 +37,7 @@ class TaskParts:
     Attributes:
         folder: Its own, empty directory below the work directory.
         plan: Of its query; None while it waits for static inputs, and for a task restored after its finish.
+        described: What the state and the offsets of its query depend on; None for a task restored after its finish.
         restored: Its snapshot, if the job was restored.
         checkpointing: Whether it waits for a final checkpoint.
         take_back_after: See `TaskSink.open`.
@@ -51,6 +53,7 @@ class TaskParts:
     output: TaskOutput
     sink: TaskSink | None
     plan: plans.QueryPlan | None
+    described: PlanDescription | None
     restored: TaskSnapshot | None
     uploader: SnapshotUploader
     report: Report

@@ -58,14 +58,14 @@ class PinnedSnapshot:
 
     Attributes:
         task: Everything that needs no upload.
-        query: The linked checkpoint directory and the batch it is of; None without a query.
+        query: The linked checkpoint directory, and what is known of it but its files; None without a query.
         static: The segments of each static input that is ready.
         transactions: For a savepoint, the files of the sink's uncommitted transactions, by position and name.
         folders: What was made for this snapshot alone.
     """
 
     task: TaskSnapshot
-    query: tuple[Path, int, bool] | None = None
+    query: tuple[Path, QuerySnapshot] | None = None
     channels: tuple[PinnedChannel, ...] = ()
     static: Mapping[str, tuple[SegmentFiles, ...]] = field(default_factory=dict)
     transactions: Mapping[int, Mapping[str, Path]] = field(default_factory=dict)
@@ -136,8 +136,8 @@ class SnapshotUploader:
         wanted: dict[str, Path] = {}
         query_files: list[Path] = []
         if pinned.query is not None:
-            folder, batch_id, _ = pinned.query
-            query_files = prune(folder, batch_id)
+            folder, known = pinned.query
+            query_files = prune(folder, known.batch_id)
             wanted.update({f"query/{file}": folder / file for file in query_files})
         for segment in pinned.segments():
             wanted.update({str(file): file for file in segment.files})
@@ -156,7 +156,7 @@ class SnapshotUploader:
         query = None
         if pinned.query is not None:
             files = tuple(state_file(f"query/{file}", file.as_posix()) for file in query_files)
-            query = QuerySnapshot(batch_id=pinned.query[1], files=files, own_watermark=pinned.query[2])
+            query = msgspec.structs.replace(pinned.query[1], files=files)
         channels = tuple(
             _with_in_flight(channel.snapshot, _elements(channel.in_flight, segment_of)) for channel in pinned.channels
         )

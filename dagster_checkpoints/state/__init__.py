@@ -1,5 +1,6 @@
-"""What a checkpoint holds. Read `metadata` (the values), `metadata_file` (their versioned form), `restore` and `inputs`
-(whether it fits a pipeline), then `redistribution` with `key_groups` (who gets what), and `claim` (whose a savepoint is)."""
+"""What a checkpoint holds. Read `metadata` (the values), `metadata_file` (their versioned form), `restore`, `inputs` and
+`plans` (whether it fits a pipeline), then `redistribution` with `key_groups` (who gets what), and `claim` (whose a savepoint
+is)."""
 
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.errors import (
@@ -15,7 +16,9 @@ from dagster_checkpoints.state.errors import (
     ParallelismTooHigh,
     PartlyFinishedUnionState,
     RestoreError,
+    SourcesChanged,
     StateError,
+    StatefulPlanChanged,
     UnfinishedPredecessor,
     UnknownMetadataVersion,
     UnknownStage,
@@ -51,6 +54,7 @@ from dagster_checkpoints.state.metadata import (
     task_files,
 )
 from dagster_checkpoints.state.metadata_file import decode, encode
+from dagster_checkpoints.state.plans import check_sources, check_stateful_plans
 from dagster_checkpoints.state.redistribution import (
     redistribute_broadcasts,
     redistribute_key_groups,
@@ -91,17 +95,21 @@ __all__ = [
     "RestoreError",
     "RestorePlan",
     "Segment",
+    "SourcesChanged",
     "StageInstanceSnapshot",
     "StageMetadata",
     "StageView",
     "StateError",
     "StateFile",
+    "StatefulPlanChanged",
     "StaticTableSnapshot",
     "TaskSnapshot",
     "UnfinishedPredecessor",
     "UnknownMetadataVersion",
     "UnknownStage",
     "WatermarkElement",
+    "check_sources",
+    "check_stateful_plans",
     "check_union_states",
     "chosen_max_parallelism",
     "decode",

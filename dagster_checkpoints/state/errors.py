@@ -51,6 +51,14 @@ class InputRowsGone(RestoreError):
     """A new stage reads one whose rows came before the checkpoint, which does not hold them."""
 
 
+class StatefulPlanChanged(RestoreError):
+    """A stage's stateful operators are not those whose state the checkpoint holds."""
+
+
+class SourcesChanged(RestoreError):
+    """The streaming sources of a query are not those whose offsets the checkpoint holds."""
+
+
 class InvalidMaxParallelism(StateError):
     """A maximum parallelism is outside its range."""
 

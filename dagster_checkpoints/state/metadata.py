@@ -114,11 +114,14 @@ class QuerySnapshot(_Struct, frozen=True):
         batch_id: the last committed batch; -1 before the first.
         files: the pruned directory.
         own_watermark: the query takes its event time from its source (`withWatermark`) and not from channels.
+        sources: what its streaming sources read, in the order of their offsets. None in a checkpoint of a release that did
+            not record them.
     """
 
     batch_id: int
     files: tuple[StateFile, ...] = ()
     own_watermark: bool = False
+    sources: tuple[str, ...] | None = None
 
 
 class OperatorState(_Struct, frozen=True):
@@ -138,12 +141,15 @@ class StageInstanceSnapshot(_Struct, frozen=True):
         rows_out: rows emitted so far, for reporting.
         transaction_files: the files that a transaction's data lies in, by its position in `transactions`. Only a
             savepoint has them: restored later, it must not lose what was aborted meanwhile.
+        state_plan: the stage's stateful operators, to be read and compared; none of a stage without state. None in a
+            checkpoint of a release that did not record them.
     """
 
     operator_states: tuple[OperatorState, ...] = ()
     transactions: tuple[str, ...] = ()
     rows_out: int = 0
     transaction_files: dict[int, tuple[StateFile, ...]] = {}
+    state_plan: tuple[str, ...] | None = None
 
 
 class TaskSnapshot(_Struct, frozen=True):

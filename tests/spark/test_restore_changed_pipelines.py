@@ -3,18 +3,53 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+import os
+import subprocess
+import sys
+from functools import reduce
 from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.events import CheckpointDone, JobStarted
-from dagster_checkpoints.state import ChainLayoutChanged, InputRowsGone, InputsChanged
+from dagster_checkpoints.state import ChainLayoutChanged, InputRowsGone, InputsChanged, SourcesChanged, StatefulPlanChanged
 from dagster_checkpoints.verification import verify_savepoint
 
 ROWS = "k string, ts timestamp, v long"
 NAMES = "k string, name string"
+
+
+# The same pipeline as a user has it in a file, with windows of another length.
+IN_A_FILE = """
+import pyspark.sql.functions as F
+from dagster_checkpoints import ParquetSink, Pipeline, StageInput, bounded_source, stage, unbounded_source
+
+def read(context, name, schema):
+    return context.spark.readStream.schema(schema).parquet("FOLDER/input/" + name)
+
+@unbounded_source(watermark=("ts", "1 minute"))
+def live(context):
+    return read(context, "live", "ROWS").unionByName(read(context, "spare", "ROWS"))
+
+@stage
+def rows(live):
+    return live.withColumn("w", F.col("v") + 1).where("w > 0").drop("w")
+
+@stage(inputs={"rows": StageInput(key="k")}, instances=["a", "b"], sink=ParquetSink("FOLDER/hours"))
+def hours(rows):
+    counted = rows.groupBy(F.window("ts", "30 minutes"), "k").agg(F.count("*").alias("n"))
+    return counted.select(F.col("window.start").alias("start"), "k", "n")
+
+@bounded_source(sink=ParquetSink("FOLDER/names"))
+def names(context):
+    return read(context, "names", "NAMES")
+
+changed = Pipeline("changed", [live, rows, hours, names])
+"""
 
 
 class Flow:
@@ -23,12 +58,14 @@ class Flow:
     def __init__(self, lab: Any) -> None:
         self.lab = lab
 
-    def pipeline(self, *more: Any, key: str = "k") -> Pipeline:
+    def pipeline(
+        self, *more: Any, key: str = "k", window: str = "1 hour", sources: tuple[str, ...] = ("live", "spare")
+    ) -> Pipeline:
         lab = self.lab
 
         @unbounded_source(watermark=("ts", "1 minute"))
         def live(context):
-            return lab.stream("live", ROWS)
+            return reduce(DataFrame.unionByName, [lab.stream(name, ROWS) for name in sources])
 
         @stage
         def rows(live):
@@ -36,7 +73,7 @@ class Flow:
 
         @stage(inputs={"rows": StageInput(key=key)}, instances=["a", "b"], sink=lab.sink("hours"))
         def hours(rows):
-            counted = rows.groupBy(F.window("ts", "1 hour"), "k").agg(F.count("*").alias("n"))
+            counted = rows.groupBy(F.window("ts", window), "k").agg(F.count("*").alias("n"))
             return counted.select(F.col("window.start").alias("start"), "k", "n")
 
         @bounded_source(sink=lab.sink("names"))
@@ -45,11 +82,25 @@ class Flow:
 
         return Pipeline("changed", [live, rows, hours, names, *more])
 
+    def verified(self) -> dict[str, Any]:
+        """What `dagster-checkpoints verify -f` says of the pipeline in a file, in a process of its own."""
+        text = IN_A_FILE.replace("FOLDER", str(self.lab.folder)).replace("ROWS", ROWS).replace("NAMES", NAMES)
+        file = self.lab.folder / "changed.py"
+        file.write_text(text)
+        command = [sys.executable, "-m", "dagster_checkpoints.cli", "verify", "latest", "-f", str(file), "--json"]
+        environment = {**os.environ, "CHECKPOINT_STORAGE": str(self.lab.folder / "store")}
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+        assert ran.returncode == 1, ran.stderr
+        told: dict[str, Any] = json.loads(ran.stdout)
+        return told
+
     def refused(self, error: type[Exception], pipeline: Pipeline, *words: str, **options: Any) -> None:
         """A restore into the pipeline is refused with that error, and by `verify` with the same text."""
         job = self.lab.start(pipeline, **options)
         with pytest.raises(error) as told:
-            job.result()
+            failure = job.result().error
+            if failure is not None:
+                raise failure
         assert not job.of(JobStarted)
         assert all(word in str(told.value) for word in words), str(told.value)
         if error in (ChainLayoutChanged, InputRowsGone, InputsChanged):
@@ -61,6 +112,7 @@ class Flow:
 def test_what_a_restore_takes_and_what_it_refuses(lab: Any) -> None:
     flow = Flow(lab)
     lab.put("names", NAMES, [("a", "A"), ("b", "B")])
+    lab.input("spare")
     lab.put("live", ROWS, [("ab"[m % 2], lab.at(60 * m), m) for m in range(90)])
     first = lab.start(flow.pipeline())
     first.wait_for(CheckpointDone, lambda done: "names" in done.finished_stages and done.stages["hours"].rows == 2)
@@ -72,6 +124,19 @@ def test_what_a_restore_takes_and_what_it_refuses(lab: Any) -> None:
         return rows.join(names, "k")
 
     flow.refused(InputRowsGone, flow.pipeline(report), "'report'", "reads 'names' as a static input", "another name")
+    hours = ("Stage 'hours' (instance 'a', ", "In the checkpoint: aggregate by window(ts, 1 hour), k: count(1)")
+    flow.refused(StatefulPlanChanged, flow.pipeline(window="30 minutes"), *hours, "Now: aggregate by window(ts, 30 minutes)")
+    problems = flow.verified()["problems"]
+    assert [problem["kind"] for problem in problems] == ["stateful_plan_changed"]
+    assert all(words in problems[0]["what"] for words in (*hours, "changed.py:", "Now: aggregate by window(ts, 30 minutes)"))
+    one, other = f"[0] parquet {lab.input('live')}", f"[1] parquet {lab.input('spare')}"
+    swapped = flow.pipeline(sources=("spare", "live"))
+    flow.refused(SourcesChanged, swapped, "Stage 'live'", "in another order", f"{one}, {other}", "allow_changed_plan")
+    flow.refused(SourcesChanged, flow.pipeline(sources=("live",)), "reads 1 streaming source", "in the checkpoint 2")
+    allowed = lab.start(flow.pipeline(window="30 minutes"), allow_changed_plan=True, interval=3600.0)
+    assert allowed.wait_for(JobStarted).restored_checkpoint is not None
+    allowed.cancel()
+    assert allowed.result().status == "CANCELED"
     flow.refused(InputsChanged, flow.pipeline(key="v"), "'hours'", "input 'rows'", "by key 'k', is now", "by key 'v'")
 
     @stage(sink=lab.sink("audit"))
@@ -93,5 +158,5 @@ def test_what_a_restore_takes_and_what_it_refuses(lab: Any) -> None:
     second.finished()
     assert lab.committed("late") == [("a", 1000)]
     zero = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-    hours = [zero, zero, *[zero + dt.timedelta(hours=1)] * 2, zero + dt.timedelta(hours=9)]
-    assert [row[0] for row in lab.committed("hours")] == hours
+    starts = [zero, zero, *[zero + dt.timedelta(hours=1)] * 2, zero + dt.timedelta(hours=9)]
+    assert [row[0] for row in lab.committed("hours")] == starts

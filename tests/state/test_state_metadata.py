@@ -185,12 +185,35 @@ INPUTS = CheckpointMetadata(
 )
 """How stages read each other; nothing is known of one that a release recorded without it."""
 
+PLANS = CheckpointMetadata(
+    pipeline="flights",
+    checkpoint_id=12,
+    stages=(StageMetadata("live", 1, ("0",)), StageMetadata("hourly", 1, ("0",))),
+    chains=(
+        ChainMetadata(
+            "live",
+            ("live", "hourly"),
+            {
+                0: TaskSnapshot(
+                    stages={
+                        "live": StageInstanceSnapshot(state_plan=()),
+                        "hourly": StageInstanceSnapshot(state_plan=("aggregate by window(ts, 1 hour), origin: count(1)",)),
+                    },
+                    query=QuerySnapshot(4, (file("offsets/4"),), sources=("parquet /flights",)),
+                )
+            },
+        ),
+    ),
+)
+"""What the state and the offsets of a query depend on."""
+
 WRITTEN = {
     "version-1.metadata": EVERYTHING,
     "version-1-transaction-files.metadata": SAVEPOINT,
     "version-1-enumerators.metadata": SPLITS,
     "version-1-stored-by.metadata": STORED_BY,
     "version-1-inputs.metadata": INPUTS,
+    "version-1-plans.metadata": PLANS,
 }
 """What each stored example says. A file is added with each addition to the format and never changed."""
 
@@ -229,8 +252,16 @@ def test_files_are_named_by_their_content_and_who_stored_them() -> None:
 
 
 def test_what_an_older_reader_need_not_know_is_not_written() -> None:
-    written = [encode(metadata) for metadata in (SAVEPOINT, SPLITS, STORED_BY, INPUTS, EVERYTHING)]
-    additions = {b"transaction_files": 0, b"enumerator": 1, b"max_parallelism": 1, b"stored_by": 2, b"inputs": 3}
+    written = [encode(metadata) for metadata in (SAVEPOINT, SPLITS, STORED_BY, INPUTS, PLANS, EVERYTHING)]
+    additions = {
+        b"transaction_files": 0,
+        b"enumerator": 1,
+        b"max_parallelism": 1,
+        b"stored_by": 2,
+        b"inputs": 3,
+        b"state_plan": 4,
+        b"sources": 4,
+    }
     for addition, only in additions.items():
         assert [addition in data for data in written] == [number == only for number in range(len(written))]
 

@@ -1,0 +1,338 @@
+"""An analyzed logical plan, as Spark writes it to JSON, and its expressions as text in which columns are traced to their origin.
+
+The text is the same in every process: it holds no expression ids, no qualifiers and no seeds. Must not know stages,
+checkpoints, or a Spark session: it reads JSON.
+
+Source: Spark's `TreeNode.toJSON`; `TimeWindowing` and `SessionWindowing` for what becomes of a window in the analyzed plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LONGEST = 600  # characters of a traced column; columns computed from each other many times would grow without end
+
+_INFIX = {
+    "Add": "+",
+    "And": "AND",
+    "Divide": "/",
+    "EqualNullSafe": "<=>",
+    "EqualTo": "=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "Multiply": "*",
+    "Or": "OR",
+    "Remainder": "%",
+    "Subtract": "-",
+}
+_TRANSPARENT = frozenset({"Alias", "Between", "KnownNullable", "KnownNotNull"})
+_SEEDED = frozenset({"Rand", "Randn", "RandStr", "Shuffle", "Uniform", "Uuid"})
+# What says nothing of the meaning, or another thing in each process.
+_UNSAID = frozenset(
+    {
+        "ansiEnabled",
+        "class",
+        "dataType",
+        "evalContext",
+        "evalMode",
+        "evalType",
+        "explicitMetadata",
+        "exprId",
+        "failOnError",
+        "metadata",
+        "mode",
+        "nonInheritableMetadataKeys",
+        "num-children",
+        "nullable",
+        "qualifier",
+        "resultId",
+        "timeZoneId",
+        "udfDeterministic",
+    }
+)
+_BY_TIME_ZONE = frozenset({"date", "timestamp", "timestamp_ntz", "string"})
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A node of a plan or of an expression.
+
+    Attributes:
+        kind: The simple name of its class.
+        fields: Its constructor's arguments, as JSON.
+        number: Its place in the tree, from the top down.
+    """
+
+    kind: str
+    fields: Mapping[str, Any]
+    children: tuple[Node, ...]
+    number: int
+
+    def all(self) -> Iterator[Node]:
+        """The node and everything below it, from the top down."""
+        yield self
+        for child in self.children:
+            yield from child.all()
+
+
+def parse(text: str) -> Node:
+    """The plan that `TreeNode.toJSON` wrote."""
+    return _tree(json.loads(text))
+
+
+def expressions(field: Any) -> list[Node]:
+    """The expressions that a field of a plan's node holds: one, or a list of them."""
+    if not isinstance(field, list) or not field:
+        return []
+    return [_tree(field)] if _is_tree(field) else [_tree(each) for each in field if _is_tree(each)]
+
+
+def is_streaming(plan: Node) -> bool:
+    """Whether the plan reads a stream."""
+    return any(node.kind.startswith("Streaming") or node.fields.get("isStreaming") is True for node in plan.all())
+
+
+def traced(expression: Node, below: Sequence[Node], sides: Sequence[str] = ()) -> str:
+    """An expression as text, its columns replaced by what they are computed from, through projections.
+
+    Args:
+        below: The children of the plan's node that holds it.
+        sides: What to write in front of a column, by the child it comes from.
+    """
+    return _text(expression, lambda column: _origin_in(column, below, sides))
+
+
+def as_written(expression: Node) -> str:
+    """An expression as text, its columns by name and type."""
+    return _text(expression, lambda column: f"{column.fields['name']} {_type(column.fields.get('dataType'))}")
+
+
+def column_origins(plan: Node) -> list[str]:
+    """The columns that a plan returns, traced to their origin."""
+    return [_origin(identity, "?", plan) for identity in _output(plan)]
+
+
+def _tree(items: Sequence[Mapping[str, Any]]) -> Node:
+    position = 0
+
+    def build() -> Node:
+        nonlocal position
+        number, fields = position, items[position]
+        position += 1
+        children = tuple(build() for _ in range(int(fields["num-children"])))
+        return Node(str(fields["class"]).rpartition(".")[2], fields, children, number)
+
+    return build()
+
+
+def _is_tree(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "num-children" in value[0]
+
+
+# Expressions
+
+
+def _text(node: Node, column: Any) -> str:
+    match node.kind:
+        case "AttributeReference":
+            return str(column(node))
+        case "Literal":
+            value, kind = node.fields.get("value"), str(node.fields.get("dataType"))
+            if kind.startswith("interval ") and str(value).isdigit() and "year" not in kind and "month" not in kind:
+                return _duration(node)
+            return f"'{value}'" if kind == "string" else str(value)
+        case "OuterReference" | "NamedLambdaVariable":
+            return str(node.fields.get("name", node.kind))
+        case kind if kind in _TRANSPARENT:
+            return _text(node.children[0], column)
+        case kind if kind in _SEEDED:
+            return f"{_function(kind)}()"
+        case "AggregateExpression":
+            distinct = "distinct " if node.fields.get("isDistinct") else ""
+            return distinct + ", where ".join(_text(child, column) for child in node.children)
+        case "With" if len(node.children) == 2:  # how Spark writes `between`: an expression that is used twice
+            defined = _text(node.children[1].children[0], column)
+            return _text(node.children[0], column).replace("common_expression_ref()", defined)
+        case "Cast" if node.children[0].kind == "Literal":
+            return _text(node.children[0], column)
+        case "Cast":
+            kind = _type(node.fields.get("dataType"))
+            zone = f" in {node.fields['timeZoneId']}" if kind in _BY_TIME_ZONE and node.fields.get("timeZoneId") else ""
+            return f"cast({_text(node.children[0], column)} as {kind}{zone})"
+        case "CreateNamedStruct":
+            return _window(node, column) or _call(node, column)
+        case "GetStructField":
+            field = node.fields.get("name") or node.fields.get("ordinal")
+            return f"{_text(node.children[0], column)}.{field}"
+        case kind if kind in _INFIX and len(node.children) == 2:
+            left, right = (_text(child, column) for child in node.children)
+            return f"({left} {_INFIX[kind]} {right})"
+    return _call(node, column)
+
+
+def _call(node: Node, column: Any) -> str:
+    arguments = [_text(child, column) for child in node.children]
+    children = 0
+    for name, value in node.fields.items():
+        if isinstance(value, int) and not isinstance(value, bool) and value == children < len(node.children):
+            children += 1  # the number of a child, which is said already
+        elif isinstance(value, str | int | float) and name not in _UNSAID:
+            arguments.append(f"{name} {value}")
+        elif _is_tree(value) and "replacement" not in node.fields:
+            arguments.append(f"{name} {_text(_tree(value), column)}")
+    if node.kind.endswith("UDF") and node.fields.get("dataType") is not None:
+        arguments.append(f"returns {_type(node.fields['dataType'])}")
+    if isinstance(node.fields.get("timeZoneId"), str):
+        arguments.append(f"in {node.fields['timeZoneId']}")
+    return f"{_function(node.kind)}({', '.join(arguments)})"
+
+
+def _window(node: Node, column: Any) -> str | None:
+    """The window that a struct of its start and end stands for, as the user wrote it; None if it is another struct."""
+    if len(node.children) != 4 or [_name(node.children[0]), _name(node.children[2])] != ["start", "end"]:
+        return None
+    begin, end = node.children[1], node.children[3]
+    remainder = next((n for n in begin.all() if n.kind == "Remainder"), None)
+    added = next((n for n in end.all() if n.kind == "Add"), None)
+    if remainder is None or added is None or remainder.children[0].kind != "Subtract":
+        return _session_window(begin, end, column)
+    moment, offset = remainder.children[0].children
+    slide, length = remainder.children[1], added.children[1]
+    if any(n.kind != "Literal" for n in (offset, slide, length)) or moment.kind != "PreciseTimestampConversion":
+        return None
+    every = "" if slide.fields["value"] == length.fields["value"] else f", every {_duration(slide)}"
+    first = "" if offset.fields["value"] == "0" else f", from {_duration(offset)}"
+    return f"window({_text(moment.children[0], column)}, {_duration(length)}{every}{first})"
+
+
+def _session_window(begin: Node, end: Node, column: Any) -> str | None:
+    moment = begin
+    while moment.kind == "PreciseTimestampConversion":
+        moment = moment.children[0]
+    added = next((n for n in end.all() if n.kind == "TimestampAddInterval"), None)
+    if moment is begin or added is None:
+        return None
+    return f"session_window({_text(moment, column)}, gap {_text(added.children[1], column)})"
+
+
+def _duration(literal: Node) -> str:
+    """Microseconds as a duration that can be read."""
+    rest = int(literal.fields["value"])
+    for unit, size in (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000), ("second", 1_000_000)):
+        if rest and rest % size == 0:
+            return f"{rest // size} {unit}{'' if rest == size else 's'}"
+    return f"{rest} µs"
+
+
+def _name(node: Node) -> Any:
+    return node.fields.get("value")
+
+
+def _function(kind: str) -> str:
+    """A class's name as the function's: `TruncTimestamp` becomes `trunc_timestamp`."""
+    return "".join(f"_{c.lower()}" if c.isupper() and i and not kind[i - 1].isupper() else c.lower() for i, c in enumerate(kind))
+
+
+def _type(kind: Any) -> str:
+    """A data type from its JSON, in short; without nullability, which decides nothing."""
+    if isinstance(kind, str):
+        return kind
+    if not isinstance(kind, dict):
+        return "?"
+    match kind.get("type"):
+        case "struct":
+            fields = [f"{field['name']} {_type(field['type'])}" for field in kind["fields"]]
+            return f"struct<{', '.join(fields)}>"
+        case "array":
+            return f"array<{_type(kind['elementType'])}>"
+        case "map":
+            return f"map<{_type(kind['keyType'])}, {_type(kind['valueType'])}>"
+        case other:
+            return str(other)
+
+
+type_text = _type
+
+
+# Where columns come from
+
+
+def _identity(node: Node) -> int:
+    return int((node.fields.get("exprId") or {}).get("id", -1))
+
+
+def _output(plan: Node) -> list[int]:
+    """The ids of the columns that a plan's node returns, in order."""
+    fields, children = plan.fields, plan.children
+    if plan.kind == "Project":
+        return [_identity(each) for each in expressions(fields["projectList"])]
+    if plan.kind == "Aggregate":
+        return [_identity(each) for each in expressions(fields["aggregateExpressions"])]
+    if plan.kind == "Generate":
+        return [*_output(children[0]), *(_identity(each) for each in expressions(fields.get("generatorOutput")))]
+    for name in ("output", "outputAttrs", "outputAttributes"):
+        if expressions(fields.get(name)):
+            return [_identity(each) for each in expressions(fields[name])]
+    if plan.kind == "Union":
+        return _output(children[0])
+    return [identity for child in children for identity in _output(child)]
+
+
+def _origin_in(column: Node, plans: Sequence[Node], sides: Sequence[str]) -> str:
+    name, identity = str(column.fields["name"]), _identity(column)
+    for number, plan in enumerate(plans):
+        if identity in _output(plan):
+            return f"{sides[number] if sides else ''}{_origin(identity, name, plan)}"
+    return name
+
+
+def _origin(identity: int, name: str, plan: Node) -> str:
+    text = _origin_of(identity, name, plan)
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[: LONGEST // 2]}… ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
+
+
+def _origin_of(identity: int, name: str, plan: Node) -> str:
+    """What a column that a plan returns is computed from."""
+    match plan.kind:
+        case "Project" | "Aggregate":
+            of = "projectList" if plan.kind == "Project" else "aggregateExpressions"
+            found = next((e for e in expressions(plan.fields[of]) if _identity(e) == identity), None)
+            if found is None:
+                return name
+            if found.kind == "Alias" and (plan.kind == "Aggregate" and any(n.kind == "AggregateExpression" for n in found.all())):
+                return str(found.fields["name"])  # what it was computed from is said of the aggregation
+            return traced(found, plan.children)
+        case "Union":
+            position = _output(plan).index(identity)
+            texts = []
+            for child in plan.children:
+                columns = _output(child)
+                texts.append(_origin(columns[position], name, child) if position < len(columns) else name)
+            return _either(texts)
+        case "Expand":
+            columns = _output(plan)
+            rows = [expressions(row) for row in plan.fields.get("projections") or ()]
+            place = columns.index(identity)
+            return _either([traced(row[place], plan.children) for row in rows if place < len(row)]) or name
+    for child in plan.children:
+        if identity in _output(child):
+            return _origin(identity, name, child)
+    return next((str(n.fields["name"]) for n in _own_columns(plan) if _identity(n) == identity), name)
+
+
+def _own_columns(plan: Node) -> list[Node]:
+    fields = ("output", "outputAttrs", "outputAttributes", "generatorOutput")
+    return [each for name in fields for each in expressions(plan.fields.get(name)) if "name" in each.fields]
+
+
+def _either(texts: Sequence[str]) -> str:
+    different = list(dict.fromkeys(texts))
+    return different[0] if len(different) == 1 else f"{{{' | '.join(different)}}}" if different else ""

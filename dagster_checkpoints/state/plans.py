@@ -1,0 +1,94 @@
+"""Whether the plan of a query still fits the state and the offsets that a checkpoint holds of it.
+
+Plans are compared as text: the stateful operators of each stage, and the streaming sources of the query in Spark's order. What a
+plan says is another's concern: must not know Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dagster_checkpoints.state.errors import SourcesChanged, StatefulPlanChanged
+from dagster_checkpoints.state.metadata import TaskSnapshot
+
+_REMEDY = (
+    "Take the change back; or end the old pipeline with a drain, which emits and commits all that it holds, and begin with the "
+    "new plan as a new start (restore_from: none)"
+)
+
+
+def check_stateful_plans(
+    snapshot: TaskSnapshot, operators: Mapping[str, Sequence[str]], instance: str, locations: Mapping[str, object], where: str
+) -> None:
+    """The stateful operators of each stage must be those whose state the checkpoint holds.
+
+    A query that has run no batch holds none, and what a release recorded that did not know of plans is not compared.
+
+    Args:
+        snapshot: of the task.
+        operators: by stage, as its function asks for them now.
+        instance: of the task, for the error.
+        locations: of the stages' functions, for the error.
+        where: the checkpoint, for the error.
+
+    Raises:
+        StatefulPlanChanged: names the stage, what the checkpoint says and what the function asks for.
+    """
+    if snapshot.query is None:
+        return
+    for stage, now in operators.items():
+        before = snapshot.stages[stage].state_plan if stage in snapshot.stages else None
+        if before is not None and before != tuple(now):
+            raise StatefulPlanChanged(
+                f"Stage {stage!r} (instance {instance!r}, {locations.get(stage, 'defined elsewhere')}) keeps other state than in "
+                f"{where}.\n  In the checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}\nSpark would go on with the "
+                f"old state under the new plan, and what both emit would meet in one output. {_REMEDY}; or take the risk with "
+                "allow_changed_plan: true."
+            )
+
+
+def check_sources(
+    snapshot: TaskSnapshot, sources: Sequence[str], stage: str, instance: str, where: str, *, allow_changed_plan: bool = False
+) -> None:
+    """The streaming sources of a query must be those whose offsets the checkpoint holds, in the same order.
+
+    Args:
+        snapshot: of the task.
+        sources: of the query as it would be now, as Spark numbers them.
+        stage: the first of the chain, the one that reads them.
+        instance: of the task.
+        where: the checkpoint, for the error.
+        allow_changed_plan: as many other sources may take the offsets of those of the checkpoint.
+
+    Raises:
+        SourcesChanged: names the stage, the sources of the checkpoint and the present ones.
+    """
+    before = snapshot.query.sources if snapshot.query is not None else None
+    if before is None or before == tuple(sources) or (allow_changed_plan and len(before) == len(sources)):
+        return
+    risk = "; or take the risk with allow_changed_plan: true" if len(before) == len(sources) else ""
+    raise SourcesChanged(
+        f"Stage {stage!r} (instance {instance!r}) {_difference(before, sources)}.\n  In {where}: {_numbered(before)}\n  Now: "
+        f"{_numbered(sources)}\nSpark keeps the offsets of a query's sources by their number, so each would go on where another "
+        f"one had stopped. {_REMEDY}{risk}. A source that is to be added or removed without a new start belongs into a stage of "
+        "its own."
+    )
+
+
+def _difference(before: Sequence[str], now: Sequence[str]) -> str:
+    if sorted(before) == sorted(now):
+        return "reads its sources in another order"
+    if len(before) != len(now):
+        return f"reads {len(now)} streaming source{'' if len(now) == 1 else 's'}, and in the checkpoint {len(before)}"
+    return "reads other streaming sources"
+
+
+def _numbered(sources: Sequence[str]) -> str:
+    return ", ".join(f"[{number}] {source}" for number, source in enumerate(sources)) or "none"
+
+
+def _shown(these: Sequence[str], others: Sequence[str]) -> str:
+    """The operators in which the two differ; all where one has more than the other."""
+    if len(these) == len(others):
+        these = [this for this, other in zip(these, others, strict=True) if this != other]
+    return " / ".join(these) or "no state"

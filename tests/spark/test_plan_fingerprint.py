@@ -1,0 +1,193 @@
+"""What is written down of a plan's state: the same in every process, whatever stands in front of it, and other where it matters.
+
+The texts are compared with texts that are written out here: a process that wrote others would not take its own checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from dagster_checkpoints.pipeline import Pipeline, StageContext, stage, unbounded_source
+from dagster_checkpoints.spark import plans
+from dagster_checkpoints.spark.plan_fingerprint import PlanDescription, describe
+
+ROWS = "k string, ts timestamp, v long"
+
+
+class Counter(StatefulProcessor):
+    """Declares what it keeps, and does nothing with it."""
+
+    states: tuple[str, ...] = ("n long",)
+
+    def init(self, handle: Any) -> None:
+        self.kept = [handle.getValueState(f"s{number}", schema) for number, schema in enumerate(self.states)]
+        self.seen = handle.getMapState("seen", "k string", "n int", 1000)
+        handle.getQueryInfo()  # declarations need not come last
+
+    def handleInputRows(self, key: Any, rows: Any, timers: Any) -> Any:
+        yield from rows
+
+    def close(self) -> None: ...
+
+
+def counted(key: Any, frames: Any, state: Any) -> Any:
+    yield from frames
+
+
+HOUR = "watermark ts - 1 hours"
+near = "l.k = r.k AND r.ts BETWEEN l.ts AND l.ts + INTERVAL 10 MINUTES"
+
+
+def join(rows: Any, kind: str = "inner", condition: str = near) -> Any:
+    return rows.alias("l").join(rows.alias("r"), F.expr(condition), kind).select("l.k", "l.ts", "l.v")
+
+
+PLANS: list[tuple[Callable[[Any], Any], tuple[str, ...]]] = [
+    (lambda rows: rows.where("v > 3").withColumn("w", F.col("v") * 2), ()),
+    (
+        lambda rows: rows.groupBy(F.window("ts", "5 minutes"), "k").agg(F.sum("v"), F.avg(F.col("v") + 1)),
+        (f"aggregate by window(ts, 5 minutes), k: sum(v long), average((v long + 1)); {HOUR}",),
+    ),
+    (
+        lambda rows: rows.groupBy(F.window("ts", "10 minutes", "5 minutes", "1 minute")).count(),
+        (f"aggregate by window(ts, 10 minutes, every 5 minutes, from 1 minute): count(1); {HOUR}",),
+    ),
+    (
+        lambda rows: rows.groupBy(F.session_window("ts", "10 minutes"), "k").count(),
+        (f"aggregate by session_window(ts, gap '10 minutes'), k: count(1); {HOUR}",),
+    ),
+    (  # a key that is computed in front is part of what it is
+        lambda rows: rows.withColumn("at", F.date_trunc("day", "ts")).groupBy("at", "ts").agg(F.max("k")),
+        (f"aggregate by trunc_timestamp('day', ts, in UTC), ts: max(k string); {HOUR}",),
+    ),
+    (
+        lambda rows: rows.unionByName(rows.withColumn("k", F.upper("k"))).dropDuplicatesWithinWatermark(["k"]),
+        (f"drop duplicates within the watermark by {{k | upper(k)}}; {HOUR}",),
+    ),
+    (lambda rows: rows.dropDuplicates(["v", "ts"]), (f"drop duplicates by ts, v; {HOUR}",)),
+    (
+        lambda rows: rows.groupBy((F.rand() * 4).cast("int"), "ts").count(),
+        (f"aggregate by cast((rand() * 4) as integer), ts: count(1); {HOUR}",),
+    ),
+    (
+        join,
+        (
+            "inner join of streams on ((left.k = right.k) AND ((right.ts >= left.ts) AND (right.ts <= cast("
+            f"timestamp_add_interval(left.ts, 10 minutes, in UTC) as timestamp in UTC)))); {HOUR}",
+        ),
+    ),
+    (lambda rows: rows.select("v").limit(7), (f"limit 7; {HOUR}",)),
+    (
+        lambda rows: rows.groupBy("k").applyInPandasWithState(counted, ROWS, "n int", "append", "EventTimeTimeout"),
+        (f"applyInPandasWithState by k: state struct<n integer>, output mode append, EventTimeTimeout; {HOUR}",),
+    ),
+    (
+        lambda rows: rows.groupBy("k").transformWithStateInPandas(Counter(), ROWS, "Append", "EventTime"),
+        (
+            "transformWithState by k: Counter with map seen struct<k:string> -> struct<n:int>, kept 1000 ms, value s0 "
+            f"struct<n:bigint>, output mode append, time mode eventtime; {HOUR}",
+        ),
+    ),
+    (
+        lambda rows: (
+            rows.groupBy(F.window("ts", "5 minutes"), "k").count().groupBy(F.window("window", "1 hour")).agg(F.sum("count"))
+        ),
+        (
+            f"aggregate by window(ts, 5 minutes), k: count(1); {HOUR}",
+            "aggregate by window(precise_timestamp_conversion((precise_timestamp_conversion(window(ts, 5 minutes).1, fromType "
+            f"timestamp, toType long) - 1), fromType long, toType timestamp), 1 hour): sum(count long); {HOUR}",
+        ),
+    ),
+]
+
+
+def described(lab: Any, *functions: Callable[[Any], Any]) -> PlanDescription:
+    """The description of a chain of a source and one stage for each function."""
+
+    @unbounded_source(watermark=("ts", "1 hour"))
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    stages = [live]
+    for number, function in enumerate(functions):
+        names = [live.name, *(f"s{n}" for n in range(number + 1))]
+        scope: dict[str, Any] = {"function": function}
+        exec(f"def made({names[-2]}): return function({names[-2]})", scope)
+        last = number == len(functions) - 1
+        stages.append(stage(name=names[-1], sink=lab.sink() if last else None)(scope["made"]))
+    pipeline = Pipeline("described", stages)
+    calls = [plans.StageCall(s, StageContext(lab.spark, s.name, "0", 0, 1, None, None)) for s in stages]  # type: ignore[arg-type]
+    return describe(plans.build_plan(pipeline, calls, {}))
+
+
+def in_front(rows: Any) -> Any:
+    """What keeps no state and computes no key."""
+    return rows.where("v > 0").withColumn("more", F.lit(1)).select("k", "more", F.col("ts"), "v").drop("more").repartition(2)
+
+
+@pytest.mark.parametrize(("function", "expected"), PLANS)
+def test_what_is_written_down(lab: Any, function: Callable[[Any], Any], expected: tuple[str, ...]) -> None:
+    alone = described(lab, function)
+    assert alone.operators == {"live": (), "s0": expected}
+    assert described(lab, in_front, function).operators == {"live": (), "s0": (), "s1": expected}
+    assert set(alone.sources) == {f"parquet {lab.input('live')}"}
+
+
+def test_each_change_of_what_the_state_is_made_of_shows(lab: Any) -> None:
+    """No two of these may share a state."""
+
+    def processor(*states: str) -> Counter:
+        made = Counter()
+        made.states = states
+        return made
+
+    def aggregated(length: str = "5 minutes", key: str = "k", *functions: Any) -> Callable[[Any], Any]:
+        return lambda rows: rows.groupBy(F.window("ts", length), key).agg(*(functions or [F.sum("v")]))
+
+    def per(unit: str) -> Callable[[Any], Any]:
+        return lambda rows: rows.withColumn("at", F.date_trunc(unit, "ts")).groupBy("at", "ts").count()
+
+    different: list[Callable[[Any], Any]] = [
+        aggregated(),
+        aggregated("10 minutes"),
+        aggregated("5 minutes", "v"),
+        aggregated("5 minutes", "k", F.max("v")),
+        aggregated("5 minutes", "k", F.sum("v"), F.max("v")),
+        per("day"),
+        per("hour"),
+        lambda rows: join(rows, "left_outer"),
+        lambda rows: join(rows, condition=near.replace("10", "20")),
+        lambda rows: rows.groupBy("k").applyInPandasWithState(counted, ROWS, "n long", "append", "EventTimeTimeout"),
+        lambda rows: rows.groupBy("k").applyInPandasWithState(counted, ROWS, "n long", "append", "ProcessingTimeTimeout"),
+        *(
+            lambda rows, made=made: rows.groupBy("k").transformWithStateInPandas(made, ROWS, "Append", "EventTime")
+            for made in (processor("n long"), processor("n int"), processor("n long", "m long"))
+        ),
+    ]
+    texts = [described(lab, function).operators["s0"] for function in different]
+    assert all(texts) and len(set(texts)) == len(texts)
+
+
+def test_an_operator_belongs_to_the_stage_that_adds_it(lab: Any) -> None:
+    def deduplicated(rows: Any) -> Any:
+        return rows.dropDuplicates(["k", "ts"])
+
+    def windows(rows: Any) -> Any:
+        return rows.groupBy(F.window("ts", "5 minutes")).count()
+
+    found = described(lab, deduplicated, in_front, windows).operators
+    assert [len(operators) for operators in found.values()] == [0, 1, 0, 1]
+    assert found["s0"][0].startswith("drop duplicates by k, ts") and found["s2"][0].startswith("aggregate by window")
+
+
+def test_sources_are_named_by_what_they_read_and_never_by_their_secrets(lab: Any) -> None:
+    def with_rate(rows: Any) -> Any:
+        rate = lab.spark.readStream.format("rate").option("rowsPerSecond", 3).option("password", "secret").load()
+        return rows.select("v").unionByName(rate.select(F.col("value").alias("v")))
+
+    assert described(lab, with_rate).sources == (f"parquet {lab.input('live')}", "rate")

@@ -1,0 +1,92 @@
+"""Whether a query's plan still fits its state: which changes of operators and sources are refused, and in which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_checkpoints.state import (
+    QuerySnapshot,
+    SourcesChanged,
+    StageInstanceSnapshot,
+    StatefulPlanChanged,
+    TaskSnapshot,
+    check_sources,
+    check_stateful_plans,
+)
+
+WHERE = "checkpoint 7 of pipeline 'flights'"
+FIVE, TEN = "aggregate by window(ts, 5 minutes), origin: count(1)", "aggregate by window(ts, 10 minutes), origin: count(1)"
+DEDUP = "drop duplicates by flight"
+
+
+def snapshot(
+    operators: tuple[str, ...] | None = (), sources: tuple[str, ...] | None = None, *, query: bool = True
+) -> TaskSnapshot:
+    held = StageInstanceSnapshot(state_plan=operators)
+    return TaskSnapshot({"hourly": held}, QuerySnapshot(4, sources=sources) if query else None)
+
+
+def check(held: TaskSnapshot, *now: str) -> None:
+    check_stateful_plans(held, {"hourly": now}, "JFK", {"hourly": "flights.py:12"}, WHERE)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "shown"),
+    [
+        ((FIVE,), (TEN,), f"In the checkpoint: {FIVE}\n  Now: {TEN}\n"),
+        # What has not changed is left out.
+        ((DEDUP, FIVE), (DEDUP, TEN), f"In the checkpoint: {FIVE}\n  Now: {TEN}\n"),
+        ((DEDUP, FIVE), (FIVE,), f"In the checkpoint: {DEDUP} / {FIVE}\n  Now: {FIVE}\n"),
+        ((), (FIVE,), f"In the checkpoint: no state\n  Now: {FIVE}\n"),
+        ((FIVE,), (), f"In the checkpoint: {FIVE}\n  Now: no state\n"),
+    ],
+)
+def test_other_stateful_operators(before: tuple[str, ...], now: tuple[str, ...], shown: str) -> None:
+    with pytest.raises(StatefulPlanChanged) as error:
+        check(snapshot(before), *now)
+    assert str(error.value) == (
+        f"Stage 'hourly' (instance 'JFK', flights.py:12) keeps other state than in {WHERE}.\n  {shown}Spark would go on with the "
+        "old state under the new plan, and what both emit would meet in one output. Take the change back; or end the old "
+        "pipeline with a drain, which emits and commits all that it holds, and begin with the new plan as a new start "
+        "(restore_from: none); or take the risk with allow_changed_plan: true."
+    )
+
+
+def test_what_is_not_known_or_holds_no_state_is_not_compared() -> None:
+    check(snapshot((FIVE,)), FIVE)
+    check(snapshot(None), TEN)
+    check(snapshot((FIVE,), query=False), TEN)
+    check(TaskSnapshot(query=QuerySnapshot(4)), TEN)
+
+
+A, B, C = "parquet /a", "parquet /b", "kafka subscribe flights"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words", "allowed"),
+    [
+        ((A, B), (A,), "reads 1 streaming source, and in the checkpoint 2", False),
+        ((A,), (A, B), "reads 2 streaming sources, and in the checkpoint 1", False),
+        ((A,), (), "reads 0 streaming sources, and in the checkpoint 1", False),
+        ((A, B), (B, A), "reads its sources in another order", True),
+        ((A, B), (A, C), "reads other streaming sources", True),
+    ],
+)
+def test_other_sources(before: tuple[str, ...], now: tuple[str, ...], words: str, allowed: bool) -> None:
+    with pytest.raises(SourcesChanged) as error:
+        check_sources(snapshot(sources=before), now, "live", "JFK", WHERE)
+    text = str(error.value)
+    assert text.startswith(f"Stage 'live' (instance 'JFK') {words}.\n  In {WHERE}: [0] {before[0]}")
+    assert ("\n  Now: none\n" if not now else f"\n  Now: [0] {now[0]}") in text
+    assert ("allow_changed_plan" in text) is allowed
+    if allowed:
+        check_sources(snapshot(sources=before), now, "live", "JFK", WHERE, allow_changed_plan=True)
+    else:
+        with pytest.raises(SourcesChanged):
+            check_sources(snapshot(sources=before), now, "live", "JFK", WHERE, allow_changed_plan=True)
+
+
+def test_sources_that_are_not_known_are_not_compared() -> None:
+    check_sources(snapshot(sources=(A, B)), (A, B), "live", "JFK", WHERE)
+    check_sources(snapshot(sources=None), (A,), "live", "JFK", WHERE)
+    check_sources(snapshot(query=False), (A,), "live", "JFK", WHERE)
