@@ -14,6 +14,7 @@ from sensors import (
     flights_job,
     recovery_sensor,
     reroot_sensor,
+    savepoint_check_sensor,
     savepoints_every_hour,
 )
 
@@ -21,7 +22,7 @@ defs = dg.Definitions(
     assets=[flights_assets, *instance_assets(flights_assets), flights_savepoints],
     asset_checks=[flights_savepoint_check],
     jobs=[flights_job, feed_job, check_savepoint_job],
-    sensors=[drain_sensor, reroot_sensor, recovery_sensor],
+    sensors=[drain_sensor, reroot_sensor, recovery_sensor, savepoint_check_sensor],
     schedules=[flights_every_night, savepoints_every_hour],
     resources={"checkpoint_coordinator": checkpoint_coordinator},
     # A run is one op: a second process would only cost memory.

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         build_end_of_input_sensor,
         build_recovery_sensor,
         build_reroot_sensor,
+        build_savepoint_check_sensor,
         build_savepoint_schedule,
     )
     from dagster_checkpoints.sinks import ParquetSink, TwoPhaseCommitSink
@@ -57,6 +58,7 @@ _WHERE = {
     "build_end_of_input_sensor": "sensors",
     "build_recovery_sensor": "sensors",
     "build_reroot_sensor": "sensors",
+    "build_savepoint_check_sensor": "sensors",
     "build_savepoint_schedule": "sensors",
     "instance_assets": "stage_assets",
     "pipeline_assets": "asset_decorator",
@@ -84,6 +86,7 @@ __all__ = [
     "build_end_of_input_sensor",
     "build_recovery_sensor",
     "build_reroot_sensor",
+    "build_savepoint_check_sensor",
     "build_savepoint_schedule",
     "instance_assets",
     "pipeline_assets",

@@ -67,9 +67,14 @@ class JobThread:
             return None
         return LogLine(news.levelno, news.getMessage()) if isinstance(news, logging.LogRecord) else news
 
-    def ask(self, request: ControlRequest) -> None:
-        """Ask the job for something; the answer is among the news."""
-        self.job.ask(request, self._news.put)
+    def ask(self, request: ControlRequest, *, termination: bool = False) -> None:
+        """Ask the job for something; the answer is among the news.
+
+        Args:
+            request: What is asked for.
+            termination: See :meth:`JobExecution.ask`.
+        """
+        self.job.ask(request, self._news.put, termination=termination)
 
     def cancel(self, seconds: float) -> JobEnded | None:
         """Cancel the job and wait for its end; None if it had not ended after `seconds`."""

@@ -30,12 +30,13 @@ from dagster_checkpoints.job_thread import JobEnded, JobThread, LogLine
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.run_config import PipelineRunConfig
 from dagster_checkpoints.run_events import RunReporter, failure
+from dagster_checkpoints.run_lineage import earlier_runs, origin_of
 from dagster_checkpoints.settings import KnownSettings
 from dagster_checkpoints.spark.events import JobEvent
 from dagster_checkpoints.spark.job import JobExecution
 from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.session import build_session, session_config
-from dagster_checkpoints.stage_assets import PIPELINE, StageAssets
+from dagster_checkpoints.stage_assets import PIPELINE, REFUSED, StageAssets
 from dagster_checkpoints.state import ClaimMode
 from dagster_checkpoints.storage import (
     Answer,
@@ -43,6 +44,8 @@ from dagster_checkpoints.storage import (
     ControlRequest,
     ObjectStore,
     PipelineControl,
+    PipelineNameTaken,
+    PipelineOwned,
     open_store,
 )
 from dagster_checkpoints.storage_root import storage_root
@@ -287,6 +290,9 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
                     f"Pipeline {pipeline.name!r} ended {result.status}; expected FINISHED with every selected stage. Not "
                     f"finished: {missing}. The next run continues from the newest checkpoint."
                 )
+        if isinstance(error, PipelineOwned | PipelineNameTaken):
+            with interrupts_delayed():
+                context.instance.add_run_tags(context.run.run_id, {REFUSED: type(error).__name__})
         if error is not None:
             raise failure(pipeline, error, last) from None
 
@@ -323,7 +329,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             name=f"termination-{now:%Y%m%dT%H%M%S}",
         )
         context.log.info(f"Suspending pipeline {pipeline.name!r} before the run ends; at most {self.termination_timeout:g} s.")
-        thread.ask(request)
+        thread.ask(request, termination=True)
         deadline = time.monotonic() + self.termination_timeout
         while time.monotonic() < deadline:
             match thread.next(_POLL_SECONDS):
@@ -361,7 +367,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         return JobExecution(
             pipeline,
             storage=storage,
-            options=self._options(config, storage),
+            options=self._options(config, storage, context, assets),
             session=lambda: build_session(spark_config),
             on_event=on_event,
             run_id=context.run.run_id,
@@ -369,7 +375,9 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             log=log,
         )
 
-    def _options(self, config: PipelineRunConfig, storage: CheckpointStorage) -> JobOptions:
+    def _options(
+        self, config: PipelineRunConfig, storage: CheckpointStorage, context: dg.AssetExecutionContext, assets: StageAssets
+    ) -> JobOptions:
         return JobOptions(
             CheckpointConfig(
                 interval=self.interval,
@@ -389,6 +397,9 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             claim_mode=ClaimMode(config.claim_mode),
             request_poll_seconds=self.request_poll_seconds,
             status_seconds=self.status_seconds,
+            origin=origin_of(context, assets),
+            allow_moved_pipeline=config.allow_moved_pipeline,
+            earlier_runs=earlier_runs(context),
         )
 
     def _work_directory(self, storage: CheckpointStorage) -> Path:

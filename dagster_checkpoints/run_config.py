@@ -42,6 +42,8 @@ class PipelineRunConfig(KnownSettings, dg.Config):
             completed. "claim": it becomes the pipeline's own, which deletes it as it deletes old checkpoints.
         allow_non_restored_state: Go on although the checkpoint holds state of stages that the pipeline no longer has; it is
             left behind.
+        allow_moved_pipeline: The pipeline is the one that storage knows, although its code location and most of its asset keys
+            have changed since its latest run.
         allow_older_checkpoint: If the checkpoint is corrupt or incomplete, try older ones that are retained.
 
         allow_changed_plan: Let the state of the checkpoint go on under other stateful operators (a window of another length,
@@ -64,6 +66,9 @@ class PipelineRunConfig(KnownSettings, dg.Config):
     )
     allow_non_restored_state: bool = Field(
         default=False, description="leave behind what the checkpoint holds of stages that no longer exist"
+    )
+    allow_moved_pipeline: bool = Field(
+        default=False, description="it is the pipeline that storage knows, although its code location and its asset keys changed"
     )
     allow_older_checkpoint: bool = Field(
         default=False, description="if the checkpoint is corrupt or incomplete, try older retained ones"

@@ -18,6 +18,9 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline, Stage
 
 PIPELINE = "dagster_checkpoints/pipeline"
+REFUSED = "dagster_checkpoints/refused"
+"""Tag of a run: the error with which it was refused, because the name belongs to another run or another pipeline. It is no run of
+the pipeline, although it has the pipeline's tag."""
 STAGE = "dagster_checkpoints/stage"
 INSTANCES = "dagster_checkpoints/instances"
 CHECKPOINTS_OF = "dagster_checkpoints/checkpoints_of"

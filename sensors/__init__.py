@@ -8,6 +8,7 @@ from sensors.flights_sensors import (
     flights_job,
     recovery_sensor,
     reroot_sensor,
+    savepoint_check_sensor,
     savepoints_every_hour,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "flights_job",
     "recovery_sensor",
     "reroot_sensor",
+    "savepoint_check_sensor",
     "savepoints_every_hour",
 ]

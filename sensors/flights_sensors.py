@@ -1,7 +1,7 @@
 """The sensors of the flights pipeline, and the schedule of its savepoints.
 
-Those that only watch, or end the pipeline where it says that it ends, are on from the start; what starts runs or fills storage by
-itself is off until somebody switches it on.
+Those that only watch or check, or end the pipeline where it says that it ends, are on from the start; what runs the pipeline or
+fills storage by itself is off until it is switched on.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import dagster as dg
 
 from assets.flights import DATA, flights
 from assets.flights_assets import flights_assets
-from assets.flights_savepoints import flights_savepoints
+from assets.flights_savepoints import flights_savepoint_check, flights_savepoints
 from dagster_checkpoints.sensors import (
     bounded_stages_finished,
     build_drain_sensor,
     build_recovery_sensor,
     build_reroot_sensor,
+    build_savepoint_check_sensor,
     build_savepoint_schedule,
     live_lag_zero,
     marker_object,
@@ -52,6 +53,13 @@ reroot_sensor = build_reroot_sensor(
 )
 
 recovery_sensor = build_recovery_sensor(pipeline=flights, assets=flights_assets, jobs=[flights_job])
+
+savepoint_check_sensor = build_savepoint_check_sensor(
+    pipeline=flights,
+    savepoints=flights_savepoints,
+    check=flights_savepoint_check,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+)
 
 savepoints_every_hour = build_savepoint_schedule(
     pipeline=flights,

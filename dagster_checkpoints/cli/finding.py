@@ -15,7 +15,10 @@ from dagster_checkpoints.cli.where import Where
 from dagster_checkpoints.state import CheckpointMetadata, StateFile, decode
 from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage
 
-WHAT = "LOCATION is a checkpoint's or savepoint's number, 'latest', its location as 'list' shows it, a URL, or a path."
+WHAT = (
+    "LOCATION is a checkpoint's or savepoint's number, 'latest' (the latest job's newest checkpoint, or the savepoint that it "
+    "was stopped with), its location as 'list' shows it, a URL, or a path."
+)
 _IN_STORAGE = re.compile(r"(?P<root>.+)/(?P<pipeline>[^/]+)/(checkpoints/chk-\d+-\d+|savepoints/[^/]+)(/_metadata)?/?")
 _ELSEWHERE = "elsewhere"
 
@@ -94,13 +97,18 @@ def found(storage: CheckpointStorage, pointer: CheckpointPointer) -> Found:
 
 
 def _newest(storage: CheckpointStorage) -> Found:
+    """The newest checkpoint of the latest job or, once the job has ended for good, the savepoint that it was stopped with."""
     state = storage.read_state()
-    if state is None or state.newest is None:
-        raise NothingThere(
-            f"expected a completed checkpoint of pipeline {storage.pipeline!r} in {storage.url}, found that "
-            + ("the pipeline never ran there" if state is None else "its latest job has none")
-        )
-    return found(storage, state.newest)
+    if state is not None and state.newest is not None:
+        return found(storage, state.newest)
+    if state is not None and state.job.savepoint:
+        return Found(storage, "savepoint", storage.open_savepoint(state.job.savepoint).location)
+    why = "the pipeline never ran there" if state is None else "its latest job has none"
+    there = [savepoint.location for savepoint in storage.list_savepoints()]
+    named = f". Savepoints there, newest first: {', '.join(there)}; name one of them" if there else ""
+    raise NothingThere(
+        f"expected a completed checkpoint of pipeline {storage.pipeline!r} in {storage.url}, found that {why}{named}"
+    )
 
 
 def _numbered(storage: CheckpointStorage, number: int) -> Found:

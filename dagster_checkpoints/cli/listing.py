@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +23,7 @@ from dagster_checkpoints.cli.output import (
 )
 from dagster_checkpoints.cli.status_view import next_start
 from dagster_checkpoints.cli.where import Where, pipelines, storage_options
-from dagster_checkpoints.state import StateError, decode
+from dagster_checkpoints.state import CheckpointMetadata, StateError, decode
 from dagster_checkpoints.storage import (
     CheckpointStorage,
     PipelineState,
@@ -44,7 +45,8 @@ class Entry:
     """A checkpoint or savepoint in the list.
 
     Attributes:
-        completed_at: of a savepoint that no `state.json` names: when its metadata was written.
+        job_id: of the job that it belongs to; None if it cannot be read.
+        completed_at: by the clock of the run that made it; when its metadata was written if it cannot be read.
         next_start: the next run begins from it, unless it is told otherwise.
     """
 
@@ -52,6 +54,7 @@ class Entry:
     kind: str
     location: str
     url: str
+    job_id: int | None
     completed_at: datetime
     next_start: bool
     details: dict[str, Any]
@@ -63,8 +66,8 @@ class Entry:
 def list_command(where: Where, detailed: bool) -> None:
     """Checkpoints and savepoints in storage, newest first; of all pipelines there unless --pipeline names one.
 
-    The one marked with * is what the pipeline's next run begins from by default. A job that has ended by itself, or was
-    drained, is followed by a new start.
+    Newest by time: the ids of a job that begins from nothing count from 1 again. The one marked with * is what the pipeline's
+    next run begins from by default. A job that has ended by itself, or was drained, is followed by a new start.
     """
     store = where.store()
     names = [where.pipeline] if where.pipeline is not None else pipelines(store)
@@ -89,46 +92,51 @@ def _entries(storage: CheckpointStorage, state: PipelineState | None, detailed: 
     start = next_start(state)
     entries = {}
     for pointer in state.retained if state else ():
-        url = found(storage, pointer).url
+        url, at = found(storage, pointer).url, pointer.completed_at
+        is_start = pointer.location == start
         entries[pointer.location] = Entry(
-            pointer.checkpoint_id, pointer.kind, pointer.location, url, pointer.completed_at, pointer.location == start, {}
+            pointer.checkpoint_id, pointer.kind, pointer.location, url, pointer.job_id, at, is_start, {}
         )
-    for one in storage.list_savepoints():
-        if one.location not in entries:
-            entries[one.location] = Entry(
-                one.checkpoint_id, "savepoint", one.location, one.url, one.modified, one.location == start, {}
-            )
-    newest_first = sorted(entries.values(), key=lambda entry: (entry.checkpoint_id, entry.completed_at), reverse=True)
-    if not detailed:
-        return newest_first
+    unlisted = [one for one in storage.list_savepoints() if one.location not in entries]
+    for one in unlisted:  # state.json does not name it: what it says of itself is in its metadata
+        entries[one.location] = Entry(
+            one.checkpoint_id, "savepoint", one.location, one.url, None, one.modified, one.location == start, {}
+        )
+    to_read = list(entries.values()) if detailed else [entries[one.location] for one in unlisted]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        read = list(pool.map(lambda entry: _read(storage, entry), newest_first))
-    return [replace(entry, details=_details(entry, data)) for entry, data in zip(newest_first, read, strict=True)]
+        read = dict(zip((entry.location for entry in to_read), pool.map(partial(_read, storage), to_read), strict=True))
+    complete = [_with_metadata(entry, read.get(entry.location), detailed) for entry in entries.values()]
+    return sorted(complete, key=lambda entry: (entry.completed_at, entry.checkpoint_id), reverse=True)
 
 
-def _read(storage: CheckpointStorage, entry: Entry) -> bytes | StorageError:
+def _read(storage: CheckpointStorage, entry: Entry) -> CheckpointMetadata | StorageError | StateError:
     try:
-        return storage.read_metadata(entry.location)
+        return decode(storage.read_metadata(entry.location), entry.url)
     except StorageUnavailable:
         raise
-    except StorageError as error:
+    except (StorageError, StateError) as error:
         return error
 
 
-def _details(entry: Entry, data: bytes | StorageError) -> dict[str, Any]:
-    if isinstance(data, StorageError):
-        return {"problem": str(data)}
-    try:
-        metadata = decode(data, entry.url)
-    except StateError as error:
-        return {"problem": str(error)}
+def _with_metadata(entry: Entry, read: CheckpointMetadata | StorageError | StateError | None, detailed: bool) -> Entry:
+    if read is None:
+        return entry
+    if not isinstance(read, CheckpointMetadata):
+        return replace(entry, details={"problem": str(read)} if detailed else {})
+    details = _details(read) if detailed else {}
+    if entry.job_id is not None:
+        return replace(entry, details=details)
+    job_id = int(read.job_id) if read.job_id.isdecimal() else None
+    return replace(entry, job_id=job_id, completed_at=datetime.fromtimestamp(read.completed_at, UTC), details=details)
+
+
+def _details(metadata: CheckpointMetadata) -> dict[str, Any]:
     sizes = file_sizes(metadata)
     return {
         "bytes": sum(sizes.values()),
         "files": len(sizes),
         "stages": len(metadata.stages),
         "finished_stages": [stage.name for stage in metadata.stages if stage.fully_finished],
-        "job_id": metadata.job_id,
         "run_id": metadata.run_id,
         "triggered_at": datetime.fromtimestamp(metadata.triggered_at, UTC),
         "spark_version": metadata.spark_version,
@@ -147,6 +155,7 @@ def _as_json(storage: CheckpointStorage, state: PipelineState | None, entries: l
                 "kind": entry.kind,
                 "location": entry.location,
                 "url": entry.url,
+                "job_id": entry.job_id,
                 "completed_at": entry.completed_at,
                 "next_start": entry.next_start,
                 **entry.details,
@@ -166,11 +175,12 @@ def _as_text(
     if not entries:
         return [title, Text("No checkpoints, no savepoints.\n")]
     more = ("size", "files", "finished") if detailed else ()
-    columns = ("", "id", "completed (UTC)", "age", *more, "location")
+    columns = ("", "id", "job", "completed (UTC)", "age", *more, "location")
     rows = [
         [
             "*" if entry.next_start else "",
             str(entry.checkpoint_id),
+            str(entry.job_id) if entry.job_id is not None else NOTHING,
             moment_in_words(entry.completed_at),
             age_in_words(entry.completed_at),
             *(_detail_cells(entry.details) if detailed else ()),
@@ -179,7 +189,7 @@ def _as_text(
         for entry in entries
     ]
     starts = [number for number, entry in enumerate(entries) if entry.next_start]
-    return [title, aligned(columns, rows, right=("id", "size", "files"), bold=starts), Text("")]
+    return [title, aligned(columns, rows, right=("id", "job", "size", "files"), bold=starts), Text("")]
 
 
 def _detail_cells(details: dict[str, Any]) -> list[str]:

@@ -24,6 +24,7 @@ from dagster_checkpoints.savepoints.recording import (
 )
 from dagster_checkpoints.savepoints.retention import STAMP, Recorded, SavepointRetention, retain
 from dagster_checkpoints.settings import KnownSettings
+from dagster_checkpoints.stage_assets import stage_keys
 from dagster_checkpoints.storage import Answer, CheckpointStorage, PipelineControl, RequestFailed, RequestHandle
 
 if TYPE_CHECKING:
@@ -92,8 +93,9 @@ def savepoint_asset(
     without a partition, the savepoint gets a name by itself. What the savepoint holds, and a link that opens the launchpad to
     resume from it, are in the metadata of the materialization.
 
-    The asset has a group of its own, so that *Materialize all* in the pipeline's group does not want to take a savepoint, and
-    depends on no stage: those of a running pipeline are not yet materialized.
+    The asset has a group of its own, so that *Materialize all* in the pipeline's group does not want to take a savepoint. In the
+    lineage it follows the pipeline's last stages, those that no other stage reads; to take a savepoint they need not have been
+    materialized, and those of a running pipeline are not.
 
     Args:
         pipeline: Whose savepoints they are.
@@ -143,6 +145,7 @@ def savepoint_asset(
             f"The savepoints of pipeline {pipeline.name!r}, one per partition. Materialize a new partition to take a savepoint "
             "of the running pipeline: add a partition in the dialog; its key is the savepoint's name."
         ),
+        deps=_last_stages(pipeline, assets),
         metadata={SAVEPOINTS_OF: pipeline.name},
         group_name=group_name,
         required_resource_keys={resource_key},
@@ -150,6 +153,11 @@ def savepoint_asset(
         pool=pool,
         kinds={"savepoint"},
     )(take)
+
+
+def _last_stages(pipeline: Pipeline, assets: dg.AssetsDefinition) -> list[dg.AssetKey]:
+    keys = stage_keys(assets, pipeline)
+    return [keys[stage.name] for stage in pipeline.stages if stage.name in keys and not pipeline.downstream(stage.name)]
 
 
 def _refuse_to_replace(context: dg.AssetExecutionContext, asset: SavepointAsset, partition: str) -> None:

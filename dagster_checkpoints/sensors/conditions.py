@@ -62,6 +62,10 @@ class DrainCondition:
         """Whether it holds now. Called once per tick; must not wait."""
         raise NotImplementedError
 
+    def describe(self) -> str:
+        """What the sensor's page says of it: a clause that follows "when". By default the name of the class."""
+        return type(self).__name__
+
     def __and__(self, other: DrainCondition) -> DrainCondition:
         return all_of(self, other)
 
@@ -152,6 +156,10 @@ class _AllOf(DrainCondition):
             "&".join(one.key for one in seen),
         )
 
+    def describe(self) -> str:
+        parts = ((condition.describe(), isinstance(condition, _AnyOf)) for condition in self.conditions)
+        return " and ".join(f"({text})" if alternatives else text for text, alternatives in parts)
+
 
 @dataclass(frozen=True)
 class _AnyOf(DrainCondition):
@@ -166,6 +174,9 @@ class _AnyOf(DrainCondition):
         # One that lasts needs no second look, whatever else holds for a moment.
         number, one = min(holding, key=lambda numbered: numbered[1].momentary)
         return Seen(True, text, one.momentary, f"({number}{one.key})")
+
+    def describe(self) -> str:
+        return " or ".join(condition.describe() for condition in self.conditions)
 
 
 @dataclass(frozen=True)
@@ -185,6 +196,9 @@ class _AssetsMaterialized(DrainCondition):
             )
         return Seen(True, f"materialized: {', '.join(asset.to_user_string() for asset in self.assets)}")
 
+    def describe(self) -> str:
+        return f"{', '.join(asset.to_user_string() for asset in self.assets)} materialized since its job began"
+
 
 @dataclass(frozen=True)
 class _BoundedStagesFinished(DrainCondition):
@@ -199,6 +213,9 @@ class _BoundedStagesFinished(DrainCondition):
                 False, f"{len(bounded) - len(running)} of {len(bounded)} bounded stages finished, not: {', '.join(running)}"
             )
         return Seen(True, f"all {len(bounded)} bounded stages finished")
+
+    def describe(self) -> str:
+        return "all bounded stages have finished"
 
 
 @dataclass(frozen=True)
@@ -215,6 +232,9 @@ class _LiveLagZero(DrainCondition):
         if behind:
             return Seen(False, f"not caught up: {', '.join(behind)}", momentary=True)
         return Seen(True, f"caught up: {', '.join(stage.name for stage in live) or 'no live source'}", momentary=True)
+
+    def describe(self) -> str:
+        return "all live sources have read everything, in two ticks in a row"
 
 
 @dataclass(frozen=True)
@@ -235,6 +255,9 @@ class _MarkerObject(DrainCondition):
             )
         return Seen(True, f"marker {self.where} of {_clock(found.modified)}")
 
+    def describe(self) -> str:
+        return f"the marker {self.where} is there{'' if self.of_any_age else ', written since its job began'}"
+
 
 @dataclass(frozen=True)
 class _AtTime(DrainCondition):
@@ -247,6 +270,9 @@ class _AtTime(DrainCondition):
             return Seen(False, f"{_clock(self.moment)} had passed when job {at.running.job_id} began")
         return Seen(True, f"{_clock(self.moment)} has come")
 
+    def describe(self) -> str:
+        return f"{_clock(self.moment)} has come"
+
 
 @dataclass(frozen=True)
 class _When(DrainCondition):
@@ -258,6 +284,9 @@ class _When(DrainCondition):
         answer = self.function(at)
         holds, text = answer if isinstance(answer, tuple) else (answer, "yes" if answer else "no")
         return Seen(bool(holds), f"{self.says}: {text}", self.momentary)
+
+    def describe(self) -> str:
+        return f"{self.says} holds"
 
 
 def _several(given: tuple[Given, ...], what: str) -> tuple[Given, ...]:

@@ -88,6 +88,10 @@ def build_drain_sensor(
         if running.status is not None and running.status.stop is not None:
             return skip(f"{failed}A stop is under way already (request {running.status.stop.request_id}).", before)
         seen = when.look(Surroundings(pipeline, running, tick.dagster.instance, tick.now, tick.head))
+        tick.dagster.log.info(
+            f"Run {running.run_id}, job {running.job_id}. Condition: {when.describe()}. "
+            f"It is {'met' if seen.holds else 'not met'}: {seen.text}."
+        )
         return _decide(tick, before, running, seen, failed)
 
     def _decide(tick: Tick, before: _Cursor, running: RunningPipeline, seen: Seen, failed: str) -> dg.SensorResult:
@@ -112,7 +116,7 @@ def build_drain_sensor(
         evaluate,
         pipeline=pipeline,
         name=sensor_name,
-        description=f"Drains pipeline {pipeline.name!r} when a condition holds.",
+        description=f"Drains pipeline {pipeline.name!r} when {when.describe()}.",
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         resource_key=resource_key,

@@ -14,13 +14,14 @@ from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.savepoints import RESOURCE
 from dagster_checkpoints.sensors.cursors import Cursor, read_cursor, write_cursor
 from dagster_checkpoints.sensors.ticks import Tick, pipeline_sensor, skip
-from dagster_checkpoints.stage_assets import PIPELINE, NotAPipelineAssetError, stage_keys
+from dagster_checkpoints.stage_assets import PIPELINE, REFUSED, NotAPipelineAssetError, stage_keys
 from dagster_checkpoints.storage import CorruptStatus, PipelineControl, PipelineState, PipelineStatus
 
 RECOVERS = "dagster_checkpoints/recovers"
 """Tag of a run: the failed run that it was started for."""
 ATTEMPT = "dagster_checkpoints/recovery_attempt"
-"""Tag of a run: the how manyth in a row it is."""
+"""Tag of a run: the number of the attempt in a row, from 1."""
+_NEWEST = 50
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,10 @@ def build_recovery_sensor(
     """A sensor that starts a pipeline's failed run again, from the latest checkpoint.
 
     A run that was cancelled, has finished, or was followed by another is left alone, and so is one whose job had come to its
-    end. The new run has the failed one's configuration. If that named a place to restore from and the run failed before it
+    end, or was suspended by a request. A job that was suspended because the run's process was terminated from outside
+    (`savepoint_on_termination`: a pod is evicted) goes on from that savepoint; one that Dagster's user terminated is left alone.
+    What counts is the run that owns the pipeline, or owned it last: a run that was refused meanwhile is no run of the pipeline.
+    The new run has the failed one's configuration. If that named a place to restore from and the run failed before it
     had completed a checkpoint of its own, it begins there again; otherwise at the latest checkpoint. A failure is answered
     once, whatever becomes of the sensor's cursor: the run key is the failed run's id.
 
@@ -120,7 +124,10 @@ def build_recovery_sensor(
     op_name = assets.node_def.name
 
     def evaluate(tick: Tick) -> dg.SensorResult:
-        record = _newest_run(tick.dagster.instance, pipeline, [*job_names, own_job.name])
+        state = tick.reins.do(PipelineControl.state)
+        status = _status(tick)
+        owner = _run_record(tick.dagster.instance, _last_owner(state, status))
+        record = _newest_run(tick.dagster.instance, pipeline, [*job_names, own_job.name], owner)
         if record is None:
             return skip("The pipeline has never been run.", _Cursor())
         run = record.dagster_run
@@ -129,12 +136,10 @@ def build_recovery_sensor(
         attempts = _attempts(record, reset_after)
         if attempts >= limit:
             return skip(f"Run {run.run_id} failed. Given up after {attempts} attempts to recover.", _Cursor())
-        state = tick.reins.do(PipelineControl.state)
-        status = _status(tick)
         why_not, after = _obstacle(run.run_id, state, status, read_cursor(tick.dagster.cursor, _Cursor), tick.now.timestamp())
         if why_not:
             return skip(f"Run {run.run_id} failed. {why_not}", after)
-        failed_at = datetime.fromtimestamp(record.end_time or record.update_timestamp.timestamp(), UTC)
+        failed_at = datetime.fromtimestamp(_ended_at(record), UTC)
         due = failed_at + timedelta(seconds=backoff.seconds(attempts))
         if tick.now < due:
             return skip(f"Run {run.run_id} failed. Attempt {attempts + 1} of {limit} is due at {due:%H:%M:%S} UTC.", after)
@@ -172,10 +177,44 @@ def build_recovery_sensor(
     )
 
 
-def _newest_run(instance: dg.DagsterInstance, pipeline: Pipeline, job_names: Sequence[str]) -> dg.RunRecord | None:
+def _last_owner(state: PipelineState | None, status: PipelineStatus | None) -> str:
+    """The run that owns the pipeline or, if it is released, has run it last; "" if none is known."""
+    if state is None:
+        return ""
+    if state.lease is not None:
+        return state.lease.owner.run_id
+    return state.job.run_id or (status.run_id if status is not None and status.epoch == state.epoch else "")
+
+
+def _run_record(instance: dg.DagsterInstance, run_id: str) -> dg.RunRecord | None:
+    return instance.get_run_record_by_id(run_id) if run_id else None
+
+
+def _newest_run(
+    instance: dg.DagsterInstance, pipeline: Pipeline, job_names: Sequence[str], owner: dg.RunRecord | None
+) -> dg.RunRecord | None:
+    """The pipeline's newest run: of those that were not refused, and did not end while the owner's run went on."""
     filters = [dg.RunsFilter(tags={PIPELINE: pipeline.name}), *(dg.RunsFilter(job_name=name) for name in job_names)]
-    found = [record for one in filters for record in instance.get_run_records(one, limit=1)]
-    return max(found, key=lambda record: record.storage_id, default=None)
+    found = {record.storage_id: record for one in filters for record in instance.get_run_records(one, limit=_NEWEST)}
+    if owner is not None:
+        found[owner.storage_id] = owner
+    newest_first = [found[storage_id] for storage_id in sorted(found, reverse=True)]
+    return next((record for record in newest_first if _is_of_the_pipeline(record, owner)), None)
+
+
+def _is_of_the_pipeline(record: dg.RunRecord, owner: dg.RunRecord | None) -> bool:
+    run = record.dagster_run
+    if owner is not None and run.run_id == owner.dagster_run.run_id:
+        return True
+    if REFUSED in run.tags and RECOVERS not in run.tags:  # a refused recovery is one of the attempts, and answered like them
+        return False
+    if owner is None or record.storage_id < owner.storage_id or not run.is_finished:
+        return True
+    return owner.dagster_run.is_finished and _ended_at(record) > _ended_at(owner)
+
+
+def _ended_at(record: dg.RunRecord) -> float:
+    return record.end_time or record.update_timestamp.timestamp()
 
 
 def _attempts(record: dg.RunRecord, reset_after: float) -> int:
@@ -200,18 +239,25 @@ def _obstacle(
     if state is None:
         return "", _Cursor()
     if state.lease is None:
-        if status is not None and status.run_id == run_id and state.job.status == "FINISHED":
-            return "Its job had finished before: there is nothing to go on with.", _Cursor()
-        return "", _Cursor()
+        return (_why_over(state) if _last_owner(state, status) == run_id else ""), _Cursor()
     owner = state.lease.owner.run_id
-    if owner != run_id:
-        return f"Run {owner} owns the pipeline now.", _Cursor()
     # Its process may live on. One that is dead does not renew its lease.
     if before.run != run_id or before.token != state.token:
         before = _Cursor(run=run_id, token=state.token, since=now)
     if now - before.since < state.lease.seconds:
-        return f"Its lease of {state.lease.seconds:g} s may still be renewed; looking again in the next tick.", before
+        whose = "Its" if owner == run_id else f"Run {owner} owns the pipeline now; its"
+        return f"{whose} lease of {state.lease.seconds:g} s may still be renewed; looking again in the next tick.", before
     return "", before
+
+
+def _why_over(state: PipelineState) -> str:
+    """Why the job that the failed run has left is not to go on; "" if it is."""
+    job = state.job
+    if job.status != "FINISHED" or (job.ended_by == "suspend" and job.stop_asked_by == "termination"):
+        return ""
+    if job.ended_by == "suspend":
+        return f"A request had suspended its job with savepoint {job.savepoint} before: the next run that is launched resumes it."
+    return "Its job had finished before: there is nothing to go on with."
 
 
 def _has_completed_a_checkpoint(run_id: str, state: PipelineState | None, status: PipelineStatus | None) -> bool:

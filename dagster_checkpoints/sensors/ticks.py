@@ -175,11 +175,21 @@ def pipeline_sensor(
 
         reins = Reins(control, storage_seconds)
         try:
-            return evaluate(Tick(context, reins, head, datetime.now(UTC)))
+            result = evaluate(Tick(context, reins, head, datetime.now(UTC)))
         except TRANSIENT as error:
-            return dg.SensorResult(skip_reason=f"{error} The next tick tries again.", cursor=context.cursor)
+            result = dg.SensorResult(skip_reason=f"{error} The next tick tries again.", cursor=context.cursor)
+        context.log.info(_outcome(result))
+        return result
 
     return tick
+
+
+def _outcome(result: dg.SensorResult) -> str:
+    """What a tick has done, for its log."""
+    if result.skip_reason is not None:
+        return result.skip_reason.skip_message or ""
+    requests = result.run_requests or []
+    return "; ".join(f"Requested a run of {request.job_name} (run key {request.run_key})" for request in requests) + "."
 
 
 def skip(reason: str, cursor: Cursor, asset_events: Sequence[dg.AssetObservation] = ()) -> dg.SensorResult:

@@ -49,11 +49,12 @@ SWEEP_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Stopped:
-    """The job was stopped with a savepoint that has completed."""
+    """The job was stopped with a savepoint that has completed. `termination`: because its process was being terminated."""
 
     drain: bool
     checkpoint_id: int
     location: str
+    termination: bool = False
 
 
 @dataclass
@@ -175,7 +176,9 @@ class ControlRequests:
     def completed(self, loop: JobLoop, request_id: str, checkpoint: CompletedCheckpoint) -> None:
         """The coordinator has completed what a request asked for."""
         if self.stop is not None and self.stop.request_id == request_id:
-            self.stopped = Stopped(self.stop.drain, checkpoint.checkpoint_id, checkpoint.location)
+            found = self._open.get(request_id)
+            termination = found is not None and found.asked.termination
+            self.stopped = Stopped(self.stop.drain, checkpoint.checkpoint_id, checkpoint.location, termination)
             self._perform(request_id, self.stop.handle(SavepointCompleted(checkpoint.checkpoint_id, checkpoint.location)))
             return
         self._answer(

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from dagster_checkpoints.coordination import (
@@ -40,7 +41,7 @@ from dagster_checkpoints.spark.job_loop import Canceled, JobLoop, NotDeployed, T
 from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.mail import AskCheckpoint, Asked, Cancel, EndSources, Item, OwnershipIsLost
 from dagster_checkpoints.spark.reporting import stage_rows
-from dagster_checkpoints.spark.restoring import StartPoint, choose_start, completed_checkpoint
+from dagster_checkpoints.spark.restoring import StartPoint, choose_start, completed_checkpoint, is_repeated_start
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
 from dagster_checkpoints.spark.sinking import check_new_start
 from dagster_checkpoints.spark.status import StatusReporter
@@ -57,6 +58,7 @@ from dagster_checkpoints.storage import (
     RequestBox,
     StorageError,
     StorageUnavailable,
+    check_origin,
     describe_owner,
 )
 
@@ -128,9 +130,15 @@ class JobExecution:
         self._draining = True
         self._queue.put(EndSources(None, None))
 
-    def ask(self, request: ControlRequest, respond: Callable[[Answer], None]) -> None:
-        """Ask for something as others do through storage; `respond` receives the answer, once, on some thread."""
-        self._queue.put(Asked(request, respond, time.monotonic()))
+    def ask(self, request: ControlRequest, respond: Callable[[Answer], None], *, termination: bool = False) -> None:
+        """Ask for something as others do through storage.
+
+        Args:
+            request: What is asked for.
+            respond: Receives the answer, once, on some thread.
+            termination: This process asks for a stop because it is being terminated: the job is meant to go on in another run.
+        """
+        self._queue.put(Asked(request, respond, time.monotonic(), termination))
 
     def end_source(self, stage: str, instance: str | None = None) -> None:
         """End one source, or one instance of it.
@@ -170,6 +178,8 @@ class JobExecution:
         """
         began = time.monotonic()
         self.storage.check()
+        if (found := self.storage.read_state()) is not None:
+            self._check_origin(found)  # before it waits for a lease that may be another pipeline's
         owner = Owner(run_id=self.run_id, host=socket.gethostname(), pid=os.getpid())
 
         def on_watch(state: PipelineState, seconds: float) -> None:
@@ -186,6 +196,8 @@ class JobExecution:
         try:
             with self._owning(ownership, box, answers):
                 self._on_event(events.PipelineAcquired(self.storage.url, ownership.epoch, took))
+                self._check_origin(ownership.previous)
+                self._follow_earlier_runs(ownership.previous)
                 start = choose_start(self.pipeline, self.storage, self.options)
                 self._check_selection(start.restored)
                 self._tell_start(start.restored)
@@ -207,6 +219,32 @@ class JobExecution:
             self._release(status if self._start is not None else None)
             self._work.clear(ownership.epoch, own=True)
             self.storage.close()
+
+    def _check_origin(self, found: PipelineState) -> None:
+        if not self.options.allow_moved_pipeline:
+            check_origin(self.pipeline.name, self.storage.url, found.origin, self.options.origin)
+
+    def _follow_earlier_runs(self, found: PipelineState) -> None:
+        """A retry or re-execution goes on with what the run that it repeats has done; another Dagster's runs are only named."""
+        if found.origin.instance and self.options.origin.instance not in ("", found.origin.instance):
+            self._log.warning(
+                "Pipeline %r was last run by another Dagster instance (%s). If that instance still runs it, give each of them "
+                "a storage of its own.",
+                self.pipeline.name,
+                found.origin.instance,
+            )
+        asked = self.options.restore_from
+        if is_repeated_start(asked, self.options.earlier_runs, found):
+            self._log.info(
+                "The run configuration says restore_from: %r. Run %s, which this run repeats, has begun job %d there; so this "
+                "run continues from the latest checkpoint. To begin at %r again, launch a new run instead of a retry or "
+                "re-execution.",
+                asked,
+                found.job.begun_by,
+                found.job.job_id,
+                asked,
+            )
+            self.options = replace(self.options, restore_from="latest")
 
     @contextlib.contextmanager
     def _owning(self, ownership: Ownership, box: RequestBox, answers: ThreadPoolExecutor) -> Iterator[None]:
@@ -242,7 +280,8 @@ class JobExecution:
         that the pipeline goes on from what cannot be restored."""
         ownership = self.storage.ownership
         assert ownership is not None
-        self._job_id = ownership.begin_job(resume=start.resume, restored=start.pointer)
+        named = self.options.restore_from != "latest"
+        self._job_id = ownership.begin_job(resume=start.resume, restored=start.pointer, named=named, origin=self.options.origin)
         self._start = start
         if start.claimed and start.pointer is not None:
             ownership.claim(start.pointer)
@@ -518,7 +557,11 @@ class JobExecution:
             assert ownership is not None
             keep = not any(isinstance(action, DiscardCheckpoint) for action in actions)
             try:
-                dropped = ownership.end_job(status, keep_checkpoints=keep, ended_by=self._ended_by)
+                stopped = self._control.stopped
+                asked_by: Literal["", "request", "termination"] = ""
+                if stopped is not None:
+                    asked_by = "termination" if stopped.termination else "request"
+                dropped = ownership.end_job(status, keep_checkpoints=keep, ended_by=self._ended_by, stop_asked_by=asked_by)
             except StorageError as error:
                 self._log.warning("The checkpoints of the finished job are kept: %s", error)
                 return

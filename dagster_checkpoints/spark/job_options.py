@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dagster_checkpoints.coordination import CheckpointConfig, InvalidCheckpointConfig, RestartStrategy
 from dagster_checkpoints.state import ClaimMode
+from dagster_checkpoints.storage import UNKNOWN_ORIGIN, Origin
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class JobOptions:
         claim_mode: Whose a savepoint is that the run starts from.
         request_poll_seconds: Between two looks for control requests in storage.
         status_seconds: Between two versions of the pipeline's status in storage.
+        origin: Where the pipeline is defined, to recognise another one of the same name on the same storage.
+        allow_moved_pipeline: Believe that it is the same pipeline, whatever storage says of where it was defined.
+        earlier_runs: The runs that this one repeats, as retries and re-executions do.
 
     Raises:
         InvalidCheckpointConfig: `checkpoints` asks for what only the protocol's core does: at-least-once, unaligned barriers.
@@ -46,6 +50,9 @@ class JobOptions:
     claim_mode: ClaimMode = ClaimMode.NO_CLAIM
     request_poll_seconds: float = 1.0
     status_seconds: float = 5.0
+    origin: Origin = UNKNOWN_ORIGIN
+    allow_moved_pipeline: bool = False
+    earlier_runs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for name, found, works in (

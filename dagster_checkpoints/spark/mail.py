@@ -124,11 +124,13 @@ class Asked:
     Attributes:
         respond: Takes the final answer; called once, on the loop's thread.
         seen_at: When it was found, monotonic seconds; its deadline counts from here.
+        termination: The run's own process asks, because it is being terminated.
     """
 
     request: ControlRequest
     respond: Callable[[Answer], None]
     seen_at: float
+    termination: bool = False
 
 
 @dataclass(frozen=True)

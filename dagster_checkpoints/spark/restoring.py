@@ -33,6 +33,32 @@ class RestoreOptions(Protocol):
     def claim_mode(self) -> ClaimMode: ...
 
 
+def is_repeated_start(restore_from: str, earlier_runs: Collection[str], previous: PipelineState) -> bool:
+    """Whether a run that this one repeats has already begun the job where the run configuration says.
+
+    A retry has the configuration of the run that failed. To follow it again would throw away what that run has done: it means
+    the latest checkpoint.
+
+    Args:
+        restore_from: Of the run configuration.
+        earlier_runs: The runs that this one repeats.
+        previous: What storage says of the pipeline.
+
+    Raises:
+        NothingToRestoreError: The job that was begun that way has come to its end.
+    """
+    job = previous.job
+    if restore_from == "latest" or not job.begun_by or job.begun_by not in earlier_runs:
+        return False
+    if job.status in OVER and job.ended_by != "suspend":
+        raise NothingToRestoreError(
+            f"restore_from: {restore_from!r}. Run {job.begun_by}, which this run repeats, has begun job {job.job_id} there, and "
+            f"that job is {job.status}: there is nothing to continue, and to begin there again would repeat its rows. To run the "
+            "pipeline again, launch a new run instead of a retry or re-execution."
+        )
+    return True
+
+
 @dataclass(frozen=True)
 class StartPoint:
     """What a run begins with.

@@ -50,6 +50,7 @@ from dagster_checkpoints.storage.errors import (
 )
 from dagster_checkpoints.storage.local import LocalStore
 from dagster_checkpoints.storage.opening import open_store
+from dagster_checkpoints.storage.origin import UNKNOWN_ORIGIN, Origin, PipelineNameTaken, check_origin
 from dagster_checkpoints.storage.ownership import Ownership
 from dagster_checkpoints.storage.pipeline_state import (
     CheckpointPointer,
@@ -93,6 +94,7 @@ from dagster_checkpoints.storage.status import (
 __all__ = [
     "INVALID_REQUEST",
     "NO_RUNNING_PIPELINE",
+    "UNKNOWN_ORIGIN",
     "AlreadyExists",
     "Answer",
     "AnswerStatus",
@@ -127,6 +129,7 @@ __all__ = [
     "NotFound",
     "ObjectInfo",
     "ObjectStore",
+    "Origin",
     "OutcomeUnknown",
     "Owner",
     "Ownership",
@@ -134,6 +137,7 @@ __all__ = [
     "PendingStatus",
     "Phase",
     "PipelineControl",
+    "PipelineNameTaken",
     "PipelineOwned",
     "PipelineState",
     "PipelineStatus",
@@ -163,6 +167,7 @@ __all__ = [
     "UpdateVersion",
     "VertexPart",
     "WriteConflict",
+    "check_origin",
     "decode_status",
     "describe_end",
     "describe_owner",

@@ -25,11 +25,13 @@ from dagster_checkpoints.storage.errors import (
     WriteConflict,
 )
 from dagster_checkpoints.storage.layout import Layout
+from dagster_checkpoints.storage.origin import UNKNOWN_ORIGIN, Origin
 from dagster_checkpoints.storage.pipeline_state import (
     CheckpointPointer,
     EndedBy,
     JobStatus,
     PipelineState,
+    StopAskedBy,
     decode_state,
     describe_owner,
     encode_state,
@@ -79,7 +81,7 @@ class Ownership:
         self._lock = threading.RLock()
         self._forgotten: set[str] = set()
         self._stopped_with = ""
-        self._ending: tuple[JobStatus, EndedBy, str] | None = None
+        self._ending: tuple[JobStatus, EndedBy, str, StopAskedBy] | None = None
         self._lost: str | None = None
         self._released = False
 
@@ -141,7 +143,14 @@ class Ownership:
             )
             raise OwnershipLost(self._lost)
 
-    def begin_job(self, *, resume: bool, restored: CheckpointPointer | None = None) -> int:
+    def begin_job(
+        self,
+        *,
+        resume: bool,
+        restored: CheckpointPointer | None = None,
+        named: bool = False,
+        origin: Origin = UNKNOWN_ORIGIN,
+    ) -> int:
         """Say that a job runs now.
 
         Args:
@@ -150,6 +159,8 @@ class Ownership:
                 new start.
             restored: what the job begins from. It becomes the newest, so that a restart does not fall back to one that was
                 passed over, nor to the start. None, resuming: what was the newest.
+            named: the run's configuration names where the job begins: the run is recorded as the one that chose it.
+            origin: where the pipeline is defined, as far as the run knows.
 
         Returns:
             The job's id: the previous one's, or a new one.
@@ -157,7 +168,9 @@ class Ownership:
 
         with self._lock:
             self.ensure()
-            self._replace(lambda state: changes.begun(state, resume=resume, restored=restored, at=self._wall()))
+            self._replace(
+                lambda state: changes.begun(state, resume=resume, restored=restored, at=self._wall(), named=named, origin=origin)
+            )
             return self._state.job.job_id
 
     def reserve(self, checkpoint_id: int) -> None:
@@ -262,7 +275,12 @@ class Ownership:
             self._forgotten.add(location)
 
     def end_job(
-        self, status: JobStatus, *, keep_checkpoints: bool = True, ended_by: EndedBy = ""
+        self,
+        status: JobStatus,
+        *,
+        keep_checkpoints: bool = True,
+        ended_by: EndedBy = "",
+        stop_asked_by: StopAskedBy = "",
     ) -> tuple[CheckpointPointer, ...]:
         """Say how the job ended while the lease is still held, so that checkpoints can be deleted after it.
 
@@ -272,6 +290,7 @@ class Ownership:
             status: the job's end state.
             keep_checkpoints: otherwise none is listed any more, but for the savepoint of a suspend: it stays the newest.
             ended_by: what brought a FINISHED job to its end; of a stop, its savepoint is recorded.
+            stop_asked_by: what asked for that stop.
 
         Returns:
             The checkpoints no longer listed that are the system's to delete, for ``CheckpointStorage.delete_checkpoint``.
@@ -286,7 +305,7 @@ class Ownership:
             dropped = () if keep_checkpoints else tuple(old for old in self.retained if old.location != kept)
             self._forgotten.update(pointer.location for pointer in dropped)
             savepoint = newest if ended_by in ("drain", "suspend") and newest == self._stopped_with else ""
-            self._ending = (status, ended_by, savepoint)  # should this fail, the release says it
+            self._ending = (status, ended_by, savepoint, stop_asked_by)  # should this fail, the release says it
             self._replace(self._ended(status, keep_checkpoints))
             return tuple(pointer for pointer in dropped if pointer.ours)
 
@@ -315,10 +334,12 @@ class Ownership:
             self._released = True
 
     def _ended(self, status: JobStatus, keep: bool) -> Change:
-        said, ended_by, savepoint = self._ending or (status, "", "")
+        said, ended_by, savepoint, asked_by = self._ending or (status, "", "", "")
         if said != status:
-            ended_by, savepoint = "", ""
-        return lambda state: changes.ended(state, status, keep=keep, ended_by=ended_by, savepoint=savepoint, at=self._wall())
+            ended_by, savepoint, asked_by = "", "", ""
+        return lambda state: changes.ended(
+            state, status, keep=keep, ended_by=ended_by, savepoint=savepoint, stop_asked_by=asked_by, at=self._wall()
+        )
 
     def _replace(self, change: Change) -> None:
         """Replace ``state.json`` by a changed version of what this owner last wrote, if nobody else has."""

@@ -12,15 +12,20 @@ from typing import Literal
 import msgspec
 
 from dagster_checkpoints.storage.errors import CorruptPipelineState, UnknownPipelineStateVersion
+from dagster_checkpoints.storage.origin import UNKNOWN_ORIGIN, Origin
 
-VERSION = 2
-_READABLE = frozenset({1, VERSION})
-"""Version 2 added how a job ended, its stop's savepoint, and claimed savepoints; all have defaults."""
+VERSION = 3
+_READABLE = frozenset({1, 2, VERSION})
+"""Version 2 added how a job ended, its stop's savepoint, and claimed savepoints; version 3 what asked for the stop, the job's
+runs, and where the pipeline is defined. All have defaults."""
 
 JobStatus = Literal["NONE", "RUNNING", "FINISHED", "CANCELED", "FAILED", "SUSPENDED"]
 """How the job is or ended; NONE: an owner came, but no job was begun."""
 EndedBy = Literal["", "end_of_data", "drain", "suspend"]
 """What brought a FINISHED job to its end; "" for others, and where version 1 did not say."""
+StopAskedBy = Literal["", "request", "termination"]
+"""What asked for a stop with savepoint: a control request, or the termination of the run's own process; "" where no stop ended
+the job, and where an earlier release wrote the file."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +89,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         ended_at: wall clock; None while it runs, or when its process died.
         ended_by: what brought it to its end, if it is FINISHED.
         savepoint: location of the savepoint that it was stopped with, or "".
+        stop_asked_by: what asked for that stop.
+        run_id: the run that ran it last; "" where an earlier release wrote the file.
+        begun_by: the run that last chose where the job begins: at a new start, or at a checkpoint that its configuration names. A
+            run that goes on from the newest checkpoint leaves it as it is.
     """
 
     job_id: int = 0
@@ -92,6 +101,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime | None = None
     ended_by: EndedBy = ""
     savepoint: str = ""
+    stop_asked_by: StopAskedBy = ""
+    run_id: str = ""
+    begun_by: str = ""
 
 
 class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +121,7 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
             and claimed ones.
         highest_checkpoint_id: of all that were ever completed, or reserved for a savepoint, whatever their job.
         history: made up when the file was: job numbers begin anew with every file, and sinks tell them apart by it.
+        origin: where the pipeline is defined, as the run that ran it last knew it.
         version: of this format.
     """
 
@@ -121,6 +134,7 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     retained: tuple[CheckpointPointer, ...] = ()
     highest_checkpoint_id: int = 0
     history: str = ""
+    origin: Origin = UNKNOWN_ORIGIN
     version: int = VERSION
 
     @property

@@ -9,15 +9,39 @@ from datetime import datetime
 
 import msgspec
 
-from dagster_checkpoints.storage.pipeline_state import CheckpointPointer, EndedBy, Job, JobStatus, PipelineState
+from dagster_checkpoints.storage.origin import UNKNOWN_ORIGIN, Origin
+from dagster_checkpoints.storage.pipeline_state import CheckpointPointer, EndedBy, Job, JobStatus, PipelineState, StopAskedBy
 
 
-def begun(state: PipelineState, *, resume: bool, restored: CheckpointPointer | None, at: datetime) -> PipelineState:
-    """A job runs: the previous one goes on, or a new one starts; from ``restored``, or where it stood."""
+def begun(
+    state: PipelineState,
+    *,
+    resume: bool,
+    restored: CheckpointPointer | None,
+    at: datetime,
+    named: bool = False,
+    origin: Origin = UNKNOWN_ORIGIN,
+) -> PipelineState:
+    """A job runs: the previous one goes on, or a new one starts; from ``restored``, or where it stood.
+
+    ``named``: the run's configuration names where, instead of leaving it to what is the newest. ``origin``: where the pipeline is
+    defined.
+    """
+    state = msgspec.structs.replace(state, origin=state.origin.then(origin))
+    run_id = state.lease.owner.run_id if state.lease is not None else ""
     if resume:
-        job = msgspec.structs.replace(state.job, status="RUNNING", ended_at=None, ended_by="", savepoint="")
+        job = msgspec.structs.replace(
+            state.job,
+            status="RUNNING",
+            ended_at=None,
+            ended_by="",
+            savepoint="",
+            stop_asked_by="",
+            run_id=run_id,
+            begun_by=run_id if named else state.job.begun_by,
+        )
     else:
-        job = Job(job_id=state.job.job_id + 1, status="RUNNING", started_at=at)
+        job = Job(job_id=state.job.job_id + 1, status="RUNNING", started_at=at, run_id=run_id, begun_by=run_id)
     if restored is None:
         return msgspec.structs.replace(state, job=job, newest=state.newest if resume else None)
     listed = next((pointer for pointer in state.retained if pointer.location == restored.location), None)
@@ -54,8 +78,22 @@ def forgotten(state: PipelineState, location: str) -> PipelineState:
 
 
 def ended(
-    state: PipelineState, status: JobStatus, *, keep: bool, ended_by: EndedBy, savepoint: str, at: datetime
+    state: PipelineState,
+    status: JobStatus,
+    *,
+    keep: bool,
+    ended_by: EndedBy,
+    savepoint: str,
+    at: datetime,
+    stop_asked_by: StopAskedBy = "",
 ) -> PipelineState:
     """The job is over. What it would be resumed from stays only if it may be resumed."""
-    job = msgspec.structs.replace(state.job, status=status, ended_at=at, ended_by=ended_by, savepoint=savepoint)
+    job = msgspec.structs.replace(
+        state.job,
+        status=status,
+        ended_at=at,
+        ended_by=ended_by,
+        savepoint=savepoint,
+        stop_asked_by=stop_asked_by if ended_by in ("drain", "suspend") else "",
+    )
     return msgspec.structs.replace(state, job=job, newest=state.newest if keep or ended_by == "suspend" else None)

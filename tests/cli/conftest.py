@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -107,8 +108,8 @@ def metadata_of(checkpoint_id: int, kind: Any, files: Files, **changes: Any) -> 
         "job_id": "1",
         "run_id": "2f0c9a17",
         "epoch": 1,
-        "triggered_at": NOW.timestamp() - 100,
-        "completed_at": NOW.timestamp() - 98.5,
+        "triggered_at": time.time() - 1.5,
+        "completed_at": time.time(),
         "spark_version": "4.3.0",
         "statistics": {"new_bytes": 12.0},
         "stages": (
@@ -143,9 +144,9 @@ class World:
 
     # What a run does
 
-    def run(self, lease_seconds: float = 30.0) -> World:
-        """A run begins, and goes on with the job before."""
-        resume = self.storage.read_state() is not None
+    def run(self, lease_seconds: float = 30.0, resume: bool | None = None) -> World:
+        """A run begins, and goes on with the job before unless told otherwise."""
+        resume = self.storage.read_state() is not None if resume is None else resume
         self.ownership = self.storage.acquire(Owner(run_id="2f0c9a17", host="worker-1", pid=7), lease_seconds)
         self.ownership.begin_job(resume=resume)
         return self

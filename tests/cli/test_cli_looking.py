@@ -70,6 +70,35 @@ def test_list_shows_checkpoints_and_savepoints_and_where_the_next_run_begins(wor
     assert "*  42 " in text and savepoint in text and "run 2f0c9a17 on host worker-1" in text
 
 
+def test_list_is_in_the_order_of_time_and_says_of_which_job(world: Any) -> None:
+    """A job that begins from nothing counts its ids from 1: by id, the newest would be below what an earlier job left."""
+    world.run()
+    old = world.savepoint(57, "before-upgrade", job_id="1")
+    world.end("FINISHED", ended_by="drain", keep_checkpoints=False)
+    world.run(resume=False)
+    checkpoint = world.checkpoint(2)
+    newest = world.savepoint(3, "today", job_id="2")
+    entries = world.json("list")["pipelines"][0]["entries"]
+    assert [(e["id"], e["job_id"], e["location"]) for e in entries] == [(3, 2, newest), (2, 2, checkpoint), (57, 1, old)]
+    lines = world.cli("list").output.splitlines()
+    assert lines[2].split()[:2] == ["id", "job"]
+    assert [line.removeprefix("*").split()[:2] for line in lines[3:6]] == [["3", "2"], ["2", "2"], ["57", "1"]]
+
+
+def test_latest_is_the_savepoint_of_a_drain(world: Any) -> None:
+    world.run()
+    world.checkpoint(42)
+    location = world.savepoint(43, stops=True)
+    world.end("FINISHED", ended_by="drain", keep_checkpoints=False)
+    assert world.json("show", "latest")["location"] == location
+    assert world.json("verify", "latest")["ok"]
+    world.run()
+    world.savepoint(50)
+    world.end("FINISHED", ended_by="end_of_data", keep_checkpoints=False)
+    said = world.json("show", "latest", code=6)["message"]
+    assert "its latest job has none" in said and location in said  # which savepoints there are instead
+
+
 def test_list_long_reads_the_metadata_of_each(world: Any) -> None:
     world.run()
     world.checkpoint(42)

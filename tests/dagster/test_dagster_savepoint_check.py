@@ -10,7 +10,15 @@ from urllib.parse import urlsplit
 import dagster as dg
 import pytest
 
-from dagster_checkpoints import Pipeline, bounded_source, savepoint_asset, savepoint_check, stage
+from dagster_checkpoints import (
+    Pipeline,
+    bounded_source,
+    build_savepoint_check_sensor,
+    savepoint_asset,
+    savepoint_check,
+    stage,
+)
+from dagster_checkpoints.stage_assets import PIPELINE
 
 Owner = Callable[..., Any]
 Check = Callable[..., dg.AssetCheckEvaluation]
@@ -106,6 +114,71 @@ def test_with_the_asset_it_checks_what_was_just_taken(
     result = defs.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance, partition_key="now")
     (evaluation,) = result.get_asset_check_evaluations()
     assert evaluation.passed and evaluation.metadata["checkpoint"].value == 1
+
+
+def test_the_sensor_checks_what_was_taken_otherwise(
+    defs: dg.Definitions,
+    meeting_pipeline: Pipeline,
+    owner: Owner,
+    assets_of: Callable[..., dg.AssetsDefinition],
+    coordinator: Any,
+    instance: dg.DagsterInstance,
+) -> None:
+    """By the command line, a stop or a drain: the pipeline's own run records it, and no check runs with it."""
+    savepoints = savepoint_asset(pipeline=meeting_pipeline, assets=assets_of(meeting_pipeline))
+    check = savepoint_check(pipeline=meeting_pipeline, savepoints=savepoints)
+    sensor = build_savepoint_check_sensor(pipeline=meeting_pipeline, savepoints=savepoints, check=check)
+    defs = dg.Definitions(
+        assets=[savepoints],
+        asset_checks=[check],
+        sensors=[sensor],
+        resources={"checkpoint_coordinator": coordinator()},
+        executor=dg.in_process_executor,
+    )
+    dg.Definitions.validate_loadable(defs)
+    running = owner(meeting_pipeline)
+    cursor: str | None = None
+
+    def tick() -> list[dg.RunRequest]:
+        nonlocal cursor
+        with dg.build_sensor_context(instance=instance, cursor=cursor) as context:
+            result = sensor.evaluate_tick(context)
+        cursor = result.cursor
+        return list(result.run_requests or [])
+
+    def recorded_by_a_run(taken: dict[str, Any], tags: dict[str, str]) -> None:
+        """As the pipeline's own run records it, or the asset's: which of them it was is said by the run's tags."""
+
+        @dg.op
+        def record_it(context):  # type: ignore[no-untyped-def]
+            name = taken["location"].rpartition("/")[2]
+            instance.add_dynamic_partitions(PARTITIONS, [name])
+            metadata = {"location": taken["location"], "checkpoint": taken["checkpoint_id"]}
+            context.log_event(dg.AssetMaterialization(KEY, partition=name, metadata=metadata))
+
+        @dg.job
+        def recording() -> None:
+            record_it()
+
+        assert recording.execute_in_process(instance=instance, tags=tags).success
+
+    assert tick() == []
+    of_the_pipeline = {PIPELINE: "meeting"}
+    recorded_by_a_run(running.take_savepoint(1, "earlier"), of_the_pipeline)
+    first = running.take_savepoint(2, "by-hand")
+    recorded_by_a_run(first, of_the_pipeline)
+    (request,) = tick()  # at its first look, the newest one
+    recorded_by_a_run(running.take_savepoint(3, "by-the-asset"), {})  # its check has run with it
+    second = running.take_savepoint(4, "of-the-drain")
+    recorded_by_a_run(second, of_the_pipeline)
+    (another,) = tick()
+    assert tick() == [] and request.run_key != another.run_key
+
+    job = defs.resolve_job_def("meeting_savepoint_check_job")
+    for asked, taken in ((request, first), (another, second)):
+        result = job.execute_in_process(instance=instance, run_config=asked.run_config)
+        (evaluation,) = result.get_asset_check_evaluations()
+        assert evaluation.passed and evaluation.metadata["savepoint"].value == taken["url"]
 
 
 def test_damage_is_named(check: Check, owner: Owner, meeting_pipeline: Pipeline) -> None:

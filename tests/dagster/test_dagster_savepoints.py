@@ -415,5 +415,6 @@ def test_deletion_that_fails_does_not_fail_the_savepoint(
 
 def test_the_asset_says_how_it_is_used(savepoints: dg.AssetsDefinition) -> None:
     (spec,) = savepoints.specs
-    assert spec.key == KEY and spec.group_name == "savepoints" and not list(spec.deps)
+    assert spec.key == KEY and spec.group_name == "savepoints"
+    assert [dep.asset_key for dep in spec.deps] == [dg.AssetKey("joined")]  # the lineage shows its pipeline by the last stages
     assert "add a partition" in str(spec.description)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -71,19 +72,54 @@ def test_backfill_finished_and_live_caught_up_twice(ticking: Any, owner: Owner, 
     assert "not caught up: live[right]" in ticks()
 
     running.report(finished=BOUNDED)
-    assert "Condition met; confirming" in ticks()
-    assert "Condition met; confirming" in ticks()  # the same report again is no second look
+    assert "Condition met; confirming at the next tick" in ticks()
+    assert "Condition met; confirming at the next tick" in ticks()  # the same report again is no second look
     running.report(finished=BOUNDED, after=1)  # nor is one that may have been under way
-    assert "Condition met; confirming" in ticks()
+    assert "Condition met; confirming at the next tick" in ticks()
     running.report(finished=BOUNDED, behind=("live",))
     assert "not caught up: live[left], live[right]" in ticks()
     running.report(finished=BOUNDED)
-    assert "Condition met; confirming" in ticks()
+    assert "Condition met; confirming at the next tick" in ticks()
     running.report(finished=BOUNDED)
     assert "Asked run run-1 to drain" in ticks()
     (request,) = running.serve()
     assert request.kind == "stop" and request.drain
     assert request.name == "meeting_drain"  # of the savepoint
+
+
+def test_the_page_says_the_condition_and_the_log_of_a_tick_what_it_found(
+    coordinator: Callable[..., Any], owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    condition = bounded_stages_finished() & (live_lag_zero() | marker_object("drain-now") | when(lambda at: False, says="hand"))
+    sensor = build_drain_sensor(pipeline=meeting_pipeline, when=condition)
+    assert sensor.description == (
+        "Drains pipeline 'meeting' when all bounded stages have finished and (all live sources have read everything, in two "
+        "ticks in a row or the marker drain-now is there, written since its job began or hand holds)."
+    )
+    described = all_of(assets_materialized("a", ["b", "c"]), at_time(datetime(2026, 1, 1, tzinfo=UTC))).describe()
+    assert described.startswith("a, b/c materialized since its job began and ") and "2026" in described
+
+    running = owner(meeting_pipeline)
+    running.report(finished=("history",), behind=("live[right]",))
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    with (
+        dg.DagsterInstance.ephemeral() as instance,
+        dg.build_sensor_context(instance=instance, resources={"checkpoint_coordinator": coordinator()}) as context,
+    ):
+        context.log.addHandler(handler)
+        said = sensor.evaluate_tick(context).skip_message
+    assert lines[0].startswith("Run run-1, job 1. Condition: all bounded stages have finished and (")
+    for found in (
+        "not met",
+        "1 of 2 bounded stages finished, not: copied",
+        "not caught up: live[right]",
+        "no marker",
+        "hand: no",
+    ):
+        assert found in lines[0]
+    assert lines[1] == said
 
 
 def test_it_asks_once_and_says_how_it_goes(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
@@ -202,7 +238,7 @@ def test_a_marker_among_conditions_that_pass_is_seen_before_the_last_look(
     assert "no marker" in ticks()
     running.report()  # caught up twice, but the marker was not there
     marker.touch()
-    assert "Condition met; confirming" in ticks()
+    assert "Condition met; confirming at the next tick" in ticks()
     running.report()
     assert "Asked" in ticks()
 
@@ -239,7 +275,7 @@ def test_another_alternative_that_passes_is_no_second_look(ticking: Any, owner: 
     for side in ("left", "right", "left"):
         hand["up"] = side
         running.report()
-        assert "Condition met; confirming" in ticks()
+        assert "Condition met; confirming at the next tick" in ticks()
     running.report()
     assert "Asked" in ticks()
 
@@ -261,7 +297,7 @@ def test_a_pipeline_that_restarts_has_not_caught_up(ticking: Any, owner: Owner, 
     running.report(phase="restarting")
     assert "the pipeline is restarting" in ticks()
     running.report(finished=("live",), behind=("live",))
-    assert "Condition met; confirming" in ticks()  # a source that has ended lags behind nothing
+    assert "Condition met; confirming at the next tick" in ticks()  # a source that has ended lags behind nothing
 
 
 def test_conditions_that_would_hold_at_once_are_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 from dagster_checkpoints import Pipeline
 from dagster_checkpoints.sensors import Backoff, build_recovery_sensor
 from dagster_checkpoints.sensors.recovery import ATTEMPT, RECOVERS
-from dagster_checkpoints.stage_assets import PIPELINE, NotAPipelineAssetError
+from dagster_checkpoints.stage_assets import PIPELINE, REFUSED, NotAPipelineAssetError
 
 Tick = Callable[..., Any]
 Owner = Callable[..., Any]
@@ -212,6 +212,57 @@ def test_a_job_that_had_finished_is_not_started_anew(
     assert tick(make(), instance).run_requests
 
 
+def test_a_suspend_that_was_asked_for_is_not_undone(
+    make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    """The run failed after it: in code of the user's own, or because its machine was emptied while it ended."""
+    failed = new_run(instance)
+    owner(meeting_pipeline, failed).end("FINISHED", ended_by="suspend", stop_asked_by="request")
+    result = tick(make(), instance)
+    assert not result.run_requests and "A request had suspended its job" in result.skip_message
+
+    failed = new_run(instance)
+    owner(meeting_pipeline, failed, resume=True).end("FINISHED", ended_by="suspend", stop_asked_by="termination")
+    assert tick(make(), instance).run_requests[0].run_key == failed
+    # Terminated by a user of Dagster: the same savepoint, and it stays down.
+    canceled = new_run(instance, dg.DagsterRunStatus.CANCELED)
+    owner(meeting_pipeline, canceled, resume=True).end("FINISHED", ended_by="suspend", stop_asked_by="termination")
+    assert "CANCELED" in tick(make(), instance).skip_message
+
+
+def test_what_failed_while_the_owner_went_on_is_not_started_again(
+    make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    """The owner is, although another run of the job, or a refused one, is newer."""
+    first = new_run(instance, dg.DagsterRunStatus.STARTED)
+    running = owner(meeting_pipeline, first, lease_seconds=0.3)
+    new_run(instance)  # it never came so far as to ask for the pipeline
+    refused = new_run(instance, tags={PIPELINE: "meeting", REFUSED: "PipelineOwned"})
+    sensor = make()
+    result = tick(sensor, instance)
+    assert not result.run_requests and f"The newest run, {first}, is STARTED" in result.skip_message
+
+    run = instance.get_run_by_id(first)
+    assert run is not None
+    instance.report_run_failed(run)
+    running.stop()
+    deadline, cursor = time.monotonic() + 30.0, None
+    while not (result := tick(sensor, instance, cursor)).run_requests:
+        assert time.monotonic() < deadline
+        cursor = result.cursor
+        time.sleep(0.05)
+    assert result.run_requests[0].run_key == first != refused
+
+    # The recovery was refused in its turn, by an owner that Dagster had taken for dead: the next attempt follows it.
+    again = new_run(instance, tags={**result.run_requests[0].tags, REFUSED: "PipelineOwned"})
+    cursor = None
+    while not (result := tick(sensor, instance, cursor)).run_requests:
+        assert time.monotonic() < deadline
+        cursor = result.cursor
+        time.sleep(0.05)
+    assert result.run_requests[0].run_key == again and result.run_requests[0].tags[ATTEMPT] == "2"
+
+
 def test_a_run_that_still_lives_is_not_doubled(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
@@ -237,10 +288,21 @@ def test_another_runs_pipeline_is_not_taken_away(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
     failed = new_run(instance)
-    owner(meeting_pipeline, "somebody-else")
-    result = tick(make(), instance)
-    assert not result.run_requests
-    assert failed in result.skip_message and "somebody-else owns the pipeline" in result.skip_message
+    other = owner(meeting_pipeline, "somebody-else", lease_seconds=2.0)  # of another Dagster instance
+    sensor, cursor = make(), None
+    deadline = time.monotonic() + 30.0
+    for _ in range(3):
+        other.ownership.renew()
+        result = tick(sensor, instance, cursor)
+        assert not result.run_requests
+        assert failed in result.skip_message and "somebody-else owns the pipeline" in result.skip_message
+        cursor = result.cursor
+    while not result.run_requests:  # it has died, and Dagster here will never learn of it
+        assert time.monotonic() < deadline
+        result = tick(sensor, instance, cursor)
+        cursor = result.cursor
+        time.sleep(0.05)
+    assert result.run_requests[0].run_key == failed
 
 
 def test_it_is_part_of_valid_definitions(make: Make, assets: dg.AssetsDefinition, job: Any) -> None:

@@ -14,6 +14,8 @@ from dagster_checkpoints.storage import (
     CheckpointPointer,
     CheckpointStorage,
     CorruptPipelineState,
+    Job,
+    ObjectStore,
     OutcomeUnknown,
     Owner,
     Ownership,
@@ -22,6 +24,7 @@ from dagster_checkpoints.storage import (
     StorageUnavailable,
     describe_end,
 )
+from dagster_checkpoints.storage.origin import Origin, PipelineNameTaken, check_origin, is_same_pipeline
 from dagster_checkpoints.storage.pipeline_state import decode_state, encode_state
 
 LEASE = 30.0
@@ -74,6 +77,13 @@ def test_version_2_stays_readable() -> None:
     ]
 
 
+def test_version_3_stays_readable() -> None:
+    state = decode_state((EXAMPLES / "state-version-3.json").read_bytes(), "example")
+    assert (state.job.ended_by, state.job.stop_asked_by) == ("suspend", "termination")
+    assert (state.job.run_id, state.job.begun_by) == ("run-3", "run-1")
+    assert state.origin == Origin(code_location="flights", instance="0f1e", assets=("live", "team/hourly"))
+
+
 def test_an_owner_goes_on_from_what_version_1_said(storage: CheckpointStorage, alice: Owner) -> None:
     storage.store.put(STATE, (EXAMPLES / "state-version-1-finished.json").read_bytes())
     owner = storage.acquire(alice, LEASE)
@@ -81,10 +91,10 @@ def test_an_owner_goes_on_from_what_version_1_said(storage: CheckpointStorage, a
     owner.begin_job(resume=False)
     owner.end_job("FINISHED", ended_by="end_of_data")
     found = json.loads(storage.store.get(STATE))
-    assert (found["version"], found["job"]["ended_by"], found["job"]["job_id"]) == (2, "end_of_data", 3)
+    assert (found["version"], found["job"]["ended_by"], found["job"]["job_id"]) == (3, "end_of_data", 3)
 
 
-@pytest.mark.parametrize("name", ["state-version-1.json", "state-version-2.json"])
+@pytest.mark.parametrize("name", ["state-version-1.json", "state-version-2.json", "state-version-3.json"])
 def test_a_truncated_state_is_never_misread(name: str) -> None:
     data = (EXAMPLES / name).read_bytes().rstrip()
     for end in range(0, len(data), 7):
@@ -256,7 +266,52 @@ def test_a_stop_that_ended_otherwise_is_no_stop(owner: Ownership, second: Checkp
     assert (state.job.status, state.job.ended_by, state.job.savepoint) == ("FAILED", "", "")
 
 
+def test_the_runs_of_a_job_and_what_asked_for_its_stop(store: ObjectStore) -> None:
+    """Which run chose where the job begins survives the runs that go on from the newest checkpoint."""
+
+    def run(name: str, **begin: Any) -> Job:
+        with CheckpointStorage(store, "flights") as storage:
+            owner = storage.acquire(Owner(run_id=name, host="a", pid=1), LEASE)
+            owner.begin_job(**begin)
+            owner.complete(owner.epoch, f"checkpoints/chk-{owner.epoch}-{owner.epoch}", kind="savepoint")
+            owner.end_job("FINISHED", ended_by="suspend", stop_asked_by="termination" if name == "second" else "request")
+            owner.release("FINISHED")
+            return _state(storage).job
+
+    first = run("first", resume=False)
+    assert (first.run_id, first.begun_by, first.stop_asked_by) == ("first", "first", "request")
+    second = run("second", resume=True)
+    assert (second.run_id, second.begun_by, second.stop_asked_by) == ("second", "first", "termination")
+    third = run("third", resume=True, named=True)
+    assert (third.run_id, third.begun_by, third.stop_asked_by) == ("third", "third", "request")
+
+
+HERE = Origin(code_location="flights", instance="one", assets=("a", "b", "c", "d"))
+
+
+@pytest.mark.parametrize(
+    ("found", "same"),
+    [
+        (HERE, True),
+        (Origin(code_location="flights", instance="one", assets=("x/a", "x/b")), True),  # a key prefix was added
+        (Origin(code_location="moved", instance="one", assets=("a", "b", "c", "d", "e", "f")), True),  # moved, and grown
+        (Origin(code_location="moved", instance="two", assets=("a", "b")), True),
+        (Origin(code_location="other", instance="one", assets=("x", "y", "z")), False),
+        (Origin(code_location="other", instance="one", assets=("a", "y", "z")), False),  # one name in common by chance
+        (Origin(code_location="flights", instance="two", assets=("x", "y")), False),  # both files are called alike
+        (Origin(code_location="", instance="", assets=("x", "y")), True),  # nothing is known of where it runs
+        (Origin(), True),
+    ],
+)
+def test_another_pipeline_of_the_same_name_is_recognised(found: Origin, same: bool) -> None:
+    assert is_same_pipeline(HERE, found) is same and is_same_pipeline(found, HERE) is same
+    assert is_same_pipeline(Origin(), found), "what an earlier release wrote is believed"
+    if not same:
+        with pytest.raises(PipelineNameTaken, match=r"s3://bucket/etl.*'etl'.*'flights' of Dagster instance one.*a, b, c, d"):
+            check_origin("etl", "s3://bucket/etl", HERE, found)
+
+
 def test_encoding_is_stable() -> None:
     """Written by this release, byte for byte: a change of the format needs a new version or a default."""
-    data = (EXAMPLES / "state-version-2.json").read_bytes()
+    data = (EXAMPLES / "state-version-3.json").read_bytes()
     assert encode_state(decode_state(data, "example")) == data

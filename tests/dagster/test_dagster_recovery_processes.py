@@ -1,0 +1,174 @@
+"""The recovery sensor with real runs, real storage and real signals: who is started again after a crash and an eviction."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import dagster as dg
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_checkpoints.sensors.recovery import ATTEMPT, RECOVERS
+from dagster_checkpoints.stage_assets import REFUSED
+from dagster_checkpoints.storage import CheckpointStorage, PipelineState, open_store
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOCATION = Path(__file__).with_name("recovery_location.py")
+SECONDS = 180.0
+
+
+class World:
+    """A Dagster instance, its runs in processes of their own, and the sensor, which ticks here."""
+
+    def __init__(self, home: Path, instance: dg.DagsterInstance, location: ModuleType) -> None:
+        self.home, self.instance, self._location = home, instance, location
+        self._cursor: str | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.storage = CheckpointStorage(open_store(str(home / "checkpoints")), "recovered")
+
+    def launch(self, request: Any = None) -> tuple[str, subprocess.Popen[bytes]]:
+        """Start a run, as a launcher does: of the job, or what the sensor requests. Returns its id and its process."""
+        known = {run.run_id for run in self.instance.get_runs()}
+        command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(LOCATION), "-j", "numbers"]
+        if request is not None:
+            assert request.job_name == "numbers"
+            command += ["--tags", json.dumps(dict(request.tags))]
+        with self.log(len(self._processes)).open("wb") as log:
+            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
+        self._processes.append(process)
+
+        def appeared() -> str | None:
+            return next((run.run_id for run in self.instance.get_runs() if run.run_id not in known), None)
+
+        return self.until(appeared, "the run appears"), process
+
+    def log(self, number: int) -> Path:
+        return self.home / f"run-{number}.log"
+
+    def until(self, look: Callable[[], Any], what: str) -> Any:
+        deadline = time.monotonic() + SECONDS
+        while not (found := look()):
+            last = self.log(len(self._processes) - 1)
+            assert time.monotonic() < deadline, f"{what}: {last.read_text()[-5000:] if last.exists() else ''}"
+            time.sleep(0.2)
+        return found
+
+    def tick(self) -> Any:
+        resources = {"checkpoint_coordinator": self._location.coordinator}
+        with dg.build_sensor_context(instance=self.instance, cursor=self._cursor, resources=resources) as context:
+            result = self._location.recovery.evaluate_tick(context)
+        self._cursor = result.cursor
+        return result
+
+    def requested(self) -> Any:
+        """What the sensor asks for in the end."""
+
+        def look() -> Any:
+            requests = self.tick().run_requests
+            return requests[0] if requests else None
+
+        return self.until(look, "the sensor starts the pipeline again")
+
+    def status(self, run_id: str) -> dg.DagsterRunStatus:
+        run = self.instance.get_run_by_id(run_id)
+        assert run is not None
+        return run.status
+
+    def state(self) -> PipelineState:
+        state = self.storage.read_state()
+        assert state is not None
+        return state
+
+    def drop(self, name: str, numbers: range) -> None:
+        new = self.home / "data" / f".{name}"
+        new.write_text("".join(json.dumps({"id": number}) + "\n" for number in numbers))
+        new.rename(self.home / "data" / "input" / f"{name}.json")
+
+    def committed(self) -> list[int]:
+        files = (self.home / "data" / "squares").glob("checkpoint=*/*.parquet")
+        return sorted(number for file in files for number in pq.ParquetFile(file).read().column("id").to_pylist())
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self.storage.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    (tmp_path / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.setenv("LIVE_ROOT", str(tmp_path / "data"))
+    monkeypatch.delenv("CHECKPOINT_STORAGE", raising=False)
+    (tmp_path / "data" / "input").mkdir(parents=True)
+    spec = importlib.util.spec_from_file_location("recovery_location", LOCATION)
+    assert spec is not None and spec.loader is not None
+    location = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(location)
+    with ExitStack() as stack:
+        instance = stack.enter_context(dg.DagsterInstance.from_config(str(tmp_path)))
+        made = World(tmp_path, instance, location)
+        stack.callback(made.close)
+        yield made
+
+
+def test_a_crash_after_a_refused_run_and_an_eviction_are_both_recovered(world: World) -> None:
+    world.drop("first", range(3))
+    owner, process = world.launch()
+    world.until(lambda: world.committed() == [0, 1, 4], "the first rows are committed")
+
+    # A second run is refused while the first one lives, and is no run of the pipeline.
+    refused, second = world.launch()
+    second.wait(SECONDS)
+    assert world.status(refused) is dg.DagsterRunStatus.FAILURE
+    run = world.instance.get_run_by_id(refused)
+    assert run is not None and run.tags[REFUSED] == "PipelineOwned"
+    said = world.tick()
+    assert not said.run_requests and f"The newest run, {owner}, is STARTED" in said.skip_message
+
+    # The owner dies; Dagster's run monitoring finds out.
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    dead = world.instance.get_run_by_id(owner)
+    assert dead is not None
+    world.instance.report_run_failed(dead)
+    request = world.requested()
+    assert request.run_key == request.tags[RECOVERS] == owner and request.tags[ATTEMPT] == "1"
+    assert world.state().job.status == "RUNNING", "the owner had no time to say anything"
+
+    # The machine of the next run is emptied: SIGTERM, which Dagster has not asked for.
+    world.drop("second", range(3, 6))
+    evicted, process = world.launch(request)
+    world.until(lambda: len(world.committed()) == 6, "the recovered run commits the rows dropped meanwhile")
+    process.send_signal(signal.SIGTERM)
+    process.wait(SECONDS)
+    assert world.status(evicted) is dg.DagsterRunStatus.FAILURE, "Dagster knows of no termination"
+    job = world.state().job
+    assert (job.status, job.ended_by, job.stop_asked_by) == ("FINISHED", "suspend", "termination")
+    request = world.requested()
+    assert request.run_key == request.tags[RECOVERS] == evicted and request.tags[ATTEMPT] == "2"
+
+    # The last one goes on from that savepoint, and ends by itself.
+    world.drop("third", range(6, 10))
+    (world.home / "data" / "drain").touch()
+    last, process = world.launch(request)
+    assert process.wait(SECONDS) == 0, world.log(3).read_text()[-5000:]
+    assert f"({job.savepoint})" in world.log(3).read_text()
+    assert world.status(last) is dg.DagsterRunStatus.SUCCESS
+    assert world.committed() == [number * number for number in range(10)]
+    assert world.state().job.job_id == 1
+    said = world.tick()
+    assert not said.run_requests and f"The newest run, {last}, is SUCCESS" in said.skip_message
