@@ -9,16 +9,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import dagster as dg
 
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline_names import check_names, pipeline_of, register
 from dagster_checkpoints.run_config import run_config_schema
 from dagster_checkpoints.stage_assets import stage_specs
-
-_PIPELINES: WeakKeyDictionary[dg.OpDefinition, Pipeline] = WeakKeyDictionary()
-"""By the op that runs it: Dagster copies assets' definitions, but not their op."""
 
 
 def pipeline_assets(
@@ -54,6 +51,7 @@ def pipeline_assets(
 
     Raises:
         UnknownStageError: `deps` names a stage that the pipeline does not have.
+        DuplicatePipelineError: Another pipeline of the code location that Dagster is loading has the same name.
 
     Examples:
         >>> @pipeline_assets(pipeline=flights, group_name="flights")
@@ -76,7 +74,7 @@ def pipeline_assets(
             pool=pool,
             config_schema=None if has_config else run_config_schema(),
         )(function)
-        _PIPELINES[assets.op] = pipeline
+        register(pipeline, assets)
         return assets
 
     return decorate
@@ -87,13 +85,17 @@ def pipelines_of(definitions: dg.Definitions) -> list[Pipeline]:
 
     Args:
         definitions: The code location's.
+
+    Raises:
+        DuplicatePipelineError: Two of them have the same name.
     """
     found: dict[int, Pipeline] = {}
-    for assets in definitions.assets or ():
-        if isinstance(assets, dg.AssetsDefinition) and assets.is_executable and isinstance(assets.node_def, dg.OpDefinition):
-            pipeline = _PIPELINES.get(assets.node_def)
-            if pipeline is not None:
-                found[id(pipeline)] = pipeline
+    everything = [assets for assets in definitions.assets or () if isinstance(assets, dg.AssetsDefinition)]
+    for number, assets in enumerate(everything):
+        pipeline = pipeline_of(assets)
+        if pipeline is not None:
+            check_names(pipeline, assets, everything[:number])
+            found[id(pipeline)] = pipeline
     return list(found.values())
 
 

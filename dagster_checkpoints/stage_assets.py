@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Any
 
 import dagster as dg
+from dagster_shared.check import CheckError
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline, Stage
+from dagster_checkpoints.pipeline_names import check_names
 
 PIPELINE = "dagster_checkpoints/pipeline"
 REFUSED = "dagster_checkpoints/refused"
@@ -159,6 +162,7 @@ class StageAssets:
 
         Raises:
             NotAPipelineAssetError: The function was not decorated with `@pipeline_assets` for this pipeline.
+            DuplicatePipelineError: Another pipeline of the code location has the same name.
         """
         keys = stage_keys(context.assets_def, pipeline)
         chosen = context.selected_asset_keys
@@ -169,6 +173,8 @@ class StageAssets:
                 f"{sorted(key.to_user_string() for key in chosen)}; expected the stages of {pipeline.name!r}. Decorate the "
                 "function with @pipeline_assets(pipeline=...) and pass the same pipeline to run()."
             )
+        with suppress(CheckError):  # assets that were materialized without a code location
+            check_names(pipeline, context.assets_def, set(context.repository_def.assets_defs_by_key.values()))
         return cls(keys, selected)
 
 

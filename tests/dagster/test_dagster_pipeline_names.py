@@ -1,0 +1,109 @@
+"""One pipeline per name in a code location: refused when Dagster loads it, and when a run starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin, enter_loadable_target_origin_load_context
+
+from dagster_checkpoints import ParquetSink, Pipeline, bounded_source
+from dagster_checkpoints.asset_decorator import pipelines_of
+from dagster_checkpoints.pipeline_names import DuplicatePipelineError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+AssetsOf = Callable[..., dg.AssetsDefinition]
+CODE = """
+import dagster as dg
+from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, bounded_source, pipeline_assets
+
+
+def tenant(name, pipeline_name):
+    @bounded_source(sink=ParquetSink(f"/nowhere/{name}"))
+    def events(context): ...
+
+    pipeline = Pipeline(pipeline_name, [events])
+
+    @pipeline_assets(pipeline=pipeline, name=f"{name}_assets", key_prefix=name)
+    def assets(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource):
+        yield from checkpoint_coordinator.run(pipeline, context=context)
+
+    return assets
+
+
+first = tenant("acme", "etl")
+defs = dg.Definitions(
+    assets=[first, tenant("initech", SECOND)],
+    jobs=[dg.define_asset_job("only_first", selection=dg.AssetSelection.assets(first))],
+    resources={"checkpoint_coordinator": CheckpointCoordinatorResource()},
+    executor=dg.in_process_executor,
+)
+"""
+
+
+@pytest.mark.parametrize(("second", "refused"), [("etl", True), ("etl_initech", False)])
+def test_a_code_location_with_two_pipelines_of_one_name_does_not_load(tmp_path: Path, second: str, refused: bool) -> None:
+    file = tmp_path / "location.py"
+    file.write_text(CODE.replace("SECOND", repr(second)))
+    command = [sys.executable, "-m", "dagster", "definitions", "validate", "-f", str(file)]
+    environment = {**os.environ, "DAGSTER_HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=180)
+    said = done.stdout + done.stderr
+    assert (done.returncode != 0) is refused, said
+    if refused:
+        assert "expected one pipeline called 'etl' in a code location, found two" in said
+        assert "acme/events" in said and "initech/events" in said and "location.py" in said
+
+
+def source(folder: Path, name: str) -> Any:
+    @bounded_source(name=name, sink=ParquetSink(folder / name))
+    def any_source(context):  # type: ignore[no-untyped-def]
+        return context.spark.range(5)
+
+    return any_source
+
+
+@pytest.fixture
+def loading() -> Iterator[None]:
+    """As while a code server imports the user's code."""
+    context = DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)
+    with (
+        DefinitionsLoadContext.scoped(context),
+        enter_loadable_target_origin_load_context(LoadableTargetOrigin(python_file="x.py")),
+    ):
+        yield
+
+
+@pytest.mark.usefixtures("loading")
+def test_what_is_no_second_pipeline_is_not_refused(tmp_path: Path, assets_of: AssetsOf) -> None:
+    one = Pipeline("etl", [source(tmp_path, "events")])
+    assets_of(one)
+    assets_of(one, key_prefix="copy")  # one pipeline, shown twice
+    with DefinitionsLoadContext.scoped(DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)):
+        assets_of(Pipeline("etl", [source(tmp_path, "renamed")]))  # the code location is loaded again, and has changed
+        assets_of(Pipeline("etl", [source(tmp_path, "renamed")]))  # the file was imported twice
+        with pytest.raises(DuplicatePipelineError, match="another with the assets events"):
+            assets_of(Pipeline("etl", [source(tmp_path, "events")]))
+
+
+def test_a_run_refuses_what_no_load_has_seen(tmp_path: Path) -> None:
+    """A run's process builds the code location again, without a code server; and the command line's `check` has none."""
+    file = tmp_path / "location.py"
+    file.write_text(CODE.replace("SECOND", "'etl'"))
+    command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(file), "-j", "only_first"]
+    environment = {**os.environ, "DAGSTER_HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=180)
+    said = done.stdout + done.stderr
+    assert done.returncode != 0 and "RUN_FAILURE" in said
+    assert "expected one pipeline called 'etl' in a code location, found two" in said
+    namespace: dict[str, Any] = {"__name__": "location"}
+    exec(compile(file.read_text(), str(file), "exec"), namespace)
+    with pytest.raises(DuplicatePipelineError):
+        pipelines_of(namespace["defs"])
