@@ -424,6 +424,7 @@ def test_python_about_sensors() -> None:
     dg.Definitions.validate_loadable(
         dg.Definitions(
             assets=[flights_assets, flights_savepoints],
+            asset_checks=[page["restorable"]],
             jobs=[page["flights_job"]],
             sensors=made,
             schedules=[page["hourly"]],
@@ -435,6 +436,7 @@ def test_python_about_sensors() -> None:
         "flights_evening",
         "flights_end_flights_live_EWR",
         "flights_recovery",
+        "flights_savepoint_check",
     }
     # The conditions of the table, as they stand there.
     table = (REPOSITORY / "docs/sensors.md").read_text(encoding="utf-8").split("| condition |")[1].split("\n\n")[0]
