@@ -41,8 +41,8 @@ from dagster_checkpoints.spark.plan_report import PlanReport
 from dagster_checkpoints.spark.restored_plans import check_restored_plan, recorded_sources
 from dagster_checkpoints.spark.sinking import TaskSink, sink_context
 from dagster_checkpoints.spark.snapshots import relocate
-from dagster_checkpoints.spark.source_checks import check_source
 from dagster_checkpoints.spark.source_task import BatchTask, SourceTask
+from dagster_checkpoints.spark.stage_calls import StageCall, open_stage
 from dagster_checkpoints.spark.task import Task
 from dagster_checkpoints.spark.task_parts import StageInstance, TaskParts
 from dagster_checkpoints.spark.uploads import SnapshotUploader
@@ -154,6 +154,7 @@ class Deployer:
         self._storage = storage
         self._log = log
         self._breaks: frozenset[str] = frozenset()
+        self._warned: set[str] = set()
 
     def deploy(
         self, settings: AttemptSettings, restored: Restored | None, uploader: SnapshotUploader, report: Report
@@ -166,7 +167,7 @@ class Deployer:
         """
         while True:
             chains = self._chains(restored)
-            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, settings, restored, chains)
+            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)
             try:
                 return attempt.build(uploader, report, self._check_canceled)
             except plans.RefusedAtStage as refused:
@@ -186,7 +187,8 @@ class Deployer:
         """
         settings = AttemptSettings(folder, number=1, token="", job_id=0, checkpointing=False, max_queued_bytes=1)
         while True:
-            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, settings, restored, self._chains(restored))
+            chains = self._chains(restored)
+            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)
             try:
                 return attempt.check()
             except plans.RefusedAtStage as refused:
@@ -221,6 +223,7 @@ class _Attempt:
         spark: SparkSession,
         storage: CheckpointStorage | None,
         log: logging.Logger,
+        warned: set[str],
         settings: AttemptSettings,
         restored: Restored | None,
         chains: tuple[Chain, ...],
@@ -229,6 +232,7 @@ class _Attempt:
         self.spark = spark
         self.storage = storage
         self.log = log
+        self.warned = warned  # said once in a run, whatever is built again
         self.settings = settings
         self.restored = restored
         graph = execution_graph(pipeline, chains)
@@ -363,7 +367,7 @@ class _Attempt:
             kept = snapshot.stages.get(name) if snapshot else None
             own = kept.operator_states if kept else ()
             instance = self._instance(name, index, OperatorStateStore(self._operator_states(name, index), own))
-            plans.open_stage(instance.call)
+            open_stage(instance.call)
             self._opened.append(instance)
             made.append(instance)
         return tuple(made)
@@ -389,7 +393,7 @@ class _Attempt:
             log=self.log,
         )
         own = stage.for_instance()
-        return StageInstance(own, plans.StageCall(own, context), state)
+        return StageInstance(own, StageCall(own, context), state)
 
     def _sink(self, chain: Chain, index: int) -> TaskSink | None:
         stage = self.pipeline.stage(chain.stages[-1])
@@ -430,7 +434,7 @@ class _Attempt:
                 self.pipeline, self.restored.metadata, chain, index, described, allow_changed_plan=allowed, log=self.log
             )
         if not inputs:
-            _check_source(instances, plan)
+            _check_batch_source(instances, plan)
         return plan, described
 
     def _plan(
@@ -443,6 +447,10 @@ class _Attempt:
         carried = {i.name: self._event_time(i) for i in inputs}
         frames = {i.name: self._frame(i, tables, carried[i.name]) for i in inputs}
         plan = plans.build_plan(self.pipeline, calls, frames)
+        for text in plan.warnings:
+            if text not in self.warned:
+                self.warned.add(text)
+                self.log.warning("%s", text)
         functions = all(isinstance(i.stage, FunctionStage) for i in instances)  # these may be asked twice
         if known is None:
             without_watermarks = plans.keeps_no_state(plan)
@@ -465,7 +473,7 @@ class _Attempt:
         """The plan with empty static inputs: for its errors and its schema, before anything runs."""
         trial = [self._instance(name, index, OperatorStateStore()) for name in chain.stages]
         for instance in trial:
-            plans.open_stage(instance.call)
+            open_stage(instance.call)
         try:
             return self._plan(trial, inputs, {})
         finally:
@@ -574,14 +582,14 @@ class _Attempt:
 _NOTHING = TaskSnapshot()
 
 
-def _check_source(instances: Sequence[StageInstance], plan: plans.QueryPlan) -> None:
-    call = instances[0].call
+def _check_batch_source(instances: Sequence[StageInstance], plan: plans.QueryPlan) -> None:
     if plan.streaming:
-        check_source(call, plan.frame)
-    elif len(instances) > 1:
+        return
+    call = instances[0].call
+    if len(instances) > 1:
         # A batch result would have to be a stream for the stages behind it.
         raise plans.RefusedAtStage(instances[1].stage.name, "the source returned a batch DataFrame")
-    elif call.stage.kind is StageKind.UNBOUNDED_SOURCE:
+    if call.stage.kind is StageKind.UNBOUNDED_SOURCE:
         raise plans.not_streaming(call)
 
 

@@ -30,6 +30,14 @@ class PlanRefusedError(StageError):
     """Spark refuses the stage's plan as a streaming query."""
 
 
+class StageStreamError(StageError):
+    """A derived stage reads a stream that is none of its inputs."""
+
+
+class StageQueryError(StageError):
+    """A stage starts a streaming query of its own."""
+
+
 class SourceActsOnCommitError(StageError):
     """A source that deletes or acknowledges its input when Spark commits a batch, before our checkpoint completes."""
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
+from dagster_checkpoints.spark.plan_nodes import nodes
 from dagster_checkpoints.spark.plan_text import (
     Node,
     as_written,
@@ -30,7 +31,7 @@ from dagster_checkpoints.spark.plan_text import (
     traced,
     type_text,
 )
-from dagster_checkpoints.spark.plans import QueryPlan, nodes
+from dagster_checkpoints.spark.plans import QueryPlan
 from dagster_checkpoints.spark.sources import CHANNELS_FORMAT, WATERMARK_FORMAT
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ It must not know tasks, channels' contents or checkpoints. Everything here is an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,17 +14,22 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, NullType, StructType, TimestampNTZType, TimestampType
 
-from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, StageContext
-from dagster_checkpoints.spark.blame import own_line
+from dagster_checkpoints.pipeline import Chain, Pipeline, Stage
 from dagster_checkpoints.spark.column_types import text_of
 from dagster_checkpoints.spark.errors import (
     EventTimeError,
     PlanRefusedError,
-    StageFailedError,
     StageResultError,
+    StageStreamError,
     StageWatermarkError,
 )
 from dagster_checkpoints.spark.inputs import nullable
+from dagster_checkpoints.spark.join_checks import check_joins
+from dagster_checkpoints.spark.plan_nodes import V2_STREAM, StreamSet, analyzed, children, nodes, stream_name, streams
+from dagster_checkpoints.spark.source_checks import check_source
+from dagster_checkpoints.spark.sources import CHANNELS_FORMAT
+from dagster_checkpoints.spark.spark_advice import advice_on_refused_plan
+from dagster_checkpoints.spark.stage_calls import StageCall, transform_stage
 
 STATE_WRITER = "StateStoreWriter"
 
@@ -43,6 +48,7 @@ class QueryPlan:
         told_watermark: The plan reads the watermark sources of its inputs. One without state has no use for them.
         outputs: What each stage of the chain returned, in order.
         output_mode: Of the query.
+        warnings: What is allowed, but hardly meant; each names its stage.
     """
 
     frame: DataFrame
@@ -53,14 +59,7 @@ class QueryPlan:
     told_watermark: bool = True
     outputs: Mapping[str, DataFrame] = field(default_factory=dict)
     output_mode: str = "append"
-
-
-@dataclass(frozen=True)
-class StageCall:
-    """A stage with the context of the instance that is being built."""
-
-    stage: Stage
-    context: StageContext
+    warnings: tuple[str, ...] = ()
 
 
 class RefusedAtStage(Exception):
@@ -86,15 +85,20 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
     """
     arguments = dict(inputs)
     own_watermark = False
+    warnings: list[str] = []
     frame: DataFrame | None = None
     outputs: dict[str, DataFrame] = {}
     for position, call in enumerate(calls):
         carried = _watermarks(arguments.values())
-        frame = _call(call, arguments)
+        frame = transform_stage(call, arguments)
         streaming = frame.isStreaming
         if arguments:
-            _check_uses_inputs(call, frame, arguments)
-        elif not streaming and len(calls) > 1:
+            _check_streams(call, frame, arguments)
+            if streaming and not pipeline.is_bounded(call.stage.name):
+                warnings += check_joins(call, frame, arguments)
+        elif streaming:
+            warnings += check_source(call, frame)
+        if not arguments and not streaming and len(calls) > 1:
             # What follows expects a stream, and gets one behind a channel.
             raise RefusedAtStage(calls[1].stage.name, "the source returned a batch DataFrame")
         own = streaming and bool(_watermarks([frame]) - carried)
@@ -118,12 +122,12 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
         own_watermark = own_watermark or own
         _check_output_event_time(pipeline, call, frame)
         if streaming:
-            _check_supported(call, frame, position)
+            _check_supported(pipeline, call, frame, position)
         arguments = {call.stage.name: frame}
         outputs[call.stage.name] = frame
     assert frame is not None
     _check_columns(calls[-1], frame)
-    sources = sum(1 for node in nodes(frame._jdf.queryExecution().analyzed()) if node.nodeName() == "StreamingRelationV2")
+    sources = sum(1 for node in nodes(analyzed(frame)) if node.nodeName() == V2_STREAM)
     return QueryPlan(
         frame,
         nullable(frame.schema),
@@ -132,6 +136,7 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
         own_watermark,
         outputs=outputs,
         output_mode=calls[-1].stage.output_mode,
+        warnings=tuple(warnings),
     )
 
 
@@ -156,25 +161,17 @@ _WITHOUT_STATE = frozenset(
 
 def keeps_no_state(plan: QueryPlan) -> bool:
     """Whether a streaming plan certainly keeps nothing from batch to batch; False where in doubt."""
-    return plan.streaming and not plan.own_watermark and _keeps_no_state(plan.frame._jdf.queryExecution().analyzed())
+    return plan.streaming and not plan.own_watermark and _keeps_no_state(analyzed(plan.frame))
 
 
 def _keeps_no_state(plan: Any) -> bool:
     if not plan.isStreaming():
         return True
-    streaming = [child for child in _children(plan) if child.isStreaming()]
+    streaming = [child for child in children(plan) if child.isStreaming()]
     name = plan.nodeName()
     if name == "Join":
         return len(streaming) == 1 and _keeps_no_state(streaming[0])
     return name in _WITHOUT_STATE and all(_keeps_no_state(child) for child in streaming)
-
-
-def open_stage(call: StageCall) -> None:
-    """Call a stage's `open`. Raises StageFailedError with the user's line."""
-    try:
-        call.stage.open(call.context)
-    except Exception as error:
-        raise _failed(call, error, "open() raised ") from error
 
 
 def conform(call: StageCall, what: str, frame: DataFrame, schema: StructType) -> DataFrame:
@@ -182,12 +179,20 @@ def conform(call: StageCall, what: str, frame: DataFrame, schema: StructType) ->
 
     Raises:
         StageResultError: It is no DataFrame, or its columns are not those of `transform`.
+        StageStreamError: It is a stream.
     """
     if not isinstance(frame, DataFrame):
         raise StageResultError(
             call.stage.name,
             call.context.instance,
             f"expected {what} ({call.stage.location}) to return a DataFrame or None, found {type(frame).__name__}.",
+        )
+    if frame.isStreaming:
+        raise StageStreamError(
+            call.stage.name,
+            call.context.instance,
+            f"expected {what} ({call.stage.location}) to return rows, found a stream. Read a table instead "
+            "(context.spark.read), or make the stream a source of the pipeline.",
         )
     found = nullable(frame.schema)
     if {f.name: f.dataType for f in found} != {f.name: f.dataType for f in schema}:
@@ -266,8 +271,7 @@ def output_watermark(plan: Any, batch_watermark_ms: int) -> int | None:
         given = int(input_watermark.get()) if input_watermark.isDefined() else batch_watermark_ms
         produced = plan.produceOutputWatermark(given)
         return int(produced.get()) if produced.isDefined() else None
-    children = list(_children(plan))
-    outputs = [output_watermark(child, batch_watermark_ms) for child in children]
+    outputs = [output_watermark(child, batch_watermark_ms) for child in children(plan)]
     if not outputs:
         return batch_watermark_ms
     known = [output for output in outputs if output is not None]
@@ -276,47 +280,31 @@ def output_watermark(plan: Any, batch_watermark_ms: int) -> int | None:
 
 def is_stateful(plan: Any) -> bool:
     """Whether an executed plan holds a stateful operator."""
-    return _is_stateful(plan) or any(is_stateful(child) for child in _children(plan))
+    return _is_stateful(plan) or any(is_stateful(child) for child in children(plan))
 
 
-def _call(call: StageCall, arguments: Mapping[str, DataFrame]) -> DataFrame:
-    stage = call.stage
-    try:
-        result = stage.transform(call.context, **arguments)
-    except Exception as error:
-        raise _failed(call, error, "") from error
-    if not isinstance(result, DataFrame):
-        raise StageResultError(
-            stage.name,
-            call.context.instance,
-            f"expected its function ({stage.location}) to return a DataFrame, found {type(result).__name__}. Return the "
-            "DataFrame; do not start or write it.",
-        )
-    return result
-
-
-def _failed(call: StageCall, error: Exception, what: str) -> StageFailedError:
-    line = own_line(error, call.stage.location.file)
-    return StageFailedError(call.stage.name, call.context.instance, f"{what}{type(error).__name__}: {error}\n  at {line}")
-
-
-def _check_uses_inputs(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> None:
-    """Every streaming input must be read by the result, or its records would wait for ever."""
-    used = _sources(frame)
+def _check_streams(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> None:
+    """A derived stage reads all of its streaming inputs, or their records would wait for ever, and no other stream."""
+    used = StreamSet([frame])
     for name, given in arguments.items():
-        if given.isStreaming and not _sources(given) <= used:
+        if not all(leaf in used for leaf in streams(given)):
             raise StageResultError(
                 call.stage.name,
                 call.context.instance,
                 f"its result ({call.stage.location}) does not read its input {name!r}. Use the input, or remove the parameter.",
             )
-
-
-def _sources(frame: DataFrame) -> set[str]:
-    """The gates of the channel sources in a plan: each belongs to one input."""
-    plan = frame._jdf.queryExecution().analyzed()
-    gates = [node.extraOptions().get("gate") for node in nodes(plan) if node.nodeName() == "StreamingRelationV2"]
-    return {str(gate) for gate in gates if gate is not None}
+    allowed = StreamSet(arguments.values())
+    others = {stream_name(leaf): None for leaf in streams(frame) if leaf not in allowed}
+    if others:
+        named = ", ".join("another stage's output" if name == CHANNELS_FORMAT else name for name in others)
+        raise StageStreamError(
+            call.stage.name,
+            call.context.instance,
+            f"expected its result ({call.stage.location}) to read no other stream than its inputs "
+            f"({', '.join(map(repr, arguments))}), found {named}. No barrier reaches such a stream and its end is not known, so "
+            "rows would be lost. Make a source of it (@bounded_source or @unbounded_source returning that stream) and take the "
+            "source as a parameter; to look something up, read a table: context.spark.read.",
+        )
 
 
 def _input_carries(pipeline: Pipeline, stage: Stage) -> bool:
@@ -357,7 +345,7 @@ def _check_event_time(call: StageCall, frame: DataFrame, column: str) -> None:
     raise EventTimeError(
         call.stage.name,
         call.context.instance,
-        f"expected its output's event time to be a top-level TIMESTAMP column, found {found}. To mend it, {advice}.",
+        f"expected its output's event time to be a top-level TIMESTAMP column, found {found}. To correct it, {advice}.",
     )
 
 
@@ -377,7 +365,7 @@ def _check_columns(call: StageCall, frame: DataFrame) -> None:
     raise StageResultError(call.stage.name, call.context.instance, f"its result ({call.stage.location}) {problem}. {remedy}")
 
 
-def _check_supported(call: StageCall, frame: DataFrame, position: int) -> None:
+def _check_supported(pipeline: Pipeline, call: StageCall, frame: DataFrame, position: int) -> None:
     """Spark's own check, made before anything starts (it would come only when the query starts)."""
     from pyspark.errors import AnalysisException
 
@@ -387,28 +375,21 @@ def _check_supported(call: StageCall, frame: DataFrame, position: int) -> None:
     modes = jvm.org.apache.spark.sql.streaming.OutputMode
     mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[call.stage.output_mode]()
     try:
-        checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), mode)
+        checker.checkForStreaming(analyzed(frame), mode)
     except AnalysisException as error:
         if position:
             raise RefusedAtStage(call.stage.name, str(error)) from error
         raise PlanRefusedError(
             call.stage.name,
             call.context.instance,
-            f"Spark refuses its plan as a streaming query in output mode {call.stage.output_mode!r}: {error}",
+            f"{advice_on_refused_plan(error, pipeline, call.stage, analyzed(frame)).rstrip()}\nSpark: {error}",
         ) from error
 
 
 def _watermarks(frames: Any) -> set[str]:
     """The ids of the watermark nodes; a set, since a stage may use an input twice (a self-join)."""
-    plans = [frame._jdf.queryExecution().analyzed() for frame in frames if frame.isStreaming]
+    plans = [analyzed(frame) for frame in frames if frame.isStreaming]
     return {node.nodeId().toString() for plan in plans for node in nodes(plan) if node.nodeName() == "EventTimeWatermark"}
-
-
-def nodes(plan: Any) -> Iterator[Any]:
-    """A plan's nodes, from the top down."""
-    yield plan
-    for child in _children(plan):
-        yield from nodes(child)
 
 
 def _is_stateful(node: Any) -> bool:
@@ -420,9 +401,3 @@ def _is_stateful(node: Any) -> bool:
             return True
         kinds += [*kind.getInterfaces(), *filter(None, [kind.getSuperclass()])]
     return False
-
-
-def _children(plan: Any) -> Iterator[Any]:
-    children = plan.children()
-    for index in range(children.size()):
-        yield children.apply(index)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.spark import sources
 from dagster_checkpoints.spark.java import configure_java
+from dagster_checkpoints.spark.query_guard import guard_queries
 from dagster_checkpoints.spark.spark_home import lean_spark_home
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def prepare_session(spark: SparkSession) -> SparkSession:
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(sources)
+    guard_queries()
     spark.dataSource.register(sources.Channels)
     spark.dataSource.register(sources.Watermark)
     log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]

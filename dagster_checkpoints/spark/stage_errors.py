@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dagster_checkpoints.spark.blame import own_line, stage_of
 from dagster_checkpoints.spark.errors import QueryStoppedError, StageError, StageFailedError
 from dagster_checkpoints.spark.query import QueryStopped
+from dagster_checkpoints.spark.query_guard import refusing_queries
+from dagster_checkpoints.spark.spark_advice import advice_on_failed_query
 from dagster_checkpoints.spark.task_parts import StageInstance
 
 
@@ -28,7 +30,8 @@ class StageErrors:
             StageFailedError: For any other error than a StageError.
         """
         try:
-            yield
+            with refusing_queries(instance.call):
+                yield
         except Exception as error:
             if isinstance(error, StageError):
                 raise
@@ -60,8 +63,10 @@ class StageErrors:
 
     def _failed(self, instance: StageInstance, error: BaseException) -> StageFailedError:
         stage = instance.stage
+        advice = advice_on_failed_query(error)
+        advice = f"{advice}\n" if advice else ""
         return StageFailedError(
             stage.name,
             instance.call.context.instance,
-            f"failed{self._within()}: {type(error).__name__}: {error}\n  at {own_line(error, stage.location.file)}",
+            f"failed{self._within()}: {advice}{type(error).__name__}: {error}\n  at {own_line(error, stage.location.file)}",
         )

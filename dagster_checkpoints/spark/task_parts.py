@@ -14,6 +14,7 @@ from dagster_checkpoints.spark.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.outputs import TaskOutput
 from dagster_checkpoints.spark.plan_fingerprint import PlanDescription
 from dagster_checkpoints.spark.sinking import TaskSink
+from dagster_checkpoints.spark.stage_calls import StageCall
 from dagster_checkpoints.spark.uploads import SnapshotUploader
 from dagster_checkpoints.state import TaskSnapshot
 
@@ -26,7 +27,7 @@ class StageInstance:
     """One stage of the chain in this task: the user's object (a copy of its own), opened, and its state."""
 
     stage: Stage
-    call: plans.StageCall
+    call: StageCall
     state: OperatorStateStore
 
 

@@ -106,12 +106,13 @@ PLANS: list[tuple[Callable[[Any], Any], tuple[str, ...]]] = [
 ]
 
 
-def described(lab: Any, *functions: Callable[[Any], Any]) -> PlanDescription:
-    """The description of a chain of a source and one stage for each function."""
+def described(lab: Any, *functions: Callable[[Any], Any], more: Any = None) -> PlanDescription:
+    """The description of a chain of a source and one stage for each function; the source reads the stream `more` as well."""
 
     @unbounded_source(watermark=("ts", "1 hour"))
     def live(context):
-        return lab.stream("live", ROWS)
+        rows = lab.stream("live", ROWS)
+        return rows if more is None else rows.unionByName(more)
 
     stages = [live]
     for number, function in enumerate(functions):
@@ -186,8 +187,6 @@ def test_an_operator_belongs_to_the_stage_that_adds_it(lab: Any) -> None:
 
 
 def test_sources_are_named_by_what_they_read_and_never_by_their_secrets(lab: Any) -> None:
-    def with_rate(rows: Any) -> Any:
-        rate = lab.spark.readStream.format("rate").option("rowsPerSecond", 3).option("password", "secret").load()
-        return rows.select("v").unionByName(rate.select(F.col("value").alias("v")))
-
-    assert described(lab, with_rate).sources == (f"parquet {lab.input('live')}", "rate")
+    rate = lab.spark.readStream.format("rate").option("rowsPerSecond", 3).option("password", "secret").load()
+    more = rate.selectExpr("'rate' AS k", "timestamp AS ts", "value AS v")
+    assert described(lab, in_front, more=more).sources == (f"parquet {lab.input('live')}", "rate")

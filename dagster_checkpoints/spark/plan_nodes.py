@@ -1,0 +1,79 @@
+"""Walking over Spark's plans, which are JVM objects, and telling the streams that a plan reads.
+
+It must not know stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+V1_STREAM = "StreamingRelation"
+V2_STREAM = "StreamingRelationV2"
+
+
+def children(plan: Any) -> Iterator[Any]:
+    """A node's children, from left to right."""
+    found = plan.children()
+    for index in range(found.size()):
+        yield found.apply(index)
+
+
+def nodes(plan: Any) -> Iterator[Any]:
+    """A plan's nodes, from the top down."""
+    yield plan
+    for child in children(plan):
+        yield from nodes(child)
+
+
+def analyzed(frame: DataFrame) -> Any:
+    """A DataFrame's analyzed plan."""
+    return frame._jdf.queryExecution().analyzed()
+
+
+def streams(frame: DataFrame) -> list[Any]:
+    """The leaves of a DataFrame's analyzed plan that are streams; one that is read twice is there twice."""
+    if not frame.isStreaming:
+        return []
+    leaves = [node for node in nodes(analyzed(frame)) if not node.children().size() and node.isStreaming()]
+    # A reference to a common table expression is a leaf as well; the expression's own plan is another child.
+    return [leaf for leaf in leaves if leaf.nodeName() != "CTERelationRef"]
+
+
+class StreamSet:
+    """The streams that some DataFrames read.
+
+    A stream is known by the object that `load()` of a `readStream` has made, and not by its columns or its path: Spark gives
+    the columns of a stream new ids where a plan reads it twice (a self-join) but keeps that object, and two streams over one
+    folder are two.
+    """
+
+    def __init__(self, frames: Iterable[DataFrame]) -> None:
+        self._origins: Any = None
+        for frame in frames:
+            for leaf in streams(frame):
+                if self._origins is None:
+                    jvm = frame.sparkSession._jvm
+                    assert jvm is not None
+                    self._origins = jvm.java.util.IdentityHashMap()
+                self._origins.put(_origin(leaf), True)
+
+    def __contains__(self, leaf: Any) -> bool:
+        return self._origins is not None and bool(self._origins.containsKey(_origin(leaf)))
+
+
+def _origin(leaf: Any) -> Any:
+    match leaf.nodeName():
+        case "StreamingRelation":
+            return leaf.dataSource()
+        case "StreamingRelationV2":
+            return leaf.table()
+    return leaf
+
+
+def stream_name(leaf: Any) -> str:
+    """A stream as errors name it, such as `FileSource[/data/in]` or `rate`."""
+    name = leaf.nodeName()
+    return str(leaf.sourceName()) if name in (V1_STREAM, V2_STREAM) else str(name)

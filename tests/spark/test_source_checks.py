@@ -1,0 +1,215 @@
+"""Sources that cannot be read again after a restore are refused by name; those without a limit per micro-batch are warned of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
+
+from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
+from dagster_checkpoints.spark.errors import SourceActsOnCommitError
+from dagster_checkpoints.spark.events import JobStarted
+from dagster_checkpoints.spark.source_checks import StreamingSource, acts_on_commit, missing_limit
+
+FLIGHTS = "k string, ts timestamp, v long"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "found"),
+    [
+        ("files", {}, ""),
+        ("files", {"cleansource": "off"}, ""),
+        ("files", {"cleansource": "delete"}, "cleanSource='delete'"),
+        ("cloudfiles", {"cloudfiles.cleansource": "MOVE"}, "cleanSource='MOVE'"),
+        ("socket", {}, "forgets its lines when Spark commits"),
+        ("s3-sqs", {}, "deletes the queue's messages when Spark commits"),
+        ("kafka", {}, ""),
+        ("delta", {}, ""),
+        ("rate", {}, ""),
+    ],
+)
+def test_which_sources_act_on_commit(kind: str, options: Mapping[str, str], found: str) -> None:
+    problem = acts_on_commit(StreamingSource(kind, kind, options))
+    assert (found in problem) if found else problem == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "missing"),
+    [
+        ("files", {}, "maxFilesPerTrigger or maxBytesPerTrigger"),
+        ("files", {"maxbytespertrigger": "1g"}, ""),
+        ("kafka", {"subscribe": "a"}, "maxOffsetsPerTrigger"),
+        ("kafka", {"maxoffsetspertrigger": "1000"}, ""),
+        ("iceberg", {}, "streaming-max-files-per-micro-batch or streaming-max-rows-per-micro-batch"),
+        ("delta", {}, ""),  # 1000 files unless told otherwise
+        ("rate", {}, ""),
+        ("python", {}, ""),
+    ],
+)
+def test_which_sources_have_no_limit(kind: str, options: Mapping[str, str], missing: str) -> None:
+    assert missing_limit(StreamingSource(kind, kind, options)) == missing
+
+
+class Numbers(DataSourceStreamReader):
+    def initialOffset(self):
+        return {"at": 0}
+
+    def latestOffset(self, start, limit):
+        return {"at": 0}
+
+    def partitions(self, start, end):
+        return []
+
+    def read(self, partition):
+        return iter([])
+
+
+class AcknowledgingNumbers(Numbers):
+    def commit(self, end):
+        """Deletes what was read."""
+
+
+class Letters(SimpleDataSourceStreamReader):
+    def initialOffset(self):
+        return {"at": 0}
+
+    def read(self, start):
+        return iter([]), start
+
+    def readBetweenOffsets(self, start, end):
+        return iter([])
+
+
+class AcknowledgingLetters(Letters):
+    def commit(self, end):
+        """Deletes what was read."""
+
+
+def data_source(reader: type) -> type[DataSource]:
+    """A Python data source of the same name as its reader."""
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls):
+            return reader.__name__.lower()
+
+        def schema(self):
+            return "v long"
+
+        if issubclass(reader, SimpleDataSourceStreamReader):
+
+            def simpleStreamReader(self, schema):
+                return reader()
+        else:
+
+            def streamReader(self, schema):
+                return reader()
+
+    return Source
+
+
+def started_with(lab: Any, opened: Any) -> tuple[Any, Any]:
+    """A pipeline whose only source is this stream: the job, and the error with which it ends."""
+
+    @unbounded_source
+    def numbers(context):
+        return opened()
+
+    @stage(sink=lab.sink())
+    def last(numbers):
+        return numbers
+
+    job = lab.start(Pipeline("p", [numbers, last], chaining=False))
+    if opened.allowed:
+        job.wait_for(JobStarted)
+        job.drain()
+    return job, job.result().error
+
+
+class Opened:
+    """Opens a stream by its format; whether the pipeline may start with it."""
+
+    def __init__(self, lab: Any, name: str, allowed: bool, **options: str) -> None:
+        self.lab, self.name, self.allowed, self.options = lab, name, allowed, options
+
+    def __call__(self) -> Any:
+        return self.lab.spark.readStream.format(self.name).options(**self.options).load()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "texts"),
+    [
+        ("socket", {"host": "localhost", "port": "9"}, ["found socket (", "test_source_checks.py:", "forgets its lines"]),
+        ("text", {"cleanSource": "archive"}, ["found FileSource[", "cleanSource='archive'", "Remove the option"]),
+        ("acknowledgingnumbers", {}, ["its reader AcknowledgingNumbers overrides commit()", "remove commit()"]),
+        ("acknowledgingletters", {}, ["its reader AcknowledgingLetters overrides commit()", "could not read its rows again"]),
+        ("numbers", {}, []),
+        ("letters", {}, []),
+    ],
+)
+def test_a_source_that_acts_on_commit_is_refused_before_anything_starts(
+    lab: Any, name: str, options: dict[str, str], texts: list[str]
+) -> None:
+    for reader in (Numbers, AcknowledgingNumbers, Letters, AcknowledgingLetters):
+        lab.spark.dataSource.register(data_source(reader))
+    if name == "text":
+        options = {**options, "path": str(lab.input("in"))}
+    job, error = started_with(lab, Opened(lab, name, not texts, **options))
+    if not texts:
+        assert error is None
+        return
+    assert type(error) is SourceActsOnCommitError
+    assert str(error).startswith("Stage 'numbers' (instance '0'): ")
+    for text in texts:
+        assert text in str(error)
+    assert job.of(JobStarted) == []
+
+
+def test_what_is_hardly_meant_is_said_once_for_all_instances(lab: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Files without a limit, and a join of two streams whose state is never dropped; not the join that bounds the time."""
+
+    def files(name: str) -> Any:
+        return lab.spark.readStream.schema(FLIGHTS).parquet(str(lab.input(name)))
+
+    @unbounded_source(watermark=("ts", "1 minute"), instances=["x", "y"])
+    def flights(context):
+        return files(f"flights-{context.instance}")
+
+    @unbounded_source(watermark=("ts", "1 minute"))
+    def weather(context):
+        return lab.stream("weather", FLIGHTS)
+
+    @stage
+    def forgetful(flights, weather):
+        return flights.alias("f").join(weather.select("k").alias("w"), "k")
+
+    @stage(sink=lab.sink())
+    def bounded_in_time(flights, weather):
+        right = weather.selectExpr("k as right_k", "ts as right_ts")
+        return flights.join(right, _expr("k = right_k and right_ts between ts and ts + interval 1 hour"))
+
+    @stage(sink=lab.sink("other"))
+    def behind(forgetful):
+        return forgetful
+
+    stages = [flights, weather, forgetful, bounded_in_time, behind]
+    with caplog.at_level(logging.WARNING, "dagster_checkpoints"):
+        job = lab.start(Pipeline("p", stages))
+        job.wait_for(JobStarted)
+    said = [record.getMessage() for record in caplog.records if record.name == "dagster_checkpoints"]
+    limits = [text for text in said if "maxFilesPerTrigger" in text]
+    joins = [text for text in said if "join of two streams" in text]
+    assert [text[: text.index(" has no")].split(":")[0] for text in limits] == ["Stage 'flights'"] * 2  # a folder each
+    assert len(joins) == 1
+    assert joins[0].startswith("Stage 'forgetful' (")
+    assert "every row of its left and right side" in joins[0]
+    job.cancel()
+
+
+def _expr(text: str) -> Any:
+    from pyspark.sql import functions as F
+
+    return F.expr(text)

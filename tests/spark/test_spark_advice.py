@@ -1,0 +1,98 @@
+"""Spark's refusals say first what to do here, and then what Spark says, whose hints are meant for a query of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F
+
+from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
+from dagster_checkpoints.spark.errors import PlanRefusedError, StageError, StageFailedError
+from dagster_checkpoints.spark.spark_advice import advice_on_failed_query
+
+FLIGHTS = "k string, ts timestamp, v long"
+
+
+def outer_join(flights: Any) -> Any:
+    return flights.alias("a").join(flights.select("k", F.col("v").alias("w")).alias("b"), "k", "left")
+
+
+def writes(flights: Any) -> Any:
+    flights.write.parquet("/nowhere")
+    return flights
+
+
+def subquery(flights: Any) -> Any:
+    return flights.sparkSession.sql("SELECT * FROM {f} WHERE v IN (SELECT v FROM {f})", f=flights)
+
+
+@pytest.mark.parametrize(
+    ("watermark", "function", "kind", "remedy"),
+    [
+        (
+            None,
+            lambda flights: flights.groupBy("k").count(),
+            PlanRefusedError,
+            r"groups are never complete: no event time reaches it\. Declare watermark=\(column, lateness\) at the source "
+            r"'flights' \(.*test_spark_advice\.py:\d+\).* output_mode=\"update\" or \"complete\"",
+        ),
+        (
+            "ts",
+            lambda flights: flights.groupBy("k").count(),
+            PlanRefusedError,
+            r"use its event time 'ts' as well.*F\.window\('ts'",
+        ),
+        ("ts", lambda flights: flights.orderBy("v"), PlanRefusedError, r"remove the sort.*output_mode=\"complete\""),
+        (
+            None,
+            lambda flights: flights.dropDuplicatesWithinWatermark(["k"]),
+            PlanRefusedError,
+            r"How long to remember a row is not known: .*Declare watermark=",
+        ),
+        (None, outer_join, PlanRefusedError, r"outer join.*declare watermark=\(column, lateness\) at the sources of both inputs"),
+        (None, writes, StageFailedError, r"returns the DataFrame: name where they go with sink="),
+        (None, lambda flights: [flights.count()], StageFailedError, r"asks a stream for rows.*return the DataFrame"),
+        (None, subquery, StageFailedError, r"reads a stream in a subquery.*mode=\"static\""),
+    ],
+)
+def test_the_remedy_comes_before_what_spark_says(
+    lab: Any, watermark: str | None, function: Callable[[Any], Any], kind: type[StageError], remedy: str
+) -> None:
+    @bounded_source(watermark=(watermark, "1 minute") if watermark else None)
+    def flights(context):
+        return lab.stream("in", FLIGHTS)
+
+    @stage(sink=lab.sink())
+    def last(flights):
+        return function(flights)
+
+    error = lab.start(Pipeline("p", [flights, last], chaining=False)).result().error
+    assert type(error) is kind
+    assert re.match(r"Stage 'last' \(instance '0'\): ", str(error))
+    ours, sparks = re.split(r"\n(?=Spark: |AnalysisException: )", str(error), maxsplit=1)
+    assert re.search(remedy, ours, re.DOTALL)
+    assert "stream" in sparks.lower()
+
+
+def test_changed_state_is_told_with_the_remedy_and_a_warning_of_sparks_own_hint(lab: Any) -> None:
+    lab.put("in", FLIGHTS, [("a", lab.at(0), 1)])
+
+    def run(key: str) -> None:
+        counted = lab.stream("in", FLIGHTS).groupBy(key).count()
+        writer = counted.writeStream.outputMode("complete").option("checkpointLocation", str(lab.folder / "checkpoint"))
+        writer.trigger(availableNow=True).foreachBatch(lambda batch, _: batch.collect()).start().awaitTermination()
+
+    run("k")
+    lab.put("in", FLIGHTS, [("b", lab.at(1), 2)])
+    with pytest.raises(StreamingQueryException) as raised:
+        run("v")
+    assert "stateSchemaCheck" in str(raised.value)
+    advice = advice_on_failed_query(raised.value)
+    assert "take that change back and resume" in advice
+    assert "Do not delete the checkpoint" in advice
+    assert "do not set the Spark configuration" in advice
+    assert advice_on_failed_query(ValueError("[STATE]")) == ""
