@@ -40,8 +40,17 @@ class QueryStopped(Exception):
     """The query has ended, without an error, before it had read what it was started for: its task did not stop it."""
 
 
+class BatchFailed(Exception):
+    """Raised in `foreachBatch` in place of an error, which is kept in :attr:`TaskQuery.error`.
+
+    When a query is being stopped, Spark searches the text of what Python raised, its traceback included, by a regular
+    expression that takes a stack frame for each character. The Java stack trace of a cancelled job in it ends Spark's thread
+    with a StackOverflowError, a thousand lines on stderr (`StreamExecution.isInterruptionException`).
+    """
+
+
 def _is_no_error(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], QueryClosing))
+    return not (record.exc_info and isinstance(record.exc_info[1], QueryClosing | BatchFailed))
 
 
 # py4j logs whatever `foreachBatch` raises.
@@ -109,7 +118,7 @@ class TaskQuery:
             raise
         except BaseException as error:
             self.error = error
-            raise
+            raise BatchFailed(f"Batch {batch_id} failed; the task knows with which error.") from None
 
     @contextmanager
     def between_batches(self) -> Iterator[int]:
@@ -209,9 +218,9 @@ class TaskQuery:
         """
         if self._query is None or self._closing or self._query.isActive:
             return None
-        raised = self._query.exception()
+        raised = self.error or self._query.exception()
         if raised is not None:
-            return self.error or raised
+            return raised
         return None if self._reached_end() else QueryStopped()
 
     def _reached_end(self) -> bool:

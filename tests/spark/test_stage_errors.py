@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
@@ -198,3 +200,56 @@ def test_what_process_batch_returns_must_have_the_columns_of_transform(lab: Any)
     assert "process_batch" in str(error)
     assert "v:double" in str(error)
     assert lab.committed() == []
+
+
+class UncaughtErrors:
+    """Told of every thread of the JVM that ends by an error."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def uncaughtException(self, thread: Any, error: Any) -> None:
+        self.found.append(str(error.getClass().getName()))
+
+    class Java:
+        implements: ClassVar = ["java.lang.Thread$UncaughtExceptionHandler"]
+
+
+def test_a_failing_stage_ends_the_batches_of_the_others_without_an_error_in_spark_itself(lab: Any) -> None:
+    """A batch that is cancelled raises a long Java stack trace, which Spark searches by a regular expression that overflows."""
+    marker = lab.folder / "second batch"
+    lab.put("in", FLIGHTS, [("a", lab.at(0), 1)])
+    lab.put("in", FLIGHTS, [("a", lab.at(1), 2)])
+
+    @unbounded_source
+    def flights(context):
+        @F.udf("long")
+        def slowly(v):
+            if v == 2:
+                marker.touch()
+                time.sleep(8)
+            return v
+
+        return lab.stream("in", FLIGHTS).withColumn("v", slowly("v"))
+
+    class Raises(Stage):
+        def transform(self, context, flights):
+            return flights
+
+        def process_batch(self, batch, batch_id):
+            until = time.monotonic() + 60
+            while not marker.exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            raise ValueError("no database")
+
+    uncaught = UncaughtErrors()
+    threads = lab.spark._jvm.java.lang.Thread
+    ensure_callback_server_started(lab.spark.sparkContext._gateway)
+    threads.setDefaultUncaughtExceptionHandler(uncaught)
+    try:
+        error = lab.start(Pipeline("p", [flights, Raises(sink=lab.sink())], chaining=False)).result().error
+    finally:
+        threads.setDefaultUncaughtExceptionHandler(None)
+    assert marker.exists()
+    assert re.search(r"Stage 'raises' .*ValueError: no database\n  at .*, in process_batch: raise ValueError", str(error))
+    assert uncaught.found == []
