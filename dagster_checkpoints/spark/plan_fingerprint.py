@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ from dagster_checkpoints.spark.plan_text import (
     Node,
     as_written,
     column_origins,
-    expressions,
     is_streaming,
     parse,
     traced,
@@ -136,17 +135,11 @@ def _operators(frame: DataFrame) -> list[str]:
     """The stateful operators of a streaming plan, as text, from the input to the output."""
     analyzed = _analyzed(frame)
     plan = parse(analyzed.toJSON())
-    wanted = [node for node in _bottom_up(plan) if is_streaming(node) and (node.kind in _KINDS or _is_stateful_join(node))]
+    wanted = [node for node in plan.bottom_up() if _is_stateful_join(node) or (node.kind in _KINDS and is_streaming(node))]
     if not wanted:
         return []
     objects = list(nodes(analyzed))  # in the order of the JSON
     return [_operator(node, objects) + _watermarks(node, objects) for node in wanted]
-
-
-def _bottom_up(plan: Node) -> Iterator[Node]:
-    for child in plan.children:
-        yield from _bottom_up(child)
-    yield plan
 
 
 def _is_stateful_join(node: Node) -> bool:
@@ -165,14 +158,14 @@ def _watermark(node: Any) -> str:
 
 def _aggregation(node: Node, _: Any) -> str:
     functions: list[str] = []
-    for each in expressions(node.fields["aggregateExpressions"]):
+    for each in node.expressions("aggregateExpressions"):
         functions += [as_written(found) for found in each.all() if found.kind == "AggregateExpression"]
-    keys = [traced(key, node.children) for key in expressions(node.fields["groupingExpressions"])]
+    keys = [traced(key, node.children) for key in node.expressions("groupingExpressions")]
     return f"aggregate by {', '.join(keys) or 'nothing'}: {', '.join(functions) or 'no function'}"
 
 
 def _deduplication(node: Node, _: Any) -> str:
-    keys = sorted(traced(key, node.children) for key in expressions(node.fields["keys"]))
+    keys = sorted(traced(key, node.children) for key in node.expressions("keys"))
     within = " within the watermark" if node.kind == "DeduplicateWithinWatermark" else ""
     return f"drop duplicates{within} by {', '.join(keys)}"
 
@@ -182,17 +175,17 @@ def _distinct(node: Node, _: Any) -> str:
 
 
 def _join(node: Node, of: Any) -> str:
-    conditions = [traced(each, node.children, ("left.", "right.")) for each in expressions(node.fields.get("condition"))]
+    conditions = [traced(each, node.children, ("left.", "right.")) for each in node.expressions("condition")]
     return f"{str(of.joinType()).lower()} join of streams on {' AND '.join(conditions) or 'nothing'}"
 
 
 def _limit(node: Node, _: Any) -> str:
-    return f"limit {', '.join(traced(each, node.children) for each in expressions(node.fields['limitExpr']))}"
+    return f"limit {', '.join(traced(each, node.children) for each in node.expressions('limitExpr'))}"
 
 
 def _groups_with_state(node: Node, of: Any) -> str:
     """applyInPandasWithState."""
-    keys = [traced(key, node.children) for key in expressions(node.fields["groupingAttributes"])]
+    keys = [traced(key, node.children) for key in node.expressions("groupingAttributes")]
     return (
         f"applyInPandasWithState by {', '.join(keys)}: state {type_text(node.fields.get('stateType'))}, output mode "
         f"{str(of.outputMode()).lower()}, {of.timeout()}"
@@ -225,7 +218,10 @@ _KINDS = {
 
 
 def _operator(node: Node, objects: Sequence[Any]) -> str:
-    return _KINDS.get(node.kind, _join)(node, objects[node.number])
+    try:
+        return _KINDS.get(node.kind, _join)(node, objects[node.number])
+    except RecursionError:
+        return f"{node.kind}, whose expressions are nested too deeply to be compared"
 
 
 # transformWithState: its state is declared by the processor itself
@@ -265,6 +261,9 @@ class _StateRecorder:
         ttlDurationMs: int | None = None,
     ) -> None:
         self.declared.append(f"map {stateName} {_schema(userKeySchema)} -> {_schema(valueSchema)}{_ttl(ttlDurationMs)}")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments, **options: None  # timers, and states to be deleted: nothing that is declared
 
 
 def _declared_states(processor: Any) -> list[str]:

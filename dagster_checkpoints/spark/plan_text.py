@@ -1,7 +1,8 @@
 """An analyzed logical plan, as Spark writes it to JSON, and its expressions as text in which columns are traced to their origin.
 
-The text is the same in every process: it holds no expression ids, no qualifiers and no seeds. Must not know stages,
-checkpoints, or a Spark session: it reads JSON.
+The text is the same in every process: it holds no expression ids, no qualifiers and no seeds. It is stored in checkpoints: to
+write an expression in another way makes older checkpoints look changed. Must not know stages, checkpoints, or a Spark session:
+it reads JSON.
 
 Source: Spark's `TreeNode.toJSON`; `TimeWindowing` and `SessionWindowing` for what becomes of a window in the analyzed plan.
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 LONGEST = 600  # characters of a traced column; columns computed from each other many times would grow without end
@@ -73,24 +75,45 @@ class Node:
     fields: Mapping[str, Any]
     children: tuple[Node, ...]
     number: int
+    _expressions: dict[str, list[Node]] = field(default_factory=dict, repr=False)
+
+    def expressions(self, name: str) -> list[Node]:
+        """The expressions that a field of a plan's node holds: one, or a list of them; none if there is no such field."""
+        if name not in self._expressions:
+            self._expressions[name] = _expressions_of(self.fields.get(name))
+        return self._expressions[name]
+
+    @cached_property
+    def output(self) -> Sequence[int]:
+        """The ids of the columns that a plan's node returns, in order."""
+        return _output(self)
+
+    @cached_property
+    def returned(self) -> frozenset[int]:
+        """The same, to look one up."""
+        return frozenset(self.output)
 
     def all(self) -> Iterator[Node]:
         """The node and everything below it, from the top down."""
-        yield self
-        for child in self.children:
-            yield from child.all()
+        ahead = [self]
+        while ahead:
+            node = ahead.pop()
+            yield node
+            ahead += reversed(node.children)
+
+    def bottom_up(self) -> list[Node]:
+        """The same from the bottom up: a node comes behind its children, and these in their order."""
+        found, ahead = [], [self]
+        while ahead:
+            node = ahead.pop()
+            found.append(node)
+            ahead += node.children
+        return found[::-1]
 
 
 def parse(text: str) -> Node:
     """The plan that `TreeNode.toJSON` wrote."""
     return _tree(json.loads(text))
-
-
-def expressions(field: Any) -> list[Node]:
-    """The expressions that a field of a plan's node holds: one, or a list of them."""
-    if not isinstance(field, list) or not field:
-        return []
-    return [_tree(field)] if _is_tree(field) else [_tree(each) for each in field if _is_tree(each)]
 
 
 def is_streaming(plan: Node) -> bool:
@@ -115,20 +138,22 @@ def as_written(expression: Node) -> str:
 
 def column_origins(plan: Node) -> list[str]:
     """The columns that a plan returns, traced to their origin."""
-    return [_origin(identity, "?", plan) for identity in _output(plan)]
+    return [_origin(identity, "?", plan) for identity in plan.output]
 
 
 def _tree(items: Sequence[Mapping[str, Any]]) -> Node:
-    position = 0
+    """The tree of nodes that are listed from the top down, each with its number of children. Without recursion: some are deep."""
+    built: list[Node] = []
+    for number, fields in reversed(list(enumerate(items))):
+        children = tuple(built.pop() for _ in range(int(fields["num-children"])))
+        built.append(Node(str(fields["class"]).rpartition(".")[2], fields, children, number))
+    return built[0]
 
-    def build() -> Node:
-        nonlocal position
-        number, fields = position, items[position]
-        position += 1
-        children = tuple(build() for _ in range(int(fields["num-children"])))
-        return Node(str(fields["class"]).rpartition(".")[2], fields, children, number)
 
-    return build()
+def _expressions_of(value: Any) -> list[Node]:
+    if not isinstance(value, list) or not value:
+        return []
+    return [_tree(value)] if _is_tree(value) else [_tree(each) for each in value if _is_tree(each)]
 
 
 def _is_tree(value: Any) -> bool:
@@ -168,12 +193,18 @@ def _text(node: Node, column: Any) -> str:
         case "CreateNamedStruct":
             return _window(node, column) or _call(node, column)
         case "GetStructField":
-            field = node.fields.get("name") or node.fields.get("ordinal")
-            return f"{_text(node.children[0], column)}.{field}"
+            return f"{_text(node.children[0], column)}.{node.fields.get('name') or _member(node)}"
         case kind if kind in _INFIX and len(node.children) == 2:
             left, right = (_text(child, column) for child in node.children)
             return f"({left} {_INFIX[kind]} {right})"
     return _call(node, column)
+
+
+def _member(node: Node) -> Any:
+    """The name of the member of a struct that is taken by its number."""
+    kind, number = node.children[0].fields.get("dataType"), int(node.fields["ordinal"])
+    members = kind.get("fields", ()) if isinstance(kind, dict) else ()
+    return members[number]["name"] if number < len(members) else number
 
 
 def _call(node: Node, column: Any) -> str:
@@ -269,25 +300,25 @@ def _identity(node: Node) -> int:
 
 def _output(plan: Node) -> list[int]:
     """The ids of the columns that a plan's node returns, in order."""
-    fields, children = plan.fields, plan.children
+    children = plan.children
     if plan.kind == "Project":
-        return [_identity(each) for each in expressions(fields["projectList"])]
+        return [_identity(each) for each in plan.expressions("projectList")]
     if plan.kind == "Aggregate":
-        return [_identity(each) for each in expressions(fields["aggregateExpressions"])]
+        return [_identity(each) for each in plan.expressions("aggregateExpressions")]
     if plan.kind == "Generate":
-        return [*_output(children[0]), *(_identity(each) for each in expressions(fields.get("generatorOutput")))]
+        return [*children[0].output, *(_identity(each) for each in plan.expressions("generatorOutput"))]
     for name in ("output", "outputAttrs", "outputAttributes"):
-        if expressions(fields.get(name)):
-            return [_identity(each) for each in expressions(fields[name])]
+        if plan.expressions(name):
+            return [_identity(each) for each in plan.expressions(name)]
     if plan.kind == "Union":
-        return _output(children[0])
-    return [identity for child in children for identity in _output(child)]
+        return list(children[0].output)
+    return [identity for child in children for identity in child.output]
 
 
 def _origin_in(column: Node, plans: Sequence[Node], sides: Sequence[str]) -> str:
     name, identity = str(column.fields["name"]), _identity(column)
     for number, plan in enumerate(plans):
-        if identity in _output(plan):
+        if identity in plan.returned:
             return f"{sides[number] if sides else ''}{_origin(identity, name, plan)}"
     return name
 
@@ -301,36 +332,35 @@ def _origin(identity: int, name: str, plan: Node) -> str:
 
 def _origin_of(identity: int, name: str, plan: Node) -> str:
     """What a column that a plan returns is computed from."""
-    match plan.kind:
-        case "Project" | "Aggregate":
-            of = "projectList" if plan.kind == "Project" else "aggregateExpressions"
-            found = next((e for e in expressions(plan.fields[of]) if _identity(e) == identity), None)
-            if found is None:
-                return name
-            if found.kind == "Alias" and (plan.kind == "Aggregate" and any(n.kind == "AggregateExpression" for n in found.all())):
-                return str(found.fields["name"])  # what it was computed from is said of the aggregation
-            return traced(found, plan.children)
-        case "Union":
-            position = _output(plan).index(identity)
-            texts = []
-            for child in plan.children:
-                columns = _output(child)
-                texts.append(_origin(columns[position], name, child) if position < len(columns) else name)
-            return _either(texts)
-        case "Expand":
-            columns = _output(plan)
-            rows = [expressions(row) for row in plan.fields.get("projections") or ()]
-            place = columns.index(identity)
+    while True:
+        if plan.kind == "Union":
+            return _origin_in_union(identity, name, plan)
+        if plan.kind == "Expand":
+            place = plan.output.index(identity)
+            rows = [_expressions_of(row) for row in plan.fields.get("projections") or ()]
             return _either([traced(row[place], plan.children) for row in rows if place < len(row)]) or name
-    for child in plan.children:
-        if identity in _output(child):
-            return _origin(identity, name, child)
-    return next((str(n.fields["name"]) for n in _own_columns(plan) if _identity(n) == identity), name)
+        if plan.kind in ("Project", "Aggregate"):
+            of = "projectList" if plan.kind == "Project" else "aggregateExpressions"
+            found = next((each for each in plan.expressions(of) if _identity(each) == identity), None)
+            if found is not None and found.kind == "Alias":
+                # What an aggregation computes is said of the aggregation itself.
+                aggregated = plan.kind == "Aggregate" and any(n.kind == "AggregateExpression" for n in found.all())
+                return str(found.fields["name"]) if aggregated else traced(found, plan.children)
+        below = next((child for child in plan.children if identity in child.returned), None)
+        if below is None:
+            return next((str(n.fields["name"]) for n in _own_columns(plan) if _identity(n) == identity), name)
+        plan = below
+
+
+def _origin_in_union(identity: int, name: str, plan: Node) -> str:
+    """Each child has the column in the same place."""
+    place = plan.output.index(identity)
+    return _either([_origin(child.output[place], name, child) for child in plan.children if place < len(child.output)])
 
 
 def _own_columns(plan: Node) -> list[Node]:
     fields = ("output", "outputAttrs", "outputAttributes", "generatorOutput")
-    return [each for name in fields for each in expressions(plan.fields.get(name)) if "name" in each.fields]
+    return [each for name in fields for each in plan.expressions(name) if "name" in each.fields]
 
 
 def _either(texts: Sequence[str]) -> str:

@@ -25,9 +25,9 @@ class Counter(StatefulProcessor):
     states: tuple[str, ...] = ("n long",)
 
     def init(self, handle: Any) -> None:
+        handle.deleteIfExists("former")  # not only declarations
         self.kept = [handle.getValueState(f"s{number}", schema) for number, schema in enumerate(self.states)]
         self.seen = handle.getMapState("seen", "k string", "n int", 1000)
-        handle.getQueryInfo()  # declarations need not come last
 
     def handleInputRows(self, key: Any, rows: Any, timers: Any) -> Any:
         yield from rows
@@ -99,7 +99,7 @@ PLANS: list[tuple[Callable[[Any], Any], tuple[str, ...]]] = [
         ),
         (
             f"aggregate by window(ts, 5 minutes), k: count(1); {HOUR}",
-            "aggregate by window(precise_timestamp_conversion((precise_timestamp_conversion(window(ts, 5 minutes).1, fromType "
+            "aggregate by window(precise_timestamp_conversion((precise_timestamp_conversion(window(ts, 5 minutes).end, fromType "
             f"timestamp, toType long) - 1), fromType long, toType timestamp), 1 hour): sum(count long); {HOUR}",
         ),
     ),
