@@ -24,6 +24,7 @@ STAGE_LABELS = (
     "rows",
     "watermark",
     "lag_seconds",
+    "late_rows",
     "state",
     "state_bytes",
     "rows_per_second",
@@ -112,7 +113,7 @@ class PipelineObservations:
             progress = stages.get(stage.name)
             if stage.name not in self._running or progress is None:
                 continue
-            seen = (progress.rows, progress.watermark_ms, progress.finished_instances)
+            seen = (progress.rows, progress.watermark_ms, progress.finished_instances, progress.late_rows)
             decide = self._schedule.made if stage.name in at_once else self._schedule.due
             if decide(f"{_STAGE}{stage.name}", seen, now) is not None:
                 metadata = self._stage(stage.name, progress, now)
@@ -125,6 +126,8 @@ class PipelineObservations:
             shown["watermark"] = dg.MetadataValue.timestamp(watermark)
             if not self._pipeline.is_bounded(stage):  # a backfill is not late, it is old
                 shown["lag_seconds"] = round((self._wall() - watermark).total_seconds())
+        if progress.late_rows:
+            shown["late_rows"] = progress.late_rows
         if progress.instances > 1:
             shown["finished_instances"] = progress.finished_instances
         counted = self.counts_rows(stage)

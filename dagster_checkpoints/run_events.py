@@ -197,6 +197,8 @@ class RunReporter:
             metadata[FINISHED_BEFORE] = True
         elif self._observations.counts_rows(event.stage):
             metadata["rows"] = event.rows
+        if event.late_rows:
+            metadata["late_rows"] = event.late_rows
         path = getattr(stage.sink, "path", None)
         if path is not None:
             metadata["path"] = dg.MetadataValue.path(str(path))

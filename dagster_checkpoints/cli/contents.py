@@ -67,12 +67,13 @@ class InstanceContent:
 
 @dataclass(frozen=True)
 class StageContent:
-    """One stage in a checkpoint; rows are those of finished instances too."""
+    """One stage in a checkpoint; rows, emitted and dropped as late, are those of finished instances too."""
 
     name: str
     finished: bool
     rows: int
     instances: tuple[InstanceContent, ...]
+    late_rows: int = 0
 
 
 def contents(metadata: CheckpointMetadata, offsets: dict[tuple[str, int], str]) -> tuple[StageContent, ...]:
@@ -94,7 +95,7 @@ def contents(metadata: CheckpointMetadata, offsets: dict[tuple[str, int], str]) 
             else:
                 read = offsets.get((chain.name, index), "")
                 instances.append(_instance(name, index, stage.name, chain.stages, task, read))
-        found.append(StageContent(stage.name, stage.fully_finished, stage.rows, tuple(instances)))
+        found.append(StageContent(stage.name, stage.fully_finished, stage.rows, tuple(instances), stage.late_rows))
     return tuple(found)
 
 

@@ -110,6 +110,7 @@ def _as_text(
             + (f", {bytes_in_words(new)} of it new" if new is not None else ""),
         ),
         ("written by", f"Spark {metadata.spark_version or 'of an unknown version'}, format {metadata.version}"),
+        ("late rows", ", ".join(f"{stage.name} {stage.late_rows:,}" for stage in stages if stage.late_rows)),
         ("next run", "begins from this, unless it is told otherwise" if next_start(state) == found.location else ""),
     )
     title = Text(f"{metadata.kind.capitalize()} {metadata.checkpoint_id} of {metadata.pipeline}", style="bold")

@@ -156,15 +156,17 @@ def _under_way(told: PipelineStatus) -> list[RenderableType]:
 
 
 def _stages(told: PipelineStatus, rates: Mapping[str, float] | None) -> RenderableType:
-    more = ("rows/s",) if rates is not None else ()
-    made = table(
-        "stage", "instance", "state", "rows", *more, "watermark (UTC)", right=("rows", "rows/s"), keep=("stage", "instance")
-    )
+    late = any(stage.late_rows for stage in told.stages)
+    more = (("rows/s",) if rates is not None else ()) + (("late rows",) if late else ())
+    right = ("rows", "rows/s", "late rows")
+    made = table("stage", "instance", "state", "rows", *more, "watermark (UTC)", right=right, keep=("stage", "instance"))
     inside = {stage for chain in told.chains for stage in chain[:-1]}  # nobody counts rows, or watermarks, within a query
     for stage in told.stages:
         count = [f"{stage.rows:,}" if stage.name not in inside else NOTHING]
         if rates is not None:
             count.append(_rate(rates, stage) if stage.name not in inside else NOTHING)
+        if late:
+            count.append(f"{stage.late_rows:,}")
         if stage.finished or not stage.instances:
             made.add_row(*row(stage.name, _names(stage), "finished", *count, "", style="dim"))
             continue

@@ -205,6 +205,9 @@ def chain_obstacle(pipeline: Pipeline, name: str) -> str | None:
         return f"{upstream.name!r} has a sink"
     if upstream.overrides_process_batch or upstream.overrides_finish:
         return f"{upstream.name!r} overrides {'process_batch' if upstream.overrides_process_batch else 'finish'}"
+    if upstream.event_time_lateness_ms:
+        # A query has one watermark, and the one behind the upstream stage is earlier than the one in front of it.
+        return f"{upstream.name!r} declares a lateness of its own with event_time="
     # A query has one output mode; in "update" an upstream aggregation would emit what it must still hold
     # back.
     return None if stage.output_mode == "append" else f"{name!r} has the output mode {stage.output_mode!r}"
@@ -257,8 +260,9 @@ def _checked_layout(pipeline: Pipeline, chains: Sequence[Chain]) -> dict[str, st
             if number and (pipeline.upstream(name) != (chain.stages[number - 1],) or not may_join_upstream(pipeline, name)):
                 raise ChainLayoutError(
                     f"{stage.where} cannot follow {chain.stages[number - 1]!r} in chain {chain.name!r}: it "
-                    f"must read exactly that stage, instance by instance, and nobody else may want that "
-                    f"stage's output. Was the pipeline changed since this layout was made?"
+                    f"must read exactly that stage, instance by instance, no other stage may read that "
+                    f"stage's output, and that stage may declare no lateness of its own (event_time=). Was the "
+                    f"pipeline changed since this layout was made?"
                 )
     absent = [stage.name for stage in pipeline.stages if stage.name not in chain_of]
     if absent:

@@ -77,7 +77,7 @@ def stage(
     inputs: Mapping[str, StageInput] | None = None,
     sink: Any = None,
     instances: Sequence[str] | None = None,
-    event_time: str | None = None,
+    event_time: str | tuple[str, str] | None = None,
     output_mode: OutputMode = "append",
     name: str | None = None,
 ) -> Callable[[StageFunction], FunctionStage]: ...
@@ -88,7 +88,7 @@ def stage(
     inputs: Mapping[str, StageInput] | None = None,
     sink: Any = None,
     instances: Sequence[str] | None = None,
-    event_time: str | None = None,
+    event_time: str | tuple[str, str] | None = None,
     output_mode: OutputMode = "append",
     name: str | None = None,
 ) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
@@ -101,7 +101,8 @@ def stage(
         inputs: Options for some of the inputs, by the upstream stage's name.
         sink: Where the output is committed to; needed where no other stage reads it.
         instances: Names of the parallel instances; one by default.
-        event_time: Event-time column of the output, where it is not that of the (first) input that has one.
+        event_time: Event-time column of the output, where it is not that of the (first) input that has one; (column,
+            lateness) where rows of the output may be older than the input's watermark, by so much at most.
         output_mode: Spark's output mode; "update" and "complete" only at a last stage whose sink supports
             them.
         name: By default the function's name.

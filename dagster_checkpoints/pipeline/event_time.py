@@ -83,6 +83,38 @@ def check_event_time_column(column: object, where: str = "") -> None:
         )
 
 
+def read_event_time(event_time: object, where: str) -> tuple[str, int]:
+    """The column and the lateness that a stage's `event_time` declares.
+
+    The lateness says by how much rows of the stage's output may be older than the watermark of its input: those of a timer, of
+    a session's begin, of another column than the input's. The watermark that the stage sends on is earlier by so much.
+
+    Args:
+        event_time: A column's name, or (column, lateness).
+        where: Which stage says so, for the error.
+
+    Returns:
+        The column, and the lateness in whole milliseconds; 0 if none is declared.
+
+    Raises:
+        InvalidWatermarkError: It is neither.
+    """
+    if isinstance(event_time, str):
+        check_event_time_column(event_time, where)
+        return event_time, 0
+    if not isinstance(event_time, tuple | list) or len(event_time) != 2:
+        raise InvalidWatermarkError(
+            f"{where}: event_time={event_time!r}; expected the name of a column, or (column, lateness), such as "
+            '("at", "10 minutes").'
+        )
+    column, lateness = event_time
+    check_event_time_column(column, where)
+    try:
+        return column, interval_ms(lateness)
+    except InvalidWatermarkError as error:
+        raise InvalidWatermarkError(f"{where}: event_time={event_time!r}: {error}") from None
+
+
 def interval_ms(text: object) -> int:
     """The length of an interval as Spark writes it, in whole milliseconds.
 

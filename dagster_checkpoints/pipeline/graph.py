@@ -21,6 +21,7 @@ from dagster_checkpoints.pipeline.errors import (
     DuplicateStageError,
     EmptyPipelineError,
     InstancesMismatchError,
+    InvalidWatermarkError,
     NotAStageError,
     OutputModeError,
     OverlappingSinksError,
@@ -119,7 +120,8 @@ class Pipeline:
     def event_time_lateness_ms(self, name: str) -> int | None:
         """Milliseconds by which rows at the stage may be late; None where no watermark reaches it.
 
-        The largest lateness of the sources with a watermark that reach it over streaming inputs.
+        The largest lateness of the sources with a watermark that reach it over streaming inputs, and what the stages on the
+        way add to it, this one included (`event_time=(column, lateness)`).
         """
         return self._lateness_ms[self.stage(name).name]
 
@@ -157,8 +159,14 @@ class Pipeline:
         columns = [self._event_time[name] for name in streams]
         lateness = [ms for name in streams if (ms := self._lateness_ms[name]) is not None]
         self._bounded[stage.name] = all(self._bounded[name] for name in stage.inputs)
-        self._event_time[stage.name] = stage.event_time or next(filter(None, columns), None)
-        self._lateness_ms[stage.name] = max(lateness, default=None)
+        self._event_time[stage.name] = stage.event_time_column or next(filter(None, columns), None)
+        self._lateness_ms[stage.name] = max(lateness) + stage.event_time_lateness_ms if lateness else None
+        if stage.event_time_lateness_ms and not lateness:
+            raise InvalidWatermarkError(
+                f"{stage.where}: event_time={stage.event_time!r} says by how much its rows may be older than the watermark of "
+                "its input, but no watermark reaches it. Declare watermark= at a source that it reads as a stream, or leave the "
+                "lateness out."
+            )
 
     def _check_static_inputs_end(self) -> None:
         for edge in self.edges:

@@ -24,7 +24,7 @@ from dagster_checkpoints.pipeline.errors import (
     StageSignatureError,
     StageWithoutInputsError,
 )
-from dagster_checkpoints.pipeline.event_time import Watermark, check_event_time_column
+from dagster_checkpoints.pipeline.event_time import Watermark, read_event_time
 from dagster_checkpoints.pipeline.names import check_name
 from dagster_checkpoints.pipeline.signatures import SourceLocation, locate, method_inputs
 
@@ -80,7 +80,8 @@ class Stage:
         instances: Names of the stage's parallel instances.
         sink: Where the stage's output is committed to.
         watermark: Event time, at a source only: a :class:`Watermark` or (column, lateness).
-        event_time: Event-time column of the output where it is not that of the input.
+        event_time: Event-time column of the output where it is not that of the input; (column, lateness) where its rows
+            may be older than the input's watermark, by so much at most: "10 minutes".
         output_mode: "update" and "complete" need a sink that supports them, and no consumer.
         kind: Whether the stage is a source, and which.
 
@@ -100,10 +101,14 @@ class Stage:
     instances: tuple[str, ...] = DEFAULT_INSTANCES
     sink: Any = None
     watermark: Watermark | None = None
-    event_time: str | None = None
+    event_time: str | tuple[str, str] | None = None
     output_mode: OutputMode = "append"
     kind: StageKind = StageKind.DERIVED
 
+    event_time_column: str | None = None
+    """The column that `event_time` names; None where it names none."""
+    event_time_lateness_ms: int = 0
+    """By how many milliseconds rows of the output may be older than the watermark of the input, as `event_time` says."""
     location: SourceLocation
     _defined: bool = False
 
@@ -115,7 +120,7 @@ class Stage:
         instances: Sequence[str] | None = None,
         sink: Any = None,
         watermark: Watermark | tuple[str, str] | None = None,
-        event_time: str | None = None,
+        event_time: str | tuple[str, str] | None = None,
         output_mode: OutputMode | None = None,
         kind: StageKind | None = None,
     ) -> None:
@@ -131,7 +136,8 @@ class Stage:
         self.instances = self._check_instances(self.instances if instances is None else instances)
         self.sink = self.sink if sink is None else sink
         self.watermark = self._check_watermark(self.watermark if watermark is None else watermark)
-        self.event_time = self._check_event_time(self.event_time if event_time is None else event_time)
+        self.event_time = self.event_time if event_time is None else event_time
+        self.event_time_column, self.event_time_lateness_ms = self._check_event_time(self.event_time)
         self.output_mode = self._check_output_mode(self.output_mode if output_mode is None else output_mode)
         self._check_kind()
 
@@ -264,12 +270,18 @@ class Stage:
         except InvalidWatermarkError as error:
             raise InvalidWatermarkError(f"{self.where}: {error}") from None
 
-    def _check_event_time(self, event_time: str | None) -> str | None:
+    def _check_event_time(self, event_time: object) -> tuple[str | None, int]:
+        """The column, and the lateness in milliseconds."""
         if event_time is None:
-            return None
-        check_event_time_column(event_time, self.where)
+            return None, 0
+        column, lateness_ms = read_event_time(event_time, self.where)
         if not self.kind.is_source:
-            return event_time
+            return column, lateness_ms
+        if column is not event_time:
+            raise InvalidWatermarkError(
+                f"{self.where}: event_time={event_time!r} at a source, which declares its lateness as watermark={event_time!r}. "
+                "Leave out event_time."
+            )
         if self.watermark is None:
             raise InvalidWatermarkError(
                 f"{self.where}: event_time={event_time!r} without a watermark; a source declares both as "
@@ -280,7 +292,7 @@ class Stage:
                 f"{self.where}: event_time={event_time!r}, but its watermark is on "
                 f"{self.watermark.column!r}; a source has one event-time column. Leave out event_time."
             )
-        return event_time
+        return column, 0
 
     def _check_output_mode(self, output_mode: OutputMode) -> OutputMode:
         if output_mode not in OUTPUT_MODES:

@@ -424,6 +424,7 @@ class ChannelTask(Task):
         self.query.stop()
         if self.plan.own_watermark and self.query.log.last_committed() >= 0 and self.query.log.holds_state():
             self.run_planned_batch(MAX_WATERMARK_MS)
+        self.fire_timers()
 
     def _max_watermark_matters(self) -> bool:
         # In complete mode every row has been said already, and would only be said again.

@@ -136,6 +136,7 @@ class CheckpointWriter:
                 fully_finished=len(indices[stage.name]) == stage.parallelism,
                 output_schema=schemas.get(stage.name, ""),
                 rows=self._rows(deployment, stage.name, states),
+                late_rows=self._late_rows(deployment, stage.name, states),
                 inputs=inputs[stage.name],
             )
             for stage in self._pipeline.stages
@@ -173,6 +174,18 @@ class CheckpointWriter:
                 rows += states[task].stages[stage].rows_out
             elif task in deployment.tasks:
                 rows += deployment.tasks[task].rows_out
+        return rows
+
+    @staticmethod
+    def _late_rows(deployment: Deployment, stage: str, states: Mapping[TaskId, TaskSnapshot]) -> int:
+        """Rows dropped as late up to the checkpoint: by its snapshots, and by tasks that had finished."""
+        rows = deployment.late_rows_of_finished.get(stage, 0)
+        chain = next(c for c in deployment.chains if stage in c.stages)
+        for task in (TaskId(chain.name, index) for index in range(len(chain.instances))):
+            if task in states:
+                rows += states[task].stages[stage].late_rows
+            elif task in deployment.tasks:
+                rows += deployment.tasks[task].late_rows.of(stage)
         return rows
 
     @property

@@ -109,6 +109,7 @@ class Deployment:
         finished: Tasks that the checkpoint says are finished; there is no task object for them.
         schemas: Output schema of each chain's last stage.
         rows_of_finished: By stage, what its finished tasks had emitted; for reporting.
+        late_rows_of_finished: By stage, what its finished tasks had dropped as late; for reporting.
         finished_sinks: Of finished tasks, and the checkpoint gone back to: they show the rows committed up to it, no others.
     """
 
@@ -118,6 +119,7 @@ class Deployment:
     finished: frozenset[TaskId] = frozenset()
     schemas: dict[str, StructType] = field(default_factory=dict)
     rows_of_finished: dict[str, int] = field(default_factory=dict)
+    late_rows_of_finished: dict[str, int] = field(default_factory=dict)
     finished_sinks: list[tuple[TaskSink, int]] = field(default_factory=list)
 
     def settle_finished_sinks(self) -> None:
@@ -246,6 +248,7 @@ class _Attempt:
         self._redistributed: dict[str, tuple[tuple[OperatorState, ...], ...]] = {}
         if restored:
             self.deployment.rows_of_finished = _rows_of_finished(restored.metadata)
+            self.deployment.late_rows_of_finished = _late_rows_of_finished(restored.metadata)
 
     def build(self, uploader: SnapshotUploader, report: Report, check_canceled: Callable[[], None]) -> Deployment:
         try:
@@ -599,4 +602,13 @@ def _rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:
         tail = chain.stages[-1]
         if tail in rows:
             rows[tail] -= sum(task.stages[tail].rows_out for task in chain.tasks.values())
+    return rows
+
+
+def _late_rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:
+    rows = {stage.name: stage.late_rows for stage in metadata.stages}
+    for chain in metadata.chains:
+        for task in chain.tasks.values():
+            for name, stage in task.stages.items():
+                rows[name] -= stage.late_rows
     return rows

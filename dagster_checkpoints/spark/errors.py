@@ -50,6 +50,14 @@ class QueryStoppedError(StageError):
     """A stage's query was stopped from outside: it ended without an error and without having read its input to the end."""
 
 
+class EndlessTimersError(StageError):
+    """At the end of data, event-time timers set timers again and again."""
+
+
+class TimerRowsDroppedError(StageError):
+    """At the end of data, timers emitted rows for an operator of the same query that had emitted its last rows."""
+
+
 class SnapshotError(DagsterCheckpointsError):
     """A task's state could not be collected whole: the checkpoint is declined, the task runs on."""
 

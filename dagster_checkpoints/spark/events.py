@@ -177,12 +177,14 @@ class StageFinished:
     Attributes:
         rows: Emitted since the job began; 0 for a stage inside a chain, whose rows leave with the chain's last stage.
         restored: It had finished before this run began.
+        late_rows: Dropped as late since the job began, by the stage itself, wherever it is in its chain.
     """
 
     stage: str
     rows: int
     checkpoint_id: int | None
     restored: bool = False
+    late_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ class StageProgress:
         rows: Emitted since the job began; 0 for a stage inside a chain.
         state_bytes: In the latest checkpoint of this run, by the whole chain; 0 before the first.
         watermark_ms: Its output watermark, epoch ms; None before the first.
+        late_rows: Dropped as late since the job began, by the stage itself, wherever it is in its chain.
     """
 
     rows: int
@@ -200,6 +203,7 @@ class StageProgress:
     instances: int
     state_bytes: int
     watermark_ms: int | None
+    late_rows: int = 0
 
 
 @dataclass(frozen=True)

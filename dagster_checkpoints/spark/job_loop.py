@@ -67,7 +67,7 @@ from dagster_checkpoints.spark.mail import (
     TriggerCheckpoint,
 )
 from dagster_checkpoints.spark.query_starts import QueryStarts
-from dagster_checkpoints.spark.reporting import checkpoint_done, savepoint_done, stage_progress, stage_rows
+from dagster_checkpoints.spark.reporting import checkpoint_done, late_rows, savepoint_done, stage_progress, stage_rows
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
 from dagster_checkpoints.spark.task import Task
 from dagster_checkpoints.storage import StorageError
@@ -358,7 +358,8 @@ class JobLoop:
             for stage in (name for name in chain.stages if name not in self.announced):
                 self.announced.add(stage)
                 total = stage_rows(self.deployment, stage)
-                self._on_event(events.StageFinished(stage, total, latest.checkpoint_id if latest else None))
+                late = late_rows(self.deployment, stage)
+                self._on_event(events.StageFinished(stage, total, latest.checkpoint_id if latest else None, late_rows=late))
 
     def tasks_are_gone(self, error: BaseException) -> None:
         """No checkpoint is triggered, and none waits for a task, between a failure and the restart."""
@@ -396,4 +397,5 @@ class JobLoop:
         for stage in (name for name in fully if name not in self.announced):
             self.announced.add(stage)
             rows = stage_rows(deployment, stage)
-            self._on_event(events.StageFinished(stage, rows, restored.plan.checkpoint_id if restored else None, True))
+            checkpoint_id = restored.plan.checkpoint_id if restored else None
+            self._on_event(events.StageFinished(stage, rows, checkpoint_id, True, late_rows(deployment, stage)))

@@ -25,13 +25,12 @@ from dagster_checkpoints.spark.errors import (
 )
 from dagster_checkpoints.spark.inputs import nullable
 from dagster_checkpoints.spark.join_checks import check_joins
+from dagster_checkpoints.spark.operators import keeping_state
 from dagster_checkpoints.spark.plan_nodes import V2_STREAM, StreamSet, analyzed, children, nodes, stream_name, streams
 from dagster_checkpoints.spark.source_checks import check_source
 from dagster_checkpoints.spark.sources import CHANNELS_FORMAT
 from dagster_checkpoints.spark.spark_advice import advice_on_refused_plan
 from dagster_checkpoints.spark.stage_calls import StageCall, transform_stage
-
-STATE_WRITER = "StateStoreWriter"
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class QueryPlan:
         outputs: What each stage of the chain returned, in order.
         output_mode: Of the query.
         warnings: What is allowed, but hardly meant; each names its stage.
+        stateful: For each stateful operator of the plan, from the top down, the stage that it belongs to.
     """
 
     frame: DataFrame
@@ -60,6 +60,7 @@ class QueryPlan:
     outputs: Mapping[str, DataFrame] = field(default_factory=dict)
     output_mode: str = "append"
     warnings: tuple[str, ...] = ()
+    stateful: tuple[str, ...] = ()
 
 
 class RefusedAtStage(Exception):
@@ -86,6 +87,7 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
     arguments = dict(inputs)
     own_watermark = False
     warnings: list[str] = []
+    stateful: tuple[str, ...] = ()
     frame: DataFrame | None = None
     outputs: dict[str, DataFrame] = {}
     for position, call in enumerate(calls):
@@ -123,6 +125,7 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
         _check_output_event_time(pipeline, call, frame)
         if streaming:
             _check_supported(pipeline, call, frame, position)
+            stateful = (call.stage.name,) * (keeping_state(analyzed(frame)) - len(stateful)) + stateful
         arguments = {call.stage.name: frame}
         outputs[call.stage.name] = frame
     assert frame is not None
@@ -137,6 +140,7 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
         outputs=outputs,
         output_mode=calls[-1].stage.output_mode,
         warnings=tuple(warnings),
+        stateful=stateful,
     )
 
 
@@ -256,33 +260,6 @@ def type_not_carried(stage: Stage, instance: str, consumer: str, path: str, kind
     )
 
 
-def output_watermark(plan: Any, batch_watermark_ms: int) -> int | None:
-    """The watermark of what a batch sent on: that of the last stateful operators, or the batch's own where there is none.
-
-    After an interval join, for instance, it is earlier than the watermark the batch ran under. None while an operator
-    says nothing of its output (`produceOutputWatermark` is None).
-
-    Args:
-        plan: The executed plan, a JVM object.
-        batch_watermark_ms: The watermark under which the batch ran, epoch ms.
-    """
-    if _is_stateful(plan):
-        input_watermark = plan.eventTimeWatermarkForEviction()
-        given = int(input_watermark.get()) if input_watermark.isDefined() else batch_watermark_ms
-        produced = plan.produceOutputWatermark(given)
-        return int(produced.get()) if produced.isDefined() else None
-    outputs = [output_watermark(child, batch_watermark_ms) for child in children(plan)]
-    if not outputs:
-        return batch_watermark_ms
-    known = [output for output in outputs if output is not None]
-    return min(known) if len(known) == len(outputs) else None
-
-
-def is_stateful(plan: Any) -> bool:
-    """Whether an executed plan holds a stateful operator."""
-    return _is_stateful(plan) or any(is_stateful(child) for child in children(plan))
-
-
 def _check_streams(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> None:
     """A derived stage reads all of its streaming inputs, or their records would wait for ever, and no other stream."""
     used = StreamSet([frame])
@@ -390,14 +367,3 @@ def _watermarks(frames: Any) -> set[str]:
     """The ids of the watermark nodes; a set, since a stage may use an input twice (a self-join)."""
     plans = [analyzed(frame) for frame in frames if frame.isStreaming]
     return {node.nodeId().toString() for plan in plans for node in nodes(plan) if node.nodeName() == "EventTimeWatermark"}
-
-
-def _is_stateful(node: Any) -> bool:
-    # A base class or a base trait may be what extends StateStoreWriter (transformWithState, applyInPandasWithState).
-    kinds = [node.getClass()]
-    while kinds:
-        kind = kinds.pop()
-        if kind.getSimpleName() == STATE_WRITER:
-            return True
-        kinds += [*kind.getInterfaces(), *filter(None, [kind.getSuperclass()])]
-    return False

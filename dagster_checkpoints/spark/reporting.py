@@ -24,6 +24,13 @@ def stage_rows(deployment: Deployment, stage: str) -> int:
     return deployment.rows_of_finished.get(stage, 0) + sum(task.rows_out for task in tasks if task is not None)
 
 
+def late_rows(deployment: Deployment, stage: str) -> int:
+    """Rows that a stage has dropped as late since the job began, over all runs."""
+    chain = next(c for c in deployment.chains if stage in c.stages)
+    tasks = (deployment.tasks.get(task) for task in _tasks(chain))
+    return deployment.late_rows_of_finished.get(stage, 0) + sum(t.late_rows.of(stage) for t in tasks if t is not None)
+
+
 def stage_progress(
     deployment: Deployment, finished: Collection[TaskId], statistics: Mapping[TaskId, TaskStatistics]
 ) -> Mapping[str, StageProgress]:
@@ -42,6 +49,7 @@ def stage_progress(
         for stage in chain.stages:
             progress[stage] = StageProgress(
                 rows=stage_rows(deployment, stage),
+                late_rows=late_rows(deployment, stage),
                 finished_instances=sum(1 for i in ids if i in finished),
                 instances=len(ids),
                 state_bytes=sum(statistics[i].total_bytes for i in ids if i in statistics),

@@ -73,6 +73,7 @@ class SourceTask(Task):
     def reach_max_watermark(self) -> None:
         if self.query.log.last_committed() >= 0 and self.query.log.holds_state():
             self.run_planned_batch(MAX_WATERMARK_MS)
+            self.fire_timers()
 
     def committed_watermark(self, batch_id: int) -> int | None:
         if self.plan is None or not self.plan.own_watermark:

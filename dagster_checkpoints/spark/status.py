@@ -24,7 +24,7 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId
 from dagster_checkpoints.spark.deployment import Deployment
-from dagster_checkpoints.spark.reporting import stage_rows
+from dagster_checkpoints.spark.reporting import late_rows, stage_rows
 from dagster_checkpoints.storage import (
     CheckpointCountsStatus,
     CheckpointStatus,
@@ -127,7 +127,13 @@ def _of_loop(status: PipelineStatus, loop: JobLoop, deployment: Deployment) -> P
         instances = tuple(_instance(loop, chain, index) for index in range(stage.parallelism))
         finished = stage.name in loop.announced
         stages.append(
-            StageStatus(name=stage.name, finished=finished, rows=stage_rows(deployment, stage.name), instances=instances)
+            StageStatus(
+                name=stage.name,
+                finished=finished,
+                rows=stage_rows(deployment, stage.name),
+                late_rows=late_rows(deployment, stage.name),
+                instances=instances,
+            )
         )
     stop = loop.control.stop
     return msgspec.structs.replace(

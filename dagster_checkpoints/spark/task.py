@@ -20,7 +20,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
 
@@ -39,7 +39,8 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.spark import plans
 from dagster_checkpoints.spark.channels import BarrierMark, EndOfData, EndOfPartition, SegmentFiles, WatermarkAt
-from dagster_checkpoints.spark.errors import StageError
+from dagster_checkpoints.spark.errors import EndlessTimersError, StageError, TimerRowsDroppedError
+from dagster_checkpoints.spark.late_rows import LateRows
 from dagster_checkpoints.spark.mail import (
     CheckpointIsAborted,
     CheckpointIsComplete,
@@ -52,6 +53,7 @@ from dagster_checkpoints.spark.mail import (
     TaskQueryStarted,
     TriggerCheckpoint,
 )
+from dagster_checkpoints.spark.operators import StatefulOperators, output_watermark
 from dagster_checkpoints.spark.query import TaskQuery
 from dagster_checkpoints.spark.snapshots import pin
 from dagster_checkpoints.spark.stage_errors import StageErrors
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.03
 START_ATTEMPTS = 3
+TIMER_ROUNDS = 100  # batches under MAX_WATERMARK, at most, for timers that are set by timers
 LOOK_SECONDS = 0.1  # a look at the query itself is a call into the JVM
 
 
@@ -84,6 +87,8 @@ class Task(ABC):
         self.query = TaskQuery(parts.folder / "checkpoint", str(parts.id), self._on_batch, self.output.wait_for_consumers)
         self.output_watermark: int | None = parts.restored.watermark if parts.restored else None
         self.rows_before = self._restored_rows()
+        restored = parts.restored.stages if parts.restored else {}
+        self.late_rows = LateRows(parts.pipeline, parts.instances, {name: kept.late_rows for name, kept in restored.items()})
         self.error: BaseException | None = None
         self.suspended = False
         """Its data has not ended: it goes on when the job is resumed from the savepoint."""
@@ -95,10 +100,13 @@ class Task(ABC):
         self._done = False
         self._closed = False
         self._look_at = 0.0
+        self._operators = StatefulOperators()
         self._stateful: bool | None = None  # not known before a batch has run
         self._watermark_delay: int | None = None
+        self._act_on_event_time: bool | None = None
         self._forwarded_batch = -1
         self._rows_in_told_batch: int | None = None
+        self._registered_timers = 0  # in the newest batch under MAX_WATERMARK
 
     # For the job
 
@@ -235,12 +243,12 @@ class Task(ABC):
 
     def committed_watermark(self, batch_id: int) -> int | None:
         """The watermark of what has been sent on once `batch_id` is committed; None if it is not known."""
-        planned = self.query.log.planned(batch_id)
-        if self._stateful:
-            if self._watermark_delay is None or planned.watermark_ms <= 0:
-                return None
-            return planned.watermark_ms - self._watermark_delay
-        return None
+        if not self._stateful or self._watermark_delay is None:
+            return None
+        # Operators that do nothing when event time moves have no batch for it: what they hold back does not depend on it.
+        log = self.query.log
+        watermark = log.planned(batch_id).watermark_ms if self._act_on_event_time else log.next_watermark(batch_id)
+        return watermark - self._watermark_delay if 0 < watermark < MAX_WATERMARK_MS else None
 
     # Micro-batches
 
@@ -311,19 +319,31 @@ class Task(ABC):
         return process
 
     def _observe_operators(self, batch_id: int) -> None:
-        """Learn from the executed plan how far the output's watermark lies behind the batch's: it never changes."""
-        if self._watermark_delay is not None or self._stateful is False:
+        """Learn from the executed plan what was dropped as late, and how far the output's watermark lies behind the batch's."""
+        if self._stateful is False:
             return
         executed = self.query.executed_plan()
         if executed is None:
             return
         if self._stateful is None:
-            self._stateful = plans.is_stateful(executed)
+            self._stateful = self._operators.exist(executed)
+        if not self._stateful:
+            return
         watermark = self.query.log.planned(batch_id).watermark_ms
-        if self._stateful and watermark > 0:
-            output = plans.output_watermark(executed, watermark)
-            if output is not None:
-                self._watermark_delay = watermark - output
+        if watermark > 0:
+            self._count_late_rows(executed, batch_id)
+        if watermark >= MAX_WATERMARK_MS:
+            self._registered_timers = self._operators.registered_timers(executed)
+        if self._act_on_event_time is None:
+            self._act_on_event_time = self._operators.act_on_event_time(executed)
+        if self._watermark_delay is None and watermark > 0:  # it never changes
+            self._watermark_delay = watermark - output_watermark(executed, watermark)
+
+    def _count_late_rows(self, executed: Any, batch_id: int) -> None:
+        assert self.plan is not None
+        dropped = self._operators.late_rows(executed)
+        if any(dropped):  # Spark judges by the watermark of the batch before
+            self.late_rows.add(self.plan.stateful, dropped, self.query.log.planned(batch_id - 1).watermark_ms)
 
     def forward_watermark(self) -> None:
         """Send on the watermark of everything emitted so far, if it moved."""
@@ -333,11 +353,16 @@ class Task(ABC):
         if batch_id == self._forwarded_batch or batch_id < 0 or self._stateful is None:
             return
         self._forwarded_batch = batch_id
+        if self.query.log.planned(batch_id).watermark_ms >= MAX_WATERMARK_MS:
+            return  # timers may be set by timers, and `finish` may return rows: the end of event time is said behind them
         watermark = self.committed_watermark(batch_id)
-        if watermark is not None:
+        if watermark is not None and watermark < MAX_WATERMARK_MS:
             self.emit_watermark(watermark)
 
     def emit_watermark(self, watermark: int) -> None:
+        """Send a watermark on, less what the last stage declares its rows to be older by (`event_time=`); it never goes back."""
+        if watermark < MAX_WATERMARK_MS:
+            watermark -= self.tail.stage.event_time_lateness_ms
         if self.output_watermark is None or watermark > self.output_watermark:
             self.output_watermark = watermark
             self.output.append(WatermarkAt(watermark))
@@ -413,6 +438,7 @@ class Task(ABC):
                 transactions=self.parts.sink.pre_commit(checkpoint_id) if is_tail and self.parts.sink else (),
                 rows_out=self.rows_out if is_tail else 0,
                 state_plan=described.operators[instance.stage.name] if described is not None else None,
+                late_rows=self.late_rows.of(instance.stage.name),
             )
         return stages
 
@@ -478,6 +504,38 @@ class Task(ABC):
             for instance in self.parts.instances:
                 with self.stages.running(instance):
                     instance.stage.notify_checkpoint_complete(checkpoint_id)
+
+    def fire_timers(self) -> None:
+        """Run batches under MAX_WATERMARK until no timer is set by a timer; the query is stopped, and one such batch has run.
+
+        Spark fires the timers that there are when a batch begins. A timer that is set when another one fires waits for the next
+        batch, and none is due once event time has ended.
+
+        Raises:
+            EndlessTimersError: Timers go on to set timers.
+            TimerRowsDroppedError: A stateful operator behind them in the same query has let go of its state.
+        """
+        for _ in range(TIMER_ROUNDS):
+            if not self._registered_timers:
+                return
+            dropped = self.late_rows.total
+            self.run_planned_batch(MAX_WATERMARK_MS)
+            if self.late_rows.total > dropped:
+                raise TimerRowsDroppedError(
+                    self.tail.stage.name,
+                    self.tail.call.context.instance,
+                    "at the end of data, timers that were set by timers emitted rows for another stateful operator of the same "
+                    "query, which had emitted its last rows by then: they would be lost. Put the operator behind the timers into "
+                    "a stage of its own, and give the pipeline chaining=False.",
+                )
+        if self._registered_timers:
+            raise EndlessTimersError(
+                self.tail.stage.name,
+                self.tail.call.context.instance,
+                f"at the end of data, timers still set timers after {TIMER_ROUNDS} rounds. A timer that sets itself again has no "
+                "end: do not set it when timerValues.getCurrentWatermarkInMs() is at the end of event time "
+                f"({MAX_WATERMARK_MS}, the last second of the year 9999).",
+            )
 
     def run_planned_batch(self, watermark: int) -> None:
         """Run one batch without input under the given watermark, through the offset log; the query is stopped."""

@@ -143,6 +143,7 @@ class StageInstanceSnapshot(_Struct, frozen=True):
             savepoint has them: restored later, it must not lose what was aborted meanwhile.
         state_plan: the stage's stateful operators, to be read and compared; none of a stage without state. None in a
             checkpoint of a release that did not record them.
+        late_rows: rows that it has dropped as late so far, for reporting.
     """
 
     operator_states: tuple[OperatorState, ...] = ()
@@ -150,6 +151,7 @@ class StageInstanceSnapshot(_Struct, frozen=True):
     rows_out: int = 0
     transaction_files: dict[int, tuple[StateFile, ...]] = {}
     state_plan: tuple[str, ...] | None = None
+    late_rows: int = 0
 
 
 class TaskSnapshot(_Struct, frozen=True):
@@ -224,6 +226,7 @@ class StageMetadata(_Struct, frozen=True):
         enumerator: of a source that enumerates splits.
         inputs: how it reads its upstream stages, which decides what its instances hold; none of a source. None in a
             checkpoint of a release that did not record it.
+        late_rows: dropped as late so far by all instances, finished ones included, for reporting.
     """
 
     name: str
@@ -236,6 +239,7 @@ class StageMetadata(_Struct, frozen=True):
     max_parallelism: int = 0
     enumerator: EnumeratorState | None = None
     inputs: tuple[InputMetadata, ...] | None = None
+    late_rows: int = 0
 
 
 class ChainMetadata(_Struct, frozen=True):

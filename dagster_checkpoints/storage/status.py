@@ -37,11 +37,12 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage: whether all its instances have finished, and the rows that it has emitted."""
+    """One stage: whether all its instances have finished, and the rows that it has emitted, and dropped as late."""
 
     name: str
     finished: bool
     rows: int = 0
+    late_rows: int = 0
     instances: tuple[InstanceStatus, ...] = ()
 
 

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from dagster_checkpoints.cli import watching
+from dagster_checkpoints.state import decode
 from dagster_checkpoints.storage import InstanceStatus, StageStatus
 from resources.embedded_s3 import Fault
 
@@ -191,6 +192,17 @@ def test_show_says_of_each_instance_what_a_checkpoint_holds(world: Any) -> None:
     assert "LGA" in text and '{"logOffset":9}' in text and "2013-11-30" in text
 
 
+def test_show_names_the_stages_that_dropped_rows_as_late(local: Any) -> None:
+    local.run()
+    stages = decode(local.storage.read_metadata(local.checkpoint(42)), "").stages
+    late = tuple(msgspec.structs.replace(stage, late_rows=1234) if stage.name == "delays" else stage for stage in stages)
+    assert "late rows" not in local.cli("show", "42").stdout
+    local.checkpoint(43, stages=late)
+    assert "late rows   delays 1,234" in " ".join(local.cli("show", "43").stdout.split("\n"))
+    told = {stage["name"]: stage["late_rows"] for stage in local.json("show", "43")["stages"]}
+    assert (told["delays"], told["live"]) == (1234, 0)
+
+
 def test_show_finds_what_is_named_in_any_way(local: Any) -> None:
     local.run()
     checkpoint, savepoint = local.checkpoint(42), local.savepoint(43)
@@ -303,6 +315,18 @@ def test_graph_of_a_checkpoint_knows_edges_roots_and_what_has_finished(world: An
     }
     text = world.cli("graph").output
     assert "live x3" in text and "root, partly finished" in text and "reads history, live, airlines (table)" in text
+
+
+def test_rows_dropped_as_late_are_shown_once_there_are_any(local: Any) -> None:
+    local.run()
+    status = local.status()
+    assert "late rows" not in local.cli("watch", "--once").stdout
+    stages = tuple(msgspec.structs.replace(s, late_rows=1234) if s.name == "delays" else s for s in status.stages)
+    local.status(stages=stages, sequence=2)
+    shown = local.cli("watch", "--once").stdout
+    assert "late rows" in shown and "1,234" in shown
+    told = local.json("watch", "--once")["status"]["stages"]
+    assert {s["name"]: s.get("late_rows", 0) for s in told if s.get("late_rows")} == {"delays": 1234}
 
 
 def test_graph_of_the_running_pipeline_moves_its_roots(local: Any, code: str) -> None:

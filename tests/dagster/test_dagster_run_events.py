@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -239,6 +240,16 @@ def test_a_stages_observation_shows_the_stage_in_the_order_in_which_people_look(
         "completed": 3,
         "failed": 1,
     }
+
+
+def test_rows_dropped_as_late_are_shown_by_the_stage_that_dropped_them(reporter: RunReporter, recorder: Recorder) -> None:
+    late = {"numbers": StageProgress(0, 0, 1, 0, None, late_rows=3), "doubled": running(5), "total": running(5)}
+    report(reporter, STARTED, dataclasses.replace(checkpoint(3), stages=late))
+    assert [recorder.observed(name)[0].get("late_rows") for name in late] == [3, None, None]
+    (result,) = reporter.report(StageFinished("numbers", 0, 4, late_rows=7))
+    assert (result.metadata or {})["late_rows"] == 7
+    (result,) = reporter.report(StageFinished("doubled", 5, 4))
+    assert "late_rows" not in (result.metadata or {})
 
 
 def test_a_stage_inside_a_query_says_where_its_rows_are_shown(reporter: RunReporter, recorder: Recorder) -> None:

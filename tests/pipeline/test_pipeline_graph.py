@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_checkpoints.pipeline import (
+    Chain,
     EdgePattern,
     Pipeline,
     PipelineDefinitionError,
@@ -27,10 +28,12 @@ from dagster_checkpoints.pipeline import (
     unbounded_source,
 )
 from dagster_checkpoints.pipeline.errors import (
+    ChainLayoutError,
     DuplicateStageError,
     EmptyPipelineError,
     InstancesMismatchError,
     InvalidNameError,
+    InvalidWatermarkError,
     NotAStageError,
     OutputModeError,
     OverlappingSinksError,
@@ -205,6 +208,8 @@ def test_event_time_flows_over_streaming_inputs() -> None:
             derived("windows", "joined", event_time="window_end"),
             derived("last", "windows", sink=1),
             derived("without", "plain", inputs={"history": STATIC}, sink=1),
+            derived("booked", "windows", event_time=("booked_at", "10 minutes 1.5 seconds"), sink=1),
+            derived("again", "booked", event_time=["at", "1 second"], sink=1),
         ],
     )
     carried = {
@@ -225,7 +230,22 @@ def test_event_time_flows_over_streaming_inputs() -> None:
         "windows": ("window_end", 2 * hour, True),
         "last": ("window_end", 2 * hour, True),
         "without": (None, None, False),
+        "booked": ("booked_at", 2 * hour + 601_500, True),
+        "again": ("at", 2 * hour + 602_500, True),
     }
+
+
+def test_a_lateness_that_adds_to_no_watermark_is_refused() -> None:
+    with pytest.raises(InvalidWatermarkError, match="no watermark reaches it"):
+        Pipeline("p", [source("plain"), derived("b", "plain", event_time=("at", "1 minute"), sink=1)])
+
+
+def test_a_stage_with_a_lateness_of_its_own_ends_its_chain() -> None:
+    stages = [source("a", ("ts", "1 hour")), derived("b", "a", event_time=("at", "1 minute")), derived("c", "b", sink=1)]
+    pipeline = Pipeline("p", stages)
+    assert [chain.stages for chain in build_chains(pipeline)] == [("a", "b"), ("c",)]
+    with pytest.raises(ChainLayoutError, match=r"lateness of its own \(event_time=\)"):
+        execution_graph(pipeline, [Chain("a", ("a", "b", "c"), ("0",))])
 
 
 def test_lateness_of_zero_is_a_watermark() -> None:

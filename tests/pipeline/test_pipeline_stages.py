@@ -358,6 +358,24 @@ REFUSED: list[tuple[str, Callable[[], object], type[PipelineDefinitionError], st
         "window_time",
     ),
     (
+        "event time, lateness",
+        lambda: any_stage(event_time=("at", "a while"))(reads_flights),
+        InvalidWatermarkError,
+        "lateness 'a while'",
+    ),
+    (
+        "event time, neither",
+        lambda: any_stage(event_time=("at", "1 minute", 5))(reads_flights),
+        InvalidWatermarkError,
+        "(column, lateness)",
+    ),
+    (
+        "event time, lateness at a source",
+        lambda: any_bounded_source(watermark=("ts", "1 day"), event_time=("ts", "1 hour"))(takes_nothing),
+        InvalidWatermarkError,
+        "Leave out event_time",
+    ),
+    (
         "event time, source",
         lambda: any_bounded_source(event_time="ts")(takes_nothing),
         InvalidWatermarkError,

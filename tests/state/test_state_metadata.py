@@ -207,6 +207,16 @@ PLANS = CheckpointMetadata(
 )
 """What the state and the offsets of a query depend on."""
 
+LATE_ROWS = CheckpointMetadata(
+    pipeline="flights",
+    checkpoint_id=12,
+    stages=(StageMetadata("hourly", 2, ("0", "1"), (1,), rows=30, late_rows=7),),
+    chains=(
+        ChainMetadata("hourly", ("hourly",), {0: TaskSnapshot({"hourly": StageInstanceSnapshot(rows_out=20, late_rows=4)})}),
+    ),
+)
+"""Rows dropped as late: three of them by an instance that has finished."""
+
 WRITTEN = {
     "version-1.metadata": EVERYTHING,
     "version-1-transaction-files.metadata": SAVEPOINT,
@@ -214,6 +224,7 @@ WRITTEN = {
     "version-1-stored-by.metadata": STORED_BY,
     "version-1-inputs.metadata": INPUTS,
     "version-1-plans.metadata": PLANS,
+    "version-1-late-rows.metadata": LATE_ROWS,
 }
 """What each stored example says. A file is added with each addition to the format and never changed."""
 
@@ -252,7 +263,7 @@ def test_files_are_named_by_their_content_and_who_stored_them() -> None:
 
 
 def test_what_an_older_reader_need_not_know_is_not_written() -> None:
-    written = [encode(metadata) for metadata in (SAVEPOINT, SPLITS, STORED_BY, INPUTS, PLANS, EVERYTHING)]
+    written = [encode(metadata) for metadata in (SAVEPOINT, SPLITS, STORED_BY, INPUTS, PLANS, LATE_ROWS, EVERYTHING)]
     additions = {
         b"transaction_files": 0,
         b"enumerator": 1,
@@ -261,6 +272,7 @@ def test_what_an_older_reader_need_not_know_is_not_written() -> None:
         b"inputs": 3,
         b"state_plan": 4,
         b"sources": 4,
+        b"late_rows": 5,
     }
     for addition, only in additions.items():
         assert [addition in data for data in written] == [number == only for number in range(len(written))]
