@@ -1,14 +1,159 @@
-"""What a retry or re-execution begins from when its configuration names a place."""
+"""What a retry or re-execution begins from when its configuration names a place; and whose pipeline a storage belongs to."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RETRY_NUMBER_TAG, ROOT_RUN_ID_TAG
 
+from dagster_checkpoints import (
+    CheckpointCoordinatorResource,
+    ParquetSink,
+    Pipeline,
+    pipeline_assets,
+    resource,
+    stage,
+    unbounded_source,
+)
 from dagster_checkpoints.spark.errors import NothingToRestoreError
+from dagster_checkpoints.spark.events import CheckpointDone, JobStarted, SavepointDone
 from dagster_checkpoints.spark.restoring import is_repeated_start
+from dagster_checkpoints.stage_assets import REFUSED
 from dagster_checkpoints.storage import Job, PipelineState
+
+Coordinator = Callable[..., CheckpointCoordinatorResource]
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """One that is kept: it has an id, by which another one is recognised."""
+    (tmp_path / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as made:
+        yield made
+
+
+class Runs:
+    """Runs of a live pipeline in this process. Each fails as soon as it has what it is there for."""
+
+    def __init__(self, folder: Path, coordinator: CheckpointCoordinatorResource, instance: dg.DagsterInstance) -> None:
+        @unbounded_source
+        def live(context):  # type: ignore[no-untyped-def]
+            return context.spark.readStream.schema("id long").json(str(folder / "input"))
+
+        @stage(sink=ParquetSink(folder / "squares"))
+        def squares(live):  # type: ignore[no-untyped-def]
+            return live.selectExpr("id * id AS id")
+
+        self.pipeline = Pipeline("numbers", [live, squares])
+        self._folder, self._coordinator, self._instance = folder, coordinator, instance
+        self._files = 0
+        (folder / "input").mkdir()
+
+    def run(self, restore_from: str = "latest", *, savepoint: bool = False, repeats: tuple[str, ...] = ()) -> dict[str, Any]:
+        """One that reads a new file, and fails after its first checkpoint, or after a savepoint. Returns what it has seen.
+
+        Args:
+            repeats: The runs of the chain, the first one first: Dagster's run retries and re-executions have these tags.
+        """
+        self._files += 1
+        new = self._folder / "input" / f".{self._files}"
+        new.write_text(json.dumps({"id": self._files}) + "\n")
+        new.rename(new.with_name(f"{self._files}.json"))
+        seen: dict[str, Any] = {}
+
+        def on_event(event: Any) -> None:
+            match event:
+                case JobStarted():
+                    seen["from"] = event.restored_location
+                case SavepointDone():
+                    seen["savepoint"] = event.location
+                    raise RuntimeError("the run breaks off here")
+                case CheckpointDone() if "checkpoint" not in seen:
+                    seen["checkpoint"] = event.location
+                    if not savepoint:
+                        raise RuntimeError("the run breaks off here")
+                    control = self._coordinator.control(self.pipeline, instance=self._instance, asked_by="a test")
+                    control.savepoint(name="here")
+
+        @pipeline_assets(pipeline=self.pipeline)
+        def live_op(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource):  # type: ignore[no-untyped-def]
+            yield from checkpoint_coordinator.run(self.pipeline, context=context, on_event=on_event)
+
+        tags = {}
+        if repeats:
+            tags = {ROOT_RUN_ID_TAG: repeats[0], PARENT_RUN_ID_TAG: repeats[-1], RETRY_NUMBER_TAG: str(len(repeats))}
+        result = dg.materialize(
+            [live_op],
+            resources={"checkpoint_coordinator": self._coordinator},
+            run_config={"ops": {"live_op": {"config": {"restore_from": restore_from}}}},
+            instance=self._instance,
+            tags=tags,
+            raise_on_error=False,
+        )
+        assert "checkpoint" in seen, [event.message for event in result.all_events]
+        with self._coordinator.checkpoint_storage(self.pipeline, instance=self._instance) as storage:
+            state = storage.read_state()
+            assert state is not None and state.newest is not None
+            seen["newest"] = state.newest.location  # one more may have completed while the run broke off
+        seen["run"] = result.run_id
+        seen["log"] = "\n".join(entry.user_message for entry in self._instance.all_logs(result.run_id))
+        return seen
+
+
+def test_a_retry_goes_on_instead_of_back_to_the_savepoint_that_its_first_run_named(
+    tmp_path: Path,
+    coordinator: Coordinator,
+    instance: dg.DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+    materialize: Callable[..., dg.ExecuteInProcessResult],
+    failure_of: Callable[..., Any],
+) -> None:
+    runs = Runs(tmp_path, coordinator(interval=0.5), instance)
+    before = runs.run(savepoint=True)
+    assert before["from"] is None
+    named = before["savepoint"]
+
+    first = runs.run(named)
+    assert first["from"] == named
+    retry = runs.run(named, repeats=(first["run"],))
+    assert retry["from"] == first["newest"] != named
+    assert f"Run {first['run']}, which this run repeats, has begun job 1 there" in retry["log"]
+    assert "launch a new run instead of a retry or re-execution" in retry["log"]
+    second_retry = runs.run(named, repeats=(first["run"], retry["run"]))
+    assert second_retry["from"] == retry["newest"]
+
+    # A run that is launched, not repeated, is taken at its word.
+    assert runs.run(named)["from"] == named
+
+    # Another pipeline of the name, in another Dagster, on the same storage: refused before Spark starts.
+    monkeypatch.setattr(resource, "build_session", lambda config: pytest.fail("Spark was started"))
+    other_home = tmp_path / "other"
+    other_home.mkdir()
+    (other_home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+
+    @unbounded_source(sink=ParquetSink(tmp_path / "invoices"))
+    def invoices(context):  # type: ignore[no-untyped-def]
+        return context.spark.readStream.schema("id long").json(str(tmp_path / "input"))
+
+    billing = Pipeline("numbers", [invoices])
+
+    @pipeline_assets(pipeline=billing)
+    def billing_op(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource):  # type: ignore[no-untyped-def]
+        yield from checkpoint_coordinator.run(billing, context=context)
+
+    with dg.DagsterInstance.from_config(str(other_home)) as other:
+        result = materialize(billing_op, coordinator(), instance=other)
+        refused = failure_of(result)
+        run = other.get_run_by_id(result.run_id)
+    assert refused.metadata["error"].value == "PipelineNameTaken"
+    assert run is not None and run.tags[REFUSED] == "PipelineNameTaken"
+    for said in ("'numbers'", "with the assets invoices", "with the assets live, squares", "allow_moved_pipeline: true"):
+        assert said in refused.description
 
 
 def state(begun_by: str, **job: Any) -> PipelineState:
