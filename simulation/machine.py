@@ -110,6 +110,8 @@ class Machine(ABC):
         self.said: deque[tuple[str, int, Any]] = deque(maxlen=6)
         """The last acknowledgements and declines: they may come once more."""
         self.shut_down = False
+        self._told_of_loss = False
+        """The renewing thread has told the main thread that it is no longer the owner."""
         self.restored: Restored | None = None
         self.checked = 0
         """The last attempt whose restored sinks were compared."""
@@ -213,7 +215,7 @@ class Machine(ABC):
         times = [self._sleeping_until] if self._waiting == WAIT and self._sleeping_until > self.now else []
         if self._waiting == TURN and self._due_at() < _NEVER:
             times.append(self._due_at())
-        if self.superseded and self.ownership is not None and not self.ownership.lost:
+        if self.superseded and self.ownership is not None and not self._told_of_loss:
             times.append(self.now + LEASE / 4)  # the renewing thread will find out
         return min(times, default=None)
 
@@ -278,6 +280,7 @@ class Machine(ABC):
         try:
             ownership.renew()
         except StorageError as error:
+            self._told_of_loss = True
             if not any(isinstance(item, OwnershipLost) for item in self.queue):
                 self.queue.append(error)
 

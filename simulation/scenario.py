@@ -91,17 +91,18 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         config = replace(config, unaligned=True, aligned_checkpoint_timeout=aligned, max_concurrent=1)
     settings = Settings(config, restart, idle)
     budgets = _budgets(r, theme, settings)
-    if "union" in kinds and not settings.config.tasks_wait_for_final_checkpoint:
+    if "union" in kinds and not settings.config.checkpoints_after_tasks_finish:
         budgets["drain"] = 0  # who has ended by himself would have it fail, and the job begin anew
     if "union" in kinds:
         budgets["lose"] = 0  # all instances of a stage with union list state must go with the same checkpoint
-        if not settings.config.tasks_wait_for_final_checkpoint:
+        if not settings.config.checkpoints_after_tasks_finish:
             budgets["checkpoint"] = 0  # declined, and too many of them fail a job that could not begin again
     tasks = sum(stage.instances for stage in stages)
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))
     chaining = seed // SHAPES % 4 != 3
     other = rescaled(stages, chaining, seed) if theme == "rescaling" else None
     variants = (stages,) if other is None else (stages, other)
+    no_periodic = settings.config.interval is None or not settings.config.checkpoints_after_tasks_finish
     return Scenario(
         seed,
         variants,
@@ -111,7 +112,7 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         weights,
         soft_limit=60 + 12 * tasks,
         lazy=r.choice((0.0, 0.7, 0.95)) if theme != "rescaling" else 0.95,
-        patience=r.choice((0, 0, 1, 2)) if settings.config.tasks_wait_for_final_checkpoint else 0,
+        patience=0 if no_periodic else r.choice((0, 0, 1, 2)),
         newest_first=r.random() < 0.3,
         going_back=theme == "going back",
     )
@@ -121,7 +122,7 @@ def _config(r: random.Random) -> CheckpointConfig:
     interval = r.choices((None, 1.0, 3.0, 8.0, 40.0), (1, 3, 6, 4, 2))[0]
     return CheckpointConfig(
         interval=interval,
-        timeout=r.choice((10.0, 40.0, 1000.0)) if interval is not None else 1000.0,
+        timeout=r.choice((10.0, 40.0, 1000.0)),
         min_pause=r.choice((0.0, 0.0, 2.0)),
         max_concurrent=r.choice((1, 1, 2, 3)),
         tolerable_failed_checkpoints=r.choice((0, 1, 30, 30)),
@@ -175,11 +176,10 @@ def _budgets(r: random.Random, theme: str, settings: Settings) -> dict[str, int]
         budgets[what] = int(r.choice(numbers))
     if r.random() < 0.15:
         budgets["end_source"] += 1
-    if not settings.config.tasks_wait_for_final_checkpoint:
+    if not settings.config.checkpoints_after_tasks_finish:
         # Tasks commit by themselves at their end: nothing is promised to who crashes then.
         budgets.update(dict.fromkeys(FAULTS, 0))
         budgets["restart"] = 0
         budgets["suspend"] = 0
-        if not settings.config.checkpoints_after_tasks_finish:
-            budgets["drain"] = 0
+        budgets["drain"] = 0
     return budgets

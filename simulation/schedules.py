@@ -28,7 +28,7 @@ class RandomSchedule:
         if not self._buffered:
             self._net = 0.0
         # Who loses a lease over a slow write crashes; where tasks commit by themselves at their end, that repeats rows.
-        self._in_time = not world.scenario.settings.config.tasks_wait_for_final_checkpoint
+        self._in_time = not world.scenario.settings.config.checkpoints_after_tasks_finish
         self._lazy = world.scenario.lazy
         self._newest_first = world.scenario.newest_first
         self._write_failed = False
@@ -230,7 +230,7 @@ class RandomSchedule:
         opening = any(task.opening for task in process.running)
         what = "pause" if opening and world.scenario.going_back and world.budgets["pause"] else r.choice(left)
         if what in ("checkpoint", "savepoint", "suspend", "drain", "end_source", "end_all"):
-            seconds = r.choice((2.0, 30.0, DEADLINE)) if process.config.tasks_wait_for_final_checkpoint else DEADLINE
+            seconds = r.choice((2.0, 30.0, DEADLINE)) if process.config.checkpoints_after_tasks_finish else DEADLINE
             return ("ask", number, what, r.randrange(len(process.shape.stages)), seconds)
         if what in ("crash", "pause", "cancel"):
             writing = process.at_write or process.io_stands or opening
@@ -285,7 +285,7 @@ class RandomSchedule:
         if not quiet or not open_ended or process.completed < patience:
             return None
         kind = self._random.choice(ASKED_BY_CALM)
-        if not world.scenario.settings.config.tasks_wait_for_final_checkpoint:
+        if not world.scenario.settings.config.checkpoints_after_tasks_finish:
             kind = "end_all"
         if kind == "suspend" and self._chance() < 0.5:
             kind = "drain"

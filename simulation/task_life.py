@@ -81,7 +81,7 @@ class TaskLife(ABC):
         self.streams = tuple(c for c in inputs if not c.static)
         self.outputs = tuple(outputs)
         self.sink = sink
-        self.life = TaskLifecycle(process.config.tasks_wait_for_final_checkpoint)
+        self.life = TaskLifecycle(process.config.checkpoints_after_tasks_finish)
         self.handler: BarrierHandler = process.new_handler([c.name for c in inputs])
         self.valve = WatermarkValve([c.name for c in self.streams])
         self.mailbox: deque[Any] = deque()

@@ -375,7 +375,7 @@ class World:
     def _check_opened(self, process: Process) -> None:
         """When every sink has recovered, it shows exactly what the checkpoint counts as written."""
         restored = process.restored
-        waits = process.config.tasks_wait_for_final_checkpoint
+        waits = process.config.checkpoints_after_tasks_finish
         opened = all(task.started for task in process.running) and not any(task.failed for task in process.tasks.values())
         if restored is None or not waits or process.checked == process.attempt or not opened or process.superseded:
             return

@@ -138,7 +138,7 @@ class Writer(Machine):
             self._kept.add(checkpoint_id)
             return MetadataWriteFailed(checkpoint_id, repr(error))
         except PartlyFinishedUnionState as error:
-            stuck = self.config.tasks_wait_for_final_checkpoint and self._union_partly_finished(metadata)
+            stuck = self.config.checkpoints_after_tasks_finish and self._union_partly_finished(metadata)
             check(not stuck, f"no checkpoint is possible any more: {error}")
             return MetadataWriteFailed(checkpoint_id, str(error), FailureReason.CHECKPOINT_DECLINED)
         except StorageError as error:

@@ -13,7 +13,8 @@ class CheckpointConfig:
     """How checkpoints are taken.
 
     Attributes:
-        interval: seconds between periodic checkpoints; None for none, and then tasks end without a final one.
+        interval: seconds between periodic checkpoints; None for none: then there is the final one, when every task has reached
+            its end of data, and those that are asked for.
         interval_during_backlog: the interval while a source works off a backlog (FLIP-309): at least `interval`, or 0
             for no periodic checkpoints meanwhile; None for no difference.
         timeout: a checkpoint that has not been acknowledged by then is aborted.
@@ -26,7 +27,8 @@ class CheckpointConfig:
             stay aligned, and then wait for their turn instead of being exempt from `max_concurrent`.
         aligned_checkpoint_timeout: with `unaligned`, seconds from a barrier's creation during which it aligns before it
             overtakes; None or 0 for overtaking at once.
-        checkpoints_after_tasks_finish: whether there are checkpoints once a task has finished.
+        checkpoints_after_tasks_finish: whether there are checkpoints once a task has finished; if not, a task that has reached
+            its end of data commits and ends without waiting for one.
         initial_delay: from the moment all tasks run to the first periodic checkpoint; None for the interval.
         max_queued: how many requests may wait.
         keep_on_finish: keep the retained checkpoints when the job ends FINISHED.
@@ -82,9 +84,3 @@ class CheckpointConfig:
     def overtakes_at_once(self) -> bool:
         """Whether a checkpoint's barriers are unaligned from the beginning."""
         return self.unaligned and not self.aligned_checkpoint_timeout
-
-    @property
-    def tasks_wait_for_final_checkpoint(self) -> bool:
-        """Whether a task that has reached its end of data waits for a checkpoint:
-        `TaskLifecycle(checkpointing=…)`."""
-        return self.interval is not None and self.checkpoints_after_tasks_finish

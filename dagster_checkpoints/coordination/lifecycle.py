@@ -131,7 +131,7 @@ class CommitUpTo:
     """Commit what was pre-committed for this checkpoint and earlier ones, call notify_checkpoint_complete.
 
     Attributes:
-        checkpoint_id: None with checkpointing switched off: commit everything.
+        checkpoint_id: None where a task does not wait for a checkpoint: commit everything.
     """
 
     checkpoint_id: int | None
@@ -168,8 +168,8 @@ class TaskLifecycle:
     """The end of a task's life.
 
     Args:
-        checkpointing: False when there are no checkpoints to wait for (no interval, or checkpoints after
-            tasks finish are switched off): the task then commits and ends without waiting.
+        checkpointing: False when there are no checkpoints to wait for, because those after tasks finish are switched off: the
+            task then commits and ends without waiting.
     """
 
     def __init__(self, checkpointing: bool = True) -> None:

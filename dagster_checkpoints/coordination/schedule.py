@@ -16,8 +16,9 @@ _LONGEST_BACK_OFF = 1.0
 class CheckpointSchedule:
     """Due times of one attempt of the job.
 
-    The periodic due time starts when all tasks run. When every task has reached its end of data the periodic
-    ones end and exactly one final checkpoint is wanted, at once; if it fails, another after a short back-off.
+    The periodic due time starts when all tasks run; without an interval there is none. When every task has reached its end
+    of data the periodic ones end and exactly one final checkpoint is wanted, at once; if it fails, another after a short
+    back-off.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
@@ -60,14 +61,14 @@ class CheckpointSchedule:
         return None if self._periodic_over or queue.has_periodic or not self._interval else self._next_periodic
 
     def _observe(self, tasks: TaskProgress, now: float) -> None:
-        if self._config.interval is None:
-            return
-        if tasks.all_run and self._next_periodic is None:
-            delay = self._config.initial_delay
-            self._next_periodic = now + (self._config.interval if delay is None else delay)
-        if tasks.any_in_backlog != self._backlog:
-            self._backlog_changed(tasks.any_in_backlog, self._config.interval, now)
-        all_wait = self._config.tasks_wait_for_final_checkpoint and tasks.all_at_end_of_data
+        interval = self._config.interval
+        if interval is not None:
+            if tasks.all_run and self._next_periodic is None:
+                delay = self._config.initial_delay
+                self._next_periodic = now + (interval if delay is None else delay)
+            if tasks.any_in_backlog != self._backlog:
+                self._backlog_changed(tasks.any_in_backlog, interval, now)
+        all_wait = self._config.checkpoints_after_tasks_finish and tasks.all_at_end_of_data
         self._periodic_over |= all_wait
         self._final_wanted = all_wait and not tasks.any_finishing and not self._finals
 

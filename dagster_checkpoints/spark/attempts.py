@@ -134,7 +134,6 @@ class Attempts:
             number=self.number,
             token=f"e{self._epoch}a{attempt}",
             job_id=job_id,
-            checkpointing=self._options.checkpoints.tasks_wait_for_final_checkpoint,
             max_queued_bytes=self._options.max_queued_bytes,
             take_back_after=restored.plan.checkpoint_id if later and restored else None,
             ended_sources=frozenset(ended_sources),

@@ -153,8 +153,6 @@ class ControlRequests:
         if request.request_id in self._open:  # else it was refused, and is answered
             self.stop = StopWithSavepoint(request.request_id, request.drain)
             if request.drain:
-                for task in loop.tasks.values():
-                    task.drain_announced = True
                 loop.end_sources(None, remember=False)
 
     def _end_source(self, loop: JobLoop, request: ControlRequest) -> None:

@@ -94,7 +94,6 @@ class AttemptSettings:
     number: int
     token: str
     job_id: int
-    checkpointing: bool
     max_queued_bytes: int
     take_back_after: int | None = None
     ended_sources: frozenset[tuple[str, str]] = frozenset()
@@ -336,7 +335,6 @@ class _Attempt:
             restored=snapshot if snapshot is not None else (_NOTHING if self.restored else None),
             uploader=uploader,
             report=report,
-            checkpointing=self.settings.checkpointing,
             take_back_after=self.settings.take_back_after,
             transaction_files=self._restored_transactions(chain, snapshot, folder),
         )

@@ -34,7 +34,8 @@ class JobOptions:
         earlier_runs: The runs that this one repeats, as retries and re-executions do.
 
     Raises:
-        InvalidCheckpointConfig: `checkpoints` asks for what only the protocol's core does: at-least-once, unaligned barriers.
+        InvalidCheckpointConfig: `checkpoints` asks for what only the protocol's core does: at-least-once, unaligned barriers,
+            tasks that end without a checkpoint.
     """
 
     checkpoints: CheckpointConfig
@@ -55,11 +56,12 @@ class JobOptions:
     earlier_runs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        for name, found, works in (
-            ("mode", self.checkpoints.mode, "exactly_once"),
-            ("unaligned", self.checkpoints.unaligned, False),
+        aligned = "jobs on Spark align their barriers"
+        waits = "a stage that ends without a checkpoint commits rows that are committed again if the job restarts"
+        for name, found, works, because in (
+            ("mode", self.checkpoints.mode, "exactly_once", aligned),
+            ("unaligned", self.checkpoints.unaligned, False, aligned),
+            ("checkpoints_after_tasks_finish", self.checkpoints.checkpoints_after_tasks_finish, True, waits),
         ):
             if found != works:
-                raise InvalidCheckpointConfig(
-                    f"Checkpoint setting {name} is {found!r}; expected {works!r}: jobs on Spark align their barriers."
-                )
+                raise InvalidCheckpointConfig(f"Checkpoint setting {name} is {found!r}; expected {works!r}: {because}.")

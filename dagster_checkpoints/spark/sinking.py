@@ -143,9 +143,9 @@ class TaskSink:
             pinned[position] = {name: target / name for name in files}
         return pinned
 
-    def commit_up_to(self, checkpoint_id: int | None) -> None:
-        """Commit the transactions of a completed checkpoint and of all before it; None: everything."""
-        while self._pending and (checkpoint_id is None or self._pending[0][0] <= checkpoint_id):
+    def commit_up_to(self, checkpoint_id: int) -> None:
+        """Commit the transactions of a completed checkpoint and of all before it."""
+        while self._pending and self._pending[0][0] <= checkpoint_id:
             self._sink.commit(self._pending[0][1])
             del self._pending[0]
 

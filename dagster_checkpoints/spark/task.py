@@ -83,7 +83,7 @@ class Task(ABC):
         self.output = parts.output
         self.plan = parts.plan
         self.stages = StageErrors(parts.instances)
-        self.lifecycle = TaskLifecycle(parts.checkpointing)
+        self.lifecycle = TaskLifecycle()
         self.query = TaskQuery(parts.folder / "checkpoint", str(parts.id), self._on_batch, self.output.wait_for_consumers)
         self.output_watermark: int | None = parts.restored.watermark if parts.restored else None
         self.rows_before = self._restored_rows()
@@ -92,8 +92,6 @@ class Task(ABC):
         self.error: BaseException | None = None
         self.suspended = False
         """Its data has not ended: it goes on when the job is resumed from the savepoint."""
-        self.drain_announced = False
-        """A stop with drain is under way; said before any source ends. Set by the job."""
         self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self._canceled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"task {parts.id}", daemon=True)
@@ -447,8 +445,6 @@ class Task(ABC):
     def end_of_data(self, drain: bool) -> None:
         """There are no more records: finish, wait for the final checkpoint."""
         if self.lifecycle.state is LifecycleState.RUNNING:
-            if self.drain_announced:
-                self._perform(self.lifecycle.handle(life.DrainAnnounced()))
             self._perform(self.lifecycle.handle(life.EndOfDataReceived(drain)))
 
     def _perform(self, actions: Sequence[life.LifecycleAction]) -> None:
@@ -469,6 +465,7 @@ class Task(ABC):
                     if drain:
                         self.parts.report(EndOfDataReached(self.id))
                 case life.CommitUpTo(checkpoint_id):
+                    assert checkpoint_id is not None  # every task waits for a checkpoint, see JobOptions
                     self._commit(checkpoint_id)
                 case life.CloseOperators():
                     self._close()
@@ -494,16 +491,13 @@ class Task(ABC):
         # Behind the last records: what `finish` returned must not be late for anybody.
         self.emit_watermark(MAX_WATERMARK_MS)
 
-    def _commit(self, checkpoint_id: int | None) -> None:
+    def _commit(self, checkpoint_id: int) -> None:
         if self.parts.sink is not None:
-            if checkpoint_id is None:
-                self.parts.sink.pre_commit(0)
             with self.stages.running(self.tail):
                 self.parts.sink.commit_up_to(checkpoint_id)
-        if checkpoint_id is not None:
-            for instance in self.parts.instances:
-                with self.stages.running(instance):
-                    instance.stage.notify_checkpoint_complete(checkpoint_id)
+        for instance in self.parts.instances:
+            with self.stages.running(instance):
+                instance.stage.notify_checkpoint_complete(checkpoint_id)
 
     def fire_timers(self) -> None:
         """Run batches under MAX_WATERMARK until no timer is set by a timer; the query is stopped, and one such batch has run.

@@ -40,7 +40,6 @@ class TaskParts:
         plan: Of its query; None while it waits for static inputs, and for a task restored after its finish.
         described: What the state and the offsets of its query depend on; None for a task restored after its finish.
         restored: Its snapshot, if the job was restored.
-        checkpointing: Whether it waits for a final checkpoint.
         take_back_after: See `TaskSink.open`.
         transaction_files: Of a savepoint's transactions, by position and name, fetched.
     """
@@ -58,6 +57,5 @@ class TaskParts:
     restored: TaskSnapshot | None
     uploader: SnapshotUploader
     report: Report
-    checkpointing: bool
     take_back_after: int | None
     transaction_files: Mapping[int, Mapping[str, Path]]

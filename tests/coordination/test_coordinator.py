@@ -440,11 +440,21 @@ def test_a_periodic_checkpoint_that_finds_a_task_not_running_tries_again(graph_o
     assert triggered(job.at(20)) == [(1, A)]
 
 
-def test_no_interval_no_periodic_checkpoints(graph_of: Graphs) -> None:
+def test_without_an_interval_there_is_the_final_checkpoint_and_none_before(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), interval=None)
-    assert job.coordinator.next_deadline() is None
     for task in job.tasks:
-        assert job.do(EndOfDataReached(task)) == []
+        assert job.coordinator.next_deadline() is None
+        assert triggered(job.actions) == []
+        job.do(EndOfDataReached(task))
+    assert triggered(job.actions) == [(1, A)]
+    job.do(Declined(B, 1))
+    assert triggered(job.at(1)) == [(2, A)]
+    job.complete(2, AFTER_FINISH)
+    assert triggered(job.at(50)) == []
+
+
+def test_without_an_interval_one_can_be_asked_for(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), interval=None)
     assert job.checkpoint() == 1
 
 
@@ -938,14 +948,11 @@ def test_a_failed_one_is_repeated_after_a_back_off(graph_of: Graphs) -> None:
     assert triggered(job.at(50)) == []
 
 
-@pytest.mark.parametrize(("interval", "again_at"), [(10.0, 1), (1.0, 1), (0.25, 0.25), (None, None)])
-def test_the_back_off_is_never_longer_than_the_interval(graph_of: Graphs, interval: float | None, again_at: float | None) -> None:
+@pytest.mark.parametrize(("interval", "again_at"), [(10.0, 1), (1.0, 1), (0.25, 0.25), (None, 1)])
+def test_the_back_off_is_never_longer_than_the_interval(graph_of: Graphs, interval: float | None, again_at: float) -> None:
     job = Job(graph_of(CHAIN), interval=interval, tolerable_failed_checkpoints=5)
     for task in job.tasks:
         job.do(EndOfDataReached(task))
-    if interval is None:
-        # The end of the data triggers none.
-        job.checkpoint()
     job.do(Declined(B, 1))
     assert job.coordinator.next_deadline() == again_at
 
@@ -1112,7 +1119,6 @@ def test_a_chain_of_any_depth_ends_with_one_checkpoint(graph_of: Graphs, depth: 
 
 def test_without_checkpoints_after_tasks_finish_nobody_waits(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), checkpoints_after_tasks_finish=False)
-    assert not job.coordinator.config.tasks_wait_for_final_checkpoint
     for task in job.tasks:
         job.do(EndOfDataReached(task))
     assert triggered(job.actions) == []

@@ -1,4 +1,4 @@
-"""A drain of a job whose tasks wait for no checkpoint: one that ends by itself in the middle fails nothing."""
+"""A drain that finds tasks on their way out: one that ends by itself in the middle fails nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ONE, OTHER = TaskId("V0", 0), TaskId("V1", 0)
 
 
 def draining(*events: CoordinatorEvent) -> tuple[CheckpointCoordinator, list[CoordinatorAction]]:
-    """Two tasks without checkpoints; both have reached their end of data when the drain comes."""
+    """Two tasks that have reached their end of data when the drain comes; the final checkpoint, 1, gives way to it."""
     graph = ExecutionGraph((Vertex("V0", ("v0",), 1), Vertex("V1", ("v1",), 1)), ())
     coordinator = CheckpointCoordinator(graph, CheckpointConfig(interval=None))
     before = [TaskStateChanged(task, TaskState.RUNNING) for task in (ONE, OTHER)]
@@ -37,19 +37,19 @@ def draining(*events: CoordinatorEvent) -> tuple[CheckpointCoordinator, list[Coo
 
 def test_the_savepoint_is_taken_once_more_without_who_has_ended() -> None:
     finished = TaskStateChanged(ONE, TaskState.FINISHED)
-    coordinator, actions = draining(finished, Acknowledged(OTHER, 2), MetadataWritten(2, "savepoints/savepoint-2"))
-    assert [a.checkpoint_id for a in actions if isinstance(a, CheckpointTriggered)] == [1, 2]
-    assert [a.checkpoint.checkpoint_id for a in actions if isinstance(a, WriteMetadata)] == [2]
+    coordinator, actions = draining(finished, Acknowledged(OTHER, 3), MetadataWritten(3, "savepoints/savepoint-3"))
+    assert [a.checkpoint_id for a in actions if isinstance(a, CheckpointTriggered)] == [1, 2, 3]
+    assert [a.checkpoint.checkpoint_id for a in actions if isinstance(a, WriteMetadata)] == [3]
     assert [a.request_id for a in actions if isinstance(a, RequestCompleted)] == ["r"]
     assert not [a for a in actions if isinstance(a, RequestFailed)]
     assert coordinator.stopping == "r"
 
 
 def test_a_task_that_declines_because_it_closes_fails_the_drain() -> None:
-    declined = Declined(ONE, 1, FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING)
+    declined = Declined(ONE, 2, FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING)
     _, actions = draining(declined, TaskStateChanged(ONE, TaskState.FINISHED))
     assert [a.request_id for a in actions if isinstance(a, RequestFailed)] == ["r"]
-    assert [a.checkpoint_id for a in actions if isinstance(a, CheckpointTriggered)] == [1]
+    assert [a.checkpoint_id for a in actions if isinstance(a, CheckpointTriggered)] == [1, 2]
 
 
 def test_with_nobody_left_the_job_has_ended_by_itself() -> None:

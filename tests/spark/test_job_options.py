@@ -11,8 +11,15 @@ from dagster_checkpoints.coordination import CheckpointConfig, InvalidCheckpoint
 from dagster_checkpoints.spark.job_options import JobOptions
 
 
-@pytest.mark.parametrize("setting", [{"mode": "at_least_once"}, {"unaligned": True}])
-def test_what_only_the_core_can_do_is_refused(setting: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("setting", "because"),
+    [
+        ({"mode": "at_least_once"}, "align their barriers"),
+        ({"unaligned": True}, "align their barriers"),
+        ({"checkpoints_after_tasks_finish": False}, "committed again if the job restarts"),
+    ],
+)
+def test_what_only_the_core_can_do_is_refused(setting: dict[str, Any], because: str) -> None:
     (name,) = setting
-    with pytest.raises(InvalidCheckpointConfig, match=f"{name} is .*align their barriers"):
+    with pytest.raises(InvalidCheckpointConfig, match=f"{name} is .*{because}"):
         JobOptions(CheckpointConfig(interval=1.0, **setting), NoRestart(), Path("work"))
