@@ -361,7 +361,7 @@ def _late_acknowledgement_discards() -> Patches:
     late = PendingCheckpoints._late
 
     def broken(self: Any, event: Any) -> Any:
-        with patch.multiple(self, _completed_ids=set(), _undecided_ids=set()):
+        with patch.multiple(self, _stored_ids=set()):
             return late(self, event)
 
     yield PendingCheckpoints, "_late", broken

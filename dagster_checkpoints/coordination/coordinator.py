@@ -250,7 +250,7 @@ class CheckpointCoordinator:
         finished = state is TaskState.FINISHED
         reason = FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING if finished else FailureReason.TASK_FAILURE
         message = f"task {task} is {state.name} and had not acknowledged"
-        again = finished and self._stop is not None and self._stop.drain
+        again = finished and self._stop is not None  # the savepoint is taken once more, without the task
         return self._pending.abort_where(lambda pending: pending.waits_for(task), reason, message, answer=not again)
 
     # What is triggered next
@@ -344,7 +344,7 @@ class CheckpointCoordinator:
 
     def _stop_failed(self, stop: StopUnderWay, now: float, *, answered: bool) -> None:
         if not answered:
-            # A task that waits for no checkpoint has ended by itself in the middle. Nothing is lost: once more, without it.
+            # A task has ended by itself in the middle. Nothing is lost: once more, without it.
             stop.triggered_in_vain()
         elif stop.drain:
             stop.broken()

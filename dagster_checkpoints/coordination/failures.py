@@ -88,10 +88,10 @@ class FailureCounter:
         """Count a failure; True when the job must fail because of it.
 
         Args:
-            checkpoint_id: one that completed checkpoints have overtaken does not count any more.
+            checkpoint_id: one that has completed after all, or that a later one has overtaken, does not count any more.
             reason: only those that count do (see `FailureReason.counts`).
         """
-        if not reason.counts or checkpoint_id < self._last_completed:
+        if not reason.counts or checkpoint_id <= self._last_completed:
             return False
         self._counted.add(checkpoint_id)
         if len(self._counted) <= self._tolerable:

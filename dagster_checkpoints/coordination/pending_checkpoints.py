@@ -38,6 +38,7 @@ from dagster_checkpoints.coordination.events import (
     WriteMetadata,
 )
 from dagster_checkpoints.coordination.failures import FailureCounter, FailureReason
+from dagster_checkpoints.coordination.id_ranges import IdRanges
 from dagster_checkpoints.coordination.plan import CheckpointPlan, TaskStates
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints, JobStatus
 
@@ -64,9 +65,10 @@ class PendingCheckpoints:
         self._pending: dict[int, PendingCheckpoint] = {}
         self._finalizing: PendingCheckpoint | None = None
         self.completed = CompletedCheckpoints(config.retained, completed)
-        self._completed_ids = {c.checkpoint_id for c in completed}
-        self._undecided_ids: set[int] = set()
-        """Given up while nobody knows whether they are in the store: nothing of theirs may be thrown away."""
+        self._stored_ids = IdRanges()
+        """Checkpoints that the store names, or may name: nothing of theirs may be thrown away."""
+        for each in completed:
+            self._stored_ids.add(each.checkpoint_id)
         self.failures = FailureCounter(config.tolerable_failed_checkpoints)
 
     def __len__(self) -> int:
@@ -114,8 +116,7 @@ class PendingCheckpoints:
     def _late(self, event: Acknowledged) -> list[CoordinatorAction]:
         """The answer to a state of a checkpoint that is not pending; also after the shutdown."""
         checkpoint_id = event.checkpoint_id
-        if checkpoint_id in self._completed_ids or checkpoint_id in self._undecided_ids:
-            # The state belongs to a checkpoint that the store names, or may name: nothing may be thrown away.
+        if checkpoint_id in self._stored_ids:
             return [AcknowledgeAnswered(event.task, checkpoint_id, AcknowledgeAnswer.DUPLICATE)]
         known = self._first_id <= checkpoint_id < self._next_id
         answer = AcknowledgeAnswer.DISCARDED if known else AcknowledgeAnswer.UNKNOWN
@@ -148,7 +149,7 @@ class PendingCheckpoints:
         pending = self._take(checkpoint_id)
         completed = pending.complete(location, now)
         given_up = self.completed.add(completed)
-        self._completed_ids.add(checkpoint_id)
+        self._stored_ids.add(checkpoint_id)
         self.failures.completed(checkpoint_id)
         tasks = self._states.running_among(pending.plan.commit)
         notify = NotifyComplete if completed.properties.commits else NotifySavepointComplete
@@ -165,8 +166,9 @@ class PendingCheckpoints:
     ) -> list[CoordinatorAction]:
         if checkpoint_id != self.finalizing:
             return []
-        actions = self._abort(self._pending[checkpoint_id], reason, message or reason.value, discard=discard)
-        if not discard:
+        pending = self._pending[checkpoint_id]
+        actions = self._abort(pending, reason, message or reason.value, discard=discard)
+        if not discard and pending.properties.commits:
             # It may be the store's newest by now, and an older one must not take its place.
             actions += self._subsume_older(checkpoint_id, f"checkpoint {checkpoint_id} may have completed")
         return actions + self._finalize_next()
@@ -181,9 +183,10 @@ class PendingCheckpoints:
 
     def restored(self, checkpoint: CompletedCheckpoint) -> list[CoordinatorAction]:
         """The store names a checkpoint that was never reported as written."""
-        if checkpoint.checkpoint_id in self._completed_ids:
+        if any(known.checkpoint_id == checkpoint.checkpoint_id for known in self.completed.all):
             return []
-        self._completed_ids.add(checkpoint.checkpoint_id)
+        self._stored_ids.add(checkpoint.checkpoint_id)
+        self.failures.completed(checkpoint.checkpoint_id)
         return [DiscardCheckpoint(given_up) for given_up in self.completed.add(checkpoint)]
 
     def shut_down(self, status: JobStatus) -> list[CoordinatorAction]:
@@ -251,7 +254,7 @@ class PendingCheckpoints:
             # Also without any state: of a task whose upload broke off a part may be in the store.
             actions.append(DiscardStates(checkpoint_id, MappingProxyType(pending.states)))
         else:
-            self._undecided_ids.add(checkpoint_id)
+            self._stored_ids.add(checkpoint_id)
         if answer and pending.request_id is not None:
             actions.append(RequestFailed(pending.request_id, reason, message))
         # A savepoint's failure is answered to whoever asked for it; the job does not fail because of it.

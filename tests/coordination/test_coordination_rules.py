@@ -177,6 +177,10 @@ def test_what_counts_and_what_is_pre_flight(reason: FailureReason) -> None:
         ("c5 3 4 1 2", None),
         ("2 c1 3 4", None),
         ("c5 c3 6 7 8", 4),
+        # A late failure of the id that completed last.
+        ("c5 5 6 7", None),
+        ("4 5 c5 5 6 7", None),
+        ("4 5 c5 5 6 7 8", 6),
         # The count begins anew once it has failed the job.
         ("1 2 3 4 5", 2),
     ],
