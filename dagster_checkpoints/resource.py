@@ -64,7 +64,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     Args:
         storage: Root of the checkpoints: `s3://bucket/prefix`, `file:///path` or a path; `dg.EnvVar` may be used. By default
             the environment variable CHECKPOINT_STORAGE, else the directory `checkpoints` below DAGSTER_HOME.
-        interval: Seconds between periodic checkpoints; None for none, and then nothing survives the end of a run.
+        interval: Seconds between periodic checkpoints; None for none: then sinks commit when the job ends, and a failure before
+            that starts it from its beginning.
         timeout: Seconds after which a checkpoint that is not complete is given up.
         min_pause: Seconds between the end of a checkpoint and the beginning of the next periodic one.
         tolerable_failed_checkpoints: So many checkpoints in a row may fail; one more fails the run.

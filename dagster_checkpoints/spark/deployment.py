@@ -186,7 +186,7 @@ class Deployer:
             folder: An empty directory, for the logs of channels.
             restored: The checkpoint whose state the plans have to fit; None for a new start. No state is fetched.
         """
-        settings = AttemptSettings(folder, number=1, token="", job_id=0, checkpointing=False, max_queued_bytes=1)
+        settings = AttemptSettings(folder, number=1, token="", job_id=0, max_queued_bytes=1)
         while True:
             chains = self._chains(restored)
             attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)
