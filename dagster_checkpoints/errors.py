@@ -6,6 +6,27 @@ Each floor defines its own subclasses beside the code that raises them; catching
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class DagsterCheckpointsError(Exception):
-    """An error whose text says what was expected, what was found, where, and what to do."""
+    """An error whose text says what was expected, what was found, where, and what to do.
+
+    Attributes:
+        repeats: whether another attempt of the job would meet it again, as with a wrong plan or a path that is refused: no
+            restart is spent on it.
+    """
+
+    repeats: ClassVar[bool] = False
+
+
+def repeats_by_nature(error: BaseException) -> bool:
+    """Whether another attempt would fail in the same way, because the error or what caused it repeats."""
+    cause: BaseException | None = error
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, DagsterCheckpointsError) and cause.repeats:
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__
+    return False

@@ -6,11 +6,15 @@ and what to do about it.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from dagster_checkpoints.errors import DagsterCheckpointsError
 
 
 class PipelineDefinitionError(DagsterCheckpointsError):
     """A pipeline, or one of its stages, is not defined as it must be."""
+
+    repeats: ClassVar[bool] = True
 
 
 class InvalidNameError(PipelineDefinitionError):

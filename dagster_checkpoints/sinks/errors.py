@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from dagster_checkpoints.errors import DagsterCheckpointsError
 
 
 class SinkError(DagsterCheckpointsError):
-    """Base of all errors of sinks."""
+    """Base of all errors of sinks.
+
+    They repeat: the job fails at once, without a restart. A sink raises something else, or a subclass with ``repeats = False``,
+    for what may go well in another attempt.
+    """
+
+    repeats: ClassVar[bool] = True
 
 
 class InvalidSinkPath(SinkError):

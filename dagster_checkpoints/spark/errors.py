@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from dagster_checkpoints.errors import DagsterCheckpointsError
 
 
@@ -17,33 +19,53 @@ class StageError(DagsterCheckpointsError):
 class StageResultError(StageError):
     """A stage's function returned something that is no DataFrame, or a batch where a stream was expected."""
 
+    repeats: ClassVar[bool] = True
+
 
 class StageWatermarkError(StageError):
     """A stage declares a watermark of its own on an input that carries one: Spark forbids a second one, at run time."""
+
+    repeats: ClassVar[bool] = True
 
 
 class EventTimeError(StageError):
     """The event time of a stage's output is no top-level TIMESTAMP column."""
 
+    repeats: ClassVar[bool] = True
+
 
 class PlanRefusedError(StageError):
     """Spark refuses the stage's plan as a streaming query."""
+
+    repeats: ClassVar[bool] = True
 
 
 class StageStreamError(StageError):
     """A derived stage reads a stream that is none of its inputs."""
 
+    repeats: ClassVar[bool] = True
+
 
 class StageQueryError(StageError):
     """A stage starts a streaming query of its own."""
+
+    repeats: ClassVar[bool] = True
 
 
 class SourceActsOnCommitError(StageError):
     """A source that deletes or acknowledges its input when Spark commits a batch, before our checkpoint completes."""
 
+    repeats: ClassVar[bool] = True
+
 
 class StageFailedError(StageError):
     """A stage raised while it ran."""
+
+
+class StagePlanFailedError(StageFailedError):
+    """A stage raised while it ran because Spark refuses what it asks for, such as a column that is not there."""
+
+    repeats: ClassVar[bool] = True
 
 
 class QueryStoppedError(StageError):
@@ -69,13 +91,19 @@ class JobFailedError(DagsterCheckpointsError):
 class NothingToRestoreError(DagsterCheckpointsError):
     """The run asks for a checkpoint that storage does not have."""
 
+    repeats: ClassVar[bool] = True
+
 
 class SelectionError(DagsterCheckpointsError):
     """A stage that was left out of the run has not finished, so the selected ones cannot run."""
 
+    repeats: ClassVar[bool] = True
+
 
 class RestoredSchemaError(DagsterCheckpointsError):
     """A finished stage's output schema is not in the checkpoint, so its consumers cannot be restored."""
+
+    repeats: ClassVar[bool] = True
 
 
 class StopFailedError(DagsterCheckpointsError):

@@ -28,6 +28,7 @@ from dagster_checkpoints.coordination import (
     Shutdown,
 )
 from dagster_checkpoints.coordination import JobStatus as CoordinatorStatus
+from dagster_checkpoints.errors import repeats_by_nature
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.sinks import SinkError
 from dagster_checkpoints.spark import events
@@ -483,11 +484,11 @@ class JobExecution:
         cause = error.cause if isinstance(error, TaskFailure | NotDeployed) else error
         loop.restarting = True
         self._control.attempt_failed(str(cause))
+        if repeats_by_nature(cause):
+            return self._failed("another attempt would fail in the same way", cause)
         decision = self._strategy.on_failure(time.monotonic())
         if isinstance(decision, GiveUp):
-            failed = JobFailedError(f"Pipeline {self.pipeline.name!r} failed, and {decision.reason}. {cause}")
-            failed.__cause__ = cause
-            return failed
+            return self._failed(decision.reason, cause)
         self._on_event(events.JobRestarting(decision.attempt + 1, decision.delay, str(cause)))
         self._status.report("restarting", loop)
         until = time.monotonic() + decision.delay
@@ -511,6 +512,11 @@ class JobExecution:
             loop.drain_if_wanted()
         self._restored = latest
         return None
+
+    def _failed(self, because: str, cause: BaseException) -> JobFailedError:
+        failed = JobFailedError(f"Pipeline {self.pipeline.name!r} failed, and {because}. {cause}")
+        failed.__cause__ = cause
+        return failed
 
     def _latest(self, loop: JobLoop) -> Restored | None:
         """What to restart from. While storage is away it is waited for, as long as the lease holds."""

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from pyspark.errors import AnalysisException, ParseException
+
 from dagster_checkpoints.spark.blame import own_line, stage_of
-from dagster_checkpoints.spark.errors import QueryStoppedError, StageError, StageFailedError
+from dagster_checkpoints.spark.errors import QueryStoppedError, StageError, StageFailedError, StagePlanFailedError
 from dagster_checkpoints.spark.query import QueryStopped
 from dagster_checkpoints.spark.query_guard import refusing_queries
 from dagster_checkpoints.spark.spark_advice import advice_on_failed_query
 from dagster_checkpoints.spark.task_parts import StageInstance
+
+_MAY_APPEAR = frozenset({"PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"})
+"""Spark's names of errors about what is not there yet, or not any more: it may be there in another attempt."""
 
 
 class StageErrors:
@@ -44,7 +49,9 @@ class StageErrors:
         if isinstance(error, QueryStopped):
             return self._stopped()
         found = stage_of(error, [instance.stage for instance in self._instances])
-        return self._failed(next((i for i in self._instances if i.stage is found), self._instances[-1]), error)
+        failed = self._failed(next((i for i in self._instances if i.stage is found), self._instances[-1]), error)
+        failed.__cause__ = error
+        return failed
 
     def _stopped(self) -> QueryStoppedError:
         tail = self._instances[-1]
@@ -63,10 +70,15 @@ class StageErrors:
 
     def _failed(self, instance: StageInstance, error: BaseException) -> StageFailedError:
         stage = instance.stage
+        kind = StagePlanFailedError if _is_wrong_plan(error) else StageFailedError
         advice = advice_on_failed_query(error)
         advice = f"{advice}\n" if advice else ""
-        return StageFailedError(
+        return kind(
             stage.name,
             instance.call.context.instance,
             f"failed{self._within()}: {advice}{type(error).__name__}: {error}\n  at {own_line(error, stage.location.file)}",
         )
+
+
+def _is_wrong_plan(error: BaseException) -> bool:
+    return isinstance(error, AnalysisException | ParseException) and error.getCondition() not in _MAY_APPEAR

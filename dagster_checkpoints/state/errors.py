@@ -3,11 +3,15 @@ pipeline."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from dagster_checkpoints.errors import DagsterCheckpointsError
 
 
 class StateError(DagsterCheckpointsError):
     """Base of the errors of the state floor."""
+
+    repeats: ClassVar[bool] = True
 
 
 class CorruptMetadata(StateError):
