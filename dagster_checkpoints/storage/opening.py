@@ -9,11 +9,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from dagster_checkpoints.storage.base import ObjectStore
 from dagster_checkpoints.storage.local import LocalStore
-from dagster_checkpoints.storage.urls import invalid_url, local_path, s3_parts
+from dagster_checkpoints.storage.urls import local_path, s3_parts, validate_root
 
 
 def open_store(
@@ -39,17 +38,9 @@ def open_store(
     Raises:
         InvalidStorageUrl: another kind of URL, or one without a bucket or path.
     """
-    parts = urlsplit(url)
-    if parts.scheme == "s3":
+    if validate_root(url) == "s3":
         return _open_s3(url, client, client_factory, endpoint_url, region_name, client_options)
-    if parts.scheme == "file":
-        path = local_path(url)
-        if path is None:
-            raise invalid_url(url, "a file URL has three slashes and an absolute path")
-        return LocalStore(path)
-    if "://" in url or not url.strip():
-        raise invalid_url(url, "that kind is not supported" if url.strip() else "it is empty")
-    return LocalStore(Path(os.path.expanduser(url)))
+    return LocalStore(local_path(url) or Path(os.path.expanduser(url)))
 
 
 def _open_s3(

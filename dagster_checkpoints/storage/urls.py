@@ -6,10 +6,49 @@ Text only: nothing here opens or looks at anything.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dagster_checkpoints.storage.errors import InvalidStorageUrl
+
+_HADOOP = frozenset({"dbfs", "file", "hdfs", "nfs", "s3", "s3a", "s3n", "viewfs", "webhdfs"})
+_CLOUDS = frozenset({"abfs", "abfss", "adl", "az", "azure", "gcs", "gs", "oss", "r2", "swift", "wasb", "wasbs"})
+_SCHEMES = _HADOOP | _CLOUDS | {"ftp", "http", "https", "sftp"}
+"""With these, also what follows the colon without a slash was meant as a URL: no directory is called ``s3:bucket``."""
+
+
+def url_scheme(text: str) -> str | None:
+    """The scheme of a URL, in small letters; None of a path, also of a relative one or one that begins with a drive's letter."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.\-]+):(/?)", text)
+    if match is None or not (match[2] or match[1].lower() in _SCHEMES):
+        return None
+    return match[1].lower()
+
+
+def validate_root(url: str) -> str | None:
+    """Refuse what can be no root of a storage; nothing is opened.
+
+    Args:
+        url: ``s3://bucket/prefix``, ``file:///path`` or a path.
+
+    Returns:
+        Its scheme: ``s3`` or ``file``, None of a path.
+
+    Raises:
+        InvalidStorageUrl: another kind of URL, one without a bucket or path, or nothing.
+    """
+    scheme = url_scheme(url)
+    if not url.strip():
+        raise invalid_url(url, "it is empty")
+    if scheme == "s3":
+        s3_parts(url)
+    elif scheme == "file":
+        if local_path(url) is None:
+            raise _no_file_url(url)
+    elif scheme is not None or "://" in url:
+        raise _unsupported(url, scheme)
+    return scheme
 
 
 def local_path(url: str) -> Path | None:
@@ -27,7 +66,10 @@ def s3_parts(url: str) -> tuple[str, str]:
         InvalidStorageUrl: it names no bucket, or its prefix could mean two things.
     """
     # Not urlsplit: '?' and '#' are ordinary characters of a key.
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    _, _, rest = url.partition(":")
+    if not rest.startswith("//"):
+        raise invalid_url(url, f"it has two slashes: s3://{rest.lstrip('/')}")
+    bucket, _, prefix = rest[2:].partition("/")
     if not bucket:
         raise invalid_url(url, "it names no bucket")
     prefix = prefix.strip("/")
@@ -48,18 +90,12 @@ def validate_directory(url: str) -> str:
     Raises:
         InvalidStorageUrl: another kind of URL, a relative path, or an incomplete one.
     """
-    if url.startswith("s3://"):
+    if validate_root(url) == "s3":
         bucket, prefix = s3_parts(url)
         return f"s3://{bucket}/{prefix}".rstrip("/")
     path = local_path(url)
     if path is not None:
         return Path(os.path.abspath(path)).as_uri()
-    if not url.strip():
-        raise invalid_url(url, "it is empty")
-    if url.startswith("file:"):
-        raise invalid_url(url, "a file URL has three slashes and an absolute path")
-    if "://" in url:
-        raise invalid_url(url, "that kind is not supported")
     raise invalid_url(url, "a relative path would mean another directory in each process. Give an absolute path, or a URL")
 
 
@@ -78,3 +114,18 @@ def invalid_url(url: str, why: str) -> InvalidStorageUrl:
     return InvalidStorageUrl(
         f"expected a storage URL such as s3://bucket/prefix, file:///path or a plain path, found {url!r}: {why}"
     )
+
+
+def _no_file_url(url: str) -> InvalidStorageUrl:
+    rest = url.partition(":")[2]
+    right = "" if rest.startswith("//") or not rest else f": file:///{rest}"
+    return invalid_url(url, f"a file URL has three slashes and an absolute path{right}")
+
+
+def _unsupported(url: str, scheme: str | None) -> InvalidStorageUrl:
+    if scheme in ("s3a", "s3n"):
+        rest = url.partition(":")[2].lstrip("/")
+        return invalid_url(url, f"{scheme}: is Hadoop's name for S3. Write s3://{rest}")
+    named = f" ({scheme}:)" if scheme else ""
+    directory = "" if "://" in url else f"; a directory of this name is ./{url}"
+    return invalid_url(url, f"that kind is not supported{named}. Use S3, or a directory that is mounted{directory}")

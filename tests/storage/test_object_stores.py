@@ -224,7 +224,10 @@ def test_a_store_behaves_as_a_dictionary(store: ObjectStore, steps: list[tuple[s
 def test_urls(tmp_path: Path) -> None:
     assert open_store(str(tmp_path)).url == tmp_path.as_uri()
     assert open_store(f"{tmp_path.as_uri()}/with%20space").url == f"{tmp_path.as_uri()}/with%20space"
-    assert isinstance(open_store("relative/path"), LocalStore)
+    for path in ("relative/path", "backup:2024", "C:/checkpoints", "C:\\checkpoints"):
+        assert isinstance(open_store(path), LocalStore)
+    assert open_store(f"FILE://{tmp_path}").url == tmp_path.as_uri()
+    assert open_store("S3://bucket/a", endpoint_url="http://127.0.0.1:1", region_name="eu-central-1").url == "s3://bucket/a"
     bucket = open_store("s3://bucket/a/b/", endpoint_url="http://127.0.0.1:1", region_name="eu-central-1")
     assert bucket.url == "s3://bucket/a/b"
     assert open_store("s3://bucket", client_factory=lambda: bucket._client).url == "s3://bucket"  # type: ignore[attr-defined]
@@ -233,4 +236,22 @@ def test_urls(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["", "  ", "s3://", "s3:///x", "gs://bucket", "s3://b/../c", "file://host/path"])
 def test_urls_that_mean_nothing_are_refused(url: str) -> None:
     with pytest.raises(InvalidStorageUrl, match="expected a storage URL"):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("s3:b", "two slashes: s3://b"),
+        ("s3:/b/c", "two slashes: s3://b/c"),
+        ("s3a://b/c", "Hadoop's name for S3. Write s3://b/c"),
+        ("hdfs:/x", r"not supported \(hdfs:\).* a directory of this name is ./hdfs:/x"),
+        ("HDFS:x", r"not supported \(hdfs:\)"),
+        ("gs://b", r"not supported \(gs:\)"),
+        ("backup:/2024", r"not supported \(backup:\)"),
+        ("file:x", "three slashes and an absolute path: file:///x"),
+    ],
+)
+def test_a_url_that_would_have_been_a_local_directory_is_refused_with_the_right_spelling(url: str, told: str) -> None:
+    with pytest.raises(InvalidStorageUrl, match=told):
         open_store(url)

@@ -37,6 +37,8 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
         ("s3://bucket/", "s3://bucket"),
         ("s3://bucket/a/b/", "s3://bucket/a/b"),
         ("s3://bucket/a?b#c", "s3://bucket/a?b#c"),
+        ("S3://Bucket/a", "s3://Bucket/a"),
+        ("FILE:///a", "file:///a"),
     ],
 )
 def test_a_directory_has_one_url(given: str, url: str) -> None:
