@@ -93,7 +93,7 @@ def _until_killed(run: Run, feeder: Feeder, shell: CommandLine) -> None:
 
 def _until_suspended(run: Run, feeder: Feeder, shell: CommandLine) -> None:
     """Taken over from the killed run; suspended from the command line at Christmas. History must not be read again."""
-    run.say("starting; it takes the pipeline over when the lease of the killed run has expired")
+    run.say("starting; it takes the pipeline over as soon as it sees that the killed run's processes have ended")
     asked = False
     status = ended_by = None
     for event in run.events():

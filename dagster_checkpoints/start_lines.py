@@ -33,6 +33,11 @@ def start_line(event: StartEvent | JobStarted | QueryEvent, pipeline: Pipeline, 
         interval: Seconds between periodic checkpoints; None for none.
     """
     match event:
+        case LeaseWatched(owner, 0.0):
+            return (
+                f"Pipeline {pipeline.name!r} is {owner}. That process has ended, and so have those that it had started: this run "
+                "takes the pipeline over at once."
+            )
         case LeaseWatched(owner, seconds):
             return (
                 f"Pipeline {pipeline.name!r} is {owner}. This run watches the lease and takes the pipeline over within "

@@ -71,7 +71,7 @@ class Process(Loop):
     def _run(self) -> Generator[str, str, None]:
         try:
             self.ownership = ownership = yield from acquire(
-                self.world.store, str(self.number), LEASE, lambda: self.world.now, self._sleep
+                self.world.store, str(self.number), LEASE, lambda: self.world.now, self._sleep, self._knows_gone
             )
         except StorageError:
             self.status = "REFUSED"
@@ -91,6 +91,13 @@ class Process(Loop):
         with suppress(StorageError):
             yield from ownership.release(begun)
         self.control.over(status, [item for item in self.queue if isinstance(item, Request)])
+
+    def _knows_gone(self, owner: str) -> bool:
+        """Whether an owner has crashed, and had run on this process's machine: two processes in turn run on the same one."""
+        gone = self.world.processes[int(owner)].crashed and int(owner) // 2 == self.number // 2
+        if gone:
+            self.count("take-overs at once")
+        return gone
 
     def _sleep(self, seconds: float) -> None:
         self._sleeping_until, self._waits_for = self.now + seconds, None

@@ -29,6 +29,7 @@ SHOWN = {
     "pauses": "pauses of processes",
     "task failures": "failures of tasks",
     "take-overs": "take-overs",
+    "take-overs at once": "of them at once, the owner being known to be gone",
     "restores": "restores",
     "rescalings": "rescalings",
     "restarts": "restarts of jobs",

@@ -380,11 +380,21 @@ def pointer_to(checkpoint_id: int, location: str, kind: str, epoch: int, job_id:
     )
 
 
-def acquire(store: Store, who: str, seconds: float, now: Callable[[], float], sleep: Callable[[float], None]) -> Steps[Ownership]:
-    """Become the owner; mirrors `storage.acquisition`: after a whole lease of silence, or at once if nobody owns it."""
+def acquire(
+    store: Store,
+    who: str,
+    seconds: float,
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
+    is_gone: Callable[[str], bool],
+) -> Steps[Ownership]:
+    """Become the owner; mirrors `storage.acquisition`.
+
+    At once if nobody owns it, or if the owner is known to be gone; else after a whole lease of silence.
+    """
     for _ in range(5):
         current, version = store.state, store.version
-        if current is not None and current.lease is not None:
+        if current is not None and current.lease is not None and not is_gone(current.lease.owner.run_id):
             sleep(current.lease.seconds)
             yield WAIT
             found = store.state

@@ -18,7 +18,8 @@ class LeaseWatched:
 
     Attributes:
         owner: The owner, for people: run, host, process, since when.
-        seconds: This run owns the pipeline after this time at the latest, unless the owner renews its lease.
+        seconds: This run owns the pipeline after this time at the latest, unless the owner renews its lease; 0 if its process is
+            known to have ended, with all that it had started.
     """
 
     owner: str

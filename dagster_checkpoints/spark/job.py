@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -53,7 +51,6 @@ from dagster_checkpoints.storage import (
     CorruptStateFile,
     LeaseRenewer,
     MissingStateFile,
-    Owner,
     Ownership,
     PipelineState,
     RequestBox,
@@ -61,6 +58,8 @@ from dagster_checkpoints.storage import (
     StorageUnavailable,
     check_origin,
     describe_owner,
+    mark_descendants,
+    this_process,
 )
 
 if TYPE_CHECKING:
@@ -181,7 +180,8 @@ class JobExecution:
         self.storage.check()
         if (found := self.storage.read_state()) is not None:
             self._check_origin(found)  # before it waits for a lease that may be another pipeline's
-        owner = Owner(run_id=self.run_id, host=socket.gethostname(), pid=os.getpid())
+        owner = this_process(self.run_id)
+        mark_descendants(owner)
 
         def on_watch(state: PipelineState, seconds: float) -> None:
             self._on_event(events.LeaseWatched(describe_owner(state), seconds))

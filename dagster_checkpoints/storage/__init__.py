@@ -2,6 +2,7 @@
 
 Read in this order: :mod:`base` (the object store), :mod:`local` and :mod:`s3` (the two kinds), :mod:`urls` and
 :mod:`opening` (from a URL to a store), :mod:`layout` (what lies where), :mod:`pipeline_state`, :mod:`state_changes`,
+:mod:`processes` (whether the owner's process is known to be gone),
 :mod:`acquisition` and :mod:`ownership` (one owner per pipeline, and the commit point), :mod:`shared_state`,
 :mod:`state_files` and :mod:`shared_files` (content-addressed state), :mod:`savepoints` and :mod:`savepoint_places`
 (self-contained state), and :mod:`checkpoints`, the face over all of it. Beside them: :mod:`requests` and :mod:`request_box`
@@ -62,6 +63,7 @@ from dagster_checkpoints.storage.pipeline_state import (
     describe_end,
     describe_owner,
 )
+from dagster_checkpoints.storage.processes import mark_descendants, this_process
 from dagster_checkpoints.storage.renewal import LeaseRenewer
 from dagster_checkpoints.storage.request_box import RequestBox
 from dagster_checkpoints.storage.requests import (
@@ -172,5 +174,7 @@ __all__ = [
     "describe_end",
     "describe_owner",
     "encode_status",
+    "mark_descendants",
     "open_store",
+    "this_process",
 ]

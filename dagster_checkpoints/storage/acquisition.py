@@ -1,9 +1,9 @@
-"""How a run becomes the owner of a pipeline: at once where nobody owns it, after a whole silent lease
-otherwise.
+"""How a run becomes the owner of a pipeline: at once where nobody owns it, or where the owner's process is known to be gone;
+after a whole silent lease otherwise.
 
 The waiting is observation: every renewal changes the file, so a file that has not changed for a lease by the
 observer's own monotonic clock has no living owner. Taking over replaces exactly the version that was
-observed.
+observed: what a process that is gone had sent before its end either lands sooner, and is seen, or is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import msgspec
 
+from dagster_checkpoints.storage import processes
 from dagster_checkpoints.storage.base import ObjectStore, PutMode, UpdateVersion
 from dagster_checkpoints.storage.errors import (
     AlreadyExists,
@@ -36,6 +37,7 @@ from dagster_checkpoints.storage.pipeline_state import (
 )
 
 _TAKE_ATTEMPTS = 5
+_PROCESS_POLL_SECONDS = 1.0
 
 
 def read_state(store: ObjectStore, layout: Layout) -> tuple[PipelineState, str] | None:
@@ -64,13 +66,14 @@ def acquire(
     Args:
         store: where the state lies.
         layout: of the pipeline.
-        owner: who asks.
+        owner: who asks, see :func:`dagster_checkpoints.storage.processes.this_process`.
         lease_seconds: how long the owner may be silent before others may take over.
         monotonic: this process's monotonic clock, seconds.
         sleep: waits so many seconds while another owner's lease is watched.
         poll: seconds between two looks; a tenth of that lease by default.
         wall: for the times people read.
-        on_watch: told of another owner's lease before it is watched, and of the seconds for which it is.
+        on_watch: told of another owner's lease before it is watched, and of the seconds for which it is; 0 if its process is
+            known to be gone.
 
     Raises:
         PipelineOwned: another run owns the pipeline and renewed its lease while it was watched.
@@ -82,9 +85,11 @@ def acquire(
     for _ in range(_TAKE_ATTEMPTS):
         current = read_state(store, layout)
         if current is not None and current[0].lease is not None:
+            gone = _is_gone(current[0], owner)
             if on_watch is not None:
-                on_watch(current[0], current[0].lease.seconds)
-            current = _watch(store, layout, current, monotonic, sleep, poll)
+                on_watch(current[0], 0.0 if gone else current[0].lease.seconds)
+            if not gone:
+                current = _watch(store, layout, current, owner, monotonic, sleep, poll)
         previous, etag = current or (PipelineState(pipeline=layout.pipeline, epoch=0, token=""), None)
         at = wall()
         lease = Lease(owner=owner, seconds=lease_seconds, acquired_at=at, renewed_at=at)
@@ -104,24 +109,29 @@ def _watch(
     store: ObjectStore,
     layout: Layout,
     observed: tuple[PipelineState, str],
+    observer: Owner,
     monotonic: Callable[[], float],
     sleep: Callable[[float], None],
     poll: float | None,
 ) -> tuple[PipelineState, str]:
-    """Watch an owned pipeline for its owner's whole lease; returns the state that may be replaced."""
+    """Watch an owned pipeline until its owner is gone, or for its whole lease; returns the state that may be replaced."""
     state = observed[0]
     assert state.lease is not None
     until = monotonic() + state.lease.seconds
     step = poll if poll is not None else max(0.05, state.lease.seconds / 10)
+    if processes.shares_kernel(state.lease.owner, observer):
+        step = min(step, _PROCESS_POLL_SECONDS)
     while (left := until - monotonic()) > 0:
         sleep(min(step, left))
+        if _is_gone(state, observer):
+            return observed
         found = None
         # An answer missed is no harm: taking over is conditional on the version observed.
         with suppress(StorageUnavailable):
             found = read_state(store, layout)
         if found is None or found[0].token == state.token:
             continue
-        if found[0].lease is None:
+        if found[0].lease is None or _is_gone(found[0], observer):
             return found
         raise PipelineOwned(
             f"pipeline {layout.pipeline!r} in {store.url} is {describe_owner(found[0])}, and that run is "
@@ -129,6 +139,10 @@ def _watch(
             "one, or wait for it"
         )
     return observed
+
+
+def _is_gone(state: PipelineState, observer: Owner) -> bool:
+    return state.lease is not None and processes.is_gone(state.lease.owner, observer)
 
 
 def _take(store: ObjectStore, layout: Layout, taken: PipelineState, mode: PutMode) -> str | None:

@@ -28,18 +28,27 @@ StopAskedBy = Literal["", "request", "termination"]
 the job, and where an earlier release wrote the file."""
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
+class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who runs the pipeline.
+
+    The last three tell this process from every other one of its machine; empty where the system does not say them, and where a
+    release wrote it that did not ask.
 
     Args:
         run_id: Dagster's, or whatever a person would look for.
         host: machine name.
         pid: process id on it.
+        boot_id: of the machine; another one after each boot.
+        namespaces: within which the process id and the next number have a meaning.
+        started: when the process has started, in ticks of the machine's own clock.
     """
 
     run_id: str
     host: str
     pid: int
+    boot_id: str = ""
+    namespaces: str = ""
+    started: int = 0
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,7 +50,8 @@ def test_everything_that_may_go_wrong_does() -> None:
     counts = Counter[str]()
     for seed in range(1000):
         counts.update(run(random_scenario(seed), record=False).counts)
-    wanted = ("crashes", "pauses", "take-overs", "task failures", "repeated messages", "lost notices", "rescalings", "savepoints")
+    wanted = ("crashes", "pauses", "take-overs", "take-overs at once", "task failures", "repeated messages", "lost notices")
+    wanted += ("rescalings", "savepoints")
     assert {what: counts[what] for what in wanted if not counts[what]} == {}
 
 
