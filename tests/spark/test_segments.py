@@ -1,0 +1,63 @@
+"""Segments: what is written is counted by Spark, and has to be in the files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as F
+
+from dagster_checkpoints.spark.segments import SegmentRowsError, Split, write_segment, write_split_segments
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def losing(spark: SparkSession, folder: Path) -> DataFrame:
+    """Ten rows in two tasks, of which the second deletes what the first has written, as a cleaner of old files might."""
+    text = str(folder)
+
+    def rows(batches):
+        import pyspark
+
+        for batch in batches:
+            until = time.monotonic() + 60
+            while pyspark.TaskContext.get().partitionId() == 1 and time.monotonic() < until:
+                written = [file for file in Path(text).rglob("part-00000*.parquet") if "_temporary" not in file.parts]
+                for file in written:
+                    file.unlink()
+                if written:
+                    break
+                time.sleep(0.02)
+            yield batch
+
+    return spark.range(0, 10, 1, 2).mapInPandas(rows, "id long")
+
+
+def test_a_segment_that_lacks_rows_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    for name, write in (
+        ("whole", lambda frame, folder: write_segment(frame, folder)),
+        ("split", lambda frame, folder: write_split_segments(frame, folder, Split(1, "id", 128))),
+    ):
+        folder = tmp_path / name
+        with pytest.raises(
+            SegmentRowsError, match=rf"expected 10 rows in the files of a batch in {folder}.*found 5\..*work_directory="
+        ):
+            write(losing(spark, folder), folder)
+
+
+def test_rows_are_counted_whatever_the_plan(spark: SparkSession, tmp_path: Path) -> None:
+    """Also where adaptive execution changes it, and where there is nothing to write."""
+    ids = spark.range(1000).withColumn("k", F.col("id") % 7)
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+    plans = {"ids": (ids, 1000), "counted": (ids.groupBy("k").count(), 7), "sorted": (ids.orderBy("k"), 1000)}
+    plans["joined"] = (ids.join(ids.groupBy("k").count(), "k"), 1000)
+    for name, (frame, rows) in plans.items():
+        segment = write_segment(frame, tmp_path / name)
+        assert segment is not None and segment.rows == rows
+    assert write_segment(ids.where("id < 0"), tmp_path / "none") is None
+    assert write_segment(ids.limit(0), tmp_path / "empty") is None
+    parts = write_split_segments(ids, tmp_path / "split", Split(3, "k", 128))
+    assert sum(part.rows for part in parts.values()) == 1000
