@@ -14,16 +14,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
 from dagster_aws.s3 import S3Resource
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 from dagster_spark.utils import flatten_dict
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart, NoRestart
 from dagster_checkpoints.dagster_instance import shared_parts
+from dagster_checkpoints.definition_checks import check_definition
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.interrupts import interrupts_delayed
 from dagster_checkpoints.job_thread import JobEnded, JobThread, LogLine
@@ -36,6 +37,7 @@ from dagster_checkpoints.spark.events import JobEvent
 from dagster_checkpoints.spark.job import JobExecution
 from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.session import build_session, session_config
+from dagster_checkpoints.spark.work_directory import check_work_directory_named, parse_work_directory
 from dagster_checkpoints.stage_assets import PIPELINE, REFUSED, StageAssets
 from dagster_checkpoints.state import ClaimMode
 from dagster_checkpoints.storage import (
@@ -73,8 +75,9 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         restart_attempts: How often, within a run, unfinished stages start again from the latest checkpoint after a failure.
         restart_delay: Seconds before each of these restarts.
         lease_seconds: After this time of silence another run may take the pipeline over.
-        work_directory: For records between stages and Spark's own files; all of Spark's executors must see it under the same
-            path. By default a directory for temporary files, good for a local Spark.
+        work_directory: For records between stages and Spark's own files: a path, `~` or `file:///path`. The driver and all of
+            Spark's executors must see it under the same path, which is proven at start. By default a directory for temporary
+            files, for a local Spark only; required with any other master.
         max_queued_bytes: How far a stage may be ahead of its consumer, per channel.
         observe_every: Seconds between two observations of a running stage, and of the checkpoints (`checkpoints/<pipeline>`);
             every 30 seconds in the first five minutes, and one twelfth as often while nothing changes. By default at most 297
@@ -92,6 +95,9 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     Raises:
         pydantic.ValidationError: A setting is outside its range.
         UnknownSettingError: There is no setting of that name; the nearest one is named.
+        InvalidStorageUrl: `storage` is a URL of a kind that is not supported.
+        WorkDirectoryError: So is `work_directory`, or it is missing although Spark's master is not a local one.
+        SparkSettingError: A Spark setting with which checkpoints do not work.
 
     Examples:
         >>> CheckpointCoordinatorResource(storage=dg.EnvVar("CHECKPOINT_STORAGE"), interval=30.0)
@@ -127,6 +133,11 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     def _never_on_the_main_thread(cls, value: Any) -> Any:
         # PySparkResource creates its session when Dagster sets it up, on the main thread.
         return LazyPySparkResource(spark_config=value.spark_config) if isinstance(value, PySparkResource) else value
+
+    @model_validator(mode="after")
+    def _checked_where_it_is_defined(self) -> Self:
+        check_definition(self.storage, self.work_directory, self._chosen_spark_config())
+        return self
 
     def run(
         self,
@@ -364,6 +375,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     ) -> JobExecution:
         storage = self.checkpoint_storage(pipeline, instance=context.instance)
         spark_config = self.spark_settings()
+        check_work_directory_named(spark_config["spark.master"], named=bool(self.work_directory))
         everything = assets.selected == {stage.name for stage in pipeline.stages}
         return JobExecution(
             pipeline,
@@ -389,6 +401,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             ),
             FixedDelayRestart(self.restart_attempts, self.restart_delay) if self.restart_attempts else NoRestart(),
             self._work_directory(storage),
+            work_directory_named=bool(self.work_directory),
             restore_from=config.restore_from,
             allow_non_restored_state=config.allow_non_restored_state,
             allow_older_checkpoint=config.allow_older_checkpoint,
@@ -406,17 +419,21 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     def _work_directory(self, storage: CheckpointStorage) -> Path:
         # Pipelines of the same name on another storage are other pipelines.
         own = hashlib.sha256(storage.store.url.encode()).hexdigest()[:12]
-        root = self.work_directory or Path(tempfile.gettempdir()) / f"dagster-checkpoints-{os.getuid()}"
-        return Path(root).absolute() / own
+        if self.work_directory:
+            return parse_work_directory(self.work_directory).absolute() / own
+        return Path(tempfile.gettempdir()).absolute() / f"dagster-checkpoints-{os.getuid()}" / own
 
     def spark_settings(self) -> dict[str, str]:
         """The whole configuration of the Spark session of a run.
 
         Raises:
-            ValueError: Checkpoints cannot work with one of the settings.
+            SparkSettingError: Checkpoints cannot work with one of the settings.
         """
-        chosen = {**(self.spark.spark_config if self.spark else {}), **self.spark_config}
-        return session_config(dict(flatten_dict(chosen)))
+        return session_config(dict(flatten_dict(self._chosen_spark_config())))
+
+    def _chosen_spark_config(self) -> dict[str, Any]:
+        shared = self.spark.spark_config if isinstance(self.spark, LazyPySparkResource) else {}
+        return {**shared, **self.spark_config}
 
     def _storage_url(self, instance: dg.DagsterInstance) -> str:
         kept = None if instance.is_ephemeral else instance.root_directory

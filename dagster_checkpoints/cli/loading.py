@@ -118,7 +118,7 @@ class LoadedCode:
         """Those of the first CheckpointCoordinatorResource of the code location; empty if it has none.
 
         Raises:
-            ValueError: checkpoints cannot work with one of the settings.
+            SparkSettingError: checkpoints cannot work with one of the settings.
         """
         if not self.definitions:
             return {}

@@ -6,10 +6,8 @@ when a job restarts.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
@@ -23,39 +21,13 @@ from dagster_checkpoints.spark.mail import FromAttempt, Item, TaskFailed, TaskNe
 from dagster_checkpoints.spark.restoring import has_later
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
 from dagster_checkpoints.spark.uploads import SnapshotUploader
+from dagster_checkpoints.spark.work_directory import WorkDirectory
 from dagster_checkpoints.storage import CheckpointStorage, StoredFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PER_RUN = 10_000  # attempts are numbered through all runs: by epoch, then within the run
-
-
-class WorkDirectory:
-    """The directory in which a pipeline's runs work, one below it for each attempt.
-
-    Args:
-        path: Of the pipeline.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def create(self, epoch: int, attempt: int) -> Path:
-        """A new directory for an attempt; those of earlier attempts of this owner are removed."""
-        self.clear(epoch, own=True)
-        folder = self._path / f"epoch-{epoch}-attempt-{attempt}"
-        folder.mkdir(parents=True)
-        return folder
-
-    def clear(self, epoch: int, *, own: bool) -> None:
-        """Remove this owner's directories, or those of the dead: never those of a later owner."""
-        for folder in self._path.glob("epoch-*"):
-            found = int(folder.name.split("-")[1])
-            if found == epoch if own else found < epoch:
-                shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self._path.rmdir()
 
 
 class Attempts:

@@ -30,20 +30,23 @@ from dagster_checkpoints.errors import repeats_by_nature
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.sinks import SinkError
 from dagster_checkpoints.spark import events
-from dagster_checkpoints.spark.attempts import Attempts, WorkDirectory
+from dagster_checkpoints.spark.attempts import Attempts
 from dagster_checkpoints.spark.checkpointing import CheckpointWriter
 from dagster_checkpoints.spark.control import ControlRequests, RequestPoller
 from dagster_checkpoints.spark.deployment import Deployment, Restored
 from dagster_checkpoints.spark.errors import JobFailedError, NothingToRestoreError, SelectionError, StageError, StopFailedError
 from dagster_checkpoints.spark.events import JobEvent, JobResult, JobStatus, StageProgress
+from dagster_checkpoints.spark.executor_check import ExecutorCheck
 from dagster_checkpoints.spark.job_loop import Canceled, JobLoop, NotDeployed, TaskFailure
 from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.mail import AskCheckpoint, Asked, Cancel, EndSources, Item, OwnershipIsLost
 from dagster_checkpoints.spark.reporting import stage_rows
 from dagster_checkpoints.spark.restoring import StartPoint, choose_start, completed_checkpoint, is_repeated_start
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
+from dagster_checkpoints.spark.session import check_session
 from dagster_checkpoints.spark.sinking import check_new_start
 from dagster_checkpoints.spark.status import StatusReporter
+from dagster_checkpoints.spark.work_directory import WorkDirectory, check_work_directory_named, is_local
 from dagster_checkpoints.storage import (
     Answer,
     CheckpointStorage,
@@ -309,6 +312,8 @@ class JobExecution:
         try:
             io.submit(self._quietly, lambda: self._sweep(start))
             spark = self._start_spark()
+            check_session(spark)
+            self._check_work_directory(spark, ownership.epoch)
             attempts = Attempts(
                 self.pipeline,
                 spark,
@@ -401,6 +406,15 @@ class JobExecution:
     def _finished_in(self, restored: Restored | None) -> tuple[str, ...]:
         """The stages that had finished in what is restored, in topological order."""
         return tuple(s.name for s in self.pipeline.stages if restored and s.name in restored.plan.fully_finished)
+
+    def _check_work_directory(self, spark: SparkSession, epoch: int) -> None:
+        """Refuse to start where executors would write elsewhere than the driver reads."""
+        master = str(spark.sparkContext.master)  # of the session in fact: one that was there is joined
+        check_work_directory_named(master, named=self.options.work_directory_named)
+        if not is_local(master):
+            began = time.monotonic()
+            executors = ExecutorCheck(spark.sparkContext, self._work.proof(epoch), self._check_canceled, self._log).run()
+            self._log.info("%d executor(s) share the work directory (%.1f s).", executors, time.monotonic() - began)
 
     def _check_canceled(self) -> None:
         if self._cancel_asked.is_set():

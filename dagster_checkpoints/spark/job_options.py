@@ -18,6 +18,7 @@ class JobOptions:
         checkpoints: Interval, timeout and the like.
         restart: What to do when a task fails.
         work_directory: For segments, gates and Spark's own checkpoints; executors must see it under the same path.
+        work_directory_named: The user has named it; otherwise it is this machine's directory for temporary files.
         restore_from: "latest" (after the job's own end or a drain, a new start), "none" for a new start, the id or location of
             a checkpoint, or a savepoint's id, location, URL or path.
         allow_non_restored_state: Leave state behind that no stage claims.
@@ -41,6 +42,7 @@ class JobOptions:
     checkpoints: CheckpointConfig
     restart: RestartStrategy
     work_directory: Path
+    work_directory_named: bool = True
     restore_from: str = "latest"
     allow_non_restored_state: bool = False
     allow_older_checkpoint: bool = False

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.spark import sources
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.spark import executor_probe, sources
 from dagster_checkpoints.spark.java import configure_java
 from dagster_checkpoints.spark.query_guard import guard_queries
 from dagster_checkpoints.spark.spark_home import lean_spark_home
@@ -19,9 +20,19 @@ from dagster_checkpoints.spark.spark_home import lean_spark_home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+class SparkSettingError(DagsterCheckpointsError):
+    """A Spark setting with which checkpoints do not work."""
+
+
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 _QUERY_LOG = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+
+RETAINED_BATCHES = "spark.sql.streaming.minBatchesToRetain"
+LEAST_RETAINED_BATCHES = 2
+"""A snapshot as of batch b holds Spark's files of batch b - 1 as well. Spark may have planned batch b + 1 by then,
+and has deleted what is more than this number of batches before that one."""
 
 # What the protocol needs; a user's own value for one of these would break it.
 REQUIRED: Mapping[str, str] = {
@@ -57,16 +68,43 @@ def session_config(config: Mapping[str, Any] | None = None) -> dict[str, str]:
     """The whole configuration of a session: the defaults, then the user's own, then what the protocol requires.
 
     Raises:
-        ValueError: The user's configuration contradicts what the protocol requires.
+        SparkSettingError: The user's configuration contradicts what the protocol requires.
     """
     chosen = {key: _text(value) for key, value in (config or {}).items()}
     for key, required in REQUIRED.items():
         if chosen.get(key, required).lower() != required.lower():
-            raise ValueError(
+            raise SparkSettingError(
                 f"Spark configuration {key}={chosen[key]}: checkpoints need {key}={required}. Remove the setting from the "
                 "resource's spark_config."
             )
+    _check_retained_batches(chosen.get(RETAINED_BATCHES))
+    for key in ("spark.remote", "spark.api.mode"):
+        if key in chosen and (key, chosen[key].lower()) != ("spark.api.mode", "classic"):
+            raise SparkSettingError(
+                f"Spark configuration {key}={chosen[key]}: expected a classic session, whose driver is the process of the run; "
+                "Spark Connect is not supported. Remove the setting from the resource's spark_config, and name the cluster's "
+                "spark.master."
+            )
     return {**DEFAULTS, **chosen, **REQUIRED}
+
+
+def check_session(spark: SparkSession) -> None:
+    """A session that was there already need not have been made by :func:`build_session`.
+
+    Raises:
+        SparkSettingError: It has a setting with which checkpoints do not work.
+    """
+    _check_retained_batches(spark.conf.get(RETAINED_BATCHES, None))
+
+
+def _check_retained_batches(found: str | None) -> None:
+    """Spark must keep the files of as many micro-batches as a snapshot needs; None is Spark's default, 100."""
+    if found is not None and (not found.strip().isdecimal() or int(found) < LEAST_RETAINED_BATCHES):
+        raise SparkSettingError(
+            f"Spark configuration {RETAINED_BATCHES}={found}: expected at least {LEAST_RETAINED_BATCHES}. A checkpoint as of "
+            "micro-batch b holds Spark's files of batch b - 1 as well, and Spark deletes them sooner. Remove the setting from "
+            "the resource's spark_config."
+        )
 
 
 def build_session(config: Mapping[str, Any] | None = None) -> SparkSession:
@@ -77,9 +115,15 @@ def build_session(config: Mapping[str, Any] | None = None) -> SparkSession:
 
     Raises:
         JavaNotFound: No Java that this Spark can run on.
-        ValueError: See :func:`session_config`.
+        SparkSettingError: See :func:`session_config`.
     """
     settings = session_config(config)
+    if "SPARK_REMOTE" in os.environ:
+        raise SparkSettingError(
+            "The environment variable SPARK_REMOTE is set: expected a classic session, whose driver is the process of the run; "
+            "Spark Connect is not supported. Unset it for the processes of runs, and name the cluster's spark.master in the "
+            "resource's spark_config."
+        )
     configure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1" if settings["spark.master"].startswith("local") else "")
@@ -104,6 +148,7 @@ def prepare_session(spark: SparkSession) -> SparkSession:
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(sources)
+    cloudpickle.register_pickle_by_value(executor_probe)
     guard_queries()
     spark.dataSource.register(sources.Channels)
     spark.dataSource.register(sources.Watermark)

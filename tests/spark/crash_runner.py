@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.spark import job
 from dagster_checkpoints.spark.job import JobExecution
 from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.session import build_session
@@ -42,6 +43,8 @@ class Settings:
     Attributes:
         hold: "upload" (of a state file), "metadata" or "commit" (of a sink); stands still at the `hold_at`-th, once draining
             if `hold_draining`. Or "commit-savepoint": at a sink's commit of what a stop's savepoint holds.
+        work: The work directory, below the folder or absolute.
+        ask_executors: Whether they prove at start that they see the work directory. Executors that come later are never asked.
         spark: Settings of the session.
     """
 
@@ -52,6 +55,8 @@ class Settings:
     interval: float = 1.0
     initial_delay: float | None = None
     lease_seconds: float = 6.0
+    work: str = "work"
+    ask_executors: bool = True
     spark: dict[str, Any] = field(default_factory=lambda: {"spark.master": "local[2]"})
 
 
@@ -168,9 +173,11 @@ def main() -> None:
             tolerable_failed_checkpoints=100,
         ),
         restart=NoRestart(),
-        work_directory=folder / "work",
+        work_directory=folder / settings.work,
         lease_seconds=settings.lease_seconds,
     )
+    if not settings.ask_executors:
+        job.is_local = lambda master: True
     store: Any = HoldingStore(open_store(str(folder / "store")))
     execution = JobExecution(
         pipeline(folder),

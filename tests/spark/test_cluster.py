@@ -1,4 +1,4 @@
-"""A standalone cluster: driver and executors are different processes that share nothing but a work directory."""
+"""A standalone cluster: driver and executors are processes that share nothing but a work directory, or not even that."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -40,9 +41,37 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """A master and two workers with a core and 1 GB each.
+
+    Attributes:
+        url: Of the master.
+        state: URL of what it says of itself, as JSON.
+        private: A directory in whose place each worker sees one of its own.
+    """
+
+    url: str
+    state: str
+    private: Path
+
+
+def namespace() -> list[str]:
+    """The command before one that mounts what it alone sees; skips the test where that is not allowed."""
+    tried = []
+    for command in (["unshare", "--mount"], ["unshare", "--mount", "--map-root-user"]):
+        try:
+            found = subprocess.run([*command, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, text=True)
+        except FileNotFoundError as error:
+            pytest.skip(f"a worker needs a mount namespace for a directory of its own: {error}")
+        if found.returncode == 0:
+            return command
+        tried.append(found.stderr.strip())
+    pytest.skip(f"a worker needs a mount namespace for a directory of its own; this machine allows none: {'; '.join(tried)}")
+
+
 @pytest.fixture
-def master(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """A master and two workers with a core and 1 GB each. Gives the master's URL and that of its state as JSON."""
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     import pyspark
 
     from dagster_checkpoints.spark.java import find_java_home
@@ -58,11 +87,14 @@ def master(tmp_path: Path) -> Iterator[tuple[str, str]]:
     port, ui = free_port(), free_port()
     processes: list[subprocess.Popen[bytes]] = []
 
-    def launch(name: str, *arguments: str) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    mount = [*namespace(), "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', str(private)]
+
+    def launch(name: str, *arguments: str, before: list[str] | None = None) -> None:
+        command = [*(before or ()), spark_class, *arguments]
         with (tmp_path / f"{name}.log").open("w") as log:
-            process = subprocess.Popen(
-                [spark_class, *arguments], env=environment, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
-            )
+            process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
         processes.append(process)
 
     deploy = "org.apache.spark.deploy"
@@ -81,10 +113,11 @@ def master(tmp_path: Path) -> Iterator[tuple[str, str]]:
                 str(free_port()),
                 *resources,
                 url,
+                before=mount,
             )
         state = f"http://127.0.0.1:{ui}/json/"
         wait_for_workers(state)
-        yield f"spark://127.0.0.1:{port}", state
+        yield Cluster(f"spark://127.0.0.1:{port}", state, private)
     finally:
         for process in processes:
             os.killpg(process.pid, signal.SIGTERM)
@@ -115,10 +148,11 @@ def _state(url: str) -> Any:
         return json.load(answer)
 
 
-def test_a_run_on_a_cluster_is_resumed_after_a_crash(lab: Any, start: Any, master: tuple[str, str]) -> None:
-    url, state = master
+def test_a_cluster_needs_a_shared_work_directory_and_with_one_is_exact_also_after_a_crash(
+    lab: Any, start: Any, cluster: Cluster
+) -> None:
     spark = {
-        "spark.master": url,
+        "spark.master": cluster.url,
         "spark.executor.memory": "512m",
         "spark.driver.memory": "1g",
         "spark.driver.host": "127.0.0.1",
@@ -127,12 +161,29 @@ def test_a_run_on_a_cluster_is_resumed_after_a_crash(lab: Any, start: Any, maste
     }
     feed = crash.Feed(lab)
     feed.more()
+
+    # Each worker sees a directory of its own under the path of the work directory.
+    refused = start("refused", spark=spark, work=str(cluster.private)).end()
+    assert refused["status"] == "FAILED", refused
+    assert "WorkDirectoryNotSharedError" in refused["error"]
+    assert f"an executor on host {socket.gethostname()}: " in refused["error"]
+    assert str(cluster.private) in refused["error"] and "work_directory=" in refused["error"]
+
+    # Executors that come later are not asked: their first batch is refused.
+    child = start("unasked", spark=spark, work=str(cluster.private), ask_executors=False)
+    refused = child.end()
+    assert refused["status"] == "FAILED", child.story()
+    assert "SegmentRowsError" in refused["error"] and "as many as Spark has written, found 0" in refused["error"]
+    assert "work_directory=" in refused["error"]
+    assert not lab.committed("named") and not lab.committed("hours")
+
+    # The same workers, and a directory that all of them see.
     child = start("first", spark=spark, lease_seconds=10.0)
     child.wait_for("CheckpointDone", lambda done: done["stages"]["named"]["rows"] > 0)
-    application = _state(state)["activeapps"][0]
+    application = _state(cluster.state)["activeapps"][0]
     assert application["cores"] == 2, "both workers serve the run"
-    executors = [log for number in (1, 2) for log in (lab.folder / f"worker-{number}").glob("app-*/*/stderr")]
-    assert len(executors) == 2
+    folders = [lab.folder / f"worker-{number}" / application["id"] for number in (1, 2)]
+    assert [len(list(folder.glob("*/stderr"))) for folder in folders] == [1, 1]
     child.kill()
 
     feed.more()

@@ -1,0 +1,129 @@
+"""What is refused where the resource is defined, since no run could start with it: and at start where it is not known sooner."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster_pyspark import LazyPySparkResource, PySparkResource
+
+from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline, resource
+from dagster_checkpoints.spark.session import SparkSettingError
+from dagster_checkpoints.spark.work_directory import WorkDirectoryError, check_work_directory_named, parse_work_directory
+from dagster_checkpoints.storage import InvalidStorageUrl
+
+CLUSTER = {"spark.master": "spark://h:7077"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "told"),
+    [
+        ({"spark_config": CLUSTER}, WorkDirectoryError, "work_directory to be set, since Spark's master is spark://h:7077"),
+        ({"spark_config": {"spark": {"master": "yarn"}}}, WorkDirectoryError, "Spark's master is yarn"),
+        ({"spark": LazyPySparkResource(spark_config=CLUSTER)}, WorkDirectoryError, "Spark's master is spark://h:7077"),
+        ({"spark": PySparkResource(spark_config=CLUSTER)}, WorkDirectoryError, "Spark's master is spark://h:7077"),
+        ({"work_directory": "s3://bucket/work"}, WorkDirectoryError, "found 's3://bucket/work': s3: is not supported"),
+        ({"work_directory": "hdfs:/work"}, WorkDirectoryError, "found 'hdfs:/work': hdfs: is not supported"),
+        ({"work_directory": "file:work"}, WorkDirectoryError, "three slashes and an absolute path"),
+        ({"work_directory": "~no-such-user/work"}, WorkDirectoryError, "no-such-user"),
+        ({"work_directory": ""}, WorkDirectoryError, "it is empty"),
+        ({"storage": "hdfs:/x"}, InvalidStorageUrl, r"not supported \(hdfs:\)"),
+        ({"storage": "s3:b"}, InvalidStorageUrl, "two slashes: s3://b"),
+        (
+            {"spark_config": {"spark.sql.streaming.minBatchesToRetain": 1}},
+            SparkSettingError,
+            "minBatchesToRetain=1: expected at least 2",
+        ),
+        ({"spark_config": {"spark.sql.streaming.minBatchesToRetain": "few"}}, SparkSettingError, "minBatchesToRetain=few"),
+        ({"spark_config": {"spark.scheduler.mode": "FIFO"}}, SparkSettingError, "checkpoints need spark.scheduler.mode=FAIR"),
+        ({"spark_config": {"spark.remote": "sc://h"}}, SparkSettingError, "Spark Connect is not supported"),
+    ],
+)
+def test_what_no_run_could_start_with_is_refused_where_it_is_defined(
+    settings: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        CheckpointCoordinatorResource(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"spark_config": {"spark.master": "local"}},
+        {"spark_config": {"spark.master": "local-cluster[2,1,1024]"}},
+        {"spark_config": {"spark.sql.streaming.minBatchesToRetain": 2}},
+        {"spark_config": CLUSTER, "work_directory": "/shared"},
+        {"spark_config": CLUSTER, "work_directory": dg.EnvVar("WORK")},
+        {"spark_config": {"spark.master": dg.EnvVar("MASTER")}},
+        {"spark": LazyPySparkResource(spark_config=CLUSTER), "spark_config": {"spark.master": "local[2]"}},
+        {"storage": dg.EnvVar("CHECKPOINT_STORAGE")},
+        {"storage": "relative/path"},
+        {"storage": "backup:2024"},
+        {"storage": "S3://bucket"},
+    ],
+)
+def test_what_is_right_or_not_known_yet_is_accepted(settings: dict[str, Any]) -> None:
+    CheckpointCoordinatorResource(**settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("/shared/work", "/shared/work"),
+        ("file:///shared/with%20space", "/shared/with space"),
+        ("FILE:///shared", "/shared"),
+        ("~/work", os.path.expanduser("~/work")),
+        ("work", "work"),
+        ("a:b", "a:b"),
+    ],
+)
+def test_ways_to_name_a_work_directory(text: str, path: str) -> None:
+    assert parse_work_directory(text) == Path(path)
+
+
+def test_executors_elsewhere_do_not_see_the_default_work_directory() -> None:
+    for master in ("spark://h:7077", "yarn", "k8s://https://h:6443"):
+        check_work_directory_named(master, named=True)
+        with pytest.raises(WorkDirectoryError, match="under the same path"):
+            check_work_directory_named(master, named=False)
+
+
+@pytest.mark.parametrize(
+    ("variables", "settings", "told"),
+    [
+        ({"WORK": "gs://bucket"}, {"work_directory": dg.EnvVar("WORK")}, "gs: is not supported"),
+        ({"STORAGE": "s3:/b"}, {"storage": dg.EnvVar("STORAGE")}, "two slashes: s3://b"),
+    ],
+)
+def test_the_value_of_a_variable_is_checked_when_the_run_starts(
+    variables: dict[str, str],
+    settings: dict[str, Any],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    coordinator: Callable[..., CheckpointCoordinatorResource],
+    numbers_pipeline: Pipeline,
+    assets_of: Callable[..., dg.AssetsDefinition],
+    materialize: Callable[..., dg.ExecuteInProcessResult],
+) -> None:
+    monkeypatch.setattr(resource, "build_session", lambda config: pytest.fail("Spark was started"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(dg.DagsterResourceFunctionError) as raised:
+        materialize(assets_of(numbers_pipeline), coordinator(**settings), raise_on_error=True)
+    assert told in str(raised.value.__cause__)
+
+
+def test_the_work_directory_of_a_run(coordinator: Callable[..., CheckpointCoordinatorResource], tmp_path: Path) -> None:
+    """Pipelines of one name on two storages do not meet there."""
+    from dagster_checkpoints.storage import CheckpointStorage, open_store
+
+    storages = [CheckpointStorage(open_store(str(tmp_path / name)), "numbers") for name in "ab"]
+    found = {coordinator(work_directory=tmp_path.as_uri())._work_directory(storage) for storage in storages}
+    assert len(found) == 2 and {path.parent for path in found} == {tmp_path}
+    assert coordinator(work_directory=None)._work_directory(storages[0]).is_relative_to(tempfile.gettempdir())
