@@ -25,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, get_args
-from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 import msgspec
@@ -44,6 +43,7 @@ from dagster_checkpoints.sinks.errors import (
 from dagster_checkpoints.sinks.fence import Fence
 from dagster_checkpoints.sinks.table_directory import few
 from dagster_checkpoints.sinks.taken_back import BRANCHES, COMMITTED, TAKEN_BACK, TakenBack
+from dagster_checkpoints.storage.urls import local_path, url_scheme
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -383,10 +383,11 @@ def _renamed(found: str, former: str) -> str:
 
 def _local_path(path: str) -> Path:
     """A path from a path or a ``file:`` URL; touches nothing."""
-    scheme = urlsplit(path).scheme if re.match(r"[A-Za-z][A-Za-z0-9+.\-]*:/", path) else ""
-    if scheme == "file":
-        return Path(unquote(urlsplit(path).path))
-    if scheme or not path.strip():
+    scheme = url_scheme(path)
+    found = local_path(path) if scheme == "file" else None
+    if found is not None:
+        return found
+    if scheme is not None or not path.strip():
         raise InvalidSinkPath(
             f"expected a path on a local or mounted file system, such as /data/hourly_delays, found "
             f"{path!r}. ParquetSink commits by renaming a directory, which object stores cannot do: mount "

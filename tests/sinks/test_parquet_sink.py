@@ -463,7 +463,9 @@ def test_a_marker_that_cannot_be_read_is_refused(path: Path) -> None:
         _opened(path)
 
 
-@pytest.mark.parametrize("bad", ["s3://bucket/table", "hdfs://host/x", "s3a://b", "dbfs:/x", "", "  "])
+@pytest.mark.parametrize(
+    "bad", ["s3://bucket/table", "hdfs://host/x", "s3a://b", "dbfs:/x", "s3:b", "S3://b", "file:x", "file://host/x", "", "  "]
+)
 def test_paths_that_cannot_be_renamed_in_are_refused(bad: str) -> None:
     with pytest.raises(InvalidSinkPath, match="local or mounted file system"):
         ParquetSink(bad)
