@@ -227,8 +227,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         """The pipeline's checkpoints and savepoints; nothing is read before it is asked for.
 
         Args:
-            pipeline: Whose.
-            instance: Where storage is if neither the resource nor the environment says.
+            pipeline: The pipeline whose checkpoints they are.
+            instance: The Dagster instance, which says where storage is if neither the resource nor the environment does.
 
         Raises:
             NoStorageError: Nothing says where storage is, or only a directory that runs on other machines would not see.

@@ -126,10 +126,11 @@ class QueryWaiting:
 
 @dataclass(frozen=True)
 class QueryStarted:
-    """All instances of a query have started and look for input.
+    """All instances of a query that have not finished have started, and look for input.
 
     Attributes:
         stages: Those that share the query.
+        instances: How many have started.
         number: This is the so many-th query of the attempt that has started, from 1, out of `total`.
         seconds: Since the attempt's tasks were started.
     """

@@ -26,7 +26,7 @@ class QueryStarts:
         self._starting: dict[str, set[TaskId]] = {}
         for task in tasks:
             self._starting.setdefault(task.vertex, set()).add(task)
-        self._total = len(self._starting)
+        self._instances = {name: len(tasks) for name, tasks in self._starting.items()}
         self._began = began
         self._started = 0
         self._waiting: set[str] = set()
@@ -49,7 +49,8 @@ class QueryStarts:
                 if starting:
                     return None
                 self._started += 1
-                return QueryStarted(chain.stages, len(chain.instances), self._started, self._total, now - self._began)
+                total, instances = len(self._starting), self._instances[task.vertex]
+                return QueryStarted(chain.stages, instances, self._started, total, now - self._began)
             case TaskWaiting(task, inputs):
                 if task.vertex in self._waiting:
                     return None

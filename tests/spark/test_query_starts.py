@@ -29,8 +29,8 @@ def test_a_query_that_is_started_again_for_its_last_batch_is_no_news() -> None:
     assert len(told(TaskQueryStarted(ONLY), TaskQueryStarted(ONLY))) == 1
 
 
-def test_tasks_that_start_no_query_are_not_counted() -> None:
-    assert told(TaskQueryStarted(JFK), tasks=(JFK,)) == [QueryStarted(("live",), 2, 1, 1, 1.0)]
+def test_instances_and_queries_that_have_finished_are_not_counted() -> None:
+    assert told(TaskQueryStarted(JFK), tasks=(JFK,)) == [QueryStarted(("live",), 1, 1, 1, 1.0)]
 
 
 def test_waiting_is_told_once() -> None:
