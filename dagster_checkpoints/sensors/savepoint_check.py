@@ -50,7 +50,8 @@ def build_savepoint_check_sensor(
     job = dg.define_asset_job(
         f"{sensor_name}_job",
         selection=dg.AssetSelection.checks(check),
-        description=f"Reads a savepoint of pipeline {pipeline.name!r} and says whether it can be restored.",
+        description=f"Launched by the sensor {sensor_name!r}: reads a savepoint of pipeline {pipeline.name!r}, and says "
+        "whether it can be restored.",
     )
     op_name = check.node_def.name
 

@@ -41,6 +41,7 @@ def test_which_job_to_launch_is_said_first() -> None:
         "feed_job": "Launch this one second, when the run of flights_job has begun",
         "flights_check_savepoint": "Optional",
         "flights_recovery_job": "Launched by the sensor 'flights_recovery'",
+        "flights_savepoint_check_job": "Launched by the sensor 'flights_savepoint_check'",
         "flights_savepoints_job": "Launched by the schedule 'flights_savepoints'",
     }
 

@@ -104,7 +104,7 @@ def test_a_terminated_run_is_canceled_and_continued(home: Path, executor: str) -
         finished = latest_run(instance)
         assert finished.status is dg.DagsterRunStatus.SUCCESS
         log = (home / f"unfinished_{executor}.log").read_text()
-        assert f"continues from checkpoint {kept}" in log
+        assert f"Continues from checkpoint {kept} (" in log
         squares = instance.get_latest_materialization_event(dg.AssetKey(["squares"]))
         assert squares is not None and squares.run_id == finished.run_id
     assert committed(home, "squares") == [number * number for number in range(10)]
