@@ -74,8 +74,8 @@ def _plan_problems(
     code: LoadedCode, pipeline: Pipeline, report: VerificationReport, location: str, allow_non_restored_state: bool
 ) -> list[Problem]:
     """What of the stages' plans does not fit the state; nothing where the pipeline does not fit for another reason."""
-    from dagster_checkpoints.spark.deployment import Restored
     from dagster_checkpoints.spark.plan_check import check_plans
+    from dagster_checkpoints.spark.restored_state import Restored
     from dagster_checkpoints.spark.session import build_session
     from dagster_checkpoints.state import RestoreError, SourcesChanged, validate_restore
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.coordination import CheckpointBarrier, CoordinatorEvent
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.spark.deployment import AttemptSettings, Deployer, Deployment, Restored
+from dagster_checkpoints.spark.deployment import AttemptSettings, Deployer, Deployment
 from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.mail import FromAttempt, Item, TaskFailed, TaskNews
+from dagster_checkpoints.spark.restored_state import Restored
 from dagster_checkpoints.spark.restoring import has_later
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
 from dagster_checkpoints.spark.uploads import SnapshotUploader

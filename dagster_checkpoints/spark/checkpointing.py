@@ -20,7 +20,8 @@ from dagster_checkpoints.coordination import (
     MetadataWritten,
 )
 from dagster_checkpoints.pipeline import Pipeline, TaskId
-from dagster_checkpoints.spark.deployment import Deployment, Restored
+from dagster_checkpoints.spark.deployment import Deployment
+from dagster_checkpoints.spark.restored_state import Restored
 from dagster_checkpoints.spark.restoring import read_restored
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
 from dagster_checkpoints.state import (

@@ -1,15 +1,15 @@
 """One attempt to run a pipeline: from stages and a checkpoint to tasks that are ready to start.
 
-Decides which stages share a query, asks Spark what it accepts, connects the channels, puts restored files in place. It
-must not know the coordinator's rules, nor start anything.
+Decides which stages share a query, asks Spark what it accepts, connects the channels, puts restored files in place. The
+plans are those of `attempt_plans`, the state that of `restored_state`. It must not know the coordinator's rules, nor start
+anything.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ from dagster_checkpoints.coordination import AlignedBarrierHandler
 from dagster_checkpoints.pipeline import (
     Chain,
     ExecutionGraph,
-    FunctionStage,
     Pipeline,
     StageContext,
     StageKind,
@@ -28,17 +27,14 @@ from dagster_checkpoints.pipeline import (
     execution_graph,
 )
 from dagster_checkpoints.spark import plans
-from dagster_checkpoints.spark.channel_task import ChannelTask, InputChannel, TaskInput
-from dagster_checkpoints.spark.channels import Gate, SegmentFiles
-from dagster_checkpoints.spark.column_types import not_carried, not_written
-from dagster_checkpoints.spark.errors import PlanRefusedError, RestoredSchemaError, StageError
-from dagster_checkpoints.spark.inputs import EventTime, StreamInput, static_dataframe, stream_dataframe
+from dagster_checkpoints.spark.attempt_plans import AttemptPlans
+from dagster_checkpoints.spark.channel_task import ChannelTask
+from dagster_checkpoints.spark.errors import PlanRefusedError, StageError
 from dagster_checkpoints.spark.mail import Report
 from dagster_checkpoints.spark.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.outputs import TaskOutput
-from dagster_checkpoints.spark.plan_fingerprint import PlanDescription, describe, reads_watermarks
 from dagster_checkpoints.spark.plan_report import PlanReport
-from dagster_checkpoints.spark.restored_plans import check_restored_plan, recorded_sources
+from dagster_checkpoints.spark.restored_state import Restored, RestoredState, late_rows_of_finished, rows_of_finished
 from dagster_checkpoints.spark.sinking import TaskSink, sink_context
 from dagster_checkpoints.spark.snapshots import relocate
 from dagster_checkpoints.spark.source_task import BatchTask, SourceTask
@@ -46,34 +42,12 @@ from dagster_checkpoints.spark.stage_calls import StageCall, open_stage
 from dagster_checkpoints.spark.task import Task
 from dagster_checkpoints.spark.task_parts import StageInstance, TaskParts
 from dagster_checkpoints.spark.uploads import SnapshotUploader
-from dagster_checkpoints.spark.wiring import Wiring, restored_segment
-from dagster_checkpoints.state import (
-    CheckpointMetadata,
-    OperatorState,
-    RestoreError,
-    RestorePlan,
-    StateFile,
-    TaskSnapshot,
-    redistribute_operator_states,
-)
-from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory
+from dagster_checkpoints.spark.wiring import Wiring
+from dagster_checkpoints.state import RestoreError, TaskSnapshot
+from dagster_checkpoints.storage import CheckpointStorage
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-
-@dataclass(frozen=True)
-class Restored:
-    """The checkpoint or savepoint that an attempt starts from.
-
-    Attributes:
-        savepoint: The directory that holds the files; None for a checkpoint, whose files are in `shared/`.
-    """
-
-    metadata: CheckpointMetadata
-    plan: RestorePlan
-    location: str
-    savepoint: SavepointDirectory | None = None
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
@@ -233,21 +207,31 @@ class _Attempt:
         self.spark = spark
         self.storage = storage
         self.log = log
-        self.warned = warned  # said once in a run, whatever is built again
         self.settings = settings
         self.restored = restored
         graph = execution_graph(pipeline, chains)
         order = {vertex.name: position for position, vertex in enumerate(graph.vertices)}
         self.chains = tuple(sorted(chains, key=lambda chain: order[chain.name]))
-        finished = restored.plan.finished if restored else frozenset()
-        self.deployment = Deployment(graph, self.chains, finished=frozenset(finished))
+        self.state = RestoredState(pipeline, storage, restored)
+        finished = frozenset(restored.plan.finished if restored else ())
         snapshots = restored.plan.tasks if restored else {}
-        self.wiring = Wiring(pipeline, self.chains, settings.folder, snapshots, self.deployment.finished)
+        self.wiring = Wiring(pipeline, self.chains, settings.folder, snapshots, finished)
+        self.plans = AttemptPlans(
+            pipeline,
+            spark,
+            self._instance,
+            log,
+            warned,
+            self.wiring,
+            restored,
+            attempt=settings.number,
+            allow_changed_plan=settings.allow_changed_plan,
+        )
+        self.deployment = Deployment(graph, self.chains, finished=finished, schemas=self.plans.schemas)
         self._opened: list[StageInstance] = []
-        self._redistributed: dict[str, tuple[tuple[OperatorState, ...], ...]] = {}
         if restored:
-            self.deployment.rows_of_finished = _rows_of_finished(restored.metadata)
-            self.deployment.late_rows_of_finished = _late_rows_of_finished(restored.metadata)
+            self.deployment.rows_of_finished = rows_of_finished(restored.metadata)
+            self.deployment.late_rows_of_finished = late_rows_of_finished(restored.metadata)
 
     def build(self, uploader: SnapshotUploader, report: Report, check_canceled: Callable[[], None]) -> Deployment:
         try:
@@ -257,7 +241,7 @@ class _Attempt:
                     task = TaskId(chain.name, index)
                     if task not in self.deployment.finished:
                         self.deployment.tasks[task] = self._task(chain, index, uploader, report)
-                self._recorded_schema(chain)
+                self.plans.know_recorded_schema(chain)
                 self._sinks_of_finished(chain)
         except BaseException:
             self.discard()
@@ -276,9 +260,9 @@ class _Attempt:
             try:
                 for index in range(len(chain.instances)):
                     if not self._needs_no_plan(TaskId(chain.name, index)):
-                        inputs = self._inputs(chain, index, self.settings.folder / "tasks" / f"{chain.name}.{index}")
-                        self._checked_plan(chain, index, inputs, self._instances(chain, index, None))
-                self._recorded_schema(chain)
+                        inputs = self.plans.inputs(chain, index, self.settings.folder / "tasks" / f"{chain.name}.{index}")
+                        self.plans.checked(chain, index, inputs, self._instances(chain, index, None))
+                self.plans.know_recorded_schema(chain)
             except StageError as error:
                 found.fail(chain.stages, error)
             except RestoreError as error:
@@ -305,14 +289,14 @@ class _Attempt:
         folder = self.settings.folder / "tasks" / f"{chain.name}.{index}"
         after_finish = snapshot is not None and snapshot.end_of_data == "drain"
         if snapshot is not None and snapshot.query is not None and not after_finish:
-            self._fetch(snapshot.query.files, folder / "checkpoint")
+            self.state.fetch(snapshot.query.files, folder / "checkpoint")
             relocate(folder / "checkpoint")
-        tables = self._restored_tables(snapshot, folder)
-        inputs = self._inputs(chain, index, folder)
-        self.wiring.restore_in_flight(task, snapshot, folder, self._fetch_segments)
+        tables = self.state.tables(snapshot, folder)
+        inputs = self.plans.inputs(chain, index, folder)
+        self.wiring.restore_in_flight(task, snapshot, folder, self.state.fetch_segments)
         instances = self._instances(chain, index, snapshot)
-        plan, described = (None, None) if after_finish else self._checked_plan(chain, index, inputs, instances)
-        self._recorded_schema(chain)
+        plan, described = (None, None) if after_finish else self.plans.checked(chain, index, inputs, instances)
+        self.plans.know_recorded_schema(chain)
         tail = chain.stages[-1]
         sink = self._sink(chain, index)
         output = TaskOutput(
@@ -336,7 +320,7 @@ class _Attempt:
             uploader=uploader,
             report=report,
             take_back_after=self.settings.take_back_after,
-            transaction_files=self._restored_transactions(chain, snapshot, folder),
+            transaction_files=self.state.transactions(chain, snapshot, folder),
         )
         if not inputs:
             return self._source_task(parts)
@@ -344,7 +328,7 @@ class _Attempt:
             parts,
             inputs,
             AlignedBarrierHandler([c.name for i in inputs for c in i.channels]),
-            lambda files: self._plan(instances, inputs, files),
+            lambda files: self.plans.build(instances, inputs, files),
             tables,
         )
         for i in inputs:
@@ -367,20 +351,11 @@ class _Attempt:
         for name in chain.stages:
             kept = snapshot.stages.get(name) if snapshot else None
             own = kept.operator_states if kept else ()
-            instance = self._instance(name, index, OperatorStateStore(self._operator_states(name, index), own))
+            instance = self._instance(name, index, OperatorStateStore(self.state.operator_states(name, index), own))
             open_stage(instance.call)
             self._opened.append(instance)
             made.append(instance)
         return tuple(made)
-
-    def _operator_states(self, name: str, index: int) -> tuple[OperatorState, ...]:
-        """What an instance starts with of the states that its stage's instances had."""
-        if self.restored is None or name in self.restored.plan.new_stages:
-            return ()
-        if name not in self._redistributed:
-            parallelism = self.pipeline.stage(name).parallelism
-            self._redistributed[name] = redistribute_operator_states(self.restored.metadata, name, parallelism)
-        return self._redistributed[name][index]
 
     def _instance(self, name: str, index: int, state: OperatorStateStore) -> StageInstance:
         stage = self.pipeline.stage(name)
@@ -414,199 +389,5 @@ class _Attempt:
             if sink is not None:
                 self.deployment.finished_sinks.append((sink, restored))
 
-    # Plans
-
-    def _checked_plan(
-        self, chain: Chain, index: int, inputs: Sequence[TaskInput], instances: Sequence[StageInstance]
-    ) -> tuple[plans.QueryPlan, PlanDescription]:
-        """What an instance of a chain computes, which nothing speaks against; its consumers know its columns from then on.
-
-        Raises:
-            StageError, RefusedAtStage: It cannot run.
-            StatefulPlanChanged, SourcesChanged: The state that is restored belongs to another plan.
-        """
-        has_static = any(i.static for i in inputs)
-        plan = self._analyse(chain, index, inputs) if has_static else self._plan(instances, inputs, {})
-        self._know_schema(chain, index, plan.schema)
-        described = describe(plan)
-        if self.restored is not None:
-            allowed = self.settings.allow_changed_plan
-            check_restored_plan(
-                self.pipeline, self.restored.metadata, chain, index, described, allow_changed_plan=allowed, log=self.log
-            )
-        if not inputs:
-            _check_batch_source(instances, plan)
-        return plan, described
-
-    def _plan(
-        self, instances: Sequence[StageInstance], inputs: Sequence[TaskInput], tables: Mapping[str, Sequence[Path]]
-    ) -> plans.QueryPlan:
-        head = instances[0].call
-        task = TaskId(head.stage.name, head.context.index)
-        known = recorded_sources(self.restored.plan.tasks.get(task)) if self.restored else None
-        calls = [instance.call for instance in instances]
-        carried = {i.name: self._event_time(i) for i in inputs}
-        frames = {i.name: self._frame(i, tables, carried[i.name]) for i in inputs}
-        plan = plans.build_plan(self.pipeline, calls, frames)
-        for text in plan.warnings:
-            if text not in self.warned:
-                self.warned.add(text)
-                self.log.warning("%s", text)
-        functions = all(isinstance(i.stage, FunctionStage) for i in instances)  # these may be asked twice
-        if known is None:
-            without_watermarks = plans.keeps_no_state(plan)
-        else:  # a query that is restored keeps its sources
-            without_watermarks = not reads_watermarks(known) and not describe(plan).keeps_state
-        if functions and any(carried.values()) and without_watermarks:
-            frames = {i.name: self._frame(i, tables, None) for i in inputs}
-            return replace(plans.build_plan(self.pipeline, calls, frames), told_watermark=False)
-        return plan
-
-    def _event_time(self, task_input: TaskInput) -> EventTime | None:
-        """Of a streaming input that carries a watermark."""
-        column = self.pipeline.event_time(task_input.name)
-        lateness = self.pipeline.event_time_lateness_ms(task_input.name)
-        if task_input.static or not task_input.carries_watermark or column is None or lateness is None:
-            return None
-        return EventTime(column, lateness)
-
-    def _analyse(self, chain: Chain, index: int, inputs: Sequence[TaskInput]) -> plans.QueryPlan:
-        """The plan with empty static inputs: for its errors and its schema, before anything runs."""
-        trial = [self._instance(name, index, OperatorStateStore()) for name in chain.stages]
-        for instance in trial:
-            open_stage(instance.call)
-        try:
-            return self._plan(trial, inputs, {})
-        finally:
-            for instance in trial:
-                instance.stage.close()
-
-    def _frame(self, task_input: TaskInput, tables: Mapping[str, Sequence[Path]], event_time: EventTime | None) -> DataFrame:
-        schema = self.deployment.schemas[task_input.name]
-        if task_input.static:
-            return static_dataframe(self.spark, schema, tables.get(task_input.name, ()))
-        assert task_input.gate is not None
-        return stream_dataframe(
-            self.spark,
-            StreamInput(
-                name=task_input.name,
-                schema=schema,
-                gate=task_input.gate.path,
-                logs={c.name: c.channel.path for c in task_input.channels},
-                base={c.name: c.channel.base for c in task_input.channels},
-                event_time=event_time,
-                attempt=self.settings.number,
-            ),
-        )
-
-    def _inputs(self, chain: Chain, index: int, folder: Path) -> tuple[TaskInput, ...]:
-        head = self.pipeline.stage(chain.stages[0])
-        inputs = []
-        for name, how in head.inputs.items():
-            channels = tuple(
-                InputChannel(c, how.mode == "static", c.base, c.base, c.base) for c in self.wiring.into(head.name, index, name)
-            )
-            gate = None
-            if how.mode == "stream":
-                gate = Gate(folder / "gates" / f"{name}.json", {c.name: c.channel.base for c in channels})
-            carries = self.pipeline.carries_watermark(name)
-            inputs.append(TaskInput(name, how.mode == "static", channels, gate, carries))
-        return tuple(inputs)
-
-    # Schemas
-
-    def _know_schema(self, chain: Chain, index: int, schema: StructType) -> None:
-        known = self.deployment.schemas.setdefault(chain.stages[-1], schema)
-        if known != schema:
-            raise plans.differing_schema(chain, index, known, schema)
-        tail = self.pipeline.stage(chain.stages[-1])
-        for path, kind in not_written(schema):
-            raise plans.type_not_written(tail, chain.instances[index], path, kind)
-        for edge in self.pipeline.edges:
-            if edge.source != tail.name:
-                continue
-            if edge.input.key is not None and edge.input.key not in schema.names:
-                raise plans.no_such_key(chain, index, edge.target, edge.input.key, schema)
-            for path, kind in not_carried(schema) if edge.input.mode == "stream" else ():
-                raise plans.type_not_carried(tail, chain.instances[index], edge.target, path, kind)
-
-    def _recorded_schema(self, chain: Chain) -> None:
-        tail = chain.stages[-1]
-        if tail in self.deployment.schemas or self.restored is None:
-            return
-        recorded = next((s.output_schema for s in self.restored.metadata.stages if s.name == tail), "")
-        if recorded:
-            self.deployment.schemas[tail] = StructType.fromJson(json.loads(recorded))
-        elif self.pipeline.downstream(tail):
-            raise RestoredSchemaError(
-                f"Stage {tail!r} is not run again, and checkpoint {self.restored.location} does not hold the schema of its "
-                "output, which its consumers need. Restore from another checkpoint, or start anew (restore_from: none)."
-            )
-
-    # Restored files
-
-    @property
-    def _where(self) -> str:
-        return self.restored.location if self.restored else ""
-
-    def _fetch(self, files: Sequence[StateFile], target: Path) -> None:
-        savepoint = self.restored.savepoint if self.restored else None
-        if savepoint is not None:
-            savepoint.fetch_state(files, target)
-        elif files:
-            assert self.storage is not None
-            self.storage.fetch_state(files, target, checkpoint=self._where)
-
-    def _fetch_segments(self, files: Sequence[StateFile], folder: Path) -> Path:
-        target = folder / "restored"
-        self._fetch(files, target)
-        return target
-
-    def _restored_transactions(self, chain: Chain, snapshot: TaskSnapshot | None, folder: Path) -> dict[int, dict[str, Path]]:
-        """The files of a savepoint's transactions, which may have been aborted since."""
-        kept = snapshot.stages.get(chain.stages[-1]) if snapshot else None
-        root = folder / "transactions"
-        restored = {}
-        for position, files in kept.transaction_files.items() if kept else ():
-            self._fetch(files, root)
-            restored[position] = {Path(file.path).name: root / file.path for file in files}
-        return restored
-
-    def _restored_tables(self, snapshot: TaskSnapshot | None, folder: Path) -> dict[str, list[SegmentFiles]]:
-        tables: dict[str, list[SegmentFiles]] = {}
-        for table in snapshot.static if snapshot else ():
-            root = self._fetch_segments([f for segment in table.segments for f in segment.files], folder)
-            tables[table.input] = [restored_segment(segment, root) for segment in table.segments]
-        return tables
-
 
 _NOTHING = TaskSnapshot()
-
-
-def _check_batch_source(instances: Sequence[StageInstance], plan: plans.QueryPlan) -> None:
-    if plan.streaming:
-        return
-    call = instances[0].call
-    if len(instances) > 1:
-        # A batch result would have to be a stream for the stages behind it.
-        raise plans.RefusedAtStage(instances[1].stage.name, "the source returned a batch DataFrame")
-    if call.stage.kind is StageKind.UNBOUNDED_SOURCE:
-        raise plans.not_streaming(call)
-
-
-def _rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:
-    rows = {stage.name: stage.rows for stage in metadata.stages if stage.finished}
-    for chain in metadata.chains:
-        tail = chain.stages[-1]
-        if tail in rows:
-            rows[tail] -= sum(task.stages[tail].rows_out for task in chain.tasks.values())
-    return rows
-
-
-def _late_rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:
-    rows = {stage.name: stage.late_rows for stage in metadata.stages}
-    for chain in metadata.chains:
-        for task in chain.tasks.values():
-            for name, stage in task.stages.items():
-                rows[name] -= stage.late_rows
-    return rows

@@ -23,7 +23,7 @@ from dagster_checkpoints.spark import events
 from dagster_checkpoints.spark.attempts import Attempts
 from dagster_checkpoints.spark.checkpointing import CheckpointWriter
 from dagster_checkpoints.spark.control import ControlRequests, RequestPoller
-from dagster_checkpoints.spark.deployment import Deployment, Restored
+from dagster_checkpoints.spark.deployment import Deployment
 from dagster_checkpoints.spark.errors import JobFailedError, StageError, StopFailedError
 from dagster_checkpoints.spark.events import JobEvent, JobResult, JobStatus, StageProgress
 from dagster_checkpoints.spark.job_end import JobEnd
@@ -33,6 +33,7 @@ from dagster_checkpoints.spark.job_restart import JobRestart
 from dagster_checkpoints.spark.job_start import JobStart
 from dagster_checkpoints.spark.mail import AskCheckpoint, Asked, Cancel, EndSources, Item, OwnershipIsLost
 from dagster_checkpoints.spark.reporting import stage_rows
+from dagster_checkpoints.spark.restored_state import Restored
 from dagster_checkpoints.spark.restoring import StartPoint
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
 from dagster_checkpoints.spark.session import check_session

@@ -43,7 +43,7 @@ from dagster_checkpoints.pipeline import Pipeline, TaskId
 from dagster_checkpoints.spark import events
 from dagster_checkpoints.spark.checkpointing import CheckpointWriter
 from dagster_checkpoints.spark.control import ControlRequests
-from dagster_checkpoints.spark.deployment import Deployment, Restored
+from dagster_checkpoints.spark.deployment import Deployment
 from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.events import JobEvent, StageProgress
 from dagster_checkpoints.spark.mail import (
@@ -68,6 +68,7 @@ from dagster_checkpoints.spark.mail import (
 )
 from dagster_checkpoints.spark.query_starts import QueryStarts
 from dagster_checkpoints.spark.reporting import checkpoint_done, late_rows, savepoint_done, stage_progress, stage_rows
+from dagster_checkpoints.spark.restored_state import Restored
 from dagster_checkpoints.spark.savepoints import SavepointsInProgress
 from dagster_checkpoints.spark.task import Task
 from dagster_checkpoints.storage import StorageError

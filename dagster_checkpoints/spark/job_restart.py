@@ -14,10 +14,10 @@ from dagster_checkpoints.errors import repeats_by_nature
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark import events
 from dagster_checkpoints.spark.control import ControlRequests
-from dagster_checkpoints.spark.deployment import Restored
 from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.events import JobEvent
 from dagster_checkpoints.spark.job_loop import Canceled, JobLoop, NotDeployed, TaskFailure
+from dagster_checkpoints.spark.restored_state import Restored
 from dagster_checkpoints.spark.restoring import completed_checkpoint
 from dagster_checkpoints.spark.status import StatusReporter
 from dagster_checkpoints.storage import StorageError, StorageUnavailable

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark import events
-from dagster_checkpoints.spark.deployment import Restored
 from dagster_checkpoints.spark.errors import NothingToRestoreError, SelectionError
 from dagster_checkpoints.spark.events import JobEvent
 from dagster_checkpoints.spark.job_options import JobOptions
+from dagster_checkpoints.spark.restored_state import Restored
 from dagster_checkpoints.spark.restoring import StartPoint, choose_start, is_repeated_start
 from dagster_checkpoints.spark.sinking import check_new_start
 from dagster_checkpoints.storage import CheckpointStorage, Ownership, PipelineState, StorageError, check_origin

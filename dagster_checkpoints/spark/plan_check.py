@@ -10,8 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.spark.deployment import Deployer, Restored
+from dagster_checkpoints.spark.deployment import Deployer
 from dagster_checkpoints.spark.plan_report import PlanReport
+from dagster_checkpoints.spark.restored_state import Restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.spark.deployment import Restored
 from dagster_checkpoints.spark.errors import NothingToRestoreError
+from dagster_checkpoints.spark.restored_state import Restored
 from dagster_checkpoints.state import ClaimMode, StateError, decode, validate_restore
 from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage, PipelineState, StorageError, StorageUnavailable
 
