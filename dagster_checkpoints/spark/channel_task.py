@@ -173,7 +173,7 @@ class ChannelTask(Task):
         self._in_order = self._sources_are_asked_in_order(plan)
         self._direct = plan.streaming and not plan.told_watermark
         if self._direct:
-            self._stateful = False
+            self.watermarks.stateful = False
             self._say_later()  # what a restored valve knows
         self._ready = True
         if not plan.streaming:
@@ -382,7 +382,7 @@ class ChannelTask(Task):
                 self._publish_gates()
         with self.query.lock_if_free() as free:
             if free:
-                self.forward_watermark()
+                self.watermarks.forward()
                 self._forward_directly()
                 self._forward_idleness()
 
@@ -394,15 +394,15 @@ class ChannelTask(Task):
 
     def _forward_directly(self) -> None:
         while self._unsaid and all(self._consumed[name] >= to for name, to in self._unsaid[0][0].items()):
-            self.emit_watermark(self._unsaid.popleft()[1])
+            self.watermarks.emit(self._unsaid.popleft()[1])
 
     def before_emit(self, batch_id: int) -> None:
-        self.forward_watermark()
+        self.watermarks.forward()
 
     def committed_watermark(self, batch_id: int) -> int | None:
         if self._direct:
             return None
-        if self._stateful:
+        if self.watermarks.stateful:
             return super().committed_watermark(batch_id)
         if self.plan is not None and self.plan.own_watermark:
             watermark = self.query.log.next_watermark(batch_id)
@@ -442,7 +442,7 @@ class ChannelTask(Task):
         said = [s["watermark"] for s in planned.sources if isinstance(s, dict) and "attempt" in s]
         if any(watermark != MAX_WATERMARK_MS for watermark in said):
             return False
-        if not self._stateful or planned.watermark_ms >= MAX_WATERMARK_MS:
+        if not self.watermarks.stateful or planned.watermark_ms >= MAX_WATERMARK_MS:
             return True
         # Not every stateful operator asks for a batch when event time moves (a join that never cleans up, say).
         return self.query.waits_for_data and self.query.log.last_committed() == batch_id

@@ -49,7 +49,7 @@ class SourceTask(Task):
             return
         with self.query.lock_if_free() as free:
             if free:
-                self.forward_watermark()
+                self.watermarks.forward()
                 self._watch_idleness()
 
     def look_at_query(self) -> None:
@@ -78,13 +78,13 @@ class SourceTask(Task):
     def committed_watermark(self, batch_id: int) -> int | None:
         if self.plan is None or not self.plan.own_watermark:
             return None
-        if self._stateful:
+        if self.watermarks.stateful:
             return super().committed_watermark(batch_id)
         watermark = self.query.log.next_watermark(batch_id)
         return watermark if watermark > 0 else None
 
     def before_emit(self, batch_id: int) -> None:
-        self.forward_watermark()
+        self.watermarks.forward()
         self._set_idle(False)  # in front of the rows, or those behind would go on without them
 
     def after_emit(self, rows: int) -> None:

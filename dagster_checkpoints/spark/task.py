@@ -1,7 +1,8 @@
 """A task: one instance of a chain, on a thread of its own, with a mailbox.
 
 It performs what the pure state machines decide: the barrier handler (a subclass's), the watermark valve (likewise) and the
-life cycle. It owns one Spark query at most. What differs between a source and a stage behind channels is in the subclasses.
+life cycle. It owns one Spark query at most. Its stages are called by an `operator_chain`, its event time is known by its
+`task_watermarks`. What differs between a source and a stage behind channels is in the subclasses.
 
     mailbox ──> the task's thread ──> query lock ──> snapshots, and marks on the output channels
     Spark   ──> foreachBatch ───────> query lock ──> segments on the output channels
@@ -20,7 +21,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
 
@@ -38,8 +39,8 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.spark import plans
-from dagster_checkpoints.spark.channels import BarrierMark, EndOfData, EndOfPartition, SegmentFiles, WatermarkAt
-from dagster_checkpoints.spark.errors import EndlessTimersError, StageError, TimerRowsDroppedError
+from dagster_checkpoints.spark.channels import BarrierMark, EndOfData, EndOfPartition
+from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.late_rows import LateRows
 from dagster_checkpoints.spark.mail import (
     CheckpointIsAborted,
@@ -53,11 +54,12 @@ from dagster_checkpoints.spark.mail import (
     TaskQueryStarted,
     TriggerCheckpoint,
 )
-from dagster_checkpoints.spark.operators import StatefulOperators, output_watermark
+from dagster_checkpoints.spark.operator_chain import OperatorChain
 from dagster_checkpoints.spark.query import TaskQuery
 from dagster_checkpoints.spark.snapshots import pin
 from dagster_checkpoints.spark.stage_errors import StageErrors
 from dagster_checkpoints.spark.task_parts import StageInstance, TaskParts
+from dagster_checkpoints.spark.task_watermarks import TaskWatermarks
 from dagster_checkpoints.spark.uploads import PinnedSnapshot
 from dagster_checkpoints.state import QuerySnapshot, StageInstanceSnapshot, TaskSnapshot
 
@@ -66,7 +68,6 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.03
 START_ATTEMPTS = 3
-TIMER_ROUNDS = 100  # batches under MAX_WATERMARK, at most, for timers that are set by timers
 LOOK_SECONDS = 0.1  # a look at the query itself is a call into the JVM
 
 
@@ -83,12 +84,11 @@ class Task(ABC):
         self.output = parts.output
         self.plan = parts.plan
         self.stages = StageErrors(parts.instances)
+        self.operators = OperatorChain(parts, self.stages)
         self.lifecycle = TaskLifecycle()
         self.query = TaskQuery(parts.folder / "checkpoint", str(parts.id), self._on_batch, self.output.wait_for_consumers)
-        self.output_watermark: int | None = parts.restored.watermark if parts.restored else None
+        self.watermarks = TaskWatermarks(parts, self.query, self.committed_watermark)
         self.rows_before = self._restored_rows()
-        restored = parts.restored.stages if parts.restored else {}
-        self.late_rows = LateRows(parts.pipeline, parts.instances, {name: kept.late_rows for name, kept in restored.items()})
         self.error: BaseException | None = None
         self.suspended = False
         """Its data has not ended: it goes on when the job is resumed from the savepoint."""
@@ -96,15 +96,8 @@ class Task(ABC):
         self._canceled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"task {parts.id}", daemon=True)
         self._done = False
-        self._closed = False
         self._look_at = 0.0
-        self._operators = StatefulOperators()
-        self._stateful: bool | None = None  # not known before a batch has run
-        self._watermark_delay: int | None = None
-        self._act_on_event_time: bool | None = None
-        self._forwarded_batch = -1
         self._rows_in_told_batch: int | None = None
-        self._registered_timers = 0  # in the newest batch under MAX_WATERMARK
 
     # For the job
 
@@ -136,6 +129,16 @@ class Task(ABC):
         return self.rows_before + self.output.rows
 
     @property
+    def output_watermark(self) -> int | None:
+        """The watermark that was sent on last, epoch ms; None before the first one."""
+        return self.watermarks.output
+
+    @property
+    def late_rows(self) -> LateRows:
+        """What was dropped as late since the job began."""
+        return self.watermarks.late_rows
+
+    @property
     def restored_after_finish(self) -> bool:
         """Whether the checkpoint holds its finished operators: it starts no query, and only waits for its final checkpoint."""
         return self.parts.restored is not None and self.parts.restored.end_of_data == "drain"
@@ -154,7 +157,7 @@ class Task(ABC):
 
     def _run(self) -> None:
         try:
-            self._open_sink()
+            self.operators.open_sink()
             if self.restored_after_finish:
                 self.parts.report(TaskStateChanged(self.id, TaskState.RUNNING))
                 self._perform(self.lifecycle.handle(life.RestoredAfterFinish()))
@@ -177,7 +180,7 @@ class Task(ABC):
                 self.query.kill()
             self.parts.report(TaskFailed(self.id, self.error))
         finally:
-            self._close()
+            self.operators.close()
 
     def _read_mail(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -196,9 +199,7 @@ class Task(ABC):
                 self._perform(self.lifecycle.handle(life.CheckpointCompleted(checkpoint_id)))
             case CheckpointIsAborted(checkpoint_id):
                 self.aborted(checkpoint_id)
-                for instance in self.parts.instances:
-                    with self.stages.running(instance):
-                        instance.stage.notify_checkpoint_aborted(checkpoint_id)
+                self.operators.notify_aborted(checkpoint_id)
                 self._perform(self.lifecycle.handle(life.CheckpointAborted(checkpoint_id)))
             case SavepointIsComplete(checkpoint_id):
                 self._perform(self.lifecycle.handle(life.SavepointCompleted(checkpoint_id)))
@@ -241,12 +242,7 @@ class Task(ABC):
 
     def committed_watermark(self, batch_id: int) -> int | None:
         """The watermark of what has been sent on once `batch_id` is committed; None if it is not known."""
-        if not self._stateful or self._watermark_delay is None:
-            return None
-        # Operators that do nothing when event time moves have no batch for it: what they hold back does not depend on it.
-        log = self.query.log
-        watermark = log.planned(batch_id).watermark_ms if self._act_on_event_time else log.next_watermark(batch_id)
-        return watermark - self._watermark_delay if 0 < watermark < MAX_WATERMARK_MS else None
+        return self.watermarks.behind_state(batch_id)
 
     # Micro-batches
 
@@ -274,18 +270,19 @@ class Task(ABC):
 
     def _on_batch(self, batch: DataFrame, batch_id: int) -> None:
         """Called by Spark, under the query lock."""
+        assert self.plan is not None
         self.before_emit(batch_id)
         began = time.monotonic()
-        rows = self.output.write(batch, batch_id, self._process(batch, batch_id))
+        rows = self.output.write(batch, batch_id, self.operators.process_batch(batch, batch_id, self.plan))
         self.report_first_batch(rows, time.monotonic() - began)
         self.after_emit(rows)
-        self._observe_operators(batch_id)
+        self.watermarks.observe(batch_id, self.plan.stateful)
 
     def evaluate_once(self, plan: plans.QueryPlan) -> None:
         """Evaluate a plan without streams, as one batch."""
         self.parts.report(TaskQueryStarted(self.id))
         began = time.monotonic()
-        rows = self.output.write(plan.frame, 0, self._process(plan.frame, 0))
+        rows = self.output.write(plan.frame, 0, self.operators.process_batch(plan.frame, 0, plan))
         self.report_first_batch(rows, time.monotonic() - began)
 
     def report_first_batch(self, rows: int, seconds: float) -> None:
@@ -299,71 +296,6 @@ class Task(ABC):
 
     def after_emit(self, rows: int) -> None:  # noqa: B027
         """After a batch's records were emitted; under the query lock."""
-
-    def _process(self, batch: DataFrame, batch_id: int) -> Callable[[SegmentFiles], DataFrame | None] | None:
-        tail = self.tail
-        if not tail.stage.overrides_process_batch:
-            return None
-
-        def process(segment: SegmentFiles) -> DataFrame | None:
-            spark = batch.sparkSession
-            files = [str(file) for file in segment.files]
-            given = spark.read.schema(batch.schema).parquet(*files) if files else spark.createDataFrame([], batch.schema)
-            with self.stages.running(tail):
-                processed = tail.stage.process_batch(given, batch_id)
-            assert self.plan is not None
-            return None if processed is None else plans.conform(tail.call, "process_batch", processed, self.plan.schema)
-
-        return process
-
-    def _observe_operators(self, batch_id: int) -> None:
-        """Learn from the executed plan what was dropped as late, and how far the output's watermark lies behind the batch's."""
-        if self._stateful is False:
-            return
-        executed = self.query.executed_plan()
-        if executed is None:
-            return
-        if self._stateful is None:
-            self._stateful = self._operators.exist(executed)
-        if not self._stateful:
-            return
-        watermark = self.query.log.planned(batch_id).watermark_ms
-        if watermark > 0:
-            self._count_late_rows(executed, batch_id)
-        if watermark >= MAX_WATERMARK_MS:
-            self._registered_timers = self._operators.registered_timers(executed)
-        if self._act_on_event_time is None:
-            self._act_on_event_time = self._operators.act_on_event_time(executed)
-        if self._watermark_delay is None and watermark > 0:  # it never changes
-            self._watermark_delay = watermark - output_watermark(executed, watermark)
-
-    def _count_late_rows(self, executed: Any, batch_id: int) -> None:
-        assert self.plan is not None
-        dropped = self._operators.late_rows(executed)
-        if any(dropped):  # Spark judges by the watermark of the batch before
-            self.late_rows.add(self.plan.stateful, dropped, self.query.log.planned(batch_id - 1).watermark_ms)
-
-    def forward_watermark(self) -> None:
-        """Send on the watermark of everything emitted so far, if it moved."""
-        batch_id = self.query.log.last_committed()
-        # Before the first batch of an attempt there is no telling what the watermark means; a restored task has sent
-        # what its batch allowed in front of the barrier.
-        if batch_id == self._forwarded_batch or batch_id < 0 or self._stateful is None:
-            return
-        self._forwarded_batch = batch_id
-        if self.query.log.planned(batch_id).watermark_ms >= MAX_WATERMARK_MS:
-            return  # timers may be set by timers, and `finish` may return rows: the end of event time is said behind them
-        watermark = self.committed_watermark(batch_id)
-        if watermark is not None and watermark < MAX_WATERMARK_MS:
-            self.emit_watermark(watermark)
-
-    def emit_watermark(self, watermark: int) -> None:
-        """Send a watermark on, less what the last stage declares its rows to be older by (`event_time=`); it never goes back."""
-        if watermark < MAX_WATERMARK_MS:
-            watermark -= self.tail.stage.event_time_lateness_ms
-        if self.output_watermark is None or watermark > self.output_watermark:
-            self.output_watermark = watermark
-            self.output.append(WatermarkAt(watermark))
 
     def _check_query(self) -> None:
         failure = self.query.failure()
@@ -380,8 +312,8 @@ class Task(ABC):
         try:
             with self.query.between_batches() as batch_id:
                 if self.lifecycle.state is LifecycleState.RUNNING:
-                    self.forward_watermark()
-                stages = self._snapshot_stages(checkpoint_id)
+                    self.watermarks.forward()
+                stages = self.operators.snapshot(checkpoint_id, self.rows_out, self.late_rows)
                 pinned = self._pin(batch_id, target, stages, with_transactions=properties.is_savepoint)
                 pinned.hold()
                 self.output.append(BarrierMark(barrier))
@@ -424,22 +356,6 @@ class Task(ABC):
         transactions = sink.pin_transactions(target / "transactions") if sink else {}
         return PinnedSnapshot(task, query, inputs.channels, inputs.static, transactions, (target,))
 
-    def _snapshot_stages(self, checkpoint_id: int) -> dict[str, StageInstanceSnapshot]:
-        stages = {}
-        described = self.parts.described
-        for instance in self.parts.instances:
-            with self.stages.running(instance):
-                instance.stage.snapshot_state(checkpoint_id)
-            is_tail = instance is self.tail
-            stages[instance.stage.name] = StageInstanceSnapshot(
-                operator_states=instance.state.snapshot(),
-                transactions=self.parts.sink.pre_commit(checkpoint_id) if is_tail and self.parts.sink else (),
-                rows_out=self.rows_out if is_tail else 0,
-                state_plan=described.operators[instance.stage.name] if described is not None else None,
-                late_rows=self.late_rows.of(instance.stage.name),
-            )
-        return stages
-
     # The end
 
     def end_of_data(self, drain: bool) -> None:
@@ -466,9 +382,9 @@ class Task(ABC):
                         self.parts.report(EndOfDataReached(self.id))
                 case life.CommitUpTo(checkpoint_id):
                     assert checkpoint_id is not None  # every task waits for a checkpoint, see JobOptions
-                    self._commit(checkpoint_id)
+                    self.operators.commit(checkpoint_id)
                 case life.CloseOperators():
-                    self._close()
+                    self.operators.close()
                 case life.EmitEndOfPartition():
                     self.output.append(EndOfPartition())
                 case life.TaskFinished():
@@ -477,59 +393,14 @@ class Task(ABC):
 
     def _finish_operators(self) -> None:
         self.reach_max_watermark()
-        for instance in self.parts.instances:
-            for name in instance.stage.inputs:
-                with self.stages.running(instance):
-                    instance.stage.end_input(name)
-            with self.stages.running(instance):
-                held_back = instance.stage.finish()
-            if held_back is not None:
-                assert self.plan is not None
-                rows = plans.conform(instance.call, "finish", held_back, self.plan.schema)
-                # 0 is the number of a batch result's only batch, which has no log.
-                self.output.write(rows, max(self.query.log.last_committed(), 0) + 1)
+        # 0 is the number of a batch result's only batch, which has no log.
+        self.operators.finish(self.plan, lambda rows: self.output.write(rows, max(self.query.log.last_committed(), 0) + 1))
         # Behind the last records: what `finish` returned must not be late for anybody.
-        self.emit_watermark(MAX_WATERMARK_MS)
-
-    def _commit(self, checkpoint_id: int) -> None:
-        if self.parts.sink is not None:
-            with self.stages.running(self.tail):
-                self.parts.sink.commit_up_to(checkpoint_id)
-        for instance in self.parts.instances:
-            with self.stages.running(instance):
-                instance.stage.notify_checkpoint_complete(checkpoint_id)
+        self.watermarks.emit(MAX_WATERMARK_MS)
 
     def fire_timers(self) -> None:
-        """Run batches under MAX_WATERMARK until no timer is set by a timer; the query is stopped, and one such batch has run.
-
-        Spark fires the timers that there are when a batch begins. A timer that is set when another one fires waits for the next
-        batch, and none is due once event time has ended.
-
-        Raises:
-            EndlessTimersError: Timers go on to set timers.
-            TimerRowsDroppedError: A stateful operator behind them in the same query has let go of its state.
-        """
-        for _ in range(TIMER_ROUNDS):
-            if not self._registered_timers:
-                return
-            dropped = self.late_rows.total
-            self.run_planned_batch(MAX_WATERMARK_MS)
-            if self.late_rows.total > dropped:
-                raise TimerRowsDroppedError(
-                    self.tail.stage.name,
-                    self.tail.call.context.instance,
-                    "at the end of data, timers that were set by timers emitted rows for another stateful operator of the same "
-                    "query, which had emitted its last rows by then: they would be lost. Put the operator behind the timers into "
-                    "a stage of its own, and give the pipeline chaining=False.",
-                )
-        if self._registered_timers:
-            raise EndlessTimersError(
-                self.tail.stage.name,
-                self.tail.call.context.instance,
-                f"at the end of data, timers still set timers after {TIMER_ROUNDS} rounds. A timer that sets itself again has no "
-                "end: do not set it when timerValues.getCurrentWatermarkInMs() is at the end of event time "
-                f"({MAX_WATERMARK_MS}, the last second of the year 9999).",
-            )
+        """Run batches under MAX_WATERMARK until no timer is set by a timer, see `TaskWatermarks.fire_timers`."""
+        self.watermarks.fire_timers(self.run_planned_batch)
 
     def run_planned_batch(self, watermark: int) -> None:
         """Run one batch without input under the given watermark, through the offset log; the query is stopped."""
@@ -546,31 +417,6 @@ class Task(ABC):
             self._check_canceled()
             self._check_query()
             time.sleep(POLL_SECONDS)
-
-    # Opening, closing, errors
-
-    def _open_sink(self) -> None:
-        if self.parts.sink is not None:
-            restored = self.parts.restored
-            kept = restored.stages.get(self.tail.stage.name) if restored else None
-            with self.stages.running(self.tail):
-                transactions = None if restored is None else kept.transactions if kept else ()
-                self.parts.sink.open(transactions, self.parts.take_back_after, self.parts.transaction_files)
-
-    def _close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        for instance in reversed(self.parts.instances):
-            try:
-                instance.stage.close()
-            except Exception as error:
-                instance.call.context.log.warning("close() of stage %s raised %r", instance.stage.name, error)
-        if self.parts.sink is not None:
-            try:
-                self.parts.sink.close()
-            except Exception as error:
-                logging.getLogger(__name__).warning("closing the sink of %s raised %r", self.id, error)
 
     def _restored_rows(self) -> int:
         restored = self.parts.restored

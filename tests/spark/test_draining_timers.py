@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage, unbounded_source
-from dagster_checkpoints.spark import task
+from dagster_checkpoints.spark import task_watermarks
 from dagster_checkpoints.spark.errors import EndlessTimersError
 
 CLICKS = "k string, ts timestamp, v long"
@@ -101,7 +101,7 @@ def test_timers_that_timers_set_fire_at_the_end_in_a_sources_query_and_behind_ch
 
 
 def test_timers_without_an_end_are_refused_by_name(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "TIMER_ROUNDS", 2)
+    monkeypatch.setattr(task_watermarks, "TIMER_ROUNDS", 2)
     put_clicks(lab)
 
     @bounded_source(watermark=("ts", "1 minute"))
