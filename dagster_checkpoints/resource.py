@@ -9,10 +9,7 @@ import hashlib
 import logging
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,7 +24,8 @@ from dagster_checkpoints.dagster_instance import shared_parts
 from dagster_checkpoints.definition_checks import check_definition
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.interrupts import interrupts_delayed
-from dagster_checkpoints.job_thread import JobEnded, JobThread, LogLine
+from dagster_checkpoints.job_run import JobRun
+from dagster_checkpoints.job_thread import JobThread
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.run_config import PipelineRunConfig
 from dagster_checkpoints.run_events import RunReporter, failure
@@ -38,26 +36,15 @@ from dagster_checkpoints.spark.job import JobExecution
 from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.session import build_session, session_config
 from dagster_checkpoints.spark.work_directory import check_work_directory_named, parse_work_directory
-from dagster_checkpoints.stage_assets import PIPELINE, REFUSED, StageAssets
+from dagster_checkpoints.stage_assets import PIPELINE, StageAssets
 from dagster_checkpoints.state import ClaimMode
 from dagster_checkpoints.storage import (
-    Answer,
     CheckpointStorage,
-    ControlRequest,
     ObjectStore,
     PipelineControl,
-    PipelineNameTaken,
-    PipelineOwned,
     open_store,
 )
 from dagster_checkpoints.storage_root import storage_root
-
-CANCEL_SECONDS = 30.0
-_POLL_SECONDS = 1.0
-
-
-class IncompleteRunError(DagsterCheckpointsError):
-    """The job has ended, but not with all of the selected stages finished."""
 
 
 class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
@@ -186,14 +173,16 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             )
         except (DagsterCheckpointsError, ValueError) as error:
             raise failure(pipeline, error, None) from None
+        suspend_seconds = self.termination_timeout if self.savepoint_on_termination else None
+        job_run = JobRun(pipeline, context, thread, reporter, suspend_seconds=suspend_seconds)
         try:
             with interrupts_delayed():
                 thread.start()
-            yield from self._follow(pipeline, context, thread, reporter, drain_when, on_event)
+            yield from job_run.follow(drain_when, on_event)
         except dg.Failure:
             raise
         except BaseException:  # Dagster's interrupt among them: nothing may go on behind its back
-            self._terminate(pipeline, context, thread, reporter)
+            job_run.terminate()
             raise
 
     def job_status(self, pipeline: Pipeline, *, context: dg.AssetExecutionContext) -> str | None:
@@ -243,124 +232,6 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             InvalidStorageUrl: Another kind of URL.
         """
         return open_store(url, client_factory=self.s3.get_client if self.s3 else None)
-
-    # The run
-
-    def _follow(
-        self,
-        pipeline: Pipeline,
-        context: dg.AssetExecutionContext,
-        thread: JobThread,
-        reporter: RunReporter,
-        drain_when: Callable[[Mapping[str, int]], bool] | None,
-        on_event: Callable[[JobEvent], None] | None,
-    ) -> Iterator[dg.MaterializeResult[Any]]:
-        ask_at = time.monotonic() if drain_when else None
-        while True:
-            news = thread.next(_POLL_SECONDS)
-            match news:
-                case None:
-                    pass
-                case LogLine(level, text):
-                    with interrupts_delayed():
-                        context.log.log(level, text)
-                case JobEnded():
-                    self._check_end(pipeline, context, news, reporter)
-                    return
-                case Answer():
-                    pass
-                case event:
-                    with interrupts_delayed():
-                        materialized = list(reporter.report(event))
-                    yield from materialized
-                    if on_event is not None:
-                        on_event(event)
-            if reporter.observation_may_be_due:
-                with interrupts_delayed():
-                    reporter.observe()
-            if ask_at is not None and time.monotonic() >= ask_at:
-                assert drain_when is not None
-                ask_at = time.monotonic() + _POLL_SECONDS
-                if drain_when(thread.job.rows()):
-                    context.log.info(f"Draining pipeline {pipeline.name!r}: every source ends now.")
-                    thread.job.drain()
-                    ask_at = None
-
-    def _check_end(self, pipeline: Pipeline, context: dg.AssetExecutionContext, ended: JobEnded, reporter: RunReporter) -> None:
-        result, error = ended.result, ended.error
-        reporter.ended()
-        last = reporter.last_checkpoint.location if reporter.last_checkpoint else None
-        if result is not None:
-            last = result.last_checkpoint_location or last
-            error = result.error
-            if result.status == "FINISHED" and result.ended_by == "suspend":
-                reporter.suspended(result.savepoint or "")
-                return
-            if error is None and (result.status != "FINISHED" or reporter.missing()):
-                missing = ", ".join(map(repr, reporter.missing())) or "none"
-                error = IncompleteRunError(
-                    f"Pipeline {pipeline.name!r} ended {result.status}; expected FINISHED with every selected stage. Not "
-                    f"finished: {missing}. The next run continues from the newest checkpoint."
-                )
-        if isinstance(error, PipelineOwned | PipelineNameTaken):
-            with interrupts_delayed():
-                context.instance.add_run_tags(context.run.run_id, {REFUSED: type(error).__name__})
-        if error is not None:
-            raise failure(pipeline, error, last) from None
-
-    def _terminate(self, pipeline: Pipeline, context: dg.AssetExecutionContext, thread: JobThread, reporter: RunReporter) -> None:
-        """Dagster ends the run: end the job too, with a savepoint if that is wanted and can be had in time."""
-        ended = None
-        if self.savepoint_on_termination:
-            with suppress(BaseException):  # a second interrupt among them: then at once
-                ended = self._suspend(pipeline, context, thread, reporter)
-        if ended is None:
-            ended = thread.cancel(CANCEL_SECONDS)
-        if ended is None:
-            context.log.warning(
-                f"Spark did not stop within {CANCEL_SECONDS:g} s. The run ends all the same; Spark ends with its process."
-            )
-        elif ended.result is not None and ended.result.ended_by != "suspend" and ended.result.last_checkpoint_id is not None:
-            context.log.info(
-                f"Canceled. The next run continues from checkpoint {ended.result.last_checkpoint_id} "
-                f"({ended.result.last_checkpoint_location})."
-            )
-
-    def _suspend(
-        self, pipeline: Pipeline, context: dg.AssetExecutionContext, thread: JobThread, reporter: RunReporter
-    ) -> JobEnded | None:
-        """Stop the job with a savepoint. Returns its end, or None if it has not ended in time."""
-        now = datetime.now(UTC)
-        request = ControlRequest(
-            request_id=f"termination-{now:%Y%m%dT%H%M%S}",
-            kind="stop",
-            epoch=0,  # it does not travel through storage
-            deadline_seconds=self.termination_timeout,
-            asked_by=f"termination of run {context.run.run_id}",
-            asked_at=now,
-            name=f"termination-{now:%Y%m%dT%H%M%S}",
-        )
-        context.log.info(f"Suspending pipeline {pipeline.name!r} before the run ends; at most {self.termination_timeout:g} s.")
-        thread.ask(request, termination=True)
-        deadline = time.monotonic() + self.termination_timeout
-        while time.monotonic() < deadline:
-            match thread.next(_POLL_SECONDS):
-                case JobEnded() as ended:
-                    if ended.result is not None and ended.result.ended_by == "suspend":
-                        reporter.suspended(ended.result.savepoint or "")
-                    return ended
-                case Answer(status="failed", message=message):
-                    context.log.warning(f"There is no savepoint of the terminated run: {message}")
-                    return None
-                case LogLine(level, text):
-                    context.log.log(level, text)
-                case None | Answer():
-                    pass
-                case event:
-                    with interrupts_delayed():
-                        list(reporter.report(event))
-        context.log.warning(f"The savepoint was not complete within {self.termination_timeout:g} s; the run ends without it.")
-        return None
 
     # From the settings to a job
 
