@@ -44,6 +44,11 @@ _NEEDS_RETENTION: Mapping[str, str] = {
     "pulsar": "it acknowledges messages when Spark commits a batch, and topics without a retention policy then delete them",
 }
 
+# Sources whose rows can be read again whatever Spark has committed.
+_KEEPS_ROWS = frozenset(
+    {_FILES, "cloudfiles", "delta", "hudi", "iceberg", "kafka", "kinesis", "paimon", "python", "rate", "rate-micro-batch"}
+)
+
 # Sources that read all there is in one micro-batch unless one of these options limits them, by short name. A source with a
 # limit by default (Delta: 1000 files) has no entry.
 _LIMITS: Mapping[str, tuple[str, ...]] = {
@@ -75,7 +80,7 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
     """Refuse a source that acts when Spark commits a batch; find those that read everything at once.
 
     Returns:
-        Warnings of sources without a limit per micro-batch.
+        Warnings of sources without a limit per micro-batch, and of sources of which it is not known whether they keep their rows.
 
     Raises:
         SourceActsOnCommitError: It deletes, moves or acknowledges its input before the checkpoint is complete.
@@ -96,6 +101,12 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
             warnings.append(
                 f"Stage {call.stage.name!r}: {source.title} in {call.stage.location}: {retention}. A restore reads again what "
                 "came after its checkpoint: let topics retain messages for longer than the oldest checkpoint to restore is kept."
+            )
+        elif source.kind not in _KEEPS_ROWS:
+            warnings.append(
+                f"Stage {call.stage.name!r}: what {source.title} in {call.stage.location} does when Spark commits a batch is not "
+                "known here. If it deletes or acknowledges what it has read, a restore cannot read those rows again: they are "
+                "lost. Look it up in the source's documentation before you rely on this pipeline."
             )
         missing = missing_limit(source)
         if missing:

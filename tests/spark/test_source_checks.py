@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
 
-from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, StageContext, stage, unbounded_source
+from dagster_checkpoints.spark import source_checks
 from dagster_checkpoints.spark.errors import SourceActsOnCommitError
 from dagster_checkpoints.spark.events import JobStarted
 from dagster_checkpoints.spark.source_checks import StreamingSource, acts_on_commit, missing_limit
+from dagster_checkpoints.spark.stage_calls import StageCall
 
 FLIGHTS = "k string, ts timestamp, v long"
 
@@ -166,6 +168,20 @@ def test_a_source_that_acts_on_commit_is_refused_before_anything_starts(
     for text in texts:
         assert text in str(error)
     assert job.of(JobStarted) == []
+
+
+def test_a_source_that_is_not_known_to_keep_its_rows_is_warned_of(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    @unbounded_source
+    def ticks(context):
+        return context.spark.readStream.format("rate").load()
+
+    context = StageContext(spark=spark, stage="ticks", instance="0", index=0, parallelism=1, state=None, log=None)  # type: ignore[arg-type]
+    call = StageCall(ticks, context)
+    frame = ticks.transform(context)
+    assert source_checks.check_source(call, frame) == []
+    monkeypatch.setattr(source_checks, "_KEEPS_ROWS", frozenset({"kafka"}))
+    [warning] = source_checks.check_source(call, frame)
+    assert warning.startswith("Stage 'ticks': what rate in ") and "is not known here" in warning and "they are lost" in warning
 
 
 def test_what_is_hardly_meant_is_said_once_for_all_instances(lab: Any, caplog: pytest.LogCaptureFixture) -> None:
