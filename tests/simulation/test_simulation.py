@@ -79,7 +79,7 @@ def check(seed: int) -> None:
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in QUICK], ids=lambda fault: fault.name)
 def test_a_deliberate_fault_is_found(fault: Fault) -> None:
-    assert find(fault, seconds=60.0) is not None
+    assert find(fault, seconds=600.0) is not None  # seconds on a quiet machine; only a search that never ends needs the limit
 
 
 def test_there_are_enough_deliberate_faults() -> None:
