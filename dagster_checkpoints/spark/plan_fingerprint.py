@@ -197,7 +197,8 @@ def _transform_with_state(node: Node, of: Any) -> str:
     keys = column_origins(child)[: int(node.fields.get("groupingAttributesLen") or 0)]
     processor = _processor(of)
     states = ", ".join(_declared_states(processor)) if processor is not None else "unknown"
-    name = type(processor).__qualname__ if processor is not None else "an unknown processor"
+    # Not its qualified name: a copy of a class that is sent by value may have it without the function it is defined in.
+    name = type(processor).__name__ if processor is not None else "an unknown processor"
     return (
         f"transformWithState by {', '.join(keys)}: {name} with {states or 'no state'}, output mode "
         f"{str(of.outputMode()).lower()}, time mode {str(of.timeMode()).lower()}"

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.spark import job
+from dagster_checkpoints.spark import spark_start
 from dagster_checkpoints.spark.job import JobExecution
 from dagster_checkpoints.spark.job_options import JobOptions
 from dagster_checkpoints.spark.session import build_session
@@ -177,7 +177,7 @@ def main() -> None:
         lease_seconds=settings.lease_seconds,
     )
     if not settings.ask_executors:
-        job.is_local = lambda master: True
+        spark_start.is_local = lambda master: True
     store: Any = HoldingStore(open_store(str(folder / "store")))
     execution = JobExecution(
         pipeline(folder),

@@ -38,7 +38,7 @@ def test_a_job_goes_on_from_whatever_its_restart_finds(lab: Any, fragile: Any) -
 
     # A drain is asked for while a drain with savepoint is under way, which then fails and costs a restart.
     with store.holding("/state/"):
-        stop: Future[Any] = job.ask("stop", drain=True, name="undrained", deadline_seconds=3.0)
+        stop: Future[Any] = job.ask("stop", drain=True, name="undrained", deadline_seconds=15.0)
         job.wait_until(lambda: store.held > 0)
         job.drain()
         assert stop.result(150).status == "failed"

@@ -42,7 +42,7 @@ def test_checkpoints_are_whole_and_resumed_while_spark_retains_the_least_number_
     def hours(live):
         return in_hours(live)
 
-    pipeline = Pipeline("retained", [live, hours])
+    pipeline = Pipeline("retained", [live, hours], chaining=False)  # so that the rows of `live` are counted
 
     def more(first: int) -> None:
         for number in range(first, first + FILES):
@@ -58,6 +58,7 @@ def test_checkpoints_are_whole_and_resumed_while_spark_retains_the_least_number_
     job = lab.start(pipeline, interval=0.2)
     assert job.wait_for(JobStarted).restored_checkpoint is not None
     job.wait_until(lambda: len(job.checkpoints()) >= 2)
+    job.wait_until(lambda: job.execution.rows().get("live") == 2 * FILES * 10)
     job.execution.drain()
     job.finished()
     assert not job.of(CheckpointNotDone), job.story()
@@ -65,7 +66,12 @@ def test_checkpoints_are_whole_and_resumed_while_spark_retains_the_least_number_
     lab.check(in_hours(rows), "hours")
 
     lab.spark.conf.set(RETAINED_BATCHES, LEAST_RETAINED_BATCHES - 1)
-    job = lab.start(Pipeline("refused", [live, hours]))
+
+    @stage(sink=lab.sink("refused"))
+    def copied(live):
+        return live
+
+    job = lab.start(Pipeline("refused", [live, copied]))
     error = job.result().error
     assert isinstance(error, SparkSettingError) and "minBatchesToRetain=1: expected at least 2" in str(error)
     assert not job.of(JobStarted)

@@ -137,7 +137,8 @@ def test_only_a_query_that_found_nothing_more_to_read_has_read_everything(lab: A
             complete += 1
             assert reading.query.log.last_committed() == whole
         else:
-            assert isinstance(failure, QueryStopped)
+            # Its batch was cancelled in the middle, or it was between two.
+            assert isinstance(failure, QueryStopped) or failure is reading.query.error
     print(f"{complete} had read everything")
 
 
