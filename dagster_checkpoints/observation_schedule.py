@@ -15,7 +15,7 @@ EARLY_EVERY = 30.0
 EARLY_FOR = 300.0
 """How many seconds a subject's first minutes last."""
 UNCHANGED_FACTOR = 12
-"""A subject that does not change is observed so many times less often."""
+"""How many times less often a subject that does not change is observed."""
 
 
 @dataclass

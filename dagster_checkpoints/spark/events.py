@@ -131,7 +131,7 @@ class QueryStarted:
     Attributes:
         stages: Those that share the query.
         instances: How many have started.
-        number: This is the so many-th query of the attempt that has started, from 1, out of `total`.
+        number: How many queries of the attempt have started, this one included, out of `total`.
         seconds: Since the attempt's tasks were started.
     """
 

@@ -103,7 +103,7 @@ class ExecutorCheck:
                 tasks_each = min(2 * tasks_each, _MOST_TASKS)
 
     def _ask(self, tasks: int, word: str) -> list[Answer]:
-        """Run so many tasks at the same time. Spark deals them out to all executors that have a free core."""
+        """Run this number of tasks at the same time. Spark deals them out to all executors that have a free core."""
         folder, seconds = str(self._folder), SETTLE_SECONDS
         self._context.setJobGroup(self._group, "Does every executor see the work directory?", interruptOnCancel=True)
         found = self._context.parallelize(range(tasks), tasks).map(lambda _: probe(folder, word, seconds)).collect()

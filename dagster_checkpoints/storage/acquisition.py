@@ -1,4 +1,4 @@
-"""How a run becomes the owner of a pipeline: at once where nobody owns it, or where the owner's process is known to be gone;
+"""How a run becomes the owner of a pipeline: at once where it has no owner, or where the owner's process is known to be gone;
 after a whole silent lease otherwise.
 
 The waiting is observation: every renewal changes the file, so a file that has not changed for a lease by the
