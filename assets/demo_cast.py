@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -205,6 +206,7 @@ class SensorTicks:
             while not self._stop.wait(SENSOR_SECONDS):
                 try:
                     with dg.build_sensor_context(instance=instance, cursor=cursor, resources=self._resources) as context:
+                        context.log.setLevel(logging.WARNING)  # its answer is told below
                         tick = self._sensor.evaluate_tick(context)
                 except Exception as error:
                     self.failure = error
