@@ -1,0 +1,24 @@
+"""What a job sends to its tasks; values only.
+
+Most of it is the coordination floor's own events: the coordinator decides them, and the task's machines take them as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagster_checkpoints.coordination import TriggerReceived
+from dagster_checkpoints.coordination.lifecycle import (
+    CheckpointAborted,
+    CheckpointCompleted,
+    DrainAnnounced,
+    SavepointCompleted,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EndInput:
+    """A source ends as if its input were exhausted. Tasks behind channels ignore it: their inputs end by themselves."""
+
+
+TaskMessage = TriggerReceived | CheckpointCompleted | SavepointCompleted | CheckpointAborted | DrainAnnounced | EndInput
