@@ -191,7 +191,7 @@ def _compare(data: Any) -> int:
     say("compare  computing both tables again with Spark in batch, over the same files")
     os.environ.pop("CHECKPOINT_STORAGE", None)
     from assets.reference import compare_table
-    from dagster_checkpoints.spark.session import build_session
+    from dagster_checkpoints.spark.session.spark_session import build_session
 
     spark = build_session()
     differ = False

@@ -15,7 +15,7 @@ import dagster as dg
 
 from assets.flights import flights
 from dagster_checkpoints import CheckpointCoordinatorResource, pipeline_assets
-from dagster_checkpoints.spark.events import JobEvent
+from dagster_checkpoints.spark.job.events import JobEvent
 from resources import coordinator_with
 
 

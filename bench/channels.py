@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from bench import computation, throughput
 from bench.measures import Measure
 from bench.setting import Setting
-from dagster_checkpoints.spark.channels import Channel, ChannelId, Gate, Records
-from dagster_checkpoints.spark.inputs import StreamInput, nullable, stream_dataframe
-from dagster_checkpoints.spark.segments import write_segment
+from dagster_checkpoints.spark.channels.channel_log import Channel, ChannelId, Gate, Records
+from dagster_checkpoints.spark.channels.segments import write_segment
+from dagster_checkpoints.spark.query.stage_inputs import StreamInput, nullable, stream_dataframe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_checkpoints.spark.channels import SegmentFiles
+    from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 
 PART = "Channel"
 

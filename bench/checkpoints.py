@@ -14,7 +14,7 @@ from bench import throughput
 from bench.measures import Measure, below
 from bench.setting import Setting
 from bench.ways import chained
-from dagster_checkpoints.spark.snapshots import pin
+from dagster_checkpoints.spark.snapshots.query_snapshots import pin
 
 PART = "Checkpoints"
 INTERVAL = 2.0

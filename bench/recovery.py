@@ -20,9 +20,9 @@ from bench.measures import Measure
 from bench.setting import BenchFailed, Setting, session_settings
 from dagster_checkpoints.pipeline import Pipeline, StageContext, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.spark.events import CheckpointDone, JobEvent, JobStarted
-from dagster_checkpoints.spark.job import JobExecution
-from dagster_checkpoints.spark.session import build_session
+from dagster_checkpoints.spark.job.events import CheckpointDone, JobEvent, JobStarted
+from dagster_checkpoints.spark.job.job_execution import JobExecution
+from dagster_checkpoints.spark.session.spark_session import build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,11 +27,11 @@ from bench import computation
 from bench.computation import Rows
 from bench.measures import Measure, at_least, below
 from bench.setting import BenchFailed, Setting
+from dagster_checkpoints.control import Answer, ControlRequest
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.spark.events import JobEvent
-from dagster_checkpoints.spark.job import JobExecution
-from dagster_checkpoints.storage import Answer, ControlRequest
+from dagster_checkpoints.spark.job.events import JobEvent
+from dagster_checkpoints.spark.job.job_execution import JobExecution
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

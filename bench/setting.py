@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.spark.events import CheckpointDone, JobEvent, JobResult
-from dagster_checkpoints.spark.job import JobExecution
-from dagster_checkpoints.spark.job_options import JobOptions
-from dagster_checkpoints.spark.session import build_session
+from dagster_checkpoints.spark.job.events import CheckpointDone, JobEvent, JobResult
+from dagster_checkpoints.spark.job.job_execution import JobExecution
+from dagster_checkpoints.spark.job.job_options import JobOptions
+from dagster_checkpoints.spark.session.spark_session import build_session
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 if TYPE_CHECKING:

@@ -1,10 +1,9 @@
 """Consistent checkpoints for pipelines of bounded and unbounded Spark stages, run by Dagster.
 
-What a user writes is in `pipeline` (stages and pipelines) and `sinks`; Dagster's face is `asset_decorator` and `resource`, and
-beside them `savepoints` and `sensors`.
+What a user writes is in `pipeline` (stages and pipelines) and `sinks`; what Dagster sees is in `plugin`.
 To understand how it works, read upwards: `coordination` (the protocol as pure state machines), `state` (what a checkpoint
-holds), `storage` (where it lives), `spark` (how stages run). Names are imported when first used, so that importing one of
-them costs neither Spark nor Dagster.
+holds), `storage` (where it is stored), `control` (requests to a running pipeline), `spark` (how stages run). Names are imported
+when first used, so that importing one of them costs neither Spark nor Dagster.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dagster_checkpoints.asset_decorator import pipeline_assets
     from dagster_checkpoints.errors import DagsterCheckpointsError
     from dagster_checkpoints.pipeline import (
         Pipeline,
@@ -26,9 +24,11 @@ if TYPE_CHECKING:
         stage,
         unbounded_source,
     )
-    from dagster_checkpoints.resource import CheckpointCoordinatorResource
-    from dagster_checkpoints.run_config import PipelineRunConfig
-    from dagster_checkpoints.savepoints import SavepointConfig, savepoint_asset, savepoint_check
+    from dagster_checkpoints.plugin.asset_decorator import pipeline_assets
+    from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
+    from dagster_checkpoints.plugin.run_config import PipelineRunConfig
+    from dagster_checkpoints.plugin.savepoints import SavepointConfig, savepoint_asset, savepoint_check
+    from dagster_checkpoints.plugin.stage_assets import instance_assets
     from dagster_checkpoints.sensors import (
         build_drain_sensor,
         build_end_of_input_sensor,
@@ -38,15 +38,14 @@ if TYPE_CHECKING:
         build_savepoint_schedule,
     )
     from dagster_checkpoints.sinks import ParquetSink, TwoPhaseCommitSink
-    from dagster_checkpoints.stage_assets import instance_assets
 
 _WHERE = {
-    "CheckpointCoordinatorResource": "resource",
+    "CheckpointCoordinatorResource": "plugin.resource",
     "DagsterCheckpointsError": "errors",
     "ParquetSink": "sinks",
     "Pipeline": "pipeline",
-    "PipelineRunConfig": "run_config",
-    "SavepointConfig": "savepoints",
+    "PipelineRunConfig": "plugin.run_config",
+    "SavepointConfig": "plugin.savepoints",
     "Stage": "pipeline",
     "StageContext": "pipeline",
     "StageInput": "pipeline",
@@ -60,10 +59,10 @@ _WHERE = {
     "build_reroot_sensor": "sensors",
     "build_savepoint_check_sensor": "sensors",
     "build_savepoint_schedule": "sensors",
-    "instance_assets": "stage_assets",
-    "pipeline_assets": "asset_decorator",
-    "savepoint_asset": "savepoints",
-    "savepoint_check": "savepoints",
+    "instance_assets": "plugin.stage_assets",
+    "pipeline_assets": "plugin.asset_decorator",
+    "savepoint_asset": "plugin.savepoints",
+    "savepoint_check": "plugin.savepoints",
     "stage": "pipeline",
     "unbounded_source": "pipeline",
 }

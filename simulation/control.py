@@ -1,4 +1,4 @@
-"""What is asked of a simulated process, and the one stop it may be in; mirrors `spark.control`."""
+"""What is asked of a simulated process, and the one stop it may be in; mirrors `spark.job.control_requests`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a shape, and perhaps a checkpoint, to tasks and channels; mirrors `spark.deployment` and `spark.wiring`."""
+"""From a shape, and perhaps a checkpoint, to tasks and channels; mirrors the runtime's deployment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process's main loop around the coordinator: items in, actions out; mirrors `spark.job_loop`.
+"""A process's main loop around the coordinator: items in, actions out; mirrors `spark.job.job_loop`.
 
 Must not know how a job begins, restarts or ends.
 """

@@ -1,6 +1,6 @@
 """One simulated process: from acquiring the pipeline to saying how it ended.
 
-Mirrors `spark.job`: attempts under a restart strategy. Everything in here is lost in a crash; `storage` and `sinks` are not.
+Mirrors the job execution: attempts under a restart strategy. A crash loses everything in here; `storage` and `sinks` survive it.
 Read `machine`, `writing` and `loop` first.
 """
 

@@ -1,4 +1,4 @@
-"""Where a simulated process starts from; mirrors `spark.restoring`, with the real restore validation."""
+"""Where a simulated process starts from; mirrors `spark.job.restoring`, with the real restore validation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A simulated task: one instance of a chain, driven step by step.
 
-Mirrors the order of actions of `spark.task`, `spark.channel_task` and `spark.source_task` over the real barrier handlers,
+Mirrors the order of actions of the runtime's tasks over the real barrier handlers,
 valve and life cycle. Records live in the channels' queues; the query's state in the operators. The order of a stage's
 events is checked where they happen.
 """

@@ -1,4 +1,4 @@
-"""The life of a simulated task: mail, snapshots, output, and its end, in the order of `spark.task`.
+"""The life of a simulated task: mail, snapshots, output, and its end, in the order of `spark.tasks.task`.
 
 The order of a stage's events is checked where they happen. Must not know how input is read.
 """

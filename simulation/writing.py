@@ -1,4 +1,4 @@
-"""A process's dealings with storage: uploads of snapshots, metadata, deletions; mirrors `spark.checkpointing`.
+"""A process's dealings with storage: uploads of snapshots, metadata, deletions; mirrors `spark.job.checkpointing`.
 
 Must not know when checkpoints are taken.
 """

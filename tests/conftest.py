@@ -21,7 +21,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One local session with two cores, for all tests that run Spark in this process."""
-    from dagster_checkpoints.spark.session import build_session
+    from dagster_checkpoints.spark.session.spark_session import build_session
 
     session = build_session(
         {

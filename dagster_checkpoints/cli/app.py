@@ -13,17 +13,17 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 _COMMANDS = {
     # name: (module, attribute, help in one line; the listing must not import what it lists)
     "list": ("listing", "list_command", "Checkpoints and savepoints in storage."),
-    "show": ("showing", "show", "A checkpoint or savepoint in detail, or how the pipeline runs."),
-    "watch": ("watching", "watch", "How the pipeline runs, as it runs."),
-    "check": ("checking", "check", "Can every stage run? Plans are built and checked, without data."),
+    "show": ("show", "show", "A checkpoint or savepoint in detail, or how the pipeline runs."),
+    "watch": ("watch", "watch", "How the pipeline runs, as it runs."),
+    "check": ("check", "check", "Can every stage run? Plans are built and checked, without data."),
     "graph": ("graphs", "graph", "Stages, chains, roots and what has finished, as a drawing."),
-    "trigger": ("asking", "trigger", "Ask the running pipeline for a checkpoint now."),
-    "savepoint": ("asking", "savepoint", "Ask the running pipeline for a savepoint."),
-    "stop": ("asking", "stop", "Stop the running pipeline with a savepoint."),
-    "end-source": ("asking", "end_source", "End one source of the running pipeline."),
-    "requests": ("asking", "requests", "What was asked of the pipeline, and the answers."),
-    "verify": ("verifying", "verify", "Read all of a checkpoint or savepoint: is it whole, does it fit?"),
-    "dispose": ("disposing", "dispose", "Delete a savepoint."),
+    "trigger": ("requests", "trigger", "Ask the running pipeline for a checkpoint now."),
+    "savepoint": ("requests", "savepoint", "Ask the running pipeline for a savepoint."),
+    "stop": ("requests", "stop", "Stop the running pipeline with a savepoint."),
+    "end-source": ("requests", "end_source", "End one source of the running pipeline."),
+    "requests": ("requests", "requests", "What was asked of the pipeline, and the answers."),
+    "verify": ("verify", "verify", "Read all of a checkpoint or savepoint: is it whole, does it fit?"),
+    "dispose": ("dispose", "dispose", "Delete a savepoint."),
 }
 
 

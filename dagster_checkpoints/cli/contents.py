@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from dagster_checkpoints.cli.finding import Found
+from dagster_checkpoints.cli.locate import Found
 from dagster_checkpoints.state import (
     CheckpointMetadata,
     QuerySnapshot,

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from dagster_checkpoints.control import NoRunningPipeline, RequestTimedOut
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.plugin.storage_root import NoStorageError
 from dagster_checkpoints.storage import (
     InvalidKey,
     InvalidRequest,
     InvalidStorageUrl,
-    NoRunningPipeline,
     NotFound,
     OutcomeUnknown,
     RequestConflict,
-    RequestTimedOut,
     StorageUnavailable,
     UnknownRequest,
 )
-from dagster_checkpoints.storage_root import NoStorageError
 
 
 class Exit(IntEnum):

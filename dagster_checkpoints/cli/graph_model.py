@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
+from dagster_checkpoints.control import PipelineStatus
 from dagster_checkpoints.pipeline import EdgePattern, Pipeline, StageKind, build_chains
 from dagster_checkpoints.state import CheckpointMetadata
-from dagster_checkpoints.storage import PipelineStatus
 
 StageState = Literal["", "running", "partly finished", "at end of data", "finished"]
 _CHANNEL = re.compile(r"(?P<source>.+)\[\d+\]->(?P<target>.+)\[\d+\]")

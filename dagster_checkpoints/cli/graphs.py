@@ -7,16 +7,17 @@ from pathlib import Path
 import click
 
 from dagster_checkpoints.cli.exits import NothingThere, UsageProblem
-from dagster_checkpoints.cli.finding import WHAT, Found, finding, found
 from dagster_checkpoints.cli.graph_drawing import as_mermaid, as_svg, as_text
 from dagster_checkpoints.cli.graph_model import PipelineGraph, combined, of_checkpoint, of_code, of_status
 from dagster_checkpoints.cli.loading import code_options, load_pipeline
+from dagster_checkpoints.cli.locate import WHAT, Found, finding, found
 from dagster_checkpoints.cli.output import write, write_json
 from dagster_checkpoints.cli.status_view import current
-from dagster_checkpoints.cli.where import Where, storage_options
+from dagster_checkpoints.cli.storage_options import Where, storage_options
+from dagster_checkpoints.control import read_status
+from dagster_checkpoints.plugin.storage_root import NoStorageError
 from dagster_checkpoints.state import StateError
 from dagster_checkpoints.storage import CheckpointStorage, StorageError, StorageUnavailable
-from dagster_checkpoints.storage_root import NoStorageError
 
 
 @click.command(epilog=WHAT)
@@ -76,7 +77,7 @@ def _seen(where: Where, location: str | None, code: PipelineGraph | None) -> Pip
 
 def _of_storage(where: Where, storage: CheckpointStorage) -> PipelineGraph | None:
     state = where.state(storage)
-    told = current(state, storage.read_status())
+    told = current(state, read_status(storage))
     recorded = _recorded(found(storage, state.newest)) if state.newest is not None else None
     if told is None or not told.stages:
         return recorded

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_checkpoints.cli.exits import NothingThere
-from dagster_checkpoints.cli.finding import found
+from dagster_checkpoints.cli.locate import found
 from dagster_checkpoints.cli.output import (
     NOTHING,
     age_in_words,
@@ -22,7 +22,8 @@ from dagster_checkpoints.cli.output import (
     write_json,
 )
 from dagster_checkpoints.cli.status_view import next_start
-from dagster_checkpoints.cli.where import Where, pipelines, storage_options
+from dagster_checkpoints.cli.storage_options import Where, pipelines, storage_options
+from dagster_checkpoints.plugin.verification import file_sizes
 from dagster_checkpoints.state import CheckpointMetadata, StateError, decode
 from dagster_checkpoints.storage import (
     CheckpointStorage,
@@ -32,7 +33,6 @@ from dagster_checkpoints.storage import (
     describe_end,
 )
 from dagster_checkpoints.storage.pipeline_state import describe_owner
-from dagster_checkpoints.verification import file_sizes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

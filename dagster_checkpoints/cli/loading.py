@@ -122,7 +122,7 @@ class LoadedCode:
         """
         if not self.definitions:
             return {}
-        from dagster_checkpoints.resource import CheckpointCoordinatorResource
+        from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
 
         for definitions in self.definitions:
             for resource in (definitions.resources or {}).values():
@@ -176,7 +176,7 @@ def _code_locations(values: Mapping[str, Any]) -> list[Definitions]:
 def _of_code_locations(locations: Sequence[Definitions]) -> list[Pipeline]:
     if not locations:
         return []
-    from dagster_checkpoints.asset_decorator import pipelines_of
+    from dagster_checkpoints.plugin.asset_decorator import pipelines_of
 
     return [pipeline for definitions in locations for pipeline in pipelines_of(definitions)]
 

@@ -14,14 +14,8 @@ from dagster_checkpoints.cli.output import (
     seconds_in_words,
     table,
 )
-from dagster_checkpoints.storage import (
-    CheckpointStatus,
-    InstanceStatus,
-    PipelineState,
-    PipelineStatus,
-    StageStatus,
-    describe_end,
-)
+from dagster_checkpoints.control import CheckpointStatus, InstanceStatus, PipelineStatus, StageStatus
+from dagster_checkpoints.storage import PipelineState, describe_end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,20 +5,11 @@ Read in this order: :mod:`base` (the object store), :mod:`local` and :mod:`s3` (
 :mod:`processes` (whether the owner's process is known to be gone),
 :mod:`acquisition` and :mod:`ownership` (one owner per pipeline, and the commit point), :mod:`shared_state`,
 :mod:`state_files` and :mod:`shared_files` (content-addressed state), :mod:`savepoints` and :mod:`savepoint_places`
-(self-contained state), and :mod:`checkpoints`, the face over all of it. Beside them: :mod:`requests` and :mod:`request_box`
-(what is asked of a running pipeline), :mod:`control` (the asker's side of it) and :mod:`status` (how it goes, for display).
+(self-contained state), and :mod:`checkpoints`, the face over all of it.
 """
 
 from dagster_checkpoints.storage.base import ObjectInfo, ObjectStore, PutMode, UpdateVersion
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage, StoredMetadata
-from dagster_checkpoints.storage.control import (
-    ControlError,
-    NoRunningPipeline,
-    PipelineControl,
-    RequestFailed,
-    RequestHandle,
-    RequestTimedOut,
-)
 from dagster_checkpoints.storage.errors import (
     AlreadyExists,
     BucketMissing,
@@ -65,58 +56,25 @@ from dagster_checkpoints.storage.pipeline_state import (
 )
 from dagster_checkpoints.storage.processes import mark_descendants, this_process
 from dagster_checkpoints.storage.renewal import LeaseRenewer
-from dagster_checkpoints.storage.request_box import RequestBox
-from dagster_checkpoints.storage.requests import (
-    INVALID_REQUEST,
-    NO_RUNNING_PIPELINE,
-    Answer,
-    AnswerStatus,
-    ControlRequest,
-    RequestKind,
-)
 from dagster_checkpoints.storage.savepoint_places import StoredSavepoint
 from dagster_checkpoints.storage.savepoints import SavepointDirectory, StateFileProblem
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from dagster_checkpoints.storage.state_files import StateFileLike, StoredFile
-from dagster_checkpoints.storage.status import (
-    CheckpointCountsStatus,
-    CheckpointStatus,
-    FailureStatus,
-    InstanceStatus,
-    PendingStatus,
-    Phase,
-    PipelineStatus,
-    StageStatus,
-    StopStatus,
-    VertexPart,
-    decode_status,
-    encode_status,
-)
 
 __all__ = [
-    "INVALID_REQUEST",
-    "NO_RUNNING_PIPELINE",
     "UNKNOWN_ORIGIN",
     "AlreadyExists",
-    "Answer",
-    "AnswerStatus",
     "BucketMissing",
-    "CheckpointCountsStatus",
     "CheckpointDiscarded",
     "CheckpointPointer",
-    "CheckpointStatus",
     "CheckpointStorage",
     "ConditionalWritesUnsupported",
-    "ControlError",
-    "ControlRequest",
     "CorruptAnswer",
     "CorruptPipelineState",
     "CorruptRequest",
     "CorruptStateFile",
     "CorruptStatus",
     "EndedBy",
-    "FailureStatus",
-    "InstanceStatus",
     "InvalidKey",
     "InvalidRequest",
     "InvalidStorageUrl",
@@ -127,7 +85,6 @@ __all__ = [
     "MissingCheckpoint",
     "MissingSavepoint",
     "MissingStateFile",
-    "NoRunningPipeline",
     "NotFound",
     "ObjectInfo",
     "ObjectStore",
@@ -136,28 +93,17 @@ __all__ = [
     "Owner",
     "Ownership",
     "OwnershipLost",
-    "PendingStatus",
-    "Phase",
-    "PipelineControl",
     "PipelineNameTaken",
     "PipelineOwned",
     "PipelineState",
-    "PipelineStatus",
     "Precondition",
     "PutMode",
-    "RequestBox",
     "RequestConflict",
-    "RequestFailed",
-    "RequestHandle",
-    "RequestKind",
-    "RequestTimedOut",
     "SavepointDirectory",
     "SharedStateRegistry",
-    "StageStatus",
     "StateFileChanged",
     "StateFileLike",
     "StateFileProblem",
-    "StopStatus",
     "StorageAccessDenied",
     "StorageError",
     "StorageUnavailable",
@@ -167,13 +113,10 @@ __all__ = [
     "UnknownPipelineStateVersion",
     "UnknownRequest",
     "UpdateVersion",
-    "VertexPart",
     "WriteConflict",
     "check_origin",
-    "decode_status",
     "describe_end",
     "describe_owner",
-    "encode_status",
     "mark_descendants",
     "open_store",
     "this_process",

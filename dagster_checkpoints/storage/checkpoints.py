@@ -26,7 +26,6 @@ from dagster_checkpoints.storage.savepoints import SavepointDirectory
 from dagster_checkpoints.storage.shared_files import SharedFiles
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from dagster_checkpoints.storage.state_files import StateFileLike, StoredFile, fetch_file, run_all
-from dagster_checkpoints.storage.status import PipelineStatus, decode_status, encode_status
 
 
 @dataclass(frozen=True)
@@ -118,17 +117,6 @@ class CheckpointStorage:
         """What ``state.json`` says, for whoever does not own the pipeline; None if it never ran here."""
         found = read_state(self.store, self.layout)
         return found[0] if found else None
-
-    def write_status(self, status: PipelineStatus) -> None:
-        """Overwrite ``status.json``, for displays and sensors. Raises StorageUnavailable, OutcomeUnknown: no harm done."""
-        self.store.put(self.layout.status, encode_status(status))
-
-    def read_status(self) -> PipelineStatus | None:
-        """What the newest run last said of itself; None if none ever did. Raises CorruptStatus."""
-        try:
-            return decode_status(self.store.get(self.layout.status), self.url_of("status.json"))
-        except NotFound:
-            return None
 
     # -- state files
 

@@ -12,7 +12,7 @@ import pytest
 from bench import __main__ as bench_main
 from bench import checkpoints, computation, coordination, measures, planning, processes, savepoints, simulating, throughput, ways
 from bench.setting import BenchFailed, Setting
-from dagster_checkpoints.spark.snapshots import prune
+from dagster_checkpoints.spark.snapshots.query_snapshots import prune
 from simulation.faults import FAULTS, injected
 
 if TYPE_CHECKING:

@@ -17,6 +17,21 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dagster_checkpoints.cli.app import app
+from dagster_checkpoints.control import (
+    Answer,
+    CheckpointCountsStatus,
+    CheckpointStatus,
+    ControlRequest,
+    FailureStatus,
+    InstanceStatus,
+    PendingStatus,
+    PipelineStatus,
+    RequestBox,
+    StageStatus,
+    StopStatus,
+    VertexPart,
+    write_status,
+)
 from dagster_checkpoints.state import (
     ChainMetadata,
     ChannelSnapshot,
@@ -30,25 +45,7 @@ from dagster_checkpoints.state import (
     TaskSnapshot,
     encode,
 )
-from dagster_checkpoints.storage import (
-    Answer,
-    CheckpointCountsStatus,
-    CheckpointStatus,
-    CheckpointStorage,
-    ControlRequest,
-    FailureStatus,
-    InstanceStatus,
-    Owner,
-    Ownership,
-    PendingStatus,
-    PipelineStatus,
-    RequestBox,
-    StageStatus,
-    StopStatus,
-    StoredFile,
-    VertexPart,
-    open_store,
-)
+from dagster_checkpoints.storage import CheckpointStorage, Owner, Ownership, StoredFile, open_store
 from resources.embedded_s3 import EmbeddedS3
 
 AIRPORTS = ("EWR", "JFK", "LGA")
@@ -263,7 +260,7 @@ class World:
             "stop": None,
         }
         status = PipelineStatus(**{**values, **changes})
-        self.storage.write_status(status)
+        write_status(self.storage, status)
         return status
 
     def stopping(self, drain: bool = False) -> StopStatus:

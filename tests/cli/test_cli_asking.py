@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dagster_checkpoints.cli import asking
-from dagster_checkpoints.storage import Answer, ControlRequest, RequestBox
+from dagster_checkpoints.cli import requests as asking
+from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
 
 
 def done(request: ControlRequest, **changes: Any) -> Answer:

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from dagster_checkpoints.cli import watching
+from dagster_checkpoints.cli import watch as watching
+from dagster_checkpoints.control import InstanceStatus, StageStatus, write_status
 from dagster_checkpoints.state import decode
-from dagster_checkpoints.storage import InstanceStatus, StageStatus
 from resources.embedded_s3 import Fault
 
 CODE = """
@@ -270,7 +270,7 @@ def test_a_status_that_an_earlier_run_left_behind_is_not_shown(local: Any) -> No
     assert local.json("show")["status"] is None
     local.run()
     assert local.json("show")["status"] is None
-    local.storage.write_status(msgspec.structs.replace(old, epoch=2))
+    write_status(local.storage, msgspec.structs.replace(old, epoch=2))
     assert local.json("show")["status"]["epoch"] == 2
 
 

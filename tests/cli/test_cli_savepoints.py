@@ -88,7 +88,7 @@ def test_dispose_deletes_a_savepoint_that_nobody_needs(world: Any) -> None:
 def test_dispose_asks_on_a_terminal(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     local.run()
     location = local.savepoint(43)
-    monkeypatch.setattr("dagster_checkpoints.cli.disposing.is_terminal", lambda: True)
+    monkeypatch.setattr("dagster_checkpoints.cli.dispose.is_terminal", lambda: True)
     assert "Aborted" in local.cli("dispose", "43", input="n\n", code=1).stderr
     assert list(local.store.list(f"flights/{location}"))
     assert "Delete it for good?" in local.cli("dispose", "43", input="y\n").stderr

@@ -20,6 +20,15 @@ from dagster_checkpoints import (
     stage,
     unbounded_source,
 )
+from dagster_checkpoints.control import (
+    Answer,
+    ControlRequest,
+    InstanceStatus,
+    PipelineStatus,
+    RequestBox,
+    StageStatus,
+    write_status,
+)
 from dagster_checkpoints.state import (
     ChainMetadata,
     CheckpointMetadata,
@@ -30,19 +39,7 @@ from dagster_checkpoints.state import (
     TaskSnapshot,
     encode,
 )
-from dagster_checkpoints.storage import (
-    Answer,
-    CheckpointStorage,
-    ControlRequest,
-    InstanceStatus,
-    JobStatus,
-    LeaseRenewer,
-    Owner,
-    PipelineStatus,
-    RequestBox,
-    StageStatus,
-    open_store,
-)
+from dagster_checkpoints.storage import CheckpointStorage, JobStatus, LeaseRenewer, Owner, open_store
 
 SPARK = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}
 
@@ -214,7 +211,7 @@ class FakeOwner:
             "job_id": self.job_id,
             "stages": stages,
         }
-        self.storage.write_status(PipelineStatus(pipeline=self.pipeline.name, **{**values, **fields}))
+        write_status(self.storage, PipelineStatus(pipeline=self.pipeline.name, **{**values, **fields}))
 
     def take_savepoint(self, number: int, name: str = "", target: str = "", **fields: Any) -> dict[str, Any]:
         """Write a savepoint as a run does: `history` has finished, `live` reads two directories. Returns what answers tell."""

@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from dagster_checkpoints.interrupts import interrupts_delayed
+from dagster_checkpoints.plugin.interrupts import interrupts_delayed
 
 
 class Interrupted(BaseException):

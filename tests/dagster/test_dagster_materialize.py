@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline
-from dagster_checkpoints.run_config import PipelineRunConfig
-from dagster_checkpoints.stage_assets import instance_assets
+from dagster_checkpoints.plugin.run_config import PipelineRunConfig
+from dagster_checkpoints.plugin.stage_assets import instance_assets
 
 pytestmark = pytest.mark.usefixtures("spark")
 

@@ -19,8 +19,8 @@ import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_checkpoints.sensors.recovery import ATTEMPT, RECOVERS
-from dagster_checkpoints.stage_assets import REFUSED
+from dagster_checkpoints.plugin.sensors.recovery import ATTEMPT, RECOVERS
+from dagster_checkpoints.plugin.stage_assets import REFUSED
 from dagster_checkpoints.storage import CheckpointStorage, PipelineState, open_store
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -16,14 +16,15 @@ from dagster_aws.s3 import S3Resource
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 from pydantic import ValidationError
 
-from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline, SavepointConfig, resource
+from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline, SavepointConfig
 from dagster_checkpoints.cli.app import app
-from dagster_checkpoints.run_config import PipelineRunConfig
-from dagster_checkpoints.savepoints import SavepointCheckConfig, SavepointRetention
-from dagster_checkpoints.settings import UnknownSettingError
-from dagster_checkpoints.spark.session import SparkSettingError
+from dagster_checkpoints.plugin import resource
+from dagster_checkpoints.plugin.run_config import PipelineRunConfig
+from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig, SavepointRetention
+from dagster_checkpoints.plugin.settings import UnknownSettingError
+from dagster_checkpoints.plugin.storage_root import NoStorageError
+from dagster_checkpoints.spark.session.spark_session import SparkSettingError
 from dagster_checkpoints.storage import CheckpointStorage, LeaseRenewer, Owner, open_store
-from dagster_checkpoints.storage_root import NoStorageError
 
 Materialize = Callable[..., dg.ExecuteInProcessResult]
 Coordinator = Callable[..., CheckpointCoordinatorResource]

@@ -16,14 +16,14 @@ from dagster_checkpoints import (
     ParquetSink,
     Pipeline,
     pipeline_assets,
-    resource,
     stage,
     unbounded_source,
 )
+from dagster_checkpoints.plugin import resource
+from dagster_checkpoints.plugin.stage_assets import REFUSED
 from dagster_checkpoints.spark.errors import NothingToRestoreError
-from dagster_checkpoints.spark.events import CheckpointDone, JobStarted, SavepointDone
-from dagster_checkpoints.spark.restoring import is_repeated_start
-from dagster_checkpoints.stage_assets import REFUSED
+from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted, SavepointDone
+from dagster_checkpoints.spark.job.restoring import is_repeated_start
 from dagster_checkpoints.storage import Job, PipelineState
 
 Coordinator = Callable[..., CheckpointCoordinatorResource]

@@ -14,9 +14,10 @@ import pytest
 
 from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, bounded_source, stage, unbounded_source
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
-from dagster_checkpoints.run_events import RunReporter, failure
+from dagster_checkpoints.plugin.run_events import RunReporter, failure
+from dagster_checkpoints.plugin.stage_assets import StageAssets
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError
-from dagster_checkpoints.spark.events import (
+from dagster_checkpoints.spark.job.events import (
     AttemptBuilding,
     CheckpointDone,
     CheckpointNotDone,
@@ -34,7 +35,6 @@ from dagster_checkpoints.spark.events import (
     StageProgress,
     StartChosen,
 )
-from dagster_checkpoints.stage_assets import StageAssets
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 

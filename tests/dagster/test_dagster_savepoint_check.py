@@ -18,7 +18,7 @@ from dagster_checkpoints import (
     savepoint_check,
     stage,
 )
-from dagster_checkpoints.stage_assets import PIPELINE
+from dagster_checkpoints.plugin.stage_assets import PIPELINE
 
 Owner = Callable[..., Any]
 Check = Callable[..., dg.AssetCheckEvaluation]

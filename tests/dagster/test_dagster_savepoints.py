@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_checkpoints import Pipeline, savepoint_asset
-from dagster_checkpoints.savepoints import SavepointAsset, SavepointRetention, record_savepoint
-from dagster_checkpoints.savepoints.metadata import read_savepoint, resume_metadata
-from dagster_checkpoints.savepoints.retention import Recorded, expired
-from dagster_checkpoints.spark.events import CheckpointDone, SavepointDone
+from dagster_checkpoints.plugin.savepoints import SavepointAsset, SavepointRetention, record_savepoint
+from dagster_checkpoints.plugin.savepoints.metadata import read_savepoint, resume_metadata
+from dagster_checkpoints.plugin.savepoints.retention import Recorded, expired
+from dagster_checkpoints.spark.job.events import CheckpointDone, SavepointDone
 from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable
 
 Owner = Callable[..., Any]

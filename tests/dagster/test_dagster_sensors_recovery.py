@@ -10,9 +10,9 @@ import dagster as dg
 import pytest
 
 from dagster_checkpoints import Pipeline
+from dagster_checkpoints.plugin.sensors.recovery import ATTEMPT, RECOVERS
+from dagster_checkpoints.plugin.stage_assets import PIPELINE, REFUSED, NotAPipelineAssetError
 from dagster_checkpoints.sensors import Backoff, build_recovery_sensor
-from dagster_checkpoints.sensors.recovery import ATTEMPT, RECOVERS
-from dagster_checkpoints.stage_assets import PIPELINE, REFUSED, NotAPipelineAssetError
 
 Tick = Callable[..., Any]
 Owner = Callable[..., Any]

@@ -9,8 +9,8 @@ import dagster as dg
 import pytest
 
 from dagster_checkpoints import Pipeline
+from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, NotAPipelineAssetError
 from dagster_checkpoints.sensors import build_reroot_sensor
-from dagster_checkpoints.stage_assets import FINISHED_BEFORE, NotAPipelineAssetError
 
 Tick = Callable[..., Any]
 RUN = "3f0e7c1a-0000-4000-8000-000000000001"

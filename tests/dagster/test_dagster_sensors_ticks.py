@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline
+from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
+from dagster_checkpoints.plugin.sensors.ticks import request_id
+from dagster_checkpoints.plugin.time_limits import TimeLimit, TimeLimitExceeded
 from dagster_checkpoints.sensors import build_drain_sensor, build_end_of_input_sensor, build_reroot_sensor, when
-from dagster_checkpoints.sensors.cursors import Cursor, read_cursor, write_cursor
-from dagster_checkpoints.sensors.ticks import request_id
 from dagster_checkpoints.storage import CheckpointStorage, CorruptPipelineState, StorageUnavailable
 from dagster_checkpoints.storage.layout import validate_request_id
-from dagster_checkpoints.time_limits import TimeLimit, TimeLimitExceeded
 
 
 class Memory(Cursor, frozen=True, kw_only=True, omit_defaults=True):

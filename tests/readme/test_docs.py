@@ -24,21 +24,13 @@ import yaml  # type: ignore[import-untyped]
 import dagster_checkpoints
 from dagster_checkpoints import CheckpointCoordinatorResource, SavepointConfig, Stage, TwoPhaseCommitSink, sensors
 from dagster_checkpoints.cli.app import app
+from dagster_checkpoints.control import Answer, ControlRequest, PipelineControl, RequestBox
 from dagster_checkpoints.coordination import CheckpointConfig, FailureReason
-from dagster_checkpoints.observations import STAGE_LABELS
-from dagster_checkpoints.run_config import PipelineRunConfig
-from dagster_checkpoints.savepoints import SavepointCheckConfig
+from dagster_checkpoints.plugin.observations import STAGE_LABELS
+from dagster_checkpoints.plugin.run_config import PipelineRunConfig
+from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig
 from dagster_checkpoints.state import ClaimMode
-from dagster_checkpoints.storage import (
-    Answer,
-    CheckpointStorage,
-    ControlRequest,
-    Job,
-    Owner,
-    PipelineControl,
-    RequestBox,
-    open_store,
-)
+from dagster_checkpoints.storage import CheckpointStorage, Job, Owner, open_store
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = REPOSITORY / "README.md"
@@ -458,7 +450,7 @@ def test_the_command_line_and_the_pages_agree_on_exit_codes() -> None:
 
 
 def test_the_reasons_and_problems_that_are_explained_exist() -> None:
-    from dagster_checkpoints.verification import ProblemKind
+    from dagster_checkpoints.plugin.verification import ProblemKind
 
     page = (REPOSITORY / "docs/failures.md").read_text(encoding="utf-8")
     reasons = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", page))

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dagster_checkpoints.sinks import ParquetSink, SinkContext
-from dagster_checkpoints.spark.sinking import TaskSink
+from dagster_checkpoints.spark.tasks.task_sink import TaskSink
 
 INSTANCES = (0, 1)
 BATCH: Any = SimpleNamespace(columns=["n"])

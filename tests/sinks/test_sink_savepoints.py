@@ -23,7 +23,7 @@ from dagster_checkpoints.sinks import (
     TwoPhaseCommitSink,
 )
 from dagster_checkpoints.sinks.branches import Branches
-from dagster_checkpoints.spark.sinking import TaskSink
+from dagster_checkpoints.spark.tasks.task_sink import TaskSink
 
 BATCH: Any = SimpleNamespace(columns=["n"])
 

@@ -18,19 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dagster_checkpoints.control import Answer, ControlRequest, PipelineControl
 from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart, NoRestart
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.spark.events import CheckpointDone, JobEvent, JobResult, JobStarted
-from dagster_checkpoints.spark.job import JobExecution
-from dagster_checkpoints.spark.job_options import JobOptions
+from dagster_checkpoints.spark.job.events import CheckpointDone, JobEvent, JobResult, JobStarted
+from dagster_checkpoints.spark.job.job_execution import JobExecution
+from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.storage import (
-    Answer,
     CheckpointStorage,
-    ControlRequest,
     ObjectStore,
     OutcomeUnknown,
-    PipelineControl,
     Precondition,
     StorageUnavailable,
     open_store,

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, CheckpointBarrier, CheckpointProperties
-from dagster_checkpoints.spark.blame import own_line, stage_of
-from dagster_checkpoints.spark.channels import (
+from dagster_checkpoints.spark.channels.channel_log import (
     BarrierMark,
     CancelMark,
     Channel,
@@ -27,9 +26,10 @@ from dagster_checkpoints.spark.channels import (
     WatermarkStatus,
     segment_of,
 )
-from dagster_checkpoints.spark.operator_state import OperatorStateStore
-from dagster_checkpoints.spark.query_log import PlannedBatch, QueryLog, channel_positions
-from dagster_checkpoints.spark.segments import default_key_groups
+from dagster_checkpoints.spark.channels.segments import default_key_groups
+from dagster_checkpoints.spark.query.error_location import own_line, stage_of
+from dagster_checkpoints.spark.query.query_log import PlannedBatch, QueryLog, channel_positions
+from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.state import OperatorState
 
 IDENTITY = ChannelId("a", 0, "b", 1)

@@ -74,7 +74,7 @@ def namespace() -> list[str]:
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     import pyspark
 
-    from dagster_checkpoints.spark.java import find_java_home
+    from dagster_checkpoints.spark.session.java import find_java_home
 
     environment = {
         **os.environ,

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage
-from dagster_checkpoints.spark.column_types import not_carried, not_written
+from dagster_checkpoints.spark.query.column_types import not_carried, not_written
 
 CARRIED = """
     named_struct('d', INTERVAL '1 02:03:04.5' DAY TO SECOND, 'none', CAST(NULL AS INT)) AS nested,

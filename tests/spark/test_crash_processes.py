@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.control import NoRunningPipeline
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
-from dagster_checkpoints.spark.events import JobStarted
-from dagster_checkpoints.spark.job import JobExecution
-from dagster_checkpoints.spark.job_options import JobOptions
+from dagster_checkpoints.spark.job.events import JobStarted
+from dagster_checkpoints.spark.job.job_execution import JobExecution
+from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.state import decode
-from dagster_checkpoints.storage import NoRunningPipeline, PipelineOwned
+from dagster_checkpoints.storage import PipelineOwned
 
 ROOT = Path(__file__).parents[2]
 RUNNER = Path(__file__).with_name("crash_runner.py")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage, unbounded_source
-from dagster_checkpoints.spark import task_watermarks
 from dagster_checkpoints.spark.errors import EndlessTimersError
+from dagster_checkpoints.spark.tasks import task_watermarks
 
 CLICKS = "k string, ts timestamp, v long"
 COUNTED = "k string, ts timestamp, n long"

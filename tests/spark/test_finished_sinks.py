@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from dagster_checkpoints.pipeline import ExecutionGraph
 from dagster_checkpoints.sinks import ParquetSink, SinkContext
-from dagster_checkpoints.spark.deployment import Deployment
-from dagster_checkpoints.spark.sinking import TaskSink
+from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.tasks.task_sink import TaskSink
 
 UNUSED: Any = None
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_checkpoints.spark import java
-from dagster_checkpoints.spark.java import JavaNotFound, configure_java, find_java_home
+from dagster_checkpoints.spark.session import java
+from dagster_checkpoints.spark.session.java import JavaNotFound, configure_java, find_java_home
 
 
 def make_java(home: Path, version: str) -> Path:
@@ -150,7 +150,7 @@ def test_a_cache_directory_that_cannot_be_written_is_no_obstacle(tmp_path: Path,
 
 SPARK_JOB = """
 import os, sys
-from dagster_checkpoints.spark.java import configure_java
+from dagster_checkpoints.spark.session.java import configure_java
 print("home", configure_java())
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.coordination import CheckpointConfig, InvalidCheckpointConfig, NoRestart
-from dagster_checkpoints.spark.job_options import JobOptions
+from dagster_checkpoints.spark.job.job_options import JobOptions
 
 
 @pytest.mark.parametrize(

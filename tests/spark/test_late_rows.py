@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage, unbounded_source
-from dagster_checkpoints.spark.events import CheckpointDone, StageFinished
+from dagster_checkpoints.spark.job.events import CheckpointDone, StageFinished
 
 ROWS = "k string, ts timestamp, v long"
 

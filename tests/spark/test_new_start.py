@@ -8,7 +8,7 @@ import pytest
 
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
 from dagster_checkpoints.sinks import SinkHoldsEarlierRows, SinkPathInUse
-from dagster_checkpoints.spark.events import JobStarted
+from dagster_checkpoints.spark.job.events import JobStarted
 
 ROWS = "k string, v long"
 

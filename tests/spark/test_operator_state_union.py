@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageKind
-from dagster_checkpoints.spark.events import CheckpointDone, JobStarted
-from dagster_checkpoints.spark.operator_state import OperatorStateStore
+from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
+from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.state import OperatorState
 
 ROWS = "k string, v long"

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dagster_checkpoints.pipeline import Pipeline, StageContext, stage, unbounded_source
-from dagster_checkpoints.spark import plans
-from dagster_checkpoints.spark.plan_fingerprint import PlanDescription, describe
+from dagster_checkpoints.spark.query import plans
+from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe
 
 ROWS = "k string, ts timestamp, v long"
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dagster_checkpoints.pipeline import Chain, TaskId
-from dagster_checkpoints.spark.events import FirstBatch, QueryEvent, QueryStarted, QueryWaiting
-from dagster_checkpoints.spark.mail import TaskFirstBatch, TaskNews, TaskQueryStarted, TaskWaiting
-from dagster_checkpoints.spark.query_starts import QueryStarts
+from dagster_checkpoints.spark.job.events import FirstBatch, QueryEvent, QueryStarted, QueryWaiting
+from dagster_checkpoints.spark.job.query_starts import QueryStarts
+from dagster_checkpoints.spark.tasks.messages import TaskFirstBatch, TaskNews, TaskQueryStarted, TaskWaiting
 
 LIVE = Chain("live", ("live",), ("EWR", "JFK"))
 WINDOWS = Chain("joined", ("joined", "windows"), ("0",))

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.coordination import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError
-from dagster_checkpoints.spark.events import CheckpointNotDone, JobRestarting, JobStarted, StageFinished
+from dagster_checkpoints.spark.job.events import CheckpointNotDone, JobRestarting, JobStarted, StageFinished
 from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable, open_store
 from resources.embedded_s3 import EmbeddedS3
 

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.errors import StageFailedError
-from dagster_checkpoints.spark.events import InstanceFinished, JobRestarting, JobStarted, StageFinished
+from dagster_checkpoints.spark.job.events import InstanceFinished, JobRestarting, JobStarted, StageFinished
 
 SCHEMA = "k string, ts timestamp, v long"
 

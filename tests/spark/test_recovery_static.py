@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unbounded_source
 from dagster_checkpoints.pipeline import Watermark as EventTime
 from dagster_checkpoints.pipeline.stages import StageKind
-from dagster_checkpoints.spark.events import JobStarted
+from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.state import CheckpointMetadata, Segment, TaskSnapshot, decode, in_flight_files
 
 ROWS = "k string, ts timestamp, v long"

@@ -14,7 +14,7 @@ from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage,
 from dagster_checkpoints.pipeline.errors import UnknownStageError
 from dagster_checkpoints.sinks import ReservedSinkColumn, SinkError, SinkPathInUse, SinkTransactionConflict
 from dagster_checkpoints.spark import errors
-from dagster_checkpoints.spark.events import JobRestarting
+from dagster_checkpoints.spark.job.events import JobRestarting
 from dagster_checkpoints.state import RestoreError
 from dagster_checkpoints.storage import StorageUnavailable
 

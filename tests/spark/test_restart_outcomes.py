@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
-from dagster_checkpoints.spark.events import JobRestarting, JobStarted, SavepointDone, StageFinished
+from dagster_checkpoints.spark.job.events import JobRestarting, JobStarted, SavepointDone, StageFinished
 
 
 def test_a_job_goes_on_from_whatever_its_restart_finds(lab: Any, fragile: Any) -> None:

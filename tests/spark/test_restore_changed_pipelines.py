@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.spark.events import CheckpointDone, JobStarted
+from dagster_checkpoints.plugin.verification import verify_savepoint
+from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
 from dagster_checkpoints.state import ChainLayoutChanged, InputRowsGone, InputsChanged, SourcesChanged, StatefulPlanChanged
-from dagster_checkpoints.verification import verify_savepoint
 
 ROWS = "k string, ts timestamp, v long"
 NAMES = "k string, name string"

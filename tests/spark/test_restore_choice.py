@@ -12,7 +12,7 @@ import pytest
 
 from dagster_checkpoints import ParquetSink, Pipeline, unbounded_source
 from dagster_checkpoints.spark.errors import NothingToRestoreError
-from dagster_checkpoints.spark.restoring import StartPoint, choose_start
+from dagster_checkpoints.spark.job.restoring import StartPoint, choose_start
 from dagster_checkpoints.state import (
     ChainMetadata,
     CheckpointMetadata,

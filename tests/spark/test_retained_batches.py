@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
-from dagster_checkpoints.spark.events import CheckpointNotDone, JobStarted
-from dagster_checkpoints.spark.session import LEAST_RETAINED_BATCHES, RETAINED_BATCHES, SparkSettingError
+from dagster_checkpoints.spark.job.events import CheckpointNotDone, JobStarted
+from dagster_checkpoints.spark.session.spark_session import LEAST_RETAINED_BATCHES, RETAINED_BATCHES, SparkSettingError
 
 ROWS = "k string, ts timestamp, v long"
 FILES = 12

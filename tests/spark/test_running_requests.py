@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.control import NoRunningPipeline, PipelineStatus, RequestFailed
 from dagster_checkpoints.coordination import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, stage, unbounded_source
-from dagster_checkpoints.spark.events import InstanceFinished, JobRestarting, JobStarted, SavepointDone
-from dagster_checkpoints.storage import NoRunningPipeline, PipelineStatus, RequestConflict, RequestFailed
+from dagster_checkpoints.spark.job.events import InstanceFinished, JobRestarting, JobStarted, SavepointDone
+from dagster_checkpoints.storage import RequestConflict
 
 ROWS = "k string, v long"
 DEADLINE = 150.0

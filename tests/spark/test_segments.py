@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.spark.segments import SegmentRowsError, Split, write_segment, write_split_segments
+from dagster_checkpoints.spark.channels.segments import SegmentRowsError, Split, write_segment, write_split_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
 
 from dagster_checkpoints.pipeline import Pipeline, StageContext, stage, unbounded_source
-from dagster_checkpoints.spark import source_checks
 from dagster_checkpoints.spark.errors import SourceActsOnCommitError
-from dagster_checkpoints.spark.events import JobStarted
-from dagster_checkpoints.spark.source_checks import StreamingSource, acts_on_commit, missing_limit
-from dagster_checkpoints.spark.stage_calls import StageCall
+from dagster_checkpoints.spark.job.events import JobStarted
+from dagster_checkpoints.spark.query import source_checks
+from dagster_checkpoints.spark.query.source_checks import StreamingSource, acts_on_commit, missing_limit
+from dagster_checkpoints.spark.query.stage_calls import StageCall
 
 FLIGHTS = "k string, ts timestamp, v long"
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
 from dagster_checkpoints.spark.errors import PlanRefusedError, StageError, StageFailedError
-from dagster_checkpoints.spark.spark_advice import advice_on_failed_query
+from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query
 
 FLIGHTS = "k string, ts timestamp, v long"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_checkpoints.spark.spark_home import lean_spark_home
+from dagster_checkpoints.spark.session.spark_home import lean_spark_home
 
 LOCAL = {"spark.master": "local[2]"}
 

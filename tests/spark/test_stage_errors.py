@@ -21,7 +21,7 @@ from dagster_checkpoints.spark.errors import (
     StageResultError,
     StageWatermarkError,
 )
-from dagster_checkpoints.spark.events import JobStarted
+from dagster_checkpoints.spark.job.events import JobStarted
 
 FLIGHTS = "k string, ts timestamp, v long"
 

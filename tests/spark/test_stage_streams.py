@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.errors import StageError, StageQueryError, StageStreamError
-from dagster_checkpoints.spark.events import JobStarted
+from dagster_checkpoints.spark.job.events import JobStarted
 
 FLIGHTS = "k string, ts timestamp, v long"
 

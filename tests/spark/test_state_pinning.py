@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dagster_checkpoints.spark import snapshots
 from dagster_checkpoints.spark.errors import SnapshotError
-from dagster_checkpoints.spark.snapshots import pin, prune, relocate, restore
+from dagster_checkpoints.spark.snapshots import query_snapshots as snapshots
+from dagster_checkpoints.spark.snapshots.query_snapshots import pin, prune, relocate, restore
 
 
 class Query:

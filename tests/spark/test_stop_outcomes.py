@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dagster_checkpoints.spark.events import CheckpointNotDone, JobRestarting, JobStarted, SavepointDone
+from dagster_checkpoints.spark.job.events import CheckpointNotDone, JobRestarting, JobStarted, SavepointDone
 
 
 def test_a_job_goes_on_whatever_its_stop_fails_with(lab: Any, fragile: Any) -> None:

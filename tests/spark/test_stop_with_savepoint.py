@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage, unbounded_source
-from dagster_checkpoints.spark.events import JobStarted, SavepointDone, StageFinished
+from dagster_checkpoints.spark.job.events import JobStarted, SavepointDone, StageFinished
 from dagster_checkpoints.state import decode
 
 CLICKS = "k string, ts timestamp, v long"

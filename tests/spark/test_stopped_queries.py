@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
 from dagster_checkpoints.spark.errors import QueryStoppedError
-from dagster_checkpoints.spark.events import JobRestarting
-from dagster_checkpoints.spark.query import QueryStopped, TaskQuery
+from dagster_checkpoints.spark.job.events import JobRestarting
+from dagster_checkpoints.spark.query.query import QueryStopped, TaskQuery
 
 ROWS = "k string, ts timestamp, v long"
 PER_FILE = 30

@@ -7,7 +7,7 @@ from typing import Any
 
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.spark.events import CheckpointNotDone, JobStarted
+from dagster_checkpoints.spark.job.events import CheckpointNotDone, JobStarted
 
 ROWS = "k string, v long"
 

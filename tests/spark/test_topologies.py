@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import SinkContext, TwoPhaseCommitSink
-from dagster_checkpoints.spark.events import CheckpointDone, StageFinished
+from dagster_checkpoints.spark.job.events import CheckpointDone, StageFinished
 
 FLIGHTS = "k string, ts timestamp, v long"
 

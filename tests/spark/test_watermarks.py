@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.spark.events import CheckpointDone, InstanceFinished, StageFinished
+from dagster_checkpoints.spark.job.events import CheckpointDone, InstanceFinished, StageFinished
 
 FLIGHTS = "k string, ts timestamp, v long"
 LIVE = ("a", "b", "c")

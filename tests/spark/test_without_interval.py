@@ -9,7 +9,7 @@ import pytest
 from dagster_checkpoints.coordination import FixedDelayRestart, LifecycleState
 from dagster_checkpoints.pipeline import Pipeline, TaskId, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.spark.events import JobRestarting, JobStarted
+from dagster_checkpoints.spark.job.events import JobRestarting, JobStarted
 
 ROWS = "k string, v long"
 

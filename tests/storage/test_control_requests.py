@@ -12,16 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
 from dagster_checkpoints.storage import (
-    Answer,
-    ControlRequest,
     CorruptAnswer,
     CorruptRequest,
     InvalidRequest,
     LocalStore,
     ObjectStore,
     OutcomeUnknown,
-    RequestBox,
     RequestConflict,
     StorageUnavailable,
 )

@@ -10,20 +10,22 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.storage import (
+from dagster_checkpoints.control import (
     Answer,
-    CheckpointStorage,
     ControlRequest,
-    InvalidRequest,
-    LocalStore,
     NoRunningPipeline,
-    ObjectStore,
-    Owner,
     PipelineControl,
     RequestBox,
-    RequestConflict,
     RequestFailed,
     RequestTimedOut,
+)
+from dagster_checkpoints.storage import (
+    CheckpointStorage,
+    InvalidRequest,
+    LocalStore,
+    ObjectStore,
+    Owner,
+    RequestConflict,
     StorageUnavailable,
     UnknownRequest,
 )

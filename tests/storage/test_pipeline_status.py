@@ -9,11 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dagster_checkpoints.storage import (
+from dagster_checkpoints.control import (
     CheckpointCountsStatus,
     CheckpointStatus,
-    CheckpointStorage,
-    CorruptStatus,
     FailureStatus,
     InstanceStatus,
     PendingStatus,
@@ -23,7 +21,10 @@ from dagster_checkpoints.storage import (
     VertexPart,
     decode_status,
     encode_status,
+    read_status,
+    write_status,
 )
+from dagster_checkpoints.storage import CheckpointStorage, CorruptStatus
 
 NOW = datetime(2025, 1, 1, 12, 30, tzinfo=UTC)
 STATUS = PipelineStatus(
@@ -67,11 +68,11 @@ STATUS = PipelineStatus(
 
 
 def test_a_status_goes_there_and_back(storage: CheckpointStorage, second: CheckpointStorage) -> None:
-    assert second.read_status() is None
-    storage.write_status(STATUS)
-    assert second.read_status() == STATUS
-    storage.write_status(PipelineStatus(**{**_fields(STATUS), "sequence": 18, "stop": None}))
-    found = second.read_status()
+    assert read_status(second) is None
+    write_status(storage, STATUS)
+    assert read_status(second) == STATUS
+    write_status(storage, PipelineStatus(**{**_fields(STATUS), "sequence": 18, "stop": None}))
+    found = read_status(second)
     assert found is not None and (found.sequence, found.stop) == (18, None)
 
 
@@ -103,4 +104,4 @@ def test_what_a_later_release_adds_is_passed_over() -> None:
 def test_a_status_that_cannot_be_read_is_named(storage: CheckpointStorage, content: bytes) -> None:
     storage.store.put("flights/status.json", content)
     with pytest.raises(CorruptStatus, match=f"{storage.store.url}/flights/status.json"):
-        storage.read_status()
+        read_status(storage)

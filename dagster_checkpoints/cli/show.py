@@ -1,0 +1,157 @@
+"""`show`: a checkpoint or savepoint per stage and instance, or the running pipeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dagster_checkpoints.cli.contents import InstanceContent, StageContent, contents, source_offsets
+from dagster_checkpoints.cli.locate import WHAT, Found, finding
+from dagster_checkpoints.cli.output import (
+    NOTHING,
+    bytes_in_words,
+    count_of,
+    facts,
+    moment_in_words,
+    row,
+    seconds_in_words,
+    table,
+    write,
+    write_json,
+)
+from dagster_checkpoints.cli.status_view import next_start, status_as_json, status_as_text
+from dagster_checkpoints.cli.storage_options import Where, storage_options
+from dagster_checkpoints.control import read_status
+from dagster_checkpoints.plugin.verification import file_sizes
+from dagster_checkpoints.state import CheckpointMetadata
+from dagster_checkpoints.storage import CheckpointStorage, PipelineState
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@click.command(epilog=WHAT)
+@click.argument("location", required=False)
+@click.option("--offsets/--no-offsets", default=True, help="Read how far each source has come: one small file per source.")
+@storage_options
+def show(where: Where, location: str | None, offsets: bool) -> None:
+    """A checkpoint or savepoint in detail; without LOCATION: how the pipeline runs, or how it ended.
+
+    Per stage and instance: whether it runs or has finished, rows, bytes of state, watermark, and how far its input was read.
+    """
+    if location is None:
+        with where.open() as storage:
+            _show_pipeline(where, storage)
+        return
+    with finding(where, location) as found:
+        metadata = found.read()
+        stages = contents(metadata, source_offsets(found, metadata) if offsets else {})
+        state = found.storage.read_state()
+        if where.as_json:
+            write_json(_as_json(found, metadata, stages, state))
+        else:
+            write(*_as_text(found, metadata, stages, state))
+
+
+def _show_pipeline(where: Where, storage: CheckpointStorage) -> None:
+    state, status = where.state(storage), read_status(storage)
+    if where.as_json:
+        write_json(status_as_json(state, status))
+    else:
+        write(*status_as_text(state, status))
+
+
+def _as_json(
+    found: Found, metadata: CheckpointMetadata, stages: tuple[StageContent, ...], state: PipelineState | None
+) -> dict[str, Any]:
+    sizes = file_sizes(metadata)
+    return {
+        "id": metadata.checkpoint_id,
+        "kind": metadata.kind,
+        "location": found.location,
+        "url": found.url,
+        "pipeline": metadata.pipeline,
+        "job_id": metadata.job_id,
+        "run_id": metadata.run_id,
+        "epoch": metadata.epoch,
+        "triggered_at": metadata.triggered_at,
+        "completed_at": metadata.completed_at,
+        "bytes": sum(sizes.values()),
+        "files": len(sizes),
+        "spark_version": metadata.spark_version,
+        "format_version": metadata.version,
+        "next_start": next_start(state) == found.location,
+        "statistics": metadata.statistics,
+        "chains": [chain.stages for chain in metadata.chains],
+        "stages": stages,
+    }
+
+
+def _as_text(
+    found: Found, metadata: CheckpointMetadata, stages: tuple[StageContent, ...], state: PipelineState | None
+) -> list[RenderableType]:
+    from rich.text import Text
+
+    sizes = file_sizes(metadata)
+    new = metadata.statistics.get("new_bytes")
+    about = facts(
+        ("location", found.location),
+        ("url", found.url if found.url != found.location else ""),
+        ("pipeline", metadata.pipeline),
+        ("job", f"{metadata.job_id}, run {metadata.run_id}" if metadata.run_id else metadata.job_id),
+        (
+            "completed",
+            f"{moment_in_words(metadata.completed_at)} UTC, "
+            f"{seconds_in_words(metadata.completed_at - metadata.triggered_at)} after its trigger",
+        ),
+        (
+            "size",
+            f"{bytes_in_words(sum(sizes.values()))} in {count_of(len(sizes), 'file')}"
+            + (f", {bytes_in_words(new)} of it new" if new is not None else ""),
+        ),
+        ("written by", f"Spark {metadata.spark_version or 'of an unknown version'}, format {metadata.version}"),
+        ("late rows", ", ".join(f"{stage.name} {stage.late_rows:,}" for stage in stages if stage.late_rows)),
+        ("next run", "begins from this, unless it is told otherwise" if next_start(state) == found.location else ""),
+    )
+    title = Text(f"{metadata.kind.capitalize()} {metadata.checkpoint_id} of {metadata.pipeline}", style="bold")
+    return [title, about, Text(""), _stages(stages)]
+
+
+def _stages(stages: tuple[StageContent, ...]) -> RenderableType:
+    made = table(
+        "stage",
+        "instance",
+        "state",
+        "rows",
+        "size",
+        "watermark",
+        "read so far",
+        right=("rows", "size"),
+        keep=("stage", "instance"),
+    )
+    for stage in stages:
+        if stage.finished:
+            made.add_row(*row(stage.name, _instances(stage), "finished", f"{stage.rows:,}", "", "", "", style="dim"))
+            continue
+        for number, instance in enumerate(stage.instances):
+            cells = _cells(instance)
+            made.add_row(*row("" if number else stage.name, *cells, style="dim" if instance.state == "finished" else ""))
+    return made
+
+
+def _instances(stage: StageContent) -> str:
+    return stage.instances[0].name if len(stage.instances) == 1 else f"all {len(stage.instances)}"
+
+
+def _cells(instance: InstanceContent) -> list[str]:
+    if instance.state == "finished":
+        return [instance.name, "finished", "", "", "", ""]
+    size = NOTHING if instance.shared_with else bytes_in_words(instance.total.bytes)
+    read = f"in the query of {instance.shared_with}" if instance.shared_with else instance.offsets
+    if instance.transactions_pending:
+        pending = count_of(instance.transactions_pending, "transaction")
+        read = f"{read}; {pending} of its sink to commit" if read else f"{pending} of its sink to commit"
+    watermark = moment_in_words(instance.watermark_ms / 1000) if instance.watermark_ms is not None else NOTHING
+    rows = f"{instance.rows:,}" if instance.rows is not None else NOTHING
+    return [instance.name, instance.state, rows, size, watermark, read]

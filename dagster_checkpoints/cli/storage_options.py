@@ -1,0 +1,152 @@
+"""Which storage and which pipeline a command is about: the options that all commands share."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import click
+
+from dagster_checkpoints.cli.exits import NothingThere, UsageProblem
+from dagster_checkpoints.cli.output import JSON
+from dagster_checkpoints.plugin.dagster_instance import shared_parts_below
+from dagster_checkpoints.plugin.storage_root import storage_root
+from dagster_checkpoints.storage import CheckpointStorage, InvalidKey, ObjectStore, PipelineState, open_store
+from dagster_checkpoints.storage.layout import Layout
+
+
+@dataclass(frozen=True)
+class Where:
+    """What the shared options say.
+
+    Attributes:
+        as_json: the output is for a program.
+    """
+
+    storage: str | None
+    pipeline: str | None
+    endpoint_url: str | None
+    region: str | None
+    profile: str | None
+    as_json: bool
+
+    def store(self, root: str | None = None) -> ObjectStore:
+        """The root of the storage, or another one.
+
+        Raises:
+            NoStorageError: nothing says where it is.
+            InvalidStorageUrl: it can be none.
+            UsageProblem: the options for S3 make no sense.
+        """
+        url = root or storage_root(self.storage, setting="--storage", shared_parts=_shared_parts)
+        try:
+            return open_store(url, endpoint_url=self.endpoint_url, region_name=self.region, profile_name=self.profile)
+        except Exception as error:
+            if isinstance(error, ValueError) or type(error).__module__.startswith("botocore."):  # no such profile, for instance
+                raise UsageProblem(f"{url}: {error}") from error
+            raise
+
+    def storage_of(self, store: ObjectStore, pipeline: str) -> CheckpointStorage:
+        """One pipeline's storage. Raises InvalidKey."""
+        return CheckpointStorage(store, pipeline, open_elsewhere=self.store)
+
+    @contextmanager
+    def open(self) -> Iterator[CheckpointStorage]:
+        """The storage of the pipeline that was named, or of the only one there.
+
+        Raises:
+            NothingThere: no such pipeline ever ran on this storage.
+            UsageProblem: there are several, and none was named.
+        """
+        store = self.store()
+        name = self.pipeline if self.pipeline is not None else _only_one(store)
+        with self.storage_of(store, name) as storage:
+            yield storage
+
+    def state(self, storage: CheckpointStorage) -> PipelineState:
+        """What `state.json` says. Raises NothingThere if the pipeline never ran there."""
+        state = storage.read_state()
+        if state is None:
+            there = ", ".join(pipelines(storage.store)) or "none"
+            raise NothingThere(
+                f"expected a pipeline {storage.pipeline!r} in {storage.store.url}, found that none of that name ever ran there. "
+                f"Pipelines there: {there}. Is it the right --storage?"
+            )
+        return state
+
+
+def _shared_parts() -> list[str]:
+    home = os.environ.get("DAGSTER_HOME")
+    try:
+        return shared_parts_below(home) if home else []
+    except ValueError as error:
+        raise UsageProblem(f"{error}. Say with --storage where checkpoints are stored") from error
+
+
+def pipelines(store: ObjectStore) -> list[str]:
+    """The names of all pipelines that ever ran on this storage, sorted."""
+    found = []
+    for name in store.folders():
+        with suppress(InvalidKey):  # a directory of something else
+            if store.head(Layout(name).state) is not None:
+                found.append(name)
+    return sorted(found)
+
+
+def asked_by() -> str:
+    """Who asks, for people."""
+    user = "somebody"
+    with suppress(OSError, KeyError, ImportError):
+        user = getpass.getuser()
+    return f"{user}@{socket.gethostname()} (dagster-checkpoints)"
+
+
+def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every command; the command gets them as its first argument, a :class:`Where`."""
+
+    @wraps(command)
+    def called(
+        storage: str | None,
+        pipeline: str | None,
+        endpoint_url: str | None,
+        region: str | None,
+        profile: str | None,
+        as_json: bool,
+        **others: Any,
+    ) -> Any:
+        click.get_current_context().find_root().meta[JSON] = as_json
+        return command(Where(storage, pipeline, endpoint_url, region, profile, as_json), **others)
+
+    for option in reversed(_OPTIONS):
+        called = option(called)
+    return called
+
+
+def _only_one(store: ObjectStore) -> str:
+    found = pipelines(store)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise NothingThere(f"expected the state of a pipeline in {store.url}, found none. Is it the right --storage?")
+    raise UsageProblem(f"{store.url} has several pipelines: {', '.join(found)}. Say which one with --pipeline")
+
+
+_OPTIONS = (
+    click.option(
+        "--storage",
+        metavar="URL",
+        help="Root of the checkpoints: s3://bucket/prefix, file:///path or a path. Default: CHECKPOINT_STORAGE, else "
+        "DAGSTER_HOME/checkpoints.",
+    ),
+    click.option("--pipeline", metavar="NAME", help="Default: the only one in the storage."),
+    click.option("--endpoint-url", metavar="URL", help="Of an S3 server other than AWS. Default: boto3's own configuration."),
+    click.option("--region", metavar="NAME", help="AWS region. Default: boto3's own configuration."),
+    click.option("--profile", metavar="NAME", help="AWS profile. Default: boto3's own configuration."),
+    click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs."),
+)

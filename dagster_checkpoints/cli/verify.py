@@ -1,0 +1,120 @@
+"""`verify`: is a checkpoint or savepoint whole, and does it fit a pipeline?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from dagster_checkpoints.cli.exits import Exit
+from dagster_checkpoints.cli.loading import LoadedCode, code_options, load_chosen
+from dagster_checkpoints.cli.locate import WHAT, find, opened_for
+from dagster_checkpoints.cli.output import bytes_in_words, count_of, write, write_json
+from dagster_checkpoints.cli.storage_options import Where, storage_options
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.verification import Problem, VerificationReport, verify_savepoint
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@click.command(epilog=WHAT)
+@click.argument("location")
+@code_options
+@click.option("--allow-non-restored-state", is_flag=True, help="State of stages that the pipeline no longer has is no problem.")
+@click.option(
+    "--plans/--no-plans",
+    default=True,
+    help="Whether stages' plans are compared with the state, for which Spark is started. Default: yes, with -m or -f.",
+)
+@storage_options
+def verify(
+    where: Where,
+    location: str,
+    module: str | None,
+    file: str | None,
+    attribute: str | None,
+    allow_non_restored_state: bool,
+    plans: bool,
+) -> None:
+    """Read all of a checkpoint or savepoint: metadata, and each file's size and sha256.
+
+    With -m or -f also whether the pipeline in that code can be restored from it: its stages and inputs, and the stateful
+    operators and sources of their plans. For the plans, Spark runs in this process, with the settings of the code location's
+    CheckpointCoordinatorResource; the functions of the stages are called. Exit code 1 if anything is wrong.
+    """
+    with opened_for(where, location) as storage:
+        found = find(storage, location)
+        chosen = load_chosen(module, file, attribute, where.pipeline)
+        pipeline = chosen[1] if chosen is not None else None
+        report = verify_savepoint(storage, found.location, pipeline, allow_non_restored_state=allow_non_restored_state)
+        if chosen is not None and plans:
+            more = _plan_problems(*chosen, report, found.location, allow_non_restored_state)
+            report = replace(report, problems=(*report.problems, *more))
+        if where.as_json:
+            write_json(
+                {
+                    "url": report.url,
+                    "location": found.location,
+                    "ok": report.ok,
+                    "problems": report.problems,
+                    "files": report.files,
+                    "bytes": report.bytes,
+                    "checked_against": pipeline.name if pipeline else None,
+                }
+            )
+        else:
+            write(*_as_text(report, pipeline.name if pipeline else None))
+    if not report.ok:
+        click.get_current_context().exit(int(Exit.FAILED))
+
+
+def _plan_problems(
+    code: LoadedCode, pipeline: Pipeline, report: VerificationReport, location: str, allow_non_restored_state: bool
+) -> list[Problem]:
+    """What of the stages' plans does not fit the state; nothing where the pipeline does not fit for another reason."""
+    from dagster_checkpoints.spark.job.plan_check import check_plans
+    from dagster_checkpoints.spark.session.spark_session import build_session
+    from dagster_checkpoints.spark.snapshots.restored_state import Restored
+    from dagster_checkpoints.state import RestoreError, SourcesChanged, validate_restore
+
+    if report.metadata is None:
+        return []
+    queries = [task.query for chain in report.metadata.chains for task in chain.tasks.values() if task.query is not None]
+    if all(query.sources is None for query in queries):  # of a release that did not record plans, or no query has begun
+        return []
+    try:
+        plan = validate_restore(pipeline, report.metadata, allow_non_restored_state)
+    except RestoreError:
+        return []
+    settings = {"spark.master": "local[1]", "spark.app.name": "dagster-checkpoints verify"}
+    spark = build_session({**code.spark_settings(), **settings})
+    try:
+        checked = check_plans(pipeline, spark, Restored(report.metadata, plan, location))
+    finally:
+        spark.stop()
+    changed = [
+        Problem("sources_changed" if isinstance(error, SourcesChanged) else "stateful_plan_changed", str(error))
+        for error in checked.changed
+    ]
+    return [*changed, *(Problem("plan_not_built", str(error)) for error in checked.failed.values())]
+
+
+def _as_text(report: VerificationReport, pipeline: str | None) -> list[RenderableType]:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    size = f"{count_of(report.files, 'file')}, {bytes_in_words(report.bytes)}"
+    if report.ok:
+        fits = f", and pipeline {pipeline} can be restored from it" if pipeline else ""
+        return [Text(f"{report.url}\n{size}: all there and unchanged{fits}.")]
+    parts: list[RenderableType] = [
+        Text(report.url),
+        Text(f"{count_of(len(report.problems), 'problem')}; {size} named by its metadata" if report.metadata else "", "bold red"),
+    ]
+    for problem in report.problems:
+        parts.append(Text.assemble(("✗ ", "red"), (problem.kind.replace("_", " "), "bold"), ": ", problem.what))
+        more = [problem.where, problem.remedy]
+        parts.append(Padding(Text("\n".join(line for line in more if line), style="dim"), (0, 0, 0, 2)))
+    return parts

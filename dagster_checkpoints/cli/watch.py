@@ -1,0 +1,149 @@
+"""`watch`: how the pipeline runs, as it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import TYPE_CHECKING
+
+import click
+
+from dagster_checkpoints.cli.exits import Exit
+from dagster_checkpoints.cli.output import console, seconds_in_words, write, write_json, write_json_line
+from dagster_checkpoints.cli.status_view import current, status_as_json, status_as_text
+from dagster_checkpoints.cli.storage_options import Where, storage_options
+from dagster_checkpoints.control import PipelineStatus, read_status
+from dagster_checkpoints.storage import CheckpointStorage, PipelineState, StorageUnavailable
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_SILENT_INTERVALS = 4
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Show it once, and end.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    metavar="SECONDS",
+    show_default=True,
+    help="Between two looks.",
+)
+@storage_options
+def watch(where: Where, once: bool, interval: float) -> None:
+    """How the pipeline runs: stages, rows, watermarks, checkpoints under way. Ends when the run does; Ctrl-C ends it before.
+
+    With --json: one document a line, whenever something has changed. Exit code 3 if the pipeline is not running.
+    """
+    with where.open() as storage:
+        watcher = _Watcher(where, storage)
+        watcher.look()
+        if once or not watcher.running:
+            watcher.show_once()
+        elif where.as_json or not console().is_terminal:
+            watcher.follow_lines(interval)
+        else:
+            watcher.follow_live(interval)
+        if not watcher.ever_ran:
+            click.get_current_context().exit(int(Exit.NOT_RUNNING))
+
+
+@dataclass
+class _Watcher:
+    """Looks at a pipeline again and again.
+
+    Attributes:
+        rates: rows a second between the last two statuses, by stage.
+        trouble: why storage could not be asked the last time.
+    """
+
+    where: Where
+    storage: CheckpointStorage
+    state: PipelineState | None = None
+    status: PipelineStatus | None = None
+    rates: dict[str, float] = field(default_factory=dict)
+    ever_ran: bool = False
+    trouble: str = ""
+    changed_at: float = field(default_factory=lambda: monotonic())
+
+    @property
+    def running(self) -> bool:
+        return self.state is not None and self.state.lease is not None
+
+    def look(self) -> bool:
+        """Read storage once more. Returns whether anything has changed."""
+        try:
+            state, status = self.where.state(self.storage), read_status(self.storage)
+        except StorageUnavailable as error:
+            if self.state is None:
+                raise
+            self.trouble = str(error)
+            return False
+        before = (self.state.token if self.state else "", self.status.sequence if self.status else -1)
+        previous, self.state, self.status, self.trouble = self.status, state, current(state, status), ""
+        changed = before != (state.token, self.status.sequence if self.status else -1)
+        if changed:
+            self.changed_at = monotonic()
+        if self.status is not None and previous is not None:
+            self._measure(previous, self.status)
+        self.ever_ran = self.ever_ran or self.running
+        return changed
+
+    def _measure(self, previous: PipelineStatus, status: PipelineStatus) -> None:
+        seconds = (status.updated_at - previous.updated_at).total_seconds()
+        if status.sequence == previous.sequence or seconds <= 0:
+            return
+        before = {stage.name: stage.rows for stage in previous.stages}
+        # After a restart rows are counted from the checkpoint's: fewer than before.
+        self.rates = {
+            stage.name: max(stage.rows - before[stage.name], 0) / seconds for stage in status.stages if stage.name in before
+        }
+
+    def frame(self) -> Group:
+        from rich.console import Group
+        from rich.text import Text
+
+        assert self.state is not None
+        parts = list(status_as_text(self.state, self.status, self.rates))
+        notes = []
+        if self.trouble:
+            notes.append(f"Storage did not answer the last time: {self.trouble}")
+        silent = monotonic() - self.changed_at
+        promised = self.status.interval if self.status else 5.0
+        if self.running and silent > _SILENT_INTERVALS * promised:
+            notes.append(f"No news for {seconds_in_words(silent)}: the run is busy, or dead.")
+        return Group(*parts, *(Text(note, style="yellow") for note in notes))
+
+    def show_once(self) -> None:
+        assert self.state is not None
+        if self.where.as_json:
+            write_json(status_as_json(self.state, self.status))
+        else:
+            write(*status_as_text(self.state, self.status))
+
+    def follow_lines(self, interval: float) -> None:
+        """Without a terminal: whenever something has changed."""
+        changed = True
+        while True:
+            if changed:
+                assert self.state is not None
+                if self.where.as_json:
+                    write_json_line(status_as_json(self.state, self.status))
+                else:
+                    write(self.frame(), "")
+            if not self.running:
+                return
+            sleep(interval)
+            changed = self.look()
+
+    def follow_live(self, interval: float) -> None:
+        """On a terminal: in place."""
+        from rich.live import Live
+
+        with Live(self.frame(), console=console(), auto_refresh=False, vertical_overflow="visible") as live:
+            while self.running:
+                sleep(interval)
+                self.look()
+                live.update(self.frame(), refresh=True)

@@ -1,0 +1,70 @@
+"""A running pipeline is controlled by request files in its storage, and says in a status file how it goes.
+
+Read in this order: :mod:`requests` (requests and answers as values, and their encoding), :mod:`request_box` (the files),
+:mod:`pipeline_control` (the requester's side, in any process that reaches the storage) and :mod:`status` (for displays and
+sensors). The owner's side is :mod:`dagster_checkpoints.spark.job.request_poller`.
+"""
+
+from dagster_checkpoints.control.pipeline_control import (
+    ControlError,
+    NoRunningPipeline,
+    PipelineControl,
+    RequestFailed,
+    RequestHandle,
+    RequestTimedOut,
+)
+from dagster_checkpoints.control.request_box import RequestBox
+from dagster_checkpoints.control.requests import (
+    INVALID_REQUEST,
+    NO_RUNNING_PIPELINE,
+    Answer,
+    AnswerStatus,
+    ControlRequest,
+    RequestKind,
+)
+from dagster_checkpoints.control.status import (
+    CheckpointCountsStatus,
+    CheckpointStatus,
+    FailureStatus,
+    InstanceStatus,
+    PendingStatus,
+    Phase,
+    PipelineStatus,
+    StageStatus,
+    StopStatus,
+    VertexPart,
+    decode_status,
+    encode_status,
+    read_status,
+    write_status,
+)
+
+__all__ = [
+    "INVALID_REQUEST",
+    "NO_RUNNING_PIPELINE",
+    "Answer",
+    "AnswerStatus",
+    "CheckpointCountsStatus",
+    "CheckpointStatus",
+    "ControlError",
+    "ControlRequest",
+    "FailureStatus",
+    "InstanceStatus",
+    "NoRunningPipeline",
+    "PendingStatus",
+    "Phase",
+    "PipelineControl",
+    "PipelineStatus",
+    "RequestBox",
+    "RequestFailed",
+    "RequestHandle",
+    "RequestKind",
+    "RequestTimedOut",
+    "StageStatus",
+    "StopStatus",
+    "VertexPart",
+    "decode_status",
+    "encode_status",
+    "read_status",
+    "write_status",
+]

@@ -1,0 +1,175 @@
+"""A job within its Dagster run: what the job tells becomes Dagster's events, its end the run's, and a terminated run ends it.
+
+On Dagster's thread, where Dagster may interrupt it at any time. It must not know the settings from which the job was made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+
+from dagster_checkpoints.control import Answer, ControlRequest
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.interrupts import interrupts_delayed
+from dagster_checkpoints.plugin.job_thread import JobEnded, JobThread, LogLine
+from dagster_checkpoints.plugin.run_events import RunReporter, failure
+from dagster_checkpoints.plugin.stage_assets import REFUSED
+from dagster_checkpoints.spark.job.events import JobEvent
+from dagster_checkpoints.storage import PipelineNameTaken, PipelineOwned
+
+CANCEL_SECONDS = 30.0
+_POLL_SECONDS = 1.0
+
+
+class IncompleteRunError(DagsterCheckpointsError):
+    """The job has ended, but not with all of the selected stages finished."""
+
+
+class JobRun:
+    """Follows a job to its end, or ends it.
+
+    Args:
+        pipeline: What the job runs.
+        context: Of the asset function.
+        thread: The thread of the job.
+        reporter: Tells Dagster of the job's events.
+        suspend_seconds: When the run is terminated, the seconds that a savepoint may take; None for no savepoint.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        context: dg.AssetExecutionContext,
+        thread: JobThread,
+        reporter: RunReporter,
+        *,
+        suspend_seconds: float | None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._context = context
+        self._thread = thread
+        self._reporter = reporter
+        self._suspend_seconds = suspend_seconds
+
+    def follow(
+        self, drain_when: Callable[[Mapping[str, int]], bool] | None, on_event: Callable[[JobEvent], None] | None
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        """Report what the job tells until it has ended; a stage that has finished is yielded.
+
+        Args:
+            drain_when: Asked about once a second with the rows that each stage has emitted; True ends every source.
+            on_event: Told of every event of the job.
+
+        Raises:
+            dagster.Failure: The job could not start, has failed, or has ended without a stage that was selected.
+        """
+        ask_at = time.monotonic() if drain_when else None
+        while True:
+            news = self._thread.next(_POLL_SECONDS)
+            match news:
+                case None:
+                    pass
+                case LogLine(level, text):
+                    with interrupts_delayed():
+                        self._context.log.log(level, text)
+                case JobEnded():
+                    self._check_end(news)
+                    return
+                case Answer():
+                    pass
+                case event:
+                    with interrupts_delayed():
+                        materialized = list(self._reporter.report(event))
+                    yield from materialized
+                    if on_event is not None:
+                        on_event(event)
+            if self._reporter.observation_may_be_due:
+                with interrupts_delayed():
+                    self._reporter.observe()
+            if ask_at is not None and time.monotonic() >= ask_at:
+                assert drain_when is not None
+                ask_at = time.monotonic() + _POLL_SECONDS
+                if drain_when(self._thread.job.rows()):
+                    self._context.log.info(f"Draining pipeline {self._pipeline.name!r}: every source ends now.")
+                    self._thread.job.drain()
+                    ask_at = None
+
+    def _check_end(self, ended: JobEnded) -> None:
+        result, error = ended.result, ended.error
+        self._reporter.ended()
+        last = self._reporter.last_checkpoint.location if self._reporter.last_checkpoint else None
+        if result is not None:
+            last = result.last_checkpoint_location or last
+            error = result.error
+            if result.status == "FINISHED" and result.ended_by == "suspend":
+                self._reporter.suspended(result.savepoint or "")
+                return
+            if error is None and (result.status != "FINISHED" or self._reporter.missing()):
+                missing = ", ".join(map(repr, self._reporter.missing())) or "none"
+                error = IncompleteRunError(
+                    f"Pipeline {self._pipeline.name!r} ended {result.status}; expected FINISHED with every selected stage. Not "
+                    f"finished: {missing}. The next run continues from the newest checkpoint."
+                )
+        if isinstance(error, PipelineOwned | PipelineNameTaken):
+            with interrupts_delayed():
+                self._context.instance.add_run_tags(self._context.run.run_id, {REFUSED: type(error).__name__})
+        if error is not None:
+            raise failure(self._pipeline, error, last) from None
+
+    def terminate(self) -> None:
+        """Dagster ends the run: end the job too, with a savepoint if that is wanted and can be had in time."""
+        ended = None
+        if self._suspend_seconds is not None:
+            with suppress(BaseException):  # a second interrupt among them: then at once
+                ended = self._suspend(self._suspend_seconds)
+        if ended is None:
+            ended = self._thread.cancel(CANCEL_SECONDS)
+        if ended is None:
+            self._context.log.warning(
+                f"Spark did not stop within {CANCEL_SECONDS:g} s. The run ends all the same; Spark ends with its process."
+            )
+        elif ended.result is not None and ended.result.ended_by != "suspend" and ended.result.last_checkpoint_id is not None:
+            self._context.log.info(
+                f"Canceled. The next run continues from checkpoint {ended.result.last_checkpoint_id} "
+                f"({ended.result.last_checkpoint_location})."
+            )
+
+    def _suspend(self, seconds: float) -> JobEnded | None:
+        """Stop the job with a savepoint. Returns its end, or None if it has not ended in time."""
+        now = datetime.now(UTC)
+        request = ControlRequest(
+            request_id=f"termination-{now:%Y%m%dT%H%M%S}",
+            kind="stop",
+            epoch=0,  # it does not travel through storage
+            deadline_seconds=seconds,
+            asked_by=f"termination of run {self._context.run.run_id}",
+            asked_at=now,
+            name=f"termination-{now:%Y%m%dT%H%M%S}",
+        )
+        self._context.log.info(f"Suspending pipeline {self._pipeline.name!r} before the run ends; at most {seconds:g} s.")
+        self._thread.ask(request, termination=True)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            match self._thread.next(_POLL_SECONDS):
+                case JobEnded() as ended:
+                    if ended.result is not None and ended.result.ended_by == "suspend":
+                        self._reporter.suspended(ended.result.savepoint or "")
+                    return ended
+                case Answer(status="failed", message=message):
+                    self._context.log.warning(f"There is no savepoint of the terminated run: {message}")
+                    return None
+                case LogLine(level, text):
+                    self._context.log.log(level, text)
+                case None | Answer():
+                    pass
+                case event:
+                    with interrupts_delayed():
+                        list(self._reporter.report(event))
+        self._context.log.warning(f"The savepoint was not complete within {seconds:g} s; the run ends without it.")
+        return None

@@ -1,0 +1,218 @@
+"""The observations of a running pipeline: what they show, and that there are not too many.
+
+A stage's observation shows the stage: rows, watermark, lag, state. What belongs to a checkpoint is shown by one asset,
+`checkpoints/<pipeline>`. It must not know materializations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
+from dagster_checkpoints.plugin.stage_assets import StageAssets, checkpoints_key
+from dagster_checkpoints.plugin.start_lines import query_name
+from dagster_checkpoints.spark.job.events import CheckpointDone, CheckpointNotDone, StageProgress
+
+STAGE_LABELS = (
+    "rows",
+    "watermark",
+    "lag_seconds",
+    "late_rows",
+    "state",
+    "state_bytes",
+    "rows_per_second",
+    "finished_instances",
+    "query",
+)
+"""What a stage's observation shows, as far as it is known, in the order in which Dagster shows it."""
+
+_CHECKPOINTS = "checkpoints"
+_FAILED = "failed checkpoints: "
+_STAGE = "stage "
+
+
+@dataclass(frozen=True)
+class _Observed:
+    rows: int
+    at: float
+
+
+class PipelineObservations:
+    """Makes the observations of one run.
+
+    Args:
+        context: The context of the op; events are logged through it.
+        pipeline: The pipeline that runs.
+        assets: Which asset stands for which stage.
+        schedule: Says which observations are due.
+        clock: Monotonic seconds.
+        wall: The time of day, which a watermark's lag is counted from.
+
+    Attributes:
+        queries: The stages that share a query, for every stage; set when the job starts.
+        checkpoint: The newest completed checkpoint of this run.
+    """
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        pipeline: Pipeline,
+        assets: StageAssets,
+        schedule: ObservationSchedule,
+        clock: Callable[[], float],
+        wall: Callable[[], datetime],
+    ) -> None:
+        self.queries: Mapping[str, tuple[str, ...]] = {}
+        self.checkpoint: CheckpointDone | None = None
+        self._context = context
+        self._pipeline = pipeline
+        self._assets = assets
+        self._schedule = schedule
+        self._clock = clock
+        self._wall = wall
+        self._running: set[str] = set()
+        self._observed: dict[str, _Observed] = {}
+        self._shown: CheckpointDone | None = None
+        self._longest = 0.0
+
+    def counts_rows(self, stage: str) -> bool:
+        """Whether the rows of a stage are known: those of a stage that is not the last one of its query are not counted."""
+        return self.queries.get(stage, ())[-1:] == (stage,)
+
+    # Stages
+
+    def runs(self, *stages: str) -> None:
+        """These stages have processed something, or belong to a checkpoint: they are observed from now on."""
+        self._running.update(stage for stage in stages if stage in self._assets.keys)
+
+    def ended(self, stage: str) -> None:
+        """This stage has finished: it is not observed any more."""
+        self._running.discard(stage)
+
+    def may_be_due(self) -> bool:
+        """Whether a stage would be observed now if it has changed."""
+        now = self._clock()
+        return any(self._schedule.may_be_due(f"{_STAGE}{stage}", now) for stage in self._running)
+
+    def observe_stages(self, stages: Mapping[str, StageProgress], at_once: Collection[str] = ()) -> None:
+        """Observe the running stages that are due.
+
+        Args:
+            stages: How far each stage is.
+            at_once: Stages that are observed whether they are due or not.
+        """
+        now = self._clock()
+        for stage in self._pipeline.stages:
+            progress = stages.get(stage.name)
+            if stage.name not in self._running or progress is None:
+                continue
+            seen = (progress.rows, progress.watermark_ms, progress.finished_instances, progress.late_rows)
+            decide = self._schedule.made if stage.name in at_once else self._schedule.due
+            if decide(f"{_STAGE}{stage.name}", seen, now) is not None:
+                metadata = self._stage(stage.name, progress, now)
+                self._context.log_event(dg.AssetObservation(self._assets.keys[stage.name], metadata=metadata))
+
+    def _stage(self, stage: str, progress: StageProgress, now: float) -> dict[str, Any]:
+        shown: dict[str, Any] = {"state": "running"}
+        if progress.watermark_ms is not None and progress.watermark_ms < MAX_WATERMARK_MS:
+            watermark = datetime.fromtimestamp(progress.watermark_ms / 1000, UTC)
+            shown["watermark"] = dg.MetadataValue.timestamp(watermark)
+            if not self._pipeline.is_bounded(stage):  # a backfill is not late, it is old
+                shown["lag_seconds"] = round((self._wall() - watermark).total_seconds())
+        if progress.late_rows:
+            shown["late_rows"] = progress.late_rows
+        if progress.instances > 1:
+            shown["finished_instances"] = progress.finished_instances
+        counted = self.counts_rows(stage)
+        if counted:
+            shown |= self._volume(stage, progress, now)
+        query = self.queries.get(stage, ())
+        if len(query) > 1:
+            elsewhere = "" if counted else f"; rows and state are shown at {query[-1]}"
+            shown["query"] = f"{query_name(query)}{elsewhere}"
+        return {label: shown[label] for label in STAGE_LABELS if label in shown}
+
+    def _volume(self, stage: str, progress: StageProgress, now: float) -> dict[str, Any]:
+        """What is known of the last stage of a query only."""
+        shown: dict[str, Any] = {"rows": progress.rows}
+        if progress.state_bytes:
+            shown["state_bytes"] = progress.state_bytes
+        before = self._observed.get(stage)
+        if before is not None and now > before.at:
+            shown["rows_per_second"] = _rounded((progress.rows - before.rows) / (now - before.at))
+        self._observed[stage] = _Observed(progress.rows, now)
+        return shown
+
+    # Checkpoints
+
+    def checkpoint_done(self, event: CheckpointDone) -> str | None:
+        """A checkpoint has completed: observe the checkpoints if that is due, and the stages that are.
+
+        Returns:
+            The line for the run's log, if it is due.
+        """
+        self.checkpoint = event
+        self._longest = max(self._longest, event.duration)
+        self.runs(*(stage for stage in event.stages if stage not in event.finished_stages))
+        self.observe_stages(event.stages)
+        shown, now = self._shown, self._clock()
+        changed = shown is not None and (shown.roots, shown.finished_stages) != (event.roots, event.finished_stages)
+        if changed:
+            passed_over: int | None = self._schedule.made(_CHECKPOINTS, event.checkpoint_id, now)
+        else:
+            passed_over = self._schedule.due(_CHECKPOINTS, event.checkpoint_id, now)
+        return None if passed_over is None else self._show(event, passed_over)
+
+    def last_checkpoint(self) -> str | None:
+        """The run ends: show its newest checkpoint if that has not been shown. Returns the line for the run's log."""
+        if self.checkpoint is None or self.checkpoint is self._shown:
+            return None
+        passed_over = self._schedule.made(_CHECKPOINTS, self.checkpoint.checkpoint_id, self._clock())
+        return self._show(self.checkpoint, max(passed_over - 1, 0))
+
+    def _show(self, event: CheckpointDone, passed_over: int) -> str:
+        self._shown = event
+        metadata: dict[str, Any] = {
+            "checkpoint": event.checkpoint_id,
+            "duration_seconds": round(event.duration, 3),
+            "total_bytes": event.total_bytes,
+            "new_bytes": event.new_bytes,
+            "roots": ", ".join(event.roots),
+            "finished_stages": ", ".join(event.finished_stages) or "none",
+            "location": event.location,
+            "sync_seconds": round(event.sync_seconds, 3),
+            "async_seconds": round(event.async_seconds, 3),
+            "alignment_seconds": round(event.alignment_seconds, 3),
+            "longest_duration_seconds": round(self._longest, 3),
+            "completed": event.completed,
+            "failed": event.failed,
+        }
+        self._context.log_event(dg.AssetObservation(checkpoints_key(self._pipeline.name), metadata=metadata))
+        finished = f"; finished: {', '.join(event.finished_stages)}" if event.finished_stages else ""
+        more = f". {passed_over} more since the last line, the longest in {self._longest:.2f} s" if passed_over else ""
+        self._longest = 0.0
+        return (
+            f"Checkpoint {event.checkpoint_id} completed in {event.duration:.2f} s from {', '.join(event.roots)}"
+            f"{finished}; {event.new_bytes:,} new of {event.total_bytes:,} bytes; {event.location}{more}"
+        )
+
+    def checkpoint_failed(self, event: CheckpointNotDone) -> str | None:
+        """A checkpoint has failed. Returns the line for the run's log, if one about this reason is due."""
+        passed_over = self._schedule.due(f"{_FAILED}{event.reason}", object(), self._clock())
+        if passed_over is None:
+            return None
+        which = f"Checkpoint {event.checkpoint_id}" if event.checkpoint_id is not None else "A checkpoint"
+        more = f" ({passed_over} more for this reason since the last line)" if passed_over else ""
+        return f"{which} failed ({event.reason}): {event.message}{more}"
+
+
+def _rounded(number: float) -> float:
+    """To as many digits as people read: 12345.678 becomes 12346.0, 1.2345 becomes 1.2."""
+    return float(round(number)) if abs(number) >= 100 else round(number, 1)

@@ -1,0 +1,312 @@
+"""`CheckpointCoordinatorResource`: where checkpoints live, how they are taken, and the run of a pipeline.
+
+Every process has its own copy of the resource: the truth lives in storage. It must not know what a checkpoint is made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import dagster as dg
+from dagster_aws.s3 import S3Resource
+from dagster_pyspark import LazyPySparkResource, PySparkResource
+from dagster_spark.utils import flatten_dict
+from pydantic import Field, field_validator, model_validator
+
+from dagster_checkpoints.control import PipelineControl
+from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart, NoRestart
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.dagster_instance import shared_parts
+from dagster_checkpoints.plugin.definition_checks import check_definition
+from dagster_checkpoints.plugin.interrupts import interrupts_delayed
+from dagster_checkpoints.plugin.job_run import JobRun
+from dagster_checkpoints.plugin.job_thread import JobThread
+from dagster_checkpoints.plugin.run_config import PipelineRunConfig
+from dagster_checkpoints.plugin.run_events import RunReporter, failure
+from dagster_checkpoints.plugin.run_lineage import earlier_runs, origin_of
+from dagster_checkpoints.plugin.settings import KnownSettings
+from dagster_checkpoints.plugin.stage_assets import PIPELINE, StageAssets
+from dagster_checkpoints.plugin.storage_root import storage_root
+from dagster_checkpoints.spark.job.events import JobEvent
+from dagster_checkpoints.spark.job.job_execution import JobExecution
+from dagster_checkpoints.spark.job.job_options import JobOptions
+from dagster_checkpoints.spark.session.spark_session import build_session, session_config
+from dagster_checkpoints.spark.session.work_directory import check_work_directory_named, parse_work_directory
+from dagster_checkpoints.state import ClaimMode
+from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, open_store
+
+
+class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
+    """Runs pipelines under consistent checkpoints, and says where and how these are taken.
+
+    Args:
+        storage: Root of the checkpoints: `s3://bucket/prefix`, `file:///path` or a path; `dg.EnvVar` may be used. By default
+            the environment variable CHECKPOINT_STORAGE, else the directory `checkpoints` below DAGSTER_HOME.
+        interval: Seconds between periodic checkpoints; None for none: then sinks commit when the job ends, and a failure before
+            that starts it from its beginning.
+        timeout: Seconds after which a checkpoint that is not complete is given up.
+        min_pause: Seconds between the end of a checkpoint and the beginning of the next periodic one.
+        tolerable_failed_checkpoints: So many checkpoints in a row may fail; one more fails the run.
+        retained: How many completed checkpoints are kept.
+        restart_attempts: How often, within a run, unfinished stages start again from the latest checkpoint after a failure.
+        restart_delay: Seconds before each of these restarts.
+        lease_seconds: After this time of silence another run may take the pipeline over.
+        work_directory: For records between stages and Spark's own files: a path, `~` or `file:///path`. The driver and all of
+            Spark's executors must see it under the same path, which is proven at start. By default a directory for temporary
+            files, for a local Spark only; required with any other master.
+        max_queued_bytes: How far a stage may be ahead of its consumer, per channel.
+        observe_every: Seconds between two observations of a running stage, and of the checkpoints (`checkpoints/<pipeline>`);
+            every 30 seconds in the first five minutes, and one twelfth as often while nothing changes. By default at most 297
+            for each of them on the first day of a run, and 288 on every other day.
+        savepoint_on_termination: When Dagster terminates a run, suspend the pipeline first: with a savepoint, from which the
+            next run continues. Otherwise it continues from the newest checkpoint.
+        termination_timeout: Seconds for that; then the run is cancelled without it.
+        request_poll_seconds: Between two looks for control requests in storage (one LIST each).
+        status_seconds: Between two versions of the running pipeline's status in storage (one PUT each).
+        spark_config: Settings of the Spark session, such as `{"spark.master": "local[4]"}`, nested or flat.
+        spark: Alternatively a `dagster_pyspark` resource. Only its `spark_config` is used: the session is created on another
+            thread than Dagster's, where Dagster cannot interrupt it in the middle of a call.
+        s3: The `dagster_aws` resource whose client is used for `s3://` storage; boto3's own configuration otherwise.
+
+    Raises:
+        pydantic.ValidationError: A setting is outside its range.
+        UnknownSettingError: There is no setting of that name; the nearest one is named.
+        InvalidStorageUrl: `storage` is a URL of a kind that is not supported.
+        WorkDirectoryError: So is `work_directory`, or it is missing although Spark's master is not a local one.
+        SparkSettingError: A Spark setting with which checkpoints do not work.
+
+    Examples:
+        >>> CheckpointCoordinatorResource(storage=dg.EnvVar("CHECKPOINT_STORAGE"), interval=30.0)
+    """
+
+    storage: str | None = Field(default=None, description="root of the checkpoints: s3://bucket/prefix, file:///path, a path")
+    interval: float | None = Field(default=60.0, gt=0, description="seconds between periodic checkpoints; null for none")
+    timeout: float = Field(default=600.0, gt=0, description="seconds after which a checkpoint is given up")
+    min_pause: float = Field(default=0.0, ge=0, description="least seconds between two checkpoints")
+    tolerable_failed_checkpoints: int = Field(default=3, ge=0, description="failed checkpoints in a row before the run fails")
+    retained: int = Field(default=1, ge=1, description="completed checkpoints that are kept")
+    restart_attempts: int = Field(default=3, ge=0, description="restarts from the latest checkpoint within a run")
+    restart_delay: float = Field(default=1.0, ge=0, description="seconds before such a restart")
+    lease_seconds: float = Field(default=30.0, gt=0, description="silence after which another run may take over")
+    work_directory: str | None = Field(default=None, description="for records between stages; visible to all executors")
+    max_queued_bytes: int = Field(default=256 * 1024 * 1024, gt=0, description="how far a stage may be ahead of another")
+    observe_every: float = Field(
+        default=300.0,
+        ge=0,
+        description="seconds between two observations of a running stage, and of the checkpoints; every 30 seconds in the first "
+        "five minutes. By default at most 297 of each on a run's first day, then 288 a day",
+    )
+    savepoint_on_termination: bool = Field(default=False, description="suspend with a savepoint when a run is terminated")
+    termination_timeout: float = Field(default=60.0, gt=0, description="seconds for that savepoint")
+    request_poll_seconds: float = Field(default=1.0, gt=0, description="seconds between two looks for control requests")
+    status_seconds: float = Field(default=5.0, gt=0, description="seconds between two versions of the status in storage")
+    spark_config: dict[str, Any] = Field(default={}, description="settings of the Spark session")
+    spark: LazyPySparkResource | None = None
+    s3: S3Resource | None = None
+
+    @field_validator("spark", mode="before")
+    @classmethod
+    def _never_on_the_main_thread(cls, value: Any) -> Any:
+        # PySparkResource creates its session when Dagster sets it up, on the main thread.
+        return LazyPySparkResource(spark_config=value.spark_config) if isinstance(value, PySparkResource) else value
+
+    @model_validator(mode="after")
+    def _checked_where_it_is_defined(self) -> Self:
+        check_definition(self.storage, self.work_directory, self._chosen_spark_config())
+        return self
+
+    def run(
+        self,
+        pipeline: Pipeline,
+        *,
+        context: dg.AssetExecutionContext,
+        config: PipelineRunConfig | None = None,
+        drain_when: Callable[[Mapping[str, int]], bool] | None = None,
+        on_event: Callable[[JobEvent], None] | None = None,
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        """Run a pipeline to its end, in the body of a function decorated with :func:`pipeline_assets`.
+
+        All stages run at the same time, on threads of their own; a stage is materialized when it has finished and
+        committed everything, and those that it reads were. When Dagster terminates the run, Spark is stopped, and the
+        checkpoints are kept for the next run to continue from.
+
+        Args:
+            pipeline: What to run.
+            context: Of the asset function.
+            config: What to start from; by default the run configuration of the op.
+            drain_when: Asked about once a second, on Dagster's thread, with the rows that each stage has emitted since the job
+                began (empty before the start). Once it says True every source ends as if its input were exhausted: windows
+                come out, everything is committed, and the run ends successfully.
+            on_event: Told of every event of the job (`dagster_checkpoints.spark.job.events`), on Dagster's thread.
+
+        Raises:
+            dagster.Failure: The job cannot start or has failed; text and metadata say where and what to do.
+        """
+        reporter: RunReporter | None = None
+        with interrupts_delayed():  # whatever job it is: so the recovery sensor finds it
+            context.instance.add_run_tags(context.run.run_id, {PIPELINE: pipeline.name})
+        try:
+            assets = StageAssets.of(context, pipeline)
+            settings = config or PipelineRunConfig.of(context.op_execution_context.op_config)
+            thread = JobThread(
+                lambda events, log: self._job(pipeline, context, settings, assets, events, log), name=pipeline.name
+            )
+            reporter = RunReporter(
+                context,
+                pipeline,
+                assets,
+                observe_every=self.observe_every,
+                interval=self.interval,
+                progress=thread.job.progress,
+                storage=lambda: self.checkpoint_storage(pipeline, instance=context.instance),
+            )
+        except (DagsterCheckpointsError, ValueError) as error:
+            raise failure(pipeline, error, None) from None
+        suspend_seconds = self.termination_timeout if self.savepoint_on_termination else None
+        job_run = JobRun(pipeline, context, thread, reporter, suspend_seconds=suspend_seconds)
+        try:
+            with interrupts_delayed():
+                thread.start()
+            yield from job_run.follow(drain_when, on_event)
+        except dg.Failure:
+            raise
+        except BaseException:  # Dagster's interrupt among them: nothing may go on behind its back
+            job_run.terminate()
+            raise
+
+    def job_status(self, pipeline: Pipeline, *, context: dg.AssetExecutionContext) -> str | None:
+        """How the pipeline's latest job ended, or that it is RUNNING; None if it never ran on this storage.
+
+        A job that FINISHED is followed by a new start, any other by a continuation: one that was suspended is SUSPENDED here.
+
+        Raises:
+            StorageError: Storage cannot be read.
+        """
+        with self.checkpoint_storage(pipeline, instance=context.instance) as storage:
+            state = storage.read_state()
+        if state is None or state.job.status == "NONE":
+            return None
+        return "SUSPENDED" if state.job.ended_by == "suspend" else state.job.status
+
+    def control(self, pipeline: Pipeline, *, instance: dg.DagsterInstance, asked_by: str) -> PipelineControl:
+        """Control of a running pipeline from any process: checkpoint, savepoint, stop, end of a source.
+
+        Args:
+            pipeline: The pipeline, which may run on any machine.
+            instance: The Dagster instance, which says where storage is if neither the resource nor the environment does.
+            asked_by: The requester, for people: the name of a sensor, a run.
+
+        Raises:
+            NoStorageError: Nothing says where storage is, or only a directory that runs on other machines would not see.
+        """
+        return PipelineControl(self.checkpoint_storage(pipeline, instance=instance), asked_by=asked_by)
+
+    def checkpoint_storage(self, pipeline: Pipeline, *, instance: dg.DagsterInstance) -> CheckpointStorage:
+        """The pipeline's checkpoints and savepoints; nothing is read before it is asked for.
+
+        Args:
+            pipeline: The pipeline whose checkpoints they are.
+            instance: The Dagster instance, which says where storage is if neither the resource nor the environment does.
+
+        Raises:
+            NoStorageError: Nothing says where storage is, or only a directory that runs on other machines would not see.
+        """
+        root = self.open_store(self._storage_url(instance))
+        return CheckpointStorage(root, pipeline.name, open_elsewhere=self.open_store)
+
+    def open_store(self, url: str) -> ObjectStore:
+        """The objects below any URL or path, through this resource's S3 client if it is S3's.
+
+        Raises:
+            InvalidStorageUrl: Another kind of URL.
+        """
+        return open_store(url, client_factory=self.s3.get_client if self.s3 else None)
+
+    # From the settings to a job
+
+    def _job(
+        self,
+        pipeline: Pipeline,
+        context: dg.AssetExecutionContext,
+        config: PipelineRunConfig,
+        assets: StageAssets,
+        on_event: Callable[[JobEvent], None],
+        log: logging.Logger,
+    ) -> JobExecution:
+        storage = self.checkpoint_storage(pipeline, instance=context.instance)
+        spark_config = self.spark_settings()
+        check_work_directory_named(spark_config["spark.master"], named=bool(self.work_directory))
+        everything = assets.selected == {stage.name for stage in pipeline.stages}
+        return JobExecution(
+            pipeline,
+            storage=storage,
+            options=self._options(config, storage, context, assets),
+            session=lambda: build_session(spark_config),
+            on_event=on_event,
+            run_id=context.run.run_id,
+            selection=None if everything else assets.selected,
+            log=log,
+        )
+
+    def _options(
+        self, config: PipelineRunConfig, storage: CheckpointStorage, context: dg.AssetExecutionContext, assets: StageAssets
+    ) -> JobOptions:
+        return JobOptions(
+            CheckpointConfig(
+                interval=self.interval,
+                timeout=self.timeout,
+                min_pause=self.min_pause,
+                tolerable_failed_checkpoints=self.tolerable_failed_checkpoints,
+                retained=self.retained,
+            ),
+            FixedDelayRestart(self.restart_attempts, self.restart_delay) if self.restart_attempts else NoRestart(),
+            self._work_directory(storage),
+            work_directory_named=bool(self.work_directory),
+            restore_from=config.restore_from,
+            allow_non_restored_state=config.allow_non_restored_state,
+            allow_older_checkpoint=config.allow_older_checkpoint,
+            allow_changed_plan=config.allow_changed_plan,
+            lease_seconds=self.lease_seconds,
+            max_queued_bytes=self.max_queued_bytes,
+            claim_mode=ClaimMode(config.claim_mode),
+            request_poll_seconds=self.request_poll_seconds,
+            status_seconds=self.status_seconds,
+            origin=origin_of(context, assets),
+            allow_moved_pipeline=config.allow_moved_pipeline,
+            earlier_runs=earlier_runs(context),
+        )
+
+    def _work_directory(self, storage: CheckpointStorage) -> Path:
+        # Pipelines of the same name on another storage are other pipelines.
+        own = hashlib.sha256(storage.store.url.encode()).hexdigest()[:12]
+        if self.work_directory:
+            return parse_work_directory(self.work_directory).absolute() / own
+        return Path(tempfile.gettempdir()).absolute() / f"dagster-checkpoints-{os.getuid()}" / own
+
+    def spark_settings(self) -> dict[str, str]:
+        """The whole configuration of the Spark session of a run.
+
+        Raises:
+            SparkSettingError: Checkpoints cannot work with one of the settings.
+        """
+        return session_config(dict(flatten_dict(self._chosen_spark_config())))
+
+    def _chosen_spark_config(self) -> dict[str, Any]:
+        shared = self.spark.spark_config if isinstance(self.spark, LazyPySparkResource) else {}
+        return {**shared, **self.spark_config}
+
+    def _storage_url(self, instance: dg.DagsterInstance) -> str:
+        kept = None if instance.is_ephemeral else instance.root_directory
+        return storage_root(
+            self.storage,
+            instance_directory=kept,
+            setting="storage= of CheckpointCoordinatorResource",
+            shared_parts=lambda: shared_parts(instance),
+        )

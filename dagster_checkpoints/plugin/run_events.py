@@ -1,0 +1,234 @@
+"""What a running pipeline shows in Dagster: materializations, observations and log lines.
+
+Turns the runtime's events into Dagster's, on the main thread. It must not know where the events come from.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+
+from dagster_checkpoints.coordination import FailureReason
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
+from dagster_checkpoints.plugin.observations import PipelineObservations
+from dagster_checkpoints.plugin.savepoints.recording import record_savepoint
+from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, StageAssets, instance_key
+from dagster_checkpoints.plugin.start_lines import start_line
+from dagster_checkpoints.spark.errors import StageError
+from dagster_checkpoints.spark.job.events import (
+    CheckpointDone,
+    CheckpointNotDone,
+    FirstBatch,
+    InstanceFinished,
+    JobEvent,
+    JobRestarting,
+    JobStarted,
+    SavepointDone,
+    StageFinished,
+    StageProgress,
+)
+from dagster_checkpoints.storage import CheckpointStorage
+
+
+class RunReporter:
+    """Reports one run.
+
+    Args:
+        context: The context of the op; events are logged through it.
+        pipeline: The pipeline that runs.
+        assets: Which asset stands for which stage.
+        observe_every: Seconds between two observations of a running stage; see :class:`ObservationSchedule`.
+        interval: Seconds between periodic checkpoints, None for none; for the text of the start.
+        progress: How far each stage is now; empty before the start.
+        storage: Opens the pipeline's storage, for what a savepoint says of itself.
+        clock: Monotonic seconds.
+        wall: The time of day.
+    """
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        pipeline: Pipeline,
+        assets: StageAssets,
+        *,
+        observe_every: float,
+        interval: float | None,
+        progress: Callable[[], Mapping[str, StageProgress]],
+        storage: Callable[[], CheckpointStorage],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._context = context
+        self._pipeline = pipeline
+        self._assets = assets
+        self._interval = interval
+        self._progress = progress
+        self._storage = storage
+        self._observations = PipelineObservations(context, pipeline, assets, ObservationSchedule(observe_every), clock, wall)
+        self._job_id = 0
+        self._finished: dict[str, StageFinished] = {}
+        self._yielded: set[str] = set()
+
+    @property
+    def last_checkpoint(self) -> CheckpointDone | None:
+        """The newest completed checkpoint of this run."""
+        return self._observations.checkpoint
+
+    def report(self, event: JobEvent) -> Iterator[dg.MaterializeResult[Any]]:
+        """Log what has happened; yields the materializations that have become possible, in topological order."""
+        match event:
+            case CheckpointDone():
+                self._log(logging.INFO, self._observations.checkpoint_done(event))
+            case SavepointDone():
+                self._savepoint_done(event)
+            case CheckpointNotDone():
+                # A checkpoint that met the end of a task is no cause for concern; one that was not triggered is not shown.
+                known = FailureReason[event.reason]
+                level = logging.WARNING if known.counts else logging.DEBUG if known.pre_flight else logging.INFO
+                self._log(level, self._observations.checkpoint_failed(event))
+            case JobRestarting(attempt, delay, cause):
+                self._context.log.error(
+                    f"{cause}\nThe unfinished stages start again from the latest checkpoint in {delay:g} s (attempt {attempt})."
+                )
+            case InstanceFinished():
+                self._instance_finished(event)
+            case StageFinished():
+                self._stage_finished(event)
+            case start:
+                if isinstance(start, JobStarted):
+                    self._job_id = start.job_id
+                    self._observations.queries = {stage: chain for chain in start.chains for stage in chain}
+                self._log(logging.INFO, start_line(start, self._pipeline, self._interval))
+                if isinstance(start, FirstBatch):
+                    self._observations.runs(*start.stages)
+                    self._observations.observe_stages(self._progress(), at_once=start.stages)
+        yield from self._materializations()
+
+    @property
+    def observation_may_be_due(self) -> bool:
+        """Whether :meth:`observe` may have something to do."""
+        return self._observations.may_be_due()
+
+    def observe(self) -> None:
+        """Observe the running stages that are due; to be called about once a second."""
+        self._observations.observe_stages(self._progress())
+
+    def ended(self) -> None:
+        """The job has ended: show its newest checkpoint."""
+        self._log(logging.INFO, self._observations.last_checkpoint())
+
+    def suspended(self, savepoint: str) -> None:
+        """The job was suspended: its unfinished stages go on in the next run.
+
+        Args:
+            savepoint: URL of the savepoint.
+        """
+        self._context.log.info(
+            f"Pipeline {self._pipeline.name!r} is suspended with savepoint {savepoint}. The next run continues from it."
+        )
+        progress = self._progress()
+        for stage in self.missing():
+            metadata: dict[str, Any] = {}
+            if self._observations.counts_rows(stage) and stage in progress:
+                metadata["rows"] = progress[stage].rows
+            metadata |= {"state": "suspended", "savepoint": dg.MetadataValue.path(savepoint)}
+            self._context.log_event(dg.AssetObservation(self._assets.keys[stage], metadata=metadata))
+
+    def missing(self) -> list[str]:
+        """The selected stages that have not been materialized, in topological order."""
+        return [s.name for s in self._pipeline.stages if s.name in self._assets.selected - self._yielded]
+
+    def _log(self, level: int, line: str | None) -> None:
+        if line is not None:
+            self._context.log.log(level, line)
+
+    def _savepoint_done(self, event: SavepointDone) -> None:
+        done = event.checkpoint
+        purpose = {"": "taken in flight", "suspend": "of the suspend", "drain": "of the drain"}[event.stops]
+        self._context.log.info(
+            f"Savepoint {done.checkpoint_id} ({purpose}, asked for by {event.asked_by or 'this run'}) completed in "
+            f"{done.duration:.2f} s; {done.total_bytes:,} bytes; {event.location}"
+        )
+        if not event.recorded_by_asker:
+            record_savepoint(self._context, self._pipeline, event, self._storage)
+
+    def _instance_finished(self, event: InstanceFinished) -> None:
+        if self._pipeline.stage(event.stage).parallelism == 1 or event.stage not in self._assets.keys:
+            return
+        metadata = {"rows": event.rows} if self._observations.counts_rows(event.stage) else {}
+        key = instance_key(self._assets.keys[event.stage])
+        self._context.log_event(dg.AssetMaterialization(key, partition=event.instance, metadata=metadata))
+
+    def _stage_finished(self, event: StageFinished) -> None:
+        if event.stage in self._finished:
+            return
+        self._finished[event.stage] = event
+        self._observations.ended(event.stage)
+        if event.stage in self._assets.keys and not event.restored:
+            result = self._result(event)
+            rows = {"rows": result.pop("rows")} if "rows" in result else {}
+            metadata = {**rows, "state": "finished", **result}
+            self._context.log_event(dg.AssetObservation(self._assets.keys[event.stage], metadata=metadata))
+
+    def _materializations(self) -> Iterator[dg.MaterializeResult[Any]]:
+        """Dagster wants an asset after those it depends on, whichever has finished first."""
+        for stage in self._pipeline.stages:
+            name = stage.name
+            if name in self._yielded or name not in self._finished or name not in self._assets.selected:
+                continue
+            if all(up in self._yielded or up not in self._assets.selected for up in self._pipeline.upstream(name)):
+                self._yielded.add(name)
+                yield dg.MaterializeResult(asset_key=self._assets.keys[name], metadata=self._result(self._finished[name]))
+
+    def _result(self, event: StageFinished) -> dict[str, Any]:
+        stage = self._pipeline.stage(event.stage)
+        metadata: dict[str, Any] = {"job": self._job_id, "instances": stage.parallelism}
+        if event.checkpoint_id is not None:
+            metadata["checkpoint"] = event.checkpoint_id
+        if event.restored:
+            metadata[FINISHED_BEFORE] = True
+        elif self._observations.counts_rows(event.stage):
+            metadata["rows"] = event.rows
+        if event.late_rows:
+            metadata["late_rows"] = event.late_rows
+        path = getattr(stage.sink, "path", None)
+        if path is not None:
+            metadata["path"] = dg.MetadataValue.path(str(path))
+        return metadata
+
+
+def failure(pipeline: Pipeline, error: BaseException, last_checkpoint: str | None) -> dg.Failure:
+    """The error of a job as Dagster shows it: the text, the stage, and where the latest checkpoint is.
+
+    Args:
+        pipeline: What ran.
+        error: What ended it.
+        last_checkpoint: Location of the latest completed checkpoint.
+    """
+    metadata: dict[str, Any] = {"pipeline": pipeline.name, "error": type(error).__name__}
+    stage_error = next((e for e in _causes(error) if isinstance(e, StageError)), None)
+    if stage_error is not None:
+        metadata |= {"stage": stage_error.stage, "instance": stage_error.instance}
+    if last_checkpoint is not None:
+        metadata["last_checkpoint"] = last_checkpoint
+    # An error with a text of ours says all; behind it stands what the user's own code, or a library, raised.
+    foreign = next((e for e in _causes(error) if not isinstance(e, DagsterCheckpointsError)), None)
+    if foreign is not None:
+        trace = "".join(traceback.format_exception(foreign, chain=False))
+        metadata["traceback"] = dg.MetadataValue.md(f"```\n{trace}\n```")
+    text = str(error) if isinstance(error, DagsterCheckpointsError) else f"{type(error).__name__}: {error}"
+    return dg.Failure(text, metadata=metadata, allow_retries=False)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__

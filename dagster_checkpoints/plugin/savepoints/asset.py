@@ -1,0 +1,254 @@
+"""The savepoint asset: materializing a partition of it takes a savepoint of the running pipeline."""
+
+from __future__ import annotations
+
+import enum
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_checkpoints.control import Answer, PipelineControl, RequestFailed, RequestHandle
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.savepoints.metadata import LOCATION, MADE_BY, TRIGGERED, describe, read_savepoint, resume_metadata
+from dagster_checkpoints.plugin.savepoints.recording import (
+    DEFAULT_PREFIX,
+    SAVEPOINTS_OF,
+    SavepointAsset,
+    location_of,
+    partition_of,
+)
+from dagster_checkpoints.plugin.savepoints.retention import STAMP, Recorded, SavepointRetention, retain
+from dagster_checkpoints.plugin.settings import KnownSettings
+from dagster_checkpoints.plugin.stage_assets import stage_keys
+from dagster_checkpoints.storage import CheckpointStorage
+
+if TYPE_CHECKING:
+    from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
+
+RESOURCE = "checkpoint_coordinator"
+"""The key under which assets, checks and sensors look for the coordinator unless told otherwise."""
+_GRACE_SECONDS = 60.0
+"""The pipeline gives a request up at its deadline; its answer may take this much longer."""
+_SAY_EVERY_SECONDS = 30.0
+
+
+class SavepointTakenError(DagsterCheckpointsError):
+    """A savepoint is to be taken under the name of another one."""
+
+
+class Stop(enum.Enum):
+    """What becomes of the pipeline."""
+
+    none = "none"
+    """It runs on."""
+    suspend = "suspend"
+    """It ends with the savepoint; the next run goes on from there."""
+    drain = "drain"
+    """Every source ends, every window comes out, and the pipeline ends for good."""
+
+
+class SavepointConfig(KnownSettings, dg.Config):
+    """How a savepoint is taken.
+
+    Args:
+        stop: `none`: the pipeline runs on. `suspend`: it ends with the savepoint, and the next run goes on from there. `drain`:
+            all sources end first, every window comes out, and the next run is a new start.
+        path: Directory in which the savepoint is made: `s3://...`, `file:///...` or an absolute path; by default the pipeline's
+            own `savepoints/`.
+        deadline: Seconds that the pipeline may take.
+        retention: Of a schedule: which of its earlier savepoints it deletes.
+
+    Examples:
+        >>> dg.RunConfig(ops={"savepoints__flights": SavepointConfig(stop=Stop.suspend)})
+    """
+
+    stop: Stop = Field(
+        default=Stop.none, description="none: the pipeline runs on; suspend: it ends, to be resumed; drain: for good"
+    )
+    path: str = Field(
+        default="", description="directory for the savepoint (s3://, file:// or a path); the pipeline's own if empty"
+    )
+    deadline: float = Field(default=600.0, gt=0, description="seconds that the pipeline may take")
+    retention: SavepointRetention | None = Field(default=None, description="of a schedule: what it deletes of its earlier ones")
+
+
+def savepoint_asset(
+    *,
+    pipeline: Pipeline,
+    assets: dg.AssetsDefinition,
+    key_prefix: str | Sequence[str] = DEFAULT_PREFIX,
+    group_name: str | None = "savepoints",
+    pool: str | None = None,
+    resource_key: str = RESOURCE,
+) -> dg.AssetsDefinition:
+    """The asset of a pipeline's savepoints, with one partition per savepoint.
+
+    To take a savepoint, materialize a partition that is not there yet: its key becomes the savepoint's name. Dagster's dialog
+    lets you add it ("Add a partition"), and takes the run configuration (:class:`SavepointConfig`) under "Config". Run
+    without a partition, the savepoint gets a name by itself. What the savepoint holds, and a link that opens the launchpad to
+    resume from it, are in the metadata of the materialization.
+
+    The asset has a group of its own, so that *Materialize all* in the pipeline's group does not want to take a savepoint. In the
+    lineage it follows the pipeline's last stages, those that no other stage reads; to take a savepoint they need not have been
+    materialized, and those of a running pipeline are not.
+
+    Args:
+        pipeline: Whose savepoints they are.
+        assets: What `@pipeline_assets` made of it.
+        key_prefix: In front of the pipeline's name in the asset's key.
+        group_name: The asset's group.
+        pool: The op's concurrency pool.
+        resource_key: Of the :class:`CheckpointCoordinatorResource`.
+
+    Examples:
+        >>> flights_savepoints = savepoint_asset(pipeline=flights, assets=flights_assets)
+        >>> defs = dg.Definitions(assets=[flights_assets, flights_savepoints])
+    """
+    asset = SavepointAsset.named(pipeline, [key_prefix] if isinstance(key_prefix, str) else list(key_prefix))
+
+    def take(context: dg.AssetExecutionContext, config: SavepointConfig) -> Iterator[dg.MaterializeResult[Any]]:
+        given = context.partition_key if context.has_partition_key else None
+        coordinator: CheckpointCoordinatorResource = getattr(context.resources, resource_key)
+        try:
+            if given is not None:
+                _refuse_to_replace(context, asset, given)
+            control = coordinator.control(pipeline, instance=context.instance, asked_by=f"run {context.run.run_id}")
+            answer, failed = _take(context, control, config, given or datetime.now(UTC).strftime(STAMP))
+        except DagsterCheckpointsError as error:
+            if config.retention is not None and given is not None and asset.find(context.instance, given) is None:
+                context.instance.delete_dynamic_partition(asset.partitions, given)  # a schedule's, which nobody will miss
+            raise _failure(pipeline, error) from None
+        with coordinator.checkpoint_storage(pipeline, instance=context.instance) as storage:
+            metadata = {**_contents(context, storage, answer, assets), **_circumstances(context, config)}
+            if failed is None and config.retention is not None and given is not None:
+                retain(context, storage, asset, config.retention, Recorded(given, answer.location, metadata[TRIGGERED].value))
+        if given is not None and failed is None:
+            yield dg.MaterializeResult(metadata=metadata)
+            return
+        partition = given or partition_of(answer.location)
+        context.instance.add_dynamic_partitions(asset.partitions, [partition])
+        context.log_event(dg.AssetMaterialization(asset.key, partition=partition, metadata=metadata))
+        if failed is not None:
+            raise _failure(pipeline, failed)
+
+    # Dagster does not understand types that are text, as `from __future__ import annotations` makes them.
+    take.__annotations__ = {"context": dg.AssetExecutionContext, "config": SavepointConfig}
+    return dg.asset(
+        key=asset.key,
+        partitions_def=dg.DynamicPartitionsDefinition(name=asset.partitions),
+        description=(
+            f"The savepoints of pipeline {pipeline.name!r}, one per partition. Materialize a new partition to take a savepoint "
+            "of the running pipeline: add a partition in the dialog; its key is the savepoint's name."
+        ),
+        deps=_last_stages(pipeline, assets),
+        metadata={SAVEPOINTS_OF: pipeline.name},
+        group_name=group_name,
+        required_resource_keys={resource_key},
+        output_required=False,
+        pool=pool,
+        kinds={"savepoint"},
+    )(take)
+
+
+def _last_stages(pipeline: Pipeline, assets: dg.AssetsDefinition) -> list[dg.AssetKey]:
+    keys = stage_keys(assets, pipeline)
+    return [keys[stage.name] for stage in pipeline.stages if stage.name in keys and not pipeline.downstream(stage.name)]
+
+
+def _refuse_to_replace(context: dg.AssetExecutionContext, asset: SavepointAsset, partition: str) -> None:
+    earlier = asset.find(context.instance, partition)
+    if earlier is not None:
+        raise SavepointTakenError(
+            f"expected the name of a new savepoint, found that partition {partition!r} of {asset.key.to_user_string()} was "
+            f"taken already ({location_of(earlier) or 'it is not known where'}), and a savepoint never changes. Materialize "
+            "under another key: add a partition."
+        )
+
+
+def _take(
+    context: dg.AssetExecutionContext, control: PipelineControl, config: SavepointConfig, name: str
+) -> tuple[Answer, RequestFailed | None]:
+    """Ask for the savepoint and wait for it.
+
+    Returns:
+        The answer; and an error, if the savepoint was made and the stop then failed.
+    """
+    options: dict[str, Any] = {
+        "target": config.path,
+        "name": name,
+        "request_id": f"asset-{context.run.run_id}",
+        "deadline": config.deadline,
+        "recorded_by_asker": True,
+    }
+    if config.stop is Stop.none:
+        request = control.savepoint(**options)
+    else:
+        request = control.stop(drain=config.stop is Stop.drain, **options)
+    context.log.info(f"Asked for savepoint {name!r} (request {request.request_id}, stop: {config.stop.value}).")
+    try:
+        return _wait(context, request, config.deadline + _GRACE_SECONDS), None
+    except RequestFailed as error:
+        if error.answer is not None and error.answer.location:
+            return error.answer, error
+        raise
+
+
+def _wait(context: dg.AssetExecutionContext, request: RequestHandle, seconds: float) -> Answer:
+    """Wait on another thread, so that Dagster's interrupts meet nothing that they could break."""
+    ended: queue.Queue[Answer | Exception] = queue.Queue()
+
+    def wait() -> None:
+        try:
+            ended.put(request.wait(seconds))
+        except Exception as error:
+            ended.put(error)
+
+    threading.Thread(target=wait, name="waits for a savepoint", daemon=True).start()
+    result: Answer | Exception | None = None
+    while result is None:
+        try:
+            result = ended.get(timeout=_SAY_EVERY_SECONDS)
+        except queue.Empty:
+            context.log.info(f"Waiting for the pipeline's answer to request {request.request_id}.")
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _circumstances(context: dg.AssetExecutionContext, config: SavepointConfig) -> dict[str, Any]:
+    trigger = "request" if config.stop is Stop.none else config.stop.value
+    if config.retention is not None:
+        return {"trigger": trigger, "asked_by": f"schedule {config.retention.made_by}", MADE_BY: config.retention.made_by}
+    return {"trigger": trigger, "asked_by": f"run {context.run.run_id}"}
+
+
+def _contents(
+    context: dg.AssetExecutionContext, storage: CheckpointStorage, answer: Answer, assets: dg.AssetsDefinition
+) -> dict[str, Any]:
+    """What the savepoint says of itself; if it cannot be read now, what its maker said."""
+    try:
+        savepoint = read_savepoint(storage, answer.location)
+    except DagsterCheckpointsError as error:
+        context.log.warning(f"Savepoint {answer.location} is complete, but cannot be described: {error}")
+        return {
+            "path": dg.MetadataValue.url(answer.url),
+            LOCATION: answer.location,
+            "checkpoint": answer.checkpoint_id,
+            TRIGGERED: dg.MetadataValue.timestamp(answer.answered_at),
+        }
+    return {**resume_metadata(context, savepoint, assets), **describe(savepoint)}
+
+
+def _failure(pipeline: Pipeline, error: DagsterCheckpointsError) -> dg.Failure:
+    metadata: dict[str, Any] = {"pipeline": pipeline.name, "error": type(error).__name__}
+    if isinstance(error, RequestFailed):
+        metadata["reason"] = error.reason
+        if error.url:
+            metadata["savepoint"] = dg.MetadataValue.url(error.url)
+    return dg.Failure(str(error), metadata=metadata, allow_retries=False)

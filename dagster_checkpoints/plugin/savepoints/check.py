@@ -1,0 +1,123 @@
+"""The asset check of savepoints: is one whole, and does it fit the pipeline?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
+from dagster_checkpoints.plugin.savepoints.recording import SavepointAsset, location_of
+from dagster_checkpoints.plugin.settings import KnownSettings
+from dagster_checkpoints.plugin.verification import VerificationReport, verify_savepoint
+from dagster_checkpoints.storage import CheckpointStorage, InvalidKey, InvalidStorageUrl
+
+if TYPE_CHECKING:
+    from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
+
+
+class SavepointCheckConfig(KnownSettings, dg.Config):
+    """Which savepoint is checked.
+
+    Args:
+        savepoint: A partition of the savepoint asset, or a savepoint's location, URL or path. By default the one that the same
+            run has taken, else the newest.
+    """
+
+    savepoint: str = Field(default="", description="partition, location, URL or path; the newest one if empty")
+
+
+def savepoint_check(
+    *,
+    pipeline: Pipeline,
+    savepoints: dg.AssetsDefinition,
+    name: str = "restorable",
+    resource_key: str = RESOURCE,
+) -> dg.AssetChecksDefinition:
+    """Checks that a savepoint can be restored into the pipeline as it is defined now.
+
+    Reads the whole savepoint: its metadata is readable, every file is there, size and sha256 are right, and PROTOCOL 8.1 allows
+    to restore it. It runs with every materialization of the asset, and by itself for the newest savepoint.
+    For a certain one, a job has a launchpad, as in the example.
+
+    Args:
+        pipeline: The pipeline.
+        savepoints: What :func:`savepoint_asset` made.
+        name: Of the check.
+        resource_key: Of the :class:`CheckpointCoordinatorResource`.
+
+    Examples:
+        >>> check = savepoint_check(pipeline=flights, savepoints=flights_savepoints)
+        >>> job = dg.define_asset_job("check_savepoint", selection=dg.AssetSelection.checks(check))
+    """
+    partitions = savepoints.partitions_def
+    assert isinstance(partitions, dg.DynamicPartitionsDefinition)
+    asset = SavepointAsset(savepoints.key, str(partitions.name))
+
+    def check(context: dg.AssetCheckExecutionContext, config: SavepointCheckConfig) -> dg.AssetCheckResult:
+        coordinator: CheckpointCoordinatorResource = getattr(context.resources, resource_key)
+        run = context.op_execution_context
+        chosen = config.savepoint or (run.partition_key if run.has_partition_key else "")
+        with coordinator.checkpoint_storage(pipeline, instance=context.instance) as storage:
+            location = _location(asset, chosen, context.instance) if chosen else _newest(asset, storage, context.instance)
+            if location is None:
+                return dg.AssetCheckResult(
+                    passed=False,
+                    severity=dg.AssetCheckSeverity.WARN,
+                    description=f"There is no savepoint of pipeline {pipeline.name!r}: nothing to restore from.",
+                )
+            try:
+                report = verify_savepoint(storage, location, pipeline)
+            except (InvalidKey, InvalidStorageUrl) as error:  # what was asked for can be no savepoint
+                raise dg.Failure(str(error), allow_retries=False) from None
+        return _result(report)
+
+    check.__annotations__ = {"context": dg.AssetCheckExecutionContext, "config": SavepointCheckConfig}
+    return dg.asset_check(
+        asset=savepoints.key,
+        name=name,
+        description="Every file is there and unharmed, and the savepoint fits the pipeline.",
+        required_resource_keys={resource_key},
+    )(check)
+
+
+def _result(report: VerificationReport) -> dg.AssetCheckResult:
+    shown: dict[str, Any] = {
+        "savepoint": dg.MetadataValue.url(report.url),
+        "files": report.files,
+        "bytes": report.bytes,
+    }
+    if report.metadata is not None:
+        shown["checkpoint"] = report.metadata.checkpoint_id
+    if report.ok:
+        return dg.AssetCheckResult(passed=True, description="It is whole, and fits the pipeline.", metadata=shown)
+    shown["problems"] = dg.MetadataValue.table(
+        records=[dg.TableRecord({"kind": p.kind, "what": p.what, "where": p.where, "remedy": p.remedy}) for p in report.problems]
+    )
+    number = len(report.problems)
+    count = "1 problem" if number == 1 else f"{number} problems, the first"
+    return dg.AssetCheckResult(
+        passed=False,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=f"{count}: {report.problems[0].what}",
+        metadata=shown,
+    )
+
+
+def _location(asset: SavepointAsset, chosen: str, instance: dg.DagsterInstance) -> str:
+    recorded = asset.find(instance, chosen)
+    return (location_of(recorded) if recorded is not None else None) or chosen
+
+
+def _newest(asset: SavepointAsset, storage: CheckpointStorage, instance: dg.DagsterInstance) -> str | None:
+    """The newest in the pipeline's own directory or, if that was made later elsewhere, the one that Dagster knows of."""
+    stored = storage.list_savepoints()
+    recorded = asset.newest(instance)
+    known = location_of(recorded) if recorded is not None else None
+    if recorded is not None and known is not None:
+        number = recorded.metadata.get("checkpoint")
+        if not stored or (number is not None and int(number.value or 0) > stored[0].checkpoint_id):  # type: ignore[arg-type]
+            return known
+    return stored[0].location if stored else None

@@ -1,0 +1,248 @@
+"""What Dagster shows of a savepoint, read from the savepoint itself.
+
+It must not know how a savepoint is asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import dagster as dg
+import msgspec
+from dagster_shared.check import CheckError
+from dagster_shared.yaml_utils import dump_run_config_yaml
+
+from dagster_checkpoints.spark.query.query_log import QueryLog
+from dagster_checkpoints.state import (
+    ChainMetadata,
+    CheckpointMetadata,
+    QuerySnapshot,
+    StageMetadata,
+    StateFile,
+    decode,
+    task_files,
+)
+from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory, StorageError
+
+LOCATION = "location"
+"""In the metadata of a savepoint's materialization: what `restore_from` takes."""
+TRIGGERED = "triggered"
+MADE_BY = "made_by"
+"""There, too: the schedule that made it, and may delete it."""
+_OFFSETS_SHOWN = 300
+_REPOSITORY = "__repository__"
+_HIDDEN_JOB = "__ASSET_JOB"
+_SELECTION_SHOWN = 20
+"""The web page's query parser takes longer lists for something else."""
+
+
+@dataclass(frozen=True)
+class Savepoint:
+    """A savepoint as it lies in storage.
+
+    Attributes:
+        location: As `restore_from` takes it: below the pipeline's directory, or a URL.
+        url: Where it lies, for people.
+        metadata: What it says of itself.
+        offsets: By stage, what of its input the savepoint covers, as its Spark query counts; only where a query reads it.
+    """
+
+    location: str
+    url: str
+    metadata: CheckpointMetadata
+    offsets: Mapping[str, str]
+
+
+def read_savepoint(storage: CheckpointStorage, location: str) -> Savepoint:
+    """Read a savepoint's metadata, and the few small files with its offsets.
+
+    Args:
+        storage: Of the pipeline.
+        location: A location, URL or path.
+
+    Raises:
+        MissingCheckpoint: It is not there; names those that are.
+        CorruptMetadata, UnknownMetadataVersion: It cannot be read.
+        StorageUnavailable: Storage cannot be asked.
+    """
+    directory = storage.open_savepoint(location)
+    metadata = decode(directory.read_metadata(), directory.url)
+    return Savepoint(directory.location, directory.url, metadata, _offsets(directory, metadata))
+
+
+def describe(savepoint: Savepoint) -> dict[str, Any]:
+    """The metadata of the savepoint's materialization, without what only its circumstances say."""
+    metadata = savepoint.metadata
+    files = {file.sha256: file.size for file in _files(metadata.chains)}
+    shown: dict[str, Any] = {
+        "path": dg.MetadataValue.url(savepoint.url),
+        LOCATION: savepoint.location,
+        "checkpoint": metadata.checkpoint_id,
+        "pipeline": metadata.pipeline,
+        "job": metadata.job_id,
+        TRIGGERED: dg.MetadataValue.timestamp(metadata.triggered_at),
+        "duration": round(max(metadata.completed_at - metadata.triggered_at, 0.0), 3),
+        "bytes": sum(files.values()),
+        "files": len(files),
+        "stages": _table(savepoint),
+        "spark_version": metadata.spark_version,
+        "format_version": metadata.version,
+    }
+    if metadata.run_id:
+        shown["run"] = dg.MetadataValue.dagster_run(metadata.run_id)
+    return shown
+
+
+def resume_metadata(context: dg.AssetExecutionContext, savepoint: Savepoint, assets: dg.AssetsDefinition) -> dict[str, Any]:
+    """How to go on from the savepoint: the run configuration, and a link to the launchpad with it.
+
+    Args:
+        context: Of the run that shows the savepoint.
+        savepoint: What to restore.
+        assets: The pipeline's.
+    """
+    run_id = savepoint.metadata.run_id
+    run = context.instance.get_run_by_id(run_id) if run_id else None
+    op_name = assets.node_def.name
+    # What was said of resources and the executor is left to the code location as it is when somebody resumes.
+    config: dict[str, Any] = {"ops": copy.deepcopy(run.run_config.get("ops", {})) if run is not None else {}}
+    config["ops"].setdefault(op_name, {}).setdefault("config", {})["restore_from"] = savepoint.location
+    text = dump_run_config_yaml(config)
+    link = _launchpad(context, run, assets, text) if run is not None else None
+    return {
+        **({"resume": dg.MetadataValue.md(f"[Open the launchpad with this savepoint]({link})")} if link is not None else {}),
+        "run_config": dg.MetadataValue.md(f"```yaml\n{text}```"),
+    }
+
+
+def _launchpad(context: dg.AssetExecutionContext, run: dg.DagsterRun, assets: dg.AssetsDefinition, config: str) -> str | None:
+    """The launchpad of a job that runs the pipeline, with a run configuration: a path below the webserver's own address."""
+    job_name = _job_of(context, run, assets)
+    if run.remote_job_origin is None or job_name is None:
+        return None
+    repository = run.remote_job_origin.repository_origin
+    location = repository.code_location_origin.location_name
+    name = repository.repository_name
+    where = location if name == _REPOSITORY else f"{name}@{location}"
+    some = run.asset_selection is not None and run.asset_selection < assets.keys and len(run.asset_selection) <= _SELECTION_SHOWN
+    chosen = "".join(
+        f"&assetSelection[{number}][assetKey][path][{part}]={quote(text, safe='')}"
+        for number, key in enumerate(sorted(run.asset_selection or ()) if some else ())
+        for part, text in enumerate(key.path)
+    )
+    link = f"/locations/{quote(where, safe='@')}/jobs/{quote(job_name)}/playground/setup?config={quote(config, safe='')}{chosen}"
+    return link.replace("(", "%28").replace(")", "%29")
+
+
+def _job_of(context: dg.AssetExecutionContext, run: dg.DagsterRun, assets: dg.AssetsDefinition) -> str | None:
+    """The job that ran the pipeline or, if that was none of the user's, one that runs just the pipeline.
+
+    The launchpad of Dagster's own job takes no configuration from a link, and offers every asset that there is.
+    """
+    if not run.job_name.startswith(_HIDDEN_JOB):
+        return run.job_name
+    try:
+        jobs = context.repository_def.get_all_jobs()
+    except CheckError:  # no code location
+        return None
+    named = [job.name for job in jobs if set(job.graph.node_dict) == {assets.node_def.name}]
+    return min((name for name in named if not name.startswith(_HIDDEN_JOB)), default=None)
+
+
+# Stages
+
+
+def _table(savepoint: Savepoint) -> dg.TableMetadataValue:
+    columns = [
+        dg.TableColumn("stage"),
+        dg.TableColumn("state", description="running, or how many of its instances have finished"),
+        dg.TableColumn("instances", "int"),
+        dg.TableColumn("bytes", "int", description="state, and records on their way to the stage"),
+        dg.TableColumn("files", "int"),
+        dg.TableColumn("rows", "int", description="emitted since the job began; 0 inside a chain"),
+        dg.TableColumn("offsets", description="what of its input the savepoint covers"),
+    ]
+    records = [_row(savepoint, stage) for stage in savepoint.metadata.stages]
+    return dg.MetadataValue.table(records=records, schema=dg.TableSchema(columns=columns))
+
+
+def _row(savepoint: Savepoint, stage: StageMetadata) -> dg.TableRecord:
+    # Where stages share a query the state is the chain's; it is shown once, with the chain's first stage.
+    led = [chain for chain in savepoint.metadata.chains if chain.stages[:1] == (stage.name,)]
+    shared = [chain.stages[0] for chain in savepoint.metadata.chains if stage.name in chain.stages[1:]]
+    files = {file.sha256: file.size for file in _files(led)}
+    if stage.fully_finished:
+        state = "finished"
+    elif stage.finished:
+        state = f"{len(stage.finished)} of {stage.parallelism} finished"
+    else:
+        state = "running"
+    offsets = savepoint.offsets.get(stage.name, "")
+    if shared:
+        offsets = f"in the query of {shared[0]}"
+    return dg.TableRecord(
+        {
+            "stage": stage.name,
+            "state": state,
+            "instances": stage.parallelism,
+            "bytes": sum(files.values()),
+            "files": len(files),
+            "rows": stage.rows,
+            "offsets": offsets,
+        }
+    )
+
+
+def _files(chains: Iterable[ChainMetadata]) -> list[StateFile]:
+    return [file for chain in chains for task in chain.tasks.values() for file in task_files(task)]
+
+
+# Offsets
+
+
+def _offsets(directory: SavepointDirectory, metadata: CheckpointMetadata) -> dict[str, str]:
+    """What each chain's query has read, by the chain's first stage; Spark's own offset log says it."""
+    queries = {
+        f"{number}/{index}": task.query
+        for number, chain in enumerate(metadata.chains)
+        for index, task in chain.tasks.items()
+        if task.query is not None and _offset_files(task.query)
+    }
+    with tempfile.TemporaryDirectory(prefix="savepoint-offsets-") as folder:
+        files = [
+            msgspec.structs.replace(file, path=f"{task}/{file.path}")
+            for task, query in queries.items()
+            for file in _offset_files(query)
+        ]
+        try:
+            directory.fetch_state(files, Path(folder))
+        except (StorageError, OSError):
+            return {}  # shown if it can be; whether the savepoint is whole is the asset check's question
+        read = {task: _read_offsets(Path(folder, task), query.batch_id) for task, query in queries.items()}
+    instances = {stage.name: stage.instances for stage in metadata.stages}
+    shown = {}
+    for number, chain in enumerate(metadata.chains):
+        names = instances.get(chain.stages[0], ())
+        found = {index: read[f"{number}/{index}"] for index in sorted(chain.tasks) if f"{number}/{index}" in read}
+        text = "; ".join(f"{names[index]}: {offsets}" if len(names) > 1 else offsets for index, offsets in found.items())
+        shown[chain.stages[0]] = text if len(text) <= _OFFSETS_SHOWN else f"{text[:_OFFSETS_SHOWN]}…"
+    return shown
+
+
+def _offset_files(query: QuerySnapshot) -> list[StateFile]:
+    return [file for file in query.files if file.path == f"offsets/{query.batch_id}"]
+
+
+def _read_offsets(folder: Path, batch_id: int) -> str:
+    try:
+        planned = QueryLog(folder).planned(batch_id)
+    except (OSError, ValueError, LookupError):
+        return "unreadable"
+    return ", ".join(json.dumps(source, separators=(",", ":")) for source in planned.sources)

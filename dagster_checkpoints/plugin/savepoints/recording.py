@@ -1,0 +1,127 @@
+"""Where a pipeline's savepoints are in Dagster, and how one gets there.
+
+It must not know who takes savepoints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+from dagster_shared.check import CheckError
+
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.savepoints.metadata import LOCATION, Savepoint, describe, read_savepoint, resume_metadata
+from dagster_checkpoints.plugin.time_limits import TimeLimit
+from dagster_checkpoints.spark.job.events import SavepointDone
+from dagster_checkpoints.storage import CheckpointStorage
+
+SAVEPOINTS_OF = "dagster_checkpoints/savepoints_of"
+"""In the metadata of the asset: the pipeline whose savepoints are its partitions."""
+DEFAULT_PREFIX = ("savepoints",)
+_READING_SECONDS = 20.0
+_DIRECTORY = re.compile(r"savepoint-\d+-.+")
+
+
+@dataclass(frozen=True)
+class SavepointAsset:
+    """The asset of a pipeline's savepoints.
+
+    Attributes:
+        key: Its key.
+        partitions: Name of its dynamic partitions.
+    """
+
+    key: dg.AssetKey
+    partitions: str
+
+    @classmethod
+    def named(cls, pipeline: Pipeline, prefix: Sequence[str] = DEFAULT_PREFIX) -> SavepointAsset:
+        """The one with this prefix."""
+        return cls(dg.AssetKey([*prefix, pipeline.name]), "_".join([*prefix, pipeline.name]))
+
+    @classmethod
+    def of(cls, context: dg.AssetExecutionContext, pipeline: Pipeline) -> SavepointAsset:
+        """The one that the code location of a run defines; the default one if it defines none."""
+        try:
+            definitions = context.repository_def.assets_defs_by_key
+        except CheckError:  # assets that were materialized without a code location
+            return cls.named(pipeline)
+        for key, definition in definitions.items():
+            spec = definition.specs_by_key.get(key)
+            partitions = definition.partitions_def
+            if spec is None or not isinstance(partitions, dg.DynamicPartitionsDefinition):
+                continue
+            if spec.metadata.get(SAVEPOINTS_OF) == pipeline.name:
+                return cls(key, str(partitions.name))
+        return cls.named(pipeline)
+
+    def find(self, instance: dg.DagsterInstance, partition: str) -> dg.AssetMaterialization | None:
+        """The savepoint that a partition is; None if it is none, as long as Dagster remembers."""
+        wanted = dg.AssetRecordsFilter(asset_key=self.key, asset_partitions=[partition])
+        records = instance.fetch_materializations(wanted, limit=1).records
+        return records[0].asset_materialization if records else None
+
+    def newest(self, instance: dg.DagsterInstance) -> dg.AssetMaterialization | None:
+        """The savepoint that was recorded last."""
+        records = instance.fetch_materializations(self.key, limit=1).records
+        return records[0].asset_materialization if records else None
+
+
+def location_of(recorded: dg.AssetMaterialization) -> str | None:
+    """Where a recorded savepoint lies."""
+    value = recorded.metadata.get(LOCATION)
+    return str(value.value) if value is not None else None
+
+
+def partition_of(location: str) -> str:
+    """The partition under which a savepoint is recorded that nobody gave a key: the name of its directory."""
+    return location.rstrip("/").removesuffix("/_metadata").rpartition("/")[2]
+
+
+def record_savepoint(
+    context: dg.AssetExecutionContext, pipeline: Pipeline, event: SavepointDone, storage: Callable[[], CheckpointStorage]
+) -> str:
+    """Show a savepoint of the running pipeline in Dagster that was taken neither by the savepoint asset nor by a schedule.
+
+    To be called in the pipeline's own run. Adds the partition and logs its materialization. A savepoint that cannot be read
+    now is recorded with what the event tells; never does this fail the run.
+
+    Args:
+        context: Of the pipeline's assets.
+        pipeline: The pipeline.
+        event: What has completed.
+        storage: Opens the pipeline's.
+
+    Returns:
+        The partition.
+    """
+    asset = SavepointAsset.of(context, pipeline)
+    partition = partition_of(event.location)
+    metadata: dict[str, Any] = {
+        "asked_by": event.asked_by or f"run {context.run.run_id}",
+        "trigger": {"": "request", "suspend": "suspend", "drain": "drain"}[event.stops],
+    }
+
+    def read() -> Savepoint:
+        with storage() as opened:
+            return read_savepoint(opened, event.location)
+
+    try:
+        # On a thread of its own: the run's main thread must not hang where Dagster cannot interrupt it.
+        savepoint = TimeLimit(_READING_SECONDS, "storage").do(read)
+        metadata = {**resume_metadata(context, savepoint, context.assets_def), **describe(savepoint), **metadata}
+    except DagsterCheckpointsError as error:
+        context.log.warning(f"Savepoint {event.location} is complete, but cannot be described: {error}")
+        metadata |= {
+            LOCATION: event.location,
+            "checkpoint": event.checkpoint.checkpoint_id,
+            "bytes": event.checkpoint.total_bytes,
+        }
+    context.instance.add_dynamic_partitions(asset.partitions, [partition])
+    context.log_event(dg.AssetMaterialization(asset.key, partition=partition, metadata=metadata))
+    return partition

@@ -1,0 +1,132 @@
+"""The drain sensor: asks for a stop with drain when a condition holds, once per job."""
+
+from __future__ import annotations
+
+import dagster as dg
+import msgspec
+
+from dagster_checkpoints.control import Answer, NoRunningPipeline
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.savepoints import RESOURCE
+from dagster_checkpoints.plugin.sensors.conditions import DrainCondition, Seen, Surroundings
+from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
+from dagster_checkpoints.plugin.sensors.ticks import RunningPipeline, Tick, pipeline_sensor, request_id, skip
+
+ATTEMPTS = 3
+_REPORTS_APART = 2
+"""So many reports of the pipeline lie between two looks at a momentary condition: the second one was written, and what is in it
+found out, after the first look."""
+
+
+class _Cursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
+    """Args:
+    run: the rest is about this run.
+    asked: id of the request under way, or of the last one that failed.
+    attempt: how many requests have failed.
+    key: the alternative that held in the last tick, if it was a momentary one.
+    sequence: of the pipeline's report in which it held.
+    """
+
+    run: str = ""
+    asked: str = ""
+    attempt: int = 0
+    key: str | None = None
+    sequence: int = 0
+
+
+def build_drain_sensor(
+    *,
+    pipeline: Pipeline,
+    when: DrainCondition,
+    name: str | None = None,
+    deadline: float = 3600.0,
+    minimum_interval_seconds: int = 30,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+    resource_key: str = RESOURCE,
+) -> dg.SensorDefinition:
+    """A sensor that drains the running pipeline when a condition holds: every window comes out, all is committed, the run ends.
+
+    It never waits: it asks, and looks at the answer in a later tick. A run is drained once; a drain that fails lets the
+    pipeline run on from its latest checkpoint, and is asked for again, at most three times. What made an earlier job end
+    does not end a later one: conditions look at what has happened since the job began.
+
+    Args:
+        pipeline: What to drain.
+        when: See `all_of`, `any_of`, `assets_materialized`, `bounded_stages_finished`, `live_lag_zero`, `marker_object`,
+            `at_time` and `when` beside this function.
+        name: Of the sensor; by default the pipeline's with `_drain` behind.
+        deadline: Seconds that the pipeline may take for the drain.
+        minimum_interval_seconds: Between two ticks.
+        default_status: Whether it runs from the start.
+        resource_key: Of the :class:`CheckpointCoordinatorResource`.
+
+    Examples:
+        >>> build_drain_sensor(pipeline=flights, when=bounded_stages_finished() & live_lag_zero())
+    """
+    sensor_name = name or f"{pipeline.name}_drain"
+
+    def evaluate(tick: Tick) -> dg.SensorResult:
+        before = read_cursor(tick.dagster.cursor, _Cursor)
+        running = tick.reins.look()
+        if isinstance(running, str):
+            drained = tick.reins.poll(before.asked) if before.asked else None
+            if drained is not None and drained.status == "done":
+                return skip(f"Drained with savepoint {drained.checkpoint_id} ({drained.url}). {running}", _Cursor())
+            return skip(running, _Cursor())
+        if before.run != running.run_id:
+            before = _Cursor(run=running.run_id)
+        if before.asked:
+            answer = tick.reins.poll(before.asked)
+            if answer is None or answer.status != "failed":
+                return skip(_under_way(before.asked, running, answer), before)
+            failed = f"Request {before.asked} failed, {answer.reason}: {answer.message}. "
+            before = msgspec.structs.replace(before, asked="", attempt=before.attempt + 1)
+        else:
+            failed = ""
+        if before.attempt >= ATTEMPTS:
+            return skip(f"{failed}Given up after {before.attempt} attempts to drain run {running.run_id}.", before)
+        if running.status is not None and running.status.stop is not None:
+            return skip(f"{failed}A stop is under way already (request {running.status.stop.request_id}).", before)
+        seen = when.look(Surroundings(pipeline, running, tick.dagster.instance, tick.now, tick.head))
+        tick.dagster.log.info(
+            f"Run {running.run_id}, job {running.job_id}. Condition: {when.describe()}. "
+            f"It is {'met' if seen.holds else 'not met'}: {seen.text}."
+        )
+        return _decide(tick, before, running, seen, failed)
+
+    def _decide(tick: Tick, before: _Cursor, running: RunningPipeline, seen: Seen, failed: str) -> dg.SensorResult:
+        if not seen.holds:
+            return skip(f"{failed}Not drained: {seen.text}.", msgspec.structs.replace(before, key=None, sequence=0))
+        sequence = running.status.sequence if running.status is not None else 0
+        if seen.momentary and not (before.key == seen.key and sequence >= before.sequence + _REPORTS_APART):
+            if before.key != seen.key:
+                before = msgspec.structs.replace(before, key=seen.key, sequence=sequence)
+            return skip(f"{failed}Condition met; confirming at the next tick: {seen.text}.", before)
+        asked = request_id(sensor_name, running.run_id, before.attempt + 1)
+        try:
+            tick.reins.do(lambda control: control.stop(drain=True, name=sensor_name, request_id=asked, deadline=deadline))
+        except NoRunningPipeline as error:
+            return skip(f"{failed}{error}", _Cursor())
+        return skip(
+            f"{failed}Asked run {running.run_id} to drain (request {asked}): {seen.text}.",
+            _Cursor(run=running.run_id, asked=asked, attempt=before.attempt),
+        )
+
+    return pipeline_sensor(
+        evaluate,
+        pipeline=pipeline,
+        name=sensor_name,
+        description=f"Drains pipeline {pipeline.name!r} when {when.describe()}.",
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        resource_key=resource_key,
+    )
+
+
+def _under_way(asked: str, running: RunningPipeline, answer: Answer | None) -> str:
+    if answer is None:
+        return f"Run {running.run_id} has not yet seen the request to drain ({asked})."
+    if answer.status == "done":
+        return f"Drained with savepoint {answer.checkpoint_id} ({answer.url}); the run is ending."
+    stop = running.status.stop if running.status is not None else None
+    return f"Run {running.run_id} drains (request {asked}{f', {stop.state}' if stop is not None else ''})."

@@ -1,0 +1,139 @@
+"""The end-of-input sensor: ends one source when an asset outside the pipeline has been materialized."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import dagster as dg
+import msgspec
+
+from dagster_checkpoints.control import NoRunningPipeline
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.savepoints import RESOURCE
+from dagster_checkpoints.plugin.sensors.conditions import Surroundings, assets_materialized
+from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
+from dagster_checkpoints.plugin.sensors.ticks import RunningPipeline, Tick, pipeline_sensor, request_id, skip
+
+ATTEMPTS = 3
+
+
+class NotASourceError(DagsterCheckpointsError):
+    """The end of a stage is asked for that reads other stages, or of an instance that it does not have."""
+
+
+class _Cursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
+    """Args:
+    run: the rest is about this run.
+    asked: id of the request under way, or of the one that was done.
+    attempt: how many requests have failed.
+    done: the source has been ended.
+    """
+
+    run: str = ""
+    asked: str = ""
+    attempt: int = 0
+    done: bool = False
+
+
+def build_end_of_input_sensor(
+    *,
+    pipeline: Pipeline,
+    source: str,
+    after: dg.AssetKey | str | Sequence[dg.AssetKey],
+    instance: str | None = None,
+    name: str | None = None,
+    deadline: float = 600.0,
+    minimum_interval_seconds: int = 30,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+    resource_key: str = RESOURCE,
+) -> dg.SensorDefinition:
+    """A sensor that ends a source of the running pipeline, as if its input were exhausted, when an asset was materialized.
+
+    The rest of the pipeline runs on; a pipeline all of whose sources have ended finishes. The asset counts when it was
+    materialized after the pipeline's job began. A run that goes on with the job after a crash is asked again, unless the
+    source had ended.
+
+    Args:
+        pipeline: The pipeline.
+        source: Name of the source that ends.
+        after: Key of the asset, or of several: the source ends when all were materialized.
+        instance: Only this instance of the source; all of them by default.
+        name: Of the sensor; by default made of the pipeline's and the source's.
+        deadline: Seconds that the pipeline may take until it has taken note.
+        minimum_interval_seconds: Between two ticks.
+        default_status: Whether it runs from the start.
+        resource_key: Of the :class:`CheckpointCoordinatorResource`.
+
+    Raises:
+        UnknownStageError: The pipeline has no such stage.
+        NotASourceError: The stage is no source, or has no such instance.
+
+    Examples:
+        >>> build_end_of_input_sensor(pipeline=flights, source="flights_live", after="december_is_complete")
+    """
+    stage = pipeline.stage(source)
+    if not stage.kind.is_source or (instance is not None and instance not in stage.instances):
+        sources = ", ".join(f"{each.name} ({', '.join(each.instances)})" for each in pipeline.stages if each.kind.is_source)
+        raise NotASourceError(
+            f"expected a source of pipeline {pipeline.name!r}, and one of its instances or none, found stage {source!r}, "
+            f"instance {instance!r}. Its sources, with their instances: {sources}"
+        )
+    condition = assets_materialized(*([after] if isinstance(after, str | dg.AssetKey) else after))
+    what = source if instance is None else f"{source}[{instance}]"
+    sensor_name = name or "_".join([pipeline.name, "end", source, *([_plain(instance)] if instance is not None else [])])
+
+    def evaluate(tick: Tick) -> dg.SensorResult:
+        before = read_cursor(tick.dagster.cursor, _Cursor)
+        running = tick.reins.look()
+        if isinstance(running, str):
+            return skip(running, _Cursor())
+        if before.run != running.run_id:
+            before = _Cursor(run=running.run_id)
+        if before.done or _ended(running, source, instance):
+            return skip(f"{what} has ended.", msgspec.structs.replace(before, done=True))
+        failed = ""
+        if before.asked:
+            answer = tick.reins.poll(before.asked)
+            if answer is None or not answer.final:
+                return skip(f"Run {running.run_id} was asked to end {what} ({before.asked}), and has not answered yet.", before)
+            if answer.status == "done":
+                return skip(f"{what} was ended (request {before.asked}).", msgspec.structs.replace(before, done=True))
+            failed = f"Request {before.asked} failed, {answer.reason}: {answer.message}. "
+            before = msgspec.structs.replace(before, asked="", attempt=before.attempt + 1)
+        if before.attempt >= ATTEMPTS:
+            return skip(f"{failed}Given up after {before.attempt} attempts to end {what} of run {running.run_id}.", before)
+        seen = condition.look(Surroundings(pipeline, running, tick.dagster.instance, tick.now, tick.head))
+        if not seen.holds:
+            return skip(f"{failed}{what} goes on: {seen.text}.", before)
+        asked = request_id(sensor_name, running.run_id, before.attempt + 1)
+        try:
+            tick.reins.do(lambda control: control.end_source(source, instance, request_id=asked, deadline=deadline))
+        except NoRunningPipeline as error:
+            return skip(f"{failed}{error}", _Cursor())
+        after_asking = msgspec.structs.replace(before, asked=asked)
+        return skip(f"{failed}Asked run {running.run_id} to end {what} (request {asked}): {seen.text}.", after_asking)
+
+    return pipeline_sensor(
+        evaluate,
+        pipeline=pipeline,
+        name=sensor_name,
+        description=f"Ends {what} of pipeline {pipeline.name!r} when its input has become complete.",
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        resource_key=resource_key,
+    )
+
+
+def _ended(running: RunningPipeline, source: str, instance: str | None) -> bool:
+    stages = running.status.stages if running.status is not None else ()
+    for stage in stages:
+        if stage.name == source:
+            chosen = [one for one in stage.instances if instance in (None, one.name)]
+            return stage.finished or (bool(chosen) and all(one.end_of_data for one in chosen))
+    return False
+
+
+def _plain(instance: str) -> str:
+    """An instance's name as part of a sensor's."""
+    return "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in instance)

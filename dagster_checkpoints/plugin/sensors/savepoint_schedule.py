@@ -1,0 +1,115 @@
+"""The schedule of periodic savepoints, with retention."""
+
+from __future__ import annotations
+
+from datetime import UTC, timedelta
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_checkpoints.control import PipelineControl
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.savepoints import RESOURCE, SavepointConfig, SavepointRetention
+from dagster_checkpoints.plugin.savepoints.retention import STAMP
+from dagster_checkpoints.plugin.sensors.ticks import STORAGE_SECONDS, TRANSIENT, Reins
+
+if TYPE_CHECKING:
+    from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
+
+
+def build_savepoint_schedule(
+    *,
+    pipeline: Pipeline,
+    savepoints: dg.AssetsDefinition,
+    cron_schedule: str,
+    keep: int | None = 7,
+    keep_for: timedelta | None = None,
+    prefix: str = "periodic-",
+    path: str = "",
+    deadline: float = 600.0,
+    verify: bool = True,
+    name: str | None = None,
+    execution_timezone: str | None = None,
+    default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
+    resource_key: str = RESOURCE,
+) -> dg.ScheduleDefinition:
+    """A schedule that takes savepoints of the pipeline while it runs, and deletes its own old ones.
+
+    A tick launches a run of the savepoint asset if the pipeline runs, and says how its latest job ended if it does not. When
+    the savepoint is there, that run deletes the expired ones: only savepoints that this schedule made, by their names and by
+    Dagster's record of them, never the newest one, and never one that a restart of the pipeline would need.
+
+    Args:
+        pipeline: The pipeline.
+        savepoints: What `savepoint_asset` made.
+        cron_schedule: When.
+        keep: So many newest savepoints are kept; None for any number.
+        keep_for: Older ones are deleted, counted from the newest; None for any age.
+        prefix: Of the savepoints' names; the time follows. Each schedule of a pipeline needs one of its own.
+        path: Directory in which they are made; by default the pipeline's own `savepoints/`.
+        deadline: Seconds that the pipeline may take for one.
+        verify: Whether the asset's checks run with it, which read the whole savepoint.
+        name: Of the schedule; by default the pipeline's with `_savepoints` behind.
+        execution_timezone: Of the cron schedule; by default UTC.
+        default_status: Whether it runs from the start.
+        resource_key: Of the :class:`CheckpointCoordinatorResource`.
+
+    Raises:
+        ValueError: `keep` or `keep_for` is not positive.
+
+    Examples:
+        >>> build_savepoint_schedule(pipeline=flights, savepoints=flights_savepoints, cron_schedule="0 * * * *", keep=24)
+    """
+    if (keep is not None and keep < 1) or (keep_for is not None and keep_for <= timedelta(0)):
+        raise ValueError(f"expected keep >= 1 and keep_for > 0, or None, found keep={keep}, keep_for={keep_for}")
+    schedule_name = name or f"{pipeline.name}_savepoints"
+    partitions = savepoints.partitions_def
+    assert isinstance(partitions, dg.DynamicPartitionsDefinition) and partitions.name is not None
+    partitions_name = partitions.name
+    op_name = savepoints.node_def.name
+    selection = dg.AssetSelection.assets(savepoints.key)
+    job = dg.define_asset_job(
+        f"{schedule_name}_job",
+        selection=selection if verify else selection.without_checks(),
+        description=f"Launched by the schedule {schedule_name!r}: takes a savepoint of pipeline {pipeline.name!r}.",
+    )
+    config = SavepointConfig(
+        path=path,
+        deadline=deadline,
+        retention=SavepointRetention(
+            made_by=schedule_name,
+            prefix=prefix,
+            count=keep,
+            max_age=keep_for.total_seconds() if keep_for is not None else None,
+        ),
+    )
+
+    @dg.schedule(
+        name=schedule_name,
+        job=job,
+        cron_schedule=cron_schedule,
+        execution_timezone=execution_timezone,
+        default_status=default_status,
+        required_resource_keys={resource_key},
+        description=f"Periodic savepoints of pipeline {pipeline.name!r} while it runs.",
+    )
+    def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        coordinator: CheckpointCoordinatorResource = getattr(context.resources, resource_key)
+        instance = context.instance
+
+        def control() -> PipelineControl:
+            return coordinator.control(pipeline, instance=instance, asked_by=f"schedule {schedule_name}")
+
+        try:
+            running = Reins(control, STORAGE_SECONDS).look()
+        except TRANSIENT as error:
+            return dg.SkipReason(f"{error} There is no savepoint this time.")
+        if isinstance(running, str):
+            return dg.SkipReason(running)
+        if running.status is not None and running.status.stop is not None:
+            return dg.SkipReason(f"The pipeline is being stopped (request {running.status.stop.request_id}).")
+        partition = prefix + context.scheduled_execution_time.astimezone(UTC).strftime(STAMP)
+        instance.add_dynamic_partitions(partitions_name, [partition])
+        return dg.RunRequest(run_key=partition, partition_key=partition, run_config=dg.RunConfig(ops={op_name: config}))
+
+    return tick

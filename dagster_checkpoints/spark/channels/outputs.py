@@ -1,0 +1,124 @@
+"""Where a task's output goes: into the channels to its consumers, and into the sink of its last stage.
+
+A micro-batch is evaluated once, into a segment; everything that wants it shares the segment's files.
+It must not know queries, gates or the life cycle.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_checkpoints.spark.channels.channel_log import Channel, Element, Records, SegmentFiles
+from dagster_checkpoints.spark.channels.segments import Split, write_segment, write_split_segments
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+BACKPRESSURE_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class OutputEdge:
+    """The channels to all instances of one consumer that this task feeds, and how rows are dealt out among them."""
+
+    consumer: str
+    channels: tuple[Channel, ...]
+    split: Split | None
+    static: bool
+
+
+class TaskOutput:
+    """Writes a task's micro-batches and passes them on.
+
+    Args:
+        folder: Where segments are written.
+        edges: One per consumer.
+        to_sink: Receives every whole segment before the channels do; None without a sink.
+        max_queued_bytes: A consumer that is so far behind holds the task back (static inputs never do).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        edges: Sequence[OutputEdge],
+        to_sink: Callable[[SegmentFiles, int], None] | None,
+        max_queued_bytes: int,
+    ) -> None:
+        self.rows = 0
+        self._folder = folder
+        self._edges = tuple(edges)
+        self._to_sink = to_sink
+        self._max_queued_bytes = max_queued_bytes
+        self._number = itertools.count()
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        return tuple(channel for edge in self._edges for channel in edge.channels)
+
+    def write(self, batch: DataFrame, batch_id: int, process: Callable[[SegmentFiles], DataFrame | None] | None = None) -> int:
+        """Evaluate a micro-batch and emit it. Returns the number of rows emitted.
+
+        Args:
+            batch: The micro-batch.
+            batch_id: Spark's number of it, or the first free one for what `finish` returned.
+            process: The stage's own treatment (`process_batch`): given the batch as written, returns what to emit instead,
+                or None for nothing.
+        """
+        only = self._edges[0] if len(self._edges) == 1 and self._to_sink is None and process is None else None
+        if only is not None and only.split is not None:
+            return self._emit_split(only, write_split_segments(batch, self._next_folder(), only.split))
+        segment = write_segment(batch, self._next_folder())
+        if process is not None:
+            given = segment or SegmentFiles((), 0, 0)
+            given.hold()
+            processed = process(given)
+            segment = None if processed is None else write_segment(processed, self._next_folder())
+            given.release()
+        if segment is None:
+            return 0
+        self._emit(segment, batch_id, batch)
+        return segment.rows
+
+    def _emit(self, segment: SegmentFiles, batch_id: int, batch: DataFrame) -> None:
+        segment.hold()
+        self.rows += segment.rows
+        if self._to_sink is not None:
+            self._to_sink(segment, batch_id)
+        for edge in self._edges:
+            if edge.split is None:
+                for channel in edge.channels:
+                    channel.append(Records(segment))
+            else:
+                whole = batch.sparkSession.read.schema(batch.schema).parquet(*[str(file) for file in segment.files])
+                self._deal_out(edge, write_split_segments(whole, self._next_folder(), edge.split))
+        segment.release()
+
+    def _emit_split(self, edge: OutputEdge, parts: dict[int, SegmentFiles]) -> int:
+        rows = sum(part.rows for part in parts.values())
+        self.rows += rows
+        self._deal_out(edge, parts)
+        return rows
+
+    @staticmethod
+    def _deal_out(edge: OutputEdge, parts: dict[int, SegmentFiles]) -> None:
+        for index, part in parts.items():
+            edge.channels[index].append(Records(part))
+
+    def append(self, element: Element) -> None:
+        """Append a mark to every channel."""
+        for channel in self.channels:
+            channel.append(element)
+
+    def wait_for_consumers(self, give_up: Callable[[], bool]) -> None:
+        """Back-pressure: wait while a consumer is too far behind. A barrier can pass meanwhile: no lock is held."""
+        for edge in self._edges:
+            for channel in () if edge.static else edge.channels:
+                while not give_up() and not channel.wait_below(self._max_queued_bytes, BACKPRESSURE_POLL_SECONDS):
+                    pass
+
+    def _next_folder(self) -> Path:
+        return self._folder / f"{next(self._number):06d}"

@@ -1,0 +1,145 @@
+"""Writing a micro-batch once, as Parquet files: the segment that channels, sinks and `process_batch` then share.
+
+An executor that has another folder under the path of the work directory writes its rows where the driver never sees them, and
+Spark calls the write a success. So the files must hold as many rows as Spark's write has counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F
+
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.spark.channels.channel_log import SegmentFiles, segment_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.readwriter import DataFrameWriter
+
+COMPRESSION = "lz4_raw"  # a segment is read again at once and then deleted: speed matters, size little
+_PART = "__dagster_checkpoints_channel__"  # beside the user's own columns, whatever they are called
+
+
+class SegmentRowsError(DagsterCheckpointsError):
+    """The files of a segment do not hold the rows that Spark has written: nothing of the batch may be used."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How rows are dealt out to `parallelism` consumers: by key group of a column, or in turn."""
+
+    parallelism: int
+    key: str | None
+    key_groups: int
+
+    def column(self):  # type: ignore[no-untyped-def]
+        """The consumer's index of a row. Keyed: key group g of G belongs to instance g*p/G (PROTOCOL 8.3)."""
+        if self.key is None:
+            return F.pmod(F.monotonically_increasing_id(), F.lit(self.parallelism)).cast("int")
+        group = F.pmod(F.hash(F.col(f"`{self.key}`")), F.lit(self.key_groups))
+        return F.floor(group * F.lit(self.parallelism) / F.lit(self.key_groups)).cast("int")
+
+
+def default_key_groups(parallelism: int) -> int:
+    """G = nextPow2(1.5 p) within 128..32768, as Flink's default maximum parallelism."""
+    wanted = parallelism + parallelism // 2
+    return min(max(1 << max(wanted - 1, 0).bit_length(), 128), 32_768)
+
+
+def write_segment(batch: DataFrame, folder: Path) -> SegmentFiles | None:
+    """Evaluate a micro-batch, once, into Parquet files below `folder`. None if it has no rows.
+
+    Raises:
+        SegmentRowsError: The files hold another number of rows than Spark has counted.
+    """
+    written = _write(batch, folder)
+    segment = _collect(folder)
+    _check_rows(folder, written, segment.rows if segment else 0)
+    return segment
+
+
+def write_split_segments(batch: DataFrame, folder: Path, split: Split) -> dict[int, SegmentFiles]:
+    """Evaluate a micro-batch into one segment per consumer index; an index without rows is left out.
+
+    Raises:
+        SegmentRowsError: The files hold another number of rows than Spark has counted.
+    """
+    written = _write(batch.withColumn(_PART, split.column()), folder, _PART)
+    segments = {}
+    for index in range(split.parallelism):
+        segment = _collect(folder / f"{_PART}={index}")
+        if segment is not None:
+            segments[index] = segment
+    _check_rows(folder, written, sum(segment.rows for segment in segments.values()))
+    return segments
+
+
+def _write(batch: DataFrame, folder: Path, *partition_by: str) -> int:
+    """Write the files. Returns how many rows Spark has counted in doing so."""
+    writer = batch.write.format("parquet").mode("overwrite").option("compression", COMPRESSION)
+    writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+    # Nothing reads the folder before the batch is whole, so tasks may move their files there at once.
+    writer = writer.option("mapreduce.fileoutputcommitter.algorithm.version", "2")
+    if partition_by:
+        writer = writer.partitionBy(*partition_by)
+    return _execute(batch, writer, folder)
+
+
+def _execute(batch: DataFrame, writer: DataFrameWriter, folder: Path) -> int:
+    """What `writer.save(folder)` does, in its two steps: that call throws away the execution, and the row count with it.
+
+    Each writing task sends its count with its result, so the sum costs nothing and is there when the command has returned; an
+    observation would be evaluated for every row, and a listener may be late.
+    """
+    jvm = batch.sparkSession._jvm
+    assert jvm is not None
+    command = writer._jwrite.saveCommand(jvm.scala.Option.apply(str(folder)))
+    state = batch._jdf.sparkSession().sessionState()
+    execution = state.executePlan(command, getattr(state, "executePlan$default$2")())
+    execution.assertCommandExecuted()
+    write = _write_node(execution.commandExecuted().commandPhysicalPlan())
+    return int(write.metrics().apply("numOutputRows").value())
+
+
+def _write_node(plan: Any) -> Any:
+    """The node of an executed plan that has written the files; adaptive execution wraps it."""
+    name = str(plan.getClass().getSimpleName())
+    while name != "DataWritingCommandExec":
+        if name == "AdaptiveSparkPlanExec":
+            plan = plan.executedPlan()
+        elif name == "ResultQueryStageExec":
+            plan = plan.plan()
+        else:
+            raise SegmentRowsError(
+                f"expected Spark to execute the write of a batch as DataWritingCommandExec, found {name}: without it the rows "
+                "written cannot be counted. Is an extension installed that replaces Spark's writes (spark.sql.extensions, "
+                "spark.plugins)? Remove it from the resource's spark_config."
+            )
+        name = str(plan.getClass().getSimpleName())
+    return plan
+
+
+def _check_rows(folder: Path, written: int, found: int) -> None:
+    if written != found:
+        raise SegmentRowsError(
+            f"expected {written} rows in the files of a batch in {folder}, as many as Spark has written, found {found}. An "
+            "executor that does not share the work directory with the driver writes to a folder of its own; or files were "
+            "deleted. Nothing of this batch was used. Set work_directory= of CheckpointCoordinatorResource to a directory that "
+            "the driver and every executor see under the same path (NFS, a shared volume), and let nothing clean it up"
+        )
+
+
+def _collect(folder: Path) -> SegmentFiles | None:
+    files, rows = [], 0
+    for file in sorted(folder.glob("*.parquet")) if folder.exists() else ():
+        count = pq.read_metadata(file).num_rows
+        if count:
+            files.append(file)
+            rows += count
+        else:
+            file.unlink()
+    return segment_of(files, rows) if files else None

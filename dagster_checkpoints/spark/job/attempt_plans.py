@@ -1,0 +1,230 @@
+"""The plans of one attempt: built from the user's functions and the inputs of their tasks, and checked before anything runs.
+
+It must not know how tasks run, nor fetch state: of a checkpoint it reads only what the plans have to fit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import StructType
+
+from dagster_checkpoints.pipeline import Chain, FunctionStage, Pipeline, StageKind, TaskId
+from dagster_checkpoints.spark.channels.channel_log import Gate
+from dagster_checkpoints.spark.channels.channel_wiring import Wiring
+from dagster_checkpoints.spark.errors import RestoredSchemaError
+from dagster_checkpoints.spark.query import plans
+from dagster_checkpoints.spark.query.column_types import not_carried, not_written
+from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe, reads_watermarks
+from dagster_checkpoints.spark.query.restored_plans import check_restored_plan, recorded_sources
+from dagster_checkpoints.spark.query.stage_calls import open_stage
+from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, static_dataframe, stream_dataframe
+from dagster_checkpoints.spark.snapshots.restored_state import Restored
+from dagster_checkpoints.spark.tasks.channel_task import InputChannel, TaskInput
+from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
+from dagster_checkpoints.spark.tasks.task_parts import StageInstance
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class AttemptPlans:
+    """Builds and checks the plans of one attempt's chains, producers before consumers.
+
+    Args:
+        instance: Makes an instance of a stage, not yet opened, given the stage's name, the instance's index and its state.
+        log: Where warnings go.
+        warned: Warnings of this run that were logged already.
+        wiring: The channels of the attempt.
+        restored: The checkpoint whose state the plans have to fit; None for a new start.
+        attempt: The attempt's number within the run, from 1; the watermark sources speak again when it changes.
+        allow_changed_plan: Restored state may go on under another plan.
+
+    Attributes:
+        schemas: Output schema of the last stage of each chain whose plan is known.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        instance: Callable[[str, int, OperatorStateStore], StageInstance],
+        log: logging.Logger,
+        warned: set[str],
+        wiring: Wiring,
+        restored: Restored | None,
+        *,
+        attempt: int,
+        allow_changed_plan: bool,
+    ) -> None:
+        self.schemas: dict[str, StructType] = {}
+        self._pipeline = pipeline
+        self._spark = spark
+        self._instance = instance
+        self._log = log
+        self._warned = warned  # said once in a run, whatever is built again
+        self._wiring = wiring
+        self._restored = restored
+        self._attempt = attempt
+        self._allow_changed_plan = allow_changed_plan
+
+    def checked(
+        self, chain: Chain, index: int, inputs: Sequence[TaskInput], instances: Sequence[StageInstance]
+    ) -> tuple[plans.QueryPlan, PlanDescription]:
+        """What an instance of a chain computes, which nothing speaks against; its consumers know its columns from then on.
+
+        Raises:
+            StageError, RefusedAtStage: It cannot run.
+            StatefulPlanChanged, SourcesChanged: The state that is restored belongs to another plan.
+        """
+        has_static = any(i.static for i in inputs)
+        plan = self._analyse(chain, index, inputs) if has_static else self.build(instances, inputs, {})
+        self._know_schema(chain, index, plan.schema)
+        described = describe(plan)
+        if self._restored is not None:
+            allowed = self._allow_changed_plan
+            check_restored_plan(
+                self._pipeline, self._restored.metadata, chain, index, described, allow_changed_plan=allowed, log=self._log
+            )
+        if not inputs:
+            _check_batch_source(instances, plan)
+        return plan, described
+
+    def build(
+        self, instances: Sequence[StageInstance], inputs: Sequence[TaskInput], tables: Mapping[str, Sequence[Path]]
+    ) -> plans.QueryPlan:
+        """The plan of an instance of a chain, from its stages' functions.
+
+        Args:
+            instances: Of the chain's stages, opened.
+            inputs: Of the chain's first stage.
+            tables: The files of the static inputs, by input; one that is missing is empty.
+
+        Raises:
+            StageError, RefusedAtStage: Spark does not accept it.
+        """
+        head = instances[0].call
+        task = TaskId(head.stage.name, head.context.index)
+        known = recorded_sources(self._restored.plan.tasks.get(task)) if self._restored else None
+        calls = [instance.call for instance in instances]
+        carried = {i.name: self._event_time(i) for i in inputs}
+        frames = {i.name: self._frame(i, tables, carried[i.name]) for i in inputs}
+        plan = plans.build_plan(self._pipeline, calls, frames)
+        for text in plan.warnings:
+            if text not in self._warned:
+                self._warned.add(text)
+                self._log.warning("%s", text)
+        functions = all(isinstance(i.stage, FunctionStage) for i in instances)  # these may be asked twice
+        if known is None:
+            without_watermarks = plans.keeps_no_state(plan)
+        else:  # a query that is restored keeps its sources
+            without_watermarks = not reads_watermarks(known) and not describe(plan).keeps_state
+        if functions and any(carried.values()) and without_watermarks:
+            frames = {i.name: self._frame(i, tables, None) for i in inputs}
+            return replace(plans.build_plan(self._pipeline, calls, frames), told_watermark=False)
+        return plan
+
+    def _event_time(self, task_input: TaskInput) -> EventTime | None:
+        """Of a streaming input that carries a watermark."""
+        column = self._pipeline.event_time(task_input.name)
+        lateness = self._pipeline.event_time_lateness_ms(task_input.name)
+        if task_input.static or not task_input.carries_watermark or column is None or lateness is None:
+            return None
+        return EventTime(column, lateness)
+
+    def _analyse(self, chain: Chain, index: int, inputs: Sequence[TaskInput]) -> plans.QueryPlan:
+        """The plan with empty static inputs: for its errors and its schema, before anything runs."""
+        trial = [self._instance(name, index, OperatorStateStore()) for name in chain.stages]
+        for instance in trial:
+            open_stage(instance.call)
+        try:
+            return self.build(trial, inputs, {})
+        finally:
+            for instance in trial:
+                instance.stage.close()
+
+    def _frame(self, task_input: TaskInput, tables: Mapping[str, Sequence[Path]], event_time: EventTime | None) -> DataFrame:
+        schema = self.schemas[task_input.name]
+        if task_input.static:
+            return static_dataframe(self._spark, schema, tables.get(task_input.name, ()))
+        assert task_input.gate is not None
+        return stream_dataframe(
+            self._spark,
+            StreamInput(
+                name=task_input.name,
+                schema=schema,
+                gate=task_input.gate.path,
+                logs={c.name: c.channel.path for c in task_input.channels},
+                base={c.name: c.channel.base for c in task_input.channels},
+                event_time=event_time,
+                attempt=self._attempt,
+            ),
+        )
+
+    def inputs(self, chain: Chain, index: int, folder: Path) -> tuple[TaskInput, ...]:
+        """The inputs of an instance of a chain, with their channels.
+
+        Args:
+            folder: The task's own directory; gates are below it.
+        """
+        head = self._pipeline.stage(chain.stages[0])
+        inputs = []
+        for name, how in head.inputs.items():
+            channels = tuple(
+                InputChannel(c, how.mode == "static", c.base, c.base, c.base) for c in self._wiring.into(head.name, index, name)
+            )
+            gate = None
+            if how.mode == "stream":
+                gate = Gate(folder / "gates" / f"{name}.json", {c.name: c.channel.base for c in channels})
+            carries = self._pipeline.carries_watermark(name)
+            inputs.append(TaskInput(name, how.mode == "static", channels, gate, carries))
+        return tuple(inputs)
+
+    def _know_schema(self, chain: Chain, index: int, schema: StructType) -> None:
+        known = self.schemas.setdefault(chain.stages[-1], schema)
+        if known != schema:
+            raise plans.differing_schema(chain, index, known, schema)
+        tail = self._pipeline.stage(chain.stages[-1])
+        for path, kind in not_written(schema):
+            raise plans.type_not_written(tail, chain.instances[index], path, kind)
+        for edge in self._pipeline.edges:
+            if edge.source != tail.name:
+                continue
+            if edge.input.key is not None and edge.input.key not in schema.names:
+                raise plans.no_such_key(chain, index, edge.target, edge.input.key, schema)
+            for path, kind in not_carried(schema) if edge.input.mode == "stream" else ():
+                raise plans.type_not_carried(tail, chain.instances[index], edge.target, path, kind)
+
+    def know_recorded_schema(self, chain: Chain) -> None:
+        """Take the output schema of a chain that builds no plan from the checkpoint.
+
+        Raises:
+            RestoredSchemaError: The checkpoint does not hold it, and consumers need it.
+        """
+        tail = chain.stages[-1]
+        if tail in self.schemas or self._restored is None:
+            return
+        recorded = next((s.output_schema for s in self._restored.metadata.stages if s.name == tail), "")
+        if recorded:
+            self.schemas[tail] = StructType.fromJson(json.loads(recorded))
+        elif self._pipeline.downstream(tail):
+            raise RestoredSchemaError(
+                f"Stage {tail!r} is not run again, and checkpoint {self._restored.location} does not hold the schema of its "
+                "output, which its consumers need. Restore from another checkpoint, or start anew (restore_from: none)."
+            )
+
+
+def _check_batch_source(instances: Sequence[StageInstance], plan: plans.QueryPlan) -> None:
+    if plan.streaming:
+        return
+    call = instances[0].call
+    if len(instances) > 1:
+        # A batch result would have to be a stream for the stages behind it.
+        raise plans.RefusedAtStage(instances[1].stage.name, "the source returned a batch DataFrame")
+    if call.stage.kind is StageKind.UNBOUNDED_SOURCE:
+        raise plans.not_streaming(call)

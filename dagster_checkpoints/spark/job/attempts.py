@@ -1,0 +1,119 @@
+"""The attempts of one run, one deployment after the other: their work directories, numbers and settings.
+
+A fresh work directory for each: what an attempt needs comes from storage, so the directories may be lost. It must not know
+when a job restarts.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_checkpoints.coordination import CheckpointBarrier, CoordinatorEvent
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.spark.job.deployment import AttemptSettings, Deployer, Deployment
+from dagster_checkpoints.spark.job.job_options import JobOptions
+from dagster_checkpoints.spark.job.restoring import has_later
+from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
+from dagster_checkpoints.spark.session.work_directory import WorkDirectory
+from dagster_checkpoints.spark.snapshots.restored_state import Restored
+from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
+from dagster_checkpoints.spark.tasks.messages import FromAttempt, Item, TaskFailed, TaskNews
+from dagster_checkpoints.storage import CheckpointStorage, StoredFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PER_RUN = 10_000  # attempts are numbered through all runs: by epoch, then within the run
+
+
+class Attempts:
+    """Deploys a run's attempts.
+
+    Args:
+        storage: Owned by the run.
+        savepoints: Where those being taken go.
+        items: The queue of the job's loop, which receives what tasks and uploads report.
+        uploads: Threads for storing snapshots.
+        check_canceled: Raises if the job was cancelled; asked between two tasks.
+
+    Attributes:
+        number: Of the newest attempt, through all runs.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        storage: CheckpointStorage,
+        options: JobOptions,
+        savepoints: SavepointsInProgress,
+        work: WorkDirectory,
+        items: queue.SimpleQueue[Item],
+        uploads: Executor,
+        check_canceled: Callable[[], None],
+        log: logging.Logger,
+    ) -> None:
+        assert storage.ownership is not None
+        self._storage = storage
+        self._options = options
+        self._savepoints = savepoints
+        self._work = work
+        self._items = items
+        self._uploads = uploads
+        self._epoch = storage.ownership.epoch
+        self._deployer = Deployer(pipeline, spark, storage, log, check_canceled)
+        self.number = self._epoch * _PER_RUN
+
+    @property
+    def next_in_run(self) -> int:
+        """Number of the attempt that `deploy` builds next, within the run: 1 for the first."""
+        return self.number % _PER_RUN + 1
+
+    def deploy(self, restored: Restored | None, job_id: int, ended_sources: Collection[tuple[str, str]]) -> Deployment:
+        """Build the next attempt.
+
+        Args:
+            restored: What it starts from; None for a new start.
+            job_id: Of the job, which need not have begun: nothing is told of it before the tasks are started.
+            ended_sources: Sources (stage, instance) that were asked to end.
+
+        Raises:
+            StageError: A stage cannot be built; nothing was started.
+            StorageError: State cannot be fetched, or is corrupt.
+        """
+        self.number += 1
+        number = self.number
+
+        def report(event: CoordinatorEvent | TaskFailed | TaskNews) -> None:
+            self._items.put(FromAttempt(number, event))
+
+        uploader = SnapshotUploader(self._upload, self._uploads, report)
+        deployment = self._deployer.deploy(self._settings(restored, job_id, ended_sources), restored, uploader, report)
+        if restored is not None and restored.savepoint is None:
+            self._storage.known(restored.location, restored.metadata.files())  # each was fetched and verified just now
+        return deployment
+
+    def _settings(self, restored: Restored | None, job_id: int, ended_sources: Collection[tuple[str, str]]) -> AttemptSettings:
+        assert self._storage.ownership is not None
+        attempt = self.number % _PER_RUN
+        later = restored is not None and has_later(self._storage, restored.plan.checkpoint_id)
+        return AttemptSettings(
+            folder=self._work.create(self._epoch, attempt),
+            number=self.number,
+            token=f"e{self._epoch}a{attempt}",
+            job_id=job_id,
+            max_queued_bytes=self._options.max_queued_bytes,
+            take_back_after=restored.plan.checkpoint_id if later and restored else None,
+            ended_sources=frozenset(ended_sources),
+            allow_changed_plan=self._options.allow_changed_plan,
+        )
+
+    def _upload(self, barrier: CheckpointBarrier, files: Mapping[str, Path]) -> Mapping[str, StoredFile]:
+        if barrier.properties.is_savepoint:
+            return self._savepoints.directory(barrier.checkpoint_id, barrier.properties).upload_files(files)
+        return self._storage.upload_files(barrier.checkpoint_id, files)

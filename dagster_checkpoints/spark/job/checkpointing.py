@@ -1,0 +1,233 @@
+"""Writing a fully acknowledged checkpoint or savepoint, and reading it again for a restart within the run.
+
+The commit point is one conditional replacement of the pipeline's `state.json`; see `storage.ownership`. It must not know
+when checkpoints are taken.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dagster_checkpoints.coordination import (
+    CheckpointSnapshot,
+    CompletedCheckpoint,
+    FailureReason,
+    MetadataOutcomeUnknown,
+    MetadataWriteFailed,
+    MetadataWritten,
+)
+from dagster_checkpoints.pipeline import Pipeline, TaskId
+from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.job.restoring import read_restored
+from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
+from dagster_checkpoints.spark.snapshots.restored_state import Restored
+from dagster_checkpoints.state import (
+    ChainMetadata,
+    CheckpointMetadata,
+    PartlyFinishedUnionState,
+    StageMetadata,
+    TaskSnapshot,
+    check_union_states,
+    encode,
+    recorded_inputs,
+    task_files,
+)
+from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage, OutcomeUnknown, OwnershipLost, StorageUnavailable
+
+Outcome = MetadataWritten | MetadataWriteFailed | MetadataOutcomeUnknown
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one job.
+
+    Args:
+        savepoints: Where those in progress go.
+        wall: Wall-clock seconds since 1970, for the times that people read.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        storage: CheckpointStorage,
+        savepoints: SavepointsInProgress,
+        job_id: int,
+        run_id: str,
+        spark_version: str,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pipeline = pipeline
+        self._storage = storage
+        self._savepoints = savepoints
+        self.job_id = job_id
+        self._run_id = run_id
+        self._spark_version = spark_version
+        self._wall = wall
+        self._monotonic = monotonic
+        self._deployment: Deployment | None = None
+
+    def deployed(self, deployment: Deployment) -> None:
+        """The layout of chains that the next checkpoints are of."""
+        self._deployment = deployment
+
+    def write(self, snapshot: CheckpointSnapshot, finished: frozenset[TaskId]) -> Outcome:
+        """Write the metadata, then make `state.json` name it. Never raises: the outcome says what is known.
+
+        A savepoint that does not stop the job is complete with its metadata: no restart begins from it.
+        """
+        checkpoint_id = snapshot.checkpoint_id
+        ownership = self._storage.ownership
+        assert ownership is not None
+        try:
+            metadata = self.metadata(snapshot, finished)
+            check_union_states(metadata)
+            if snapshot.properties.is_savepoint:
+                location = self._write_savepoint(snapshot, metadata)
+            else:
+                location = self._storage.write_metadata(checkpoint_id, ownership.epoch, encode(metadata))
+            if snapshot.properties.stops_job or not snapshot.properties.is_savepoint:
+                ownership.complete(checkpoint_id, location, kind=metadata.kind)
+            self._savepoints.keep(checkpoint_id)
+        except OutcomeUnknown as error:
+            self._savepoints.keep(checkpoint_id)
+            return MetadataOutcomeUnknown(checkpoint_id, str(error))
+        except OwnershipLost as error:
+            # Its metadata may be written: whoever owns the pipeline now may be restoring from it already.
+            self._savepoints.keep(checkpoint_id)
+            return MetadataWriteFailed(checkpoint_id, str(error))
+        except PartlyFinishedUnionState as error:
+            return MetadataWriteFailed(checkpoint_id, str(error), FailureReason.CHECKPOINT_DECLINED)
+        except Exception as error:
+            return MetadataWriteFailed(checkpoint_id, f"{type(error).__name__}: {error}")
+        return MetadataWritten(checkpoint_id, location)
+
+    def _write_savepoint(self, snapshot: CheckpointSnapshot, metadata: CheckpointMetadata) -> str:
+        ownership = self._storage.ownership
+        assert ownership is not None
+        # First: no later checkpoint of this job may have the savepoint's id, for sinks name what they commit by it.
+        ownership.reserve(snapshot.checkpoint_id)
+        directory = self._savepoints.directory(snapshot.checkpoint_id, snapshot.properties)
+        files = {
+            file.sha256: file.size for chain in metadata.chains for task in chain.tasks.values() for file in task_files(task)
+        }
+        return directory.write_metadata(encode(metadata), files)
+
+    def metadata(self, snapshot: CheckpointSnapshot, finished: frozenset[TaskId]) -> CheckpointMetadata:
+        """What the checkpoint holds, from what the tasks acknowledged with."""
+        deployment = self._deployment
+        assert deployment is not None
+        states: dict[TaskId, Any] = dict(snapshot.states)
+        chains, indices = [], {}
+        for chain in deployment.chains:
+            ids = [TaskId(chain.name, index) for index in range(len(chain.instances))]
+            tasks: dict[int, TaskSnapshot] = {task.index: states[task] for task in ids if task in states}
+            chains.append(ChainMetadata(name=chain.name, stages=chain.stages, tasks=tasks))
+            indices.update(dict.fromkeys(chain.stages, tuple(t.index for t in ids if t in finished)))
+        schemas = {name: json.dumps(schema.jsonValue()) for name, schema in deployment.schemas.items()}
+        inputs = recorded_inputs(self._pipeline)
+        stages = tuple(
+            StageMetadata(
+                name=stage.name,
+                parallelism=stage.parallelism,
+                instances=tuple(stage.instances),
+                finished=indices[stage.name],
+                fully_finished=len(indices[stage.name]) == stage.parallelism,
+                output_schema=schemas.get(stage.name, ""),
+                rows=self._rows(deployment, stage.name, states),
+                late_rows=self._late_rows(deployment, stage.name, states),
+                inputs=inputs[stage.name],
+            )
+            for stage in self._pipeline.stages
+        )
+        statistics = snapshot.statistics.values()
+        now = self._wall()
+        assert self._storage.ownership is not None
+        return CheckpointMetadata(
+            pipeline=self._pipeline.name,
+            checkpoint_id=snapshot.checkpoint_id,
+            stages=stages,
+            chains=tuple(chains),
+            kind=snapshot.properties.kind.value,
+            job_id=str(self.job_id),
+            run_id=self._run_id,
+            epoch=self._storage.ownership.epoch,
+            triggered_at=now - (self._monotonic() - snapshot.triggered_at),
+            completed_at=now,
+            spark_version=self._spark_version,
+            statistics={
+                "new_bytes": float(sum(s.new_bytes for s in statistics)),
+                "total_bytes": float(sum(s.total_bytes for s in statistics)),
+                "in_flight_bytes": float(sum(s.in_flight_bytes for s in statistics)),
+                "sync_seconds": max((s.sync_seconds for s in statistics), default=0.0),
+            },
+        )
+
+    @staticmethod
+    def _rows(deployment: Deployment, stage: str, states: Mapping[TaskId, TaskSnapshot]) -> int:
+        """Rows emitted up to the checkpoint: by its snapshots, and by tasks that had finished."""
+        rows = deployment.rows_of_finished.get(stage, 0)
+        chain = next((c for c in deployment.chains if c.stages[-1] == stage), None)
+        for task in [TaskId(chain.name, index) for index in range(len(chain.instances))] if chain else ():
+            if task in states:
+                rows += states[task].stages[stage].rows_out
+            elif task in deployment.tasks:
+                rows += deployment.tasks[task].rows_out
+        return rows
+
+    @staticmethod
+    def _late_rows(deployment: Deployment, stage: str, states: Mapping[TaskId, TaskSnapshot]) -> int:
+        """Rows dropped as late up to the checkpoint: by its snapshots, and by tasks that had finished."""
+        rows = deployment.late_rows_of_finished.get(stage, 0)
+        chain = next(c for c in deployment.chains if stage in c.stages)
+        for task in (TaskId(chain.name, index) for index in range(len(chain.instances))):
+            if task in states:
+                rows += states[task].stages[stage].late_rows
+            elif task in deployment.tasks:
+                rows += deployment.tasks[task].late_rows.of(stage)
+        return rows
+
+    @property
+    def epoch(self) -> int:
+        """Of this execution: its own checkpoints carry it."""
+        assert self._storage.ownership is not None
+        return self._storage.ownership.epoch
+
+    @property
+    def newest(self) -> CheckpointPointer | None:
+        """The newest completed checkpoint that storage names, as far as is known."""
+        assert self._storage.ownership is not None
+        return self._storage.ownership.newest
+
+    def latest(self, pipeline: Pipeline, allow_non_restored_state: bool) -> Restored | None:
+        """The newest completed checkpoint of this job, as storage has it; None before the first.
+
+        Raises:
+            StorageUnavailable: Storage cannot be asked.
+            StorageError: Another run owns the pipeline, or the checkpoint is gone.
+        """
+        assert self._storage.ownership is not None
+        if not self._storage.ownership.renew():  # after an unknown outcome this learns which write has landed
+            raise StorageUnavailable(f"expected {self._storage.url} to say which checkpoint is the newest, found no answer")
+        newest = self._storage.ownership.newest
+        return None if newest is None else read_restored(pipeline, self._storage, newest.location, allow_non_restored_state)
+
+    def forget_savepoints(self, retained: Sequence[CompletedCheckpoint]) -> None:
+        """A savepoint that is retained no longer is nobody's restart point; it stays where it is."""
+        ownership = self._storage.ownership
+        assert ownership is not None
+        kept = {checkpoint.location for checkpoint in retained}
+        for pointer in ownership.retained:
+            if not pointer.ours and pointer.location not in kept:
+                ownership.forget_later(pointer.location)
+
+    def delete(self, checkpoint: CompletedCheckpoint) -> None:
+        """Delete a checkpoint that is no longer retained, and the files that only it names."""
+        self._storage.delete_checkpoint(checkpoint.location)
+
+    def discard_states(self, checkpoint_id: int) -> None:
+        """Delete what only an aborted checkpoint or savepoint names."""
+        self._savepoints.discard(checkpoint_id)
+        self._storage.discard_states(checkpoint_id)

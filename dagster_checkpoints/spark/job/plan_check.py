@@ -1,0 +1,49 @@
+"""Checking a pipeline without running it: every plan is built and checked as a run would, without data.
+
+It needs a Spark session, and nothing else: no storage, no sink, no Dagster.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_checkpoints.spark.job.deployment import Deployer
+from dagster_checkpoints.spark.query.plan_report import PlanReport
+from dagster_checkpoints.spark.snapshots.restored_state import Restored
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dagster_checkpoints.pipeline import Pipeline
+
+
+def check_plans(pipeline: Pipeline, spark: SparkSession, restored: Restored | None = None) -> PlanReport:
+    """Build and check the plan of every stage, as a run would; nothing runs, no storage and no sink is touched.
+
+    Args:
+        pipeline: The pipeline whose stages are called: `open`, `transform`, `close`.
+        spark: A session made by :func:`dagster_checkpoints.spark.session.spark_session.build_session`.
+        restored: A checkpoint whose state the plans have to fit; its own layout of queries is used then.
+
+    Returns:
+        Every stage as passed, failed or unchecked, and the warnings of a run's start.
+    """
+    log = logging.Logger("dagster_checkpoints.check", logging.WARNING)
+    heard = _Warnings()
+    log.addHandler(heard)
+    with tempfile.TemporaryDirectory(prefix="dagster-checkpoints-check-") as folder:
+        report = Deployer(pipeline, spark, None, log).check(Path(folder), restored)
+    report.warnings = list(dict.fromkeys(heard.texts))
+    return report
+
+
+class _Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())

@@ -1,0 +1,105 @@
+"""What a job can say of itself: rows per stage, and a checkpoint with the state of each stage.
+
+It must not change anything. Rows are counted where they leave a chain: a stage inside one has none of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+from dagster_checkpoints.control import ControlRequest
+from dagster_checkpoints.coordination import CheckpointCounts, CompletedCheckpoint, TaskStatistics
+from dagster_checkpoints.pipeline import Chain, TaskId
+from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.job.events import CheckpointDone, SavepointDone, StageProgress
+
+
+def stage_rows(deployment: Deployment, stage: str) -> int:
+    """Rows that a stage has emitted since the job began, over all runs."""
+    chain = next((c for c in deployment.chains if c.stages[-1] == stage), None)
+    if chain is None:
+        return 0
+    tasks = (deployment.tasks.get(task) for task in _tasks(chain))
+    return deployment.rows_of_finished.get(stage, 0) + sum(task.rows_out for task in tasks if task is not None)
+
+
+def late_rows(deployment: Deployment, stage: str) -> int:
+    """Rows that a stage has dropped as late since the job began, over all runs."""
+    chain = next(c for c in deployment.chains if stage in c.stages)
+    tasks = (deployment.tasks.get(task) for task in _tasks(chain))
+    return deployment.late_rows_of_finished.get(stage, 0) + sum(t.late_rows.of(stage) for t in tasks if t is not None)
+
+
+def stage_progress(
+    deployment: Deployment, finished: Collection[TaskId], statistics: Mapping[TaskId, TaskStatistics]
+) -> Mapping[str, StageProgress]:
+    """How far each stage is.
+
+    Args:
+        deployment: What runs.
+        finished: The tasks that have finished.
+        statistics: Of the latest checkpoint, by task; empty before the first.
+    """
+    progress = {}
+    for chain in deployment.chains:
+        ids = _tasks(chain)
+        watermarks = [deployment.tasks[i].output_watermark for i in ids if i in deployment.tasks]
+        known = [w for w in watermarks if w is not None]
+        for stage in chain.stages:
+            progress[stage] = StageProgress(
+                rows=stage_rows(deployment, stage),
+                late_rows=late_rows(deployment, stage),
+                finished_instances=sum(1 for i in ids if i in finished),
+                instances=len(ids),
+                state_bytes=sum(statistics[i].total_bytes for i in ids if i in statistics),
+                watermark_ms=min(known) if known and len(known) == len(watermarks) else None,
+            )
+    return progress
+
+
+def checkpoint_done(deployment: Deployment, completed: CompletedCheckpoint, counts: CheckpointCounts) -> CheckpointDone:
+    """The event that tells of a completed checkpoint.
+
+    Args:
+        deployment: What runs.
+        completed: The checkpoint.
+        counts: Of the run's checkpoints, this one included.
+    """
+    statistics = completed.statistics.values()
+    return CheckpointDone(
+        checkpoint_id=completed.checkpoint_id,
+        location=completed.location,
+        roots=completed.roots,
+        finished_stages=tuple(sorted(completed.fully_finished)),
+        duration=completed.duration,
+        sync_seconds=max((s.sync_seconds for s in statistics), default=0.0),
+        async_seconds=max((s.async_seconds for s in statistics), default=0.0),
+        alignment_seconds=max((s.alignment_seconds for s in statistics), default=0.0),
+        new_bytes=sum(s.new_bytes for s in statistics),
+        total_bytes=sum(s.total_bytes for s in statistics),
+        stages=stage_progress(deployment, completed.finished, completed.statistics),
+        completed=counts.completed,
+        failed=counts.failed,
+    )
+
+
+def savepoint_done(
+    deployment: Deployment, completed: CompletedCheckpoint, counts: CheckpointCounts, asked: ControlRequest | None
+) -> SavepointDone:
+    """The event that tells of a completed savepoint; see :func:`checkpoint_done`."""
+    stops: Literal["", "suspend", "drain"] = ""
+    if completed.properties.stops_job:
+        stops = "drain" if asked is not None and asked.drain else "suspend"
+    return SavepointDone(
+        location=completed.location,
+        stops=stops,
+        request_id=completed.properties.target,
+        asked_by=asked.asked_by if asked else "",
+        recorded_by_asker=asked.recorded_by_asker if asked else False,
+        checkpoint=checkpoint_done(deployment, completed, counts),
+    )
+
+
+def _tasks(chain: Chain) -> list[TaskId]:
+    return [TaskId(chain.name, index) for index in range(len(chain.instances))]

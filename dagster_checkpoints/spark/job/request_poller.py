@@ -1,0 +1,100 @@
+"""The thread that finds requests in storage and passes them to the job's loop.
+
+It must not know how a request is carried out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
+from dagster_checkpoints.coordination import FailureReason
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointPlace, SavepointsInProgress
+from dagster_checkpoints.spark.tasks.messages import Asked
+from dagster_checkpoints.storage import StorageError
+
+KEEP_ANSWERS_SECONDS = 7 * 24 * 3600.0
+SWEEP_SECONDS = 3600.0
+
+
+class RequestPoller:
+    """Looks in storage for requests to this owner, on a thread of its own, and passes them on.
+
+    Args:
+        box: The requests.
+        epoch: Of this owner; requests to earlier ones are refused.
+        savepoints: Where they go: a place that cannot be written is refused here, where waiting for storage hurts nobody.
+        take: Receives each request once.
+        answer: Writes an answer; not on the caller's thread.
+        seconds: Between two looks.
+    """
+
+    def __init__(
+        self,
+        box: RequestBox,
+        epoch: int,
+        savepoints: SavepointsInProgress,
+        take: Callable[[Asked], None],
+        answer: Callable[[Answer], None],
+        seconds: float,
+        log: logging.Logger,
+    ) -> None:
+        self._box = box
+        self._epoch = epoch
+        self._savepoints = savepoints
+        self._take = take
+        self._answer = answer
+        self._seconds = seconds
+        self._log = log
+        self._seen: set[str] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="control requests", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, seconds: float) -> None:
+        """Look no more; waits at most so long for the thread."""
+        self._over.set()
+        self._thread.join(seconds)
+
+    def look(self) -> None:
+        """Look once."""
+        for request in self._box.open_requests(self._epoch):
+            if request.request_id not in self._seen:
+                if self._place_is_good(request):
+                    self._box.answer(Answer(request_id=request.request_id, status="accepted", answered_at=datetime.now(UTC)))
+                    self._take(Asked(request, self._answer, time.monotonic()))
+                self._seen.add(request.request_id)  # last: what storage has broken off is done again at the next look
+
+    def _place_is_good(self, request: ControlRequest) -> bool:
+        try:
+            self._savepoints.check(SavepointPlace.of(request))
+        except StorageError as error:
+            reason = FailureReason.IO_EXCEPTION.name
+            now = datetime.now(UTC)
+            answer = Answer(request_id=request.request_id, status="failed", reason=reason, message=str(error), answered_at=now)
+            self._box.answer(answer)
+            return False
+        return True
+
+    def _run(self) -> None:
+        sweep_at, troubled, wait = 0.0, False, 0.0
+        while not self._over.wait(wait):
+            wait = self._seconds
+            try:
+                if time.monotonic() >= sweep_at:
+                    sweep_at = time.monotonic() + SWEEP_SECONDS
+                    self._box.refuse_older(self._epoch)
+                    self._box.sweep(KEEP_ANSWERS_SECONDS)
+                self.look()
+                troubled = False
+            except DagsterCheckpointsError as error:
+                if not troubled:
+                    self._log.warning("Control requests cannot be read now: %s", error)
+                troubled = True

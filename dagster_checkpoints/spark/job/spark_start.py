@@ -1,0 +1,67 @@
+"""The start of Spark for a job: its session, and the proof that all of Spark's executors share the work directory.
+
+It must not know pipelines, checkpoints, nor what a job starts from.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dagster_checkpoints.spark.job import events
+from dagster_checkpoints.spark.job.events import JobEvent
+from dagster_checkpoints.spark.session.executor_check import ExecutorCheck
+from dagster_checkpoints.spark.session.work_directory import WorkDirectory, check_work_directory_named, is_local
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def start_spark(session: Callable[[], SparkSession], on_event: Callable[[JobEvent], None]) -> SparkSession:
+    """Create or join the session, and tell of it.
+
+    Args:
+        session: Creates or joins it.
+        on_event: Told before and after.
+    """
+    began = time.monotonic()
+    on_event(events.SparkStarting())
+    spark = session()
+    context = spark.sparkContext
+    on_event(
+        events.SparkStarted(
+            version=spark.version,
+            master=context.master or "",
+            application=context.applicationId or "",
+            web_ui=context.uiWebUrl or None,
+            seconds=time.monotonic() - began,
+        )
+    )
+    return spark
+
+
+def prove_work_directory(
+    spark: SparkSession, work: WorkDirectory, epoch: int, *, named: bool, check_canceled: Callable[[], None], log: logging.Logger
+) -> None:
+    """Refuse to start where executors would write elsewhere than the driver reads.
+
+    Args:
+        spark: The session of the job.
+        work: Of the pipeline.
+        epoch: Of the run that owns the pipeline.
+        named: Whether the user has named the work directory.
+        check_canceled: Raises if the job was cancelled; asked again and again while executors are waited for.
+        log: Told how many executors share the directory.
+
+    Raises:
+        WorkDirectoryError: The user has to name the directory.
+        WorkDirectoryNotSharedError: An executor sees another directory; names its host.
+    """
+    master = str(spark.sparkContext.master)  # of the session in fact: one that was there is joined
+    check_work_directory_named(master, named=named)
+    if not is_local(master):
+        began = time.monotonic()
+        executors = ExecutorCheck(spark.sparkContext, work.proof(epoch), check_canceled, log).run()
+        log.info("%d executor(s) share the work directory (%.1f s).", executors, time.monotonic() - began)

@@ -1,0 +1,231 @@
+"""Telling storage, every few seconds, how the run goes: for displays and sensors in other processes.
+
+Written on a thread of its own; while one version is being written no other is made. It must not change anything, nor fail the
+job.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dagster_checkpoints.control import (
+    CheckpointCountsStatus,
+    CheckpointStatus,
+    FailureStatus,
+    InstanceStatus,
+    PendingStatus,
+    Phase,
+    PipelineStatus,
+    StageStatus,
+    StopStatus,
+    VertexPart,
+    write_status,
+)
+from dagster_checkpoints.coordination import (
+    MAX_WATERMARK_MS,
+    CheckpointRecord,
+    CheckpointStatistics,
+    TaskState,
+    VertexStatistics,
+)
+from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId
+from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.job.reporting import late_rows, stage_rows
+from dagster_checkpoints.storage import CheckpointStorage, StorageError
+
+if TYPE_CHECKING:
+    from dagster_checkpoints.spark.job.job_loop import JobLoop
+
+
+class StatusReporter:
+    """Reports one run; all methods are for the thread of the run.
+
+    Args:
+        storage: Owned by this run.
+        seconds: Between two versions.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        storage: CheckpointStorage,
+        run_id: str,
+        seconds: float,
+        log: logging.Logger,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._pipeline = pipeline
+        self._storage = storage
+        self._run_id = run_id
+        self._seconds = seconds
+        self._log = log
+        self._monotonic = monotonic
+        self._wall = wall
+        self._started_at = wall()
+        self._due = monotonic()
+        self._sequence = 0
+        self._phase: Phase | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="status")
+        self._writing: Future[None] | None = None
+        self._troubled = False
+
+    def report(self, phase: Phase, loop: JobLoop | None = None) -> None:
+        """Write a version if one is due, or the phase has changed."""
+        now = self._monotonic()
+        writing = self._writing is not None and not self._writing.done()
+        if writing or (now < self._due and phase == self._phase):
+            return
+        self._due, self._phase = now + self._seconds, phase
+        self._writing = self._writer.submit(self._write, self._status(phase, loop))
+
+    def close(self, loop: JobLoop | None) -> None:
+        """The run is over: say so, as the last version."""
+        self._writer.submit(self._write, self._status("ended", loop))
+        self._writer.shutdown(wait=True)
+
+    def _write(self, status: PipelineStatus) -> None:
+        try:
+            write_status(self._storage, status)
+            self._troubled = False
+        except StorageError as error:
+            if not self._troubled:
+                self._log.warning("The status of the pipeline cannot be written now: %s", error)
+            self._troubled = True
+
+    def _status(self, phase: Phase, loop: JobLoop | None) -> PipelineStatus:
+        ownership = self._storage.ownership
+        assert ownership is not None
+        self._sequence += 1
+        status = PipelineStatus(
+            pipeline=self._pipeline.name,
+            run_id=self._run_id,
+            epoch=ownership.epoch,
+            phase=phase,
+            sequence=self._sequence,
+            updated_at=self._wall(),
+            started_at=self._started_at,
+            job_id=ownership.job_id,
+            interval=self._seconds,
+        )
+        if loop is None or loop.deployment is None:
+            return status
+        return _of_checkpoints(_of_loop(status, loop, loop.deployment), loop.coordinator.statistics, self._monotonic())
+
+
+def _of_loop(status: PipelineStatus, loop: JobLoop, deployment: Deployment) -> PipelineStatus:
+    stages = []
+    for stage in loop.pipeline.stages:
+        chain = next(c for c in deployment.chains if stage.name in c.stages)
+        instances = tuple(_instance(loop, chain, index) for index in range(stage.parallelism))
+        finished = stage.name in loop.announced
+        stages.append(
+            StageStatus(
+                name=stage.name,
+                finished=finished,
+                rows=stage_rows(deployment, stage.name),
+                late_rows=late_rows(deployment, stage.name),
+                instances=instances,
+            )
+        )
+    stop = loop.control.stop
+    return msgspec.structs.replace(
+        status,
+        attempt=loop.attempt % 10_000,
+        roots=() if loop.restarting else loop.coordinator.roots,
+        chains=tuple(chain.stages for chain in deployment.chains),
+        stages=tuple(stages),
+        stop=StopStatus(request_id=stop.request_id, drain=stop.drain, state=stop.state.name) if stop else None,
+    )
+
+
+def _instance(loop: JobLoop, chain: Chain, index: int) -> InstanceStatus:
+    task = loop.tasks.get(TaskId(chain.name, index))
+    name = chain.instances[index]
+    if task is None:
+        return InstanceStatus(name=name, state=TaskState.FINISHED.name, end_of_data=True, caught_up=True)
+    watermark = task.output_watermark
+    return InstanceStatus(
+        name=name,
+        state=loop.coordinator.state_of(task.id).name,
+        end_of_data=task.lifecycle.operators_finished,
+        caught_up=task.caught_up,
+        watermark_ms=watermark if watermark is not None and watermark < MAX_WATERMARK_MS else None,
+    )
+
+
+def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, now: float) -> PipelineStatus:
+    pending = tuple(
+        PendingStatus(
+            checkpoint_id=one.checkpoint_id,
+            kind=one.properties.kind.value,
+            acknowledged=one.acknowledged,
+            expected=one.expected,
+            seconds=now - one.triggered_at,
+        )
+        for one in statistics.in_progress
+    )
+    counts, duration = statistics.counts, statistics.summary.duration
+    made = CheckpointCountsStatus(
+        triggered=counts.triggered,
+        completed=counts.completed,
+        failed=counts.failed,
+        savepoints=counts.savepoints,
+        restored=counts.restored,
+        duration_p50=duration.percentile(50),
+        duration_p99=duration.percentile(99),
+        duration_max=duration.maximum,
+    )
+    completed = [one for one in (statistics.latest_completed, statistics.latest_savepoint) if one is not None]
+    last = max(completed, key=lambda one: one.checkpoint_id, default=None)
+    failed = statistics.latest_failed
+    return msgspec.structs.replace(
+        status,
+        pending=pending,
+        checkpoints=made,
+        last_checkpoint=_checkpoint(last, status.updated_at, now) if last else None,
+        last_failure=_failure(failed, status.updated_at, now) if failed else None,
+    )
+
+
+def _checkpoint(last: CheckpointRecord, at: datetime, now: float) -> CheckpointStatus:
+    assert last.ended_at is not None
+    return CheckpointStatus(
+        checkpoint_id=last.checkpoint_id,
+        location=last.location or "",
+        completed_at=at - timedelta(seconds=now - last.ended_at),
+        kind=last.properties.kind.value,
+        duration=last.duration or 0.0,
+        new_bytes=last.new_bytes,
+        total_bytes=last.total_bytes,
+        parts=tuple(_part(vertex) for vertex in last.vertices() if vertex.acknowledged),
+    )
+
+
+def _part(vertex: VertexStatistics) -> VertexPart:
+    return VertexPart(
+        stages=vertex.stages,
+        acknowledged_after=vertex.acknowledged_after or 0.0,
+        alignment_seconds=vertex.alignment_seconds.maximum,
+        sync_seconds=vertex.sync_seconds.maximum,
+        async_seconds=vertex.async_seconds.maximum,
+        new_bytes=vertex.new_bytes,
+        total_bytes=vertex.total_bytes,
+    )
+
+
+def _failure(failed: CheckpointRecord, at: datetime, now: float) -> FailureStatus:
+    assert failed.ended_at is not None
+    return FailureStatus(
+        checkpoint_id=failed.checkpoint_id,
+        reason=failed.reason.name if failed.reason else "",
+        message=failed.message,
+        failed_at=at - timedelta(seconds=now - failed.ended_at),
+    )

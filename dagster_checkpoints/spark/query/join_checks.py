@@ -1,0 +1,71 @@
+"""Joins of two streams that keep their rows for ever.
+
+Spark drops a row of a stream-stream join from its state once no partner can come any more. It can tell that from a watermark
+on the join's keys, or from a watermark on both sides and a condition that bounds the one time by the other.
+
+Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#stream-stream-joins, and Spark's
+`StreamingSymmetricHashJoinHelper.getStateWatermarkPredicates`, whose conditions are asked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
+from dagster_checkpoints.spark.query.stage_calls import StageCall
+
+_ANY_WATERMARK_MS = 1 << 40  # Spark adds it to the bound that it finds; only whether it finds one matters here
+
+
+def check_joins(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> list[str]:
+    """Find a stage's joins of two streams in which Spark keeps a side's rows for ever.
+
+    Args:
+        frame: The stage's result.
+        arguments: Its inputs; their own joins are those of stages in front of it in the chain.
+    """
+    if not _joins(analyzed(frame)):
+        return []
+    kept = _kept_sides(frame)
+    if not kept or len(kept) <= sum(len(_kept_sides(given)) for given in arguments.values() if given.isStreaming):
+        return []
+    sides = " and ".join(dict.fromkeys(kept))
+    return [
+        f"Stage {call.stage.name!r} ({call.stage.location}): its join of two streams keeps every row of its {sides} side for "
+        "ever, since nothing tells Spark when a row can find no more partner: its state and every checkpoint grow without end. "
+        "Declare watermark= at the sources of both inputs, and join on the event time as well: equal times, or a range such as "
+        "right_ts BETWEEN left_ts AND left_ts + INTERVAL 1 HOUR."
+    ]
+
+
+def _kept_sides(frame: DataFrame) -> list[str]:
+    """The sides ("left", "right") of the plan's stream-stream joins whose rows are never dropped."""
+    session = frame.sparkSession
+    if not _joins(analyzed(frame)):
+        return []
+    jvm = session._jvm
+    assert jvm is not None
+    helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+    optimized = session._jsparkSession.sessionState().optimizer().execute(analyzed(frame))
+    kept = []
+    for join in _joins(optimized):
+        if helper.isWatermarkInJoinKeys(join):
+            continue
+        for side, own, other in (("left", join.left(), join.right()), ("right", join.right(), join.left())):
+            watermark = jvm.scala.Option.apply(_ANY_WATERMARK_MS)
+            bound = helper.getStateValueWatermark(own.outputSet(), other.outputSet(), join.condition(), watermark)
+            if not (_has_watermark(own) and bound.isDefined()):
+                kept.append(side)
+    return kept
+
+
+def _joins(plan: Any) -> list[Any]:
+    return [node for node in nodes(plan) if node.nodeName() == "Join" and all(child.isStreaming() for child in children(node))]
+
+
+def _has_watermark(plan: Any) -> bool:
+    output = plan.output()
+    return any(output.apply(index).metadata().contains("spark.watermarkDelayMs") for index in range(output.size()))

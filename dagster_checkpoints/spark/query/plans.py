@@ -1,0 +1,369 @@
+"""From stages to the plan of one query: calls the user's functions, checks what they return, asks Spark what it accepts.
+
+It must not know tasks, channels' contents or checkpoints. Everything here is analysis; nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, NullType, StructType, TimestampNTZType, TimestampType
+
+from dagster_checkpoints.pipeline import Chain, Pipeline, Stage
+from dagster_checkpoints.spark.errors import (
+    EventTimeError,
+    PlanRefusedError,
+    StageResultError,
+    StageStreamError,
+    StageWatermarkError,
+)
+from dagster_checkpoints.spark.query.column_types import text_of
+from dagster_checkpoints.spark.query.join_checks import check_joins
+from dagster_checkpoints.spark.query.operators import keeping_state
+from dagster_checkpoints.spark.query.plan_nodes import V2_STREAM, StreamSet, analyzed, children, nodes, stream_name, streams
+from dagster_checkpoints.spark.query.source_checks import check_source
+from dagster_checkpoints.spark.query.sources import CHANNELS_FORMAT
+from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
+from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
+from dagster_checkpoints.spark.query.stage_inputs import nullable
+
+
+@dataclass(frozen=True)
+class QueryPlan:
+    """What one task's query computes.
+
+    Attributes:
+        frame: The chain's output.
+        schema: Its schema as channels carry it, every column nullable.
+        streaming: False when the chain begins with a source that returned a batch DataFrame.
+        sources: How many streaming sources Spark will ask; an input that is used twice has twice as many.
+        own_watermark: The plan has a watermark that is not the channels': a source's, or the user's own. At the end of
+            data it is moved through the offset log.
+        told_watermark: The plan reads the watermark sources of its inputs. One without state has no use for them.
+        outputs: What each stage of the chain returned, in order.
+        output_mode: Of the query.
+        warnings: What is allowed, but hardly meant; each names its stage.
+        stateful: For each stateful operator of the plan, from the top down, the stage that it belongs to.
+    """
+
+    frame: DataFrame
+    schema: StructType
+    streaming: bool
+    sources: int
+    own_watermark: bool
+    told_watermark: bool = True
+    outputs: Mapping[str, DataFrame] = field(default_factory=dict)
+    output_mode: str = "append"
+    warnings: tuple[str, ...] = ()
+    stateful: tuple[str, ...] = ()
+
+
+class RefusedAtStage(Exception):
+    """Spark refuses the combined plan; it accepts it up to the stage before `stage`."""
+
+    def __init__(self, stage: str, reason: str) -> None:
+        super().__init__(reason)
+        self.stage = stage
+        self.reason = reason
+
+
+def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[str, DataFrame]) -> QueryPlan:
+    """Build the plan of a chain.
+
+    Args:
+        pipeline: The whole pipeline: says which stages carry event time, and who reads them.
+        calls: The chain's stages in order.
+        inputs: The first stage's inputs by name; empty for a source.
+
+    Raises:
+        StageError: With the stage's name: no DataFrame, a watermark of its own, no event time, or what it raised.
+        RefusedAtStage: Spark refuses the plan from that stage on.
+    """
+    arguments = dict(inputs)
+    own_watermark = False
+    warnings: list[str] = []
+    stateful: tuple[str, ...] = ()
+    frame: DataFrame | None = None
+    outputs: dict[str, DataFrame] = {}
+    for position, call in enumerate(calls):
+        carried = _watermarks(arguments.values())
+        frame = transform_stage(call, arguments)
+        streaming = frame.isStreaming
+        if arguments:
+            _check_streams(call, frame, arguments)
+            if streaming and not pipeline.is_bounded(call.stage.name):
+                warnings += check_joins(call, frame, arguments)
+        elif streaming:
+            warnings += check_source(call, frame)
+        if not arguments and not streaming and len(calls) > 1:
+            # What follows expects a stream, and gets one behind a channel.
+            raise RefusedAtStage(calls[1].stage.name, "the source returned a batch DataFrame")
+        own = streaming and bool(_watermarks([frame]) - carried)
+        if own and (pipeline.carries_watermark(call.stage.name) and _input_carries(pipeline, call.stage)):
+            raise StageWatermarkError(
+                call.stage.name,
+                call.context.instance,
+                "calls withWatermark on an input that already carries one, declared at its source; Spark forbids a second. "
+                f"Remove the call ({call.stage.location}); declare lateness at the source.",
+            )
+        if call.stage.watermark is not None and streaming:
+            if own:
+                raise StageWatermarkError(
+                    call.stage.name,
+                    call.context.instance,
+                    "declares watermark= and also calls withWatermark. Keep the declaration, remove the call.",
+                )
+            _check_event_time(call, frame, call.stage.watermark.column)
+            frame = frame.withWatermark(call.stage.watermark.column, f"{call.stage.watermark.lateness_ms} milliseconds")
+            own = True
+        own_watermark = own_watermark or own
+        _check_output_event_time(pipeline, call, frame)
+        if streaming:
+            _check_supported(pipeline, call, frame, position)
+            stateful = (call.stage.name,) * (keeping_state(analyzed(frame)) - len(stateful)) + stateful
+        arguments = {call.stage.name: frame}
+        outputs[call.stage.name] = frame
+    assert frame is not None
+    _check_columns(calls[-1], frame)
+    sources = sum(1 for node in nodes(analyzed(frame)) if node.nodeName() == V2_STREAM)
+    return QueryPlan(
+        frame,
+        nullable(frame.schema),
+        frame.isStreaming,
+        sources,
+        own_watermark,
+        outputs=outputs,
+        output_mode=calls[-1].stage.output_mode,
+        warnings=tuple(warnings),
+        stateful=stateful,
+    )
+
+
+# Logical operators that keep nothing from batch to batch, by the names of Spark's plan nodes.
+_WITHOUT_STATE = frozenset(
+    {
+        "EventTimeWatermark",
+        "Filter",
+        "Generate",
+        "MapInArrow",
+        "MapInPandas",
+        "Project",
+        "Repartition",
+        "RepartitionByExpression",
+        "ResolvedHint",
+        "StreamingRelationV2",
+        "SubqueryAlias",
+        "Union",
+    }
+)
+
+
+def keeps_no_state(plan: QueryPlan) -> bool:
+    """Whether a streaming plan certainly keeps nothing from batch to batch; False where in doubt."""
+    return plan.streaming and not plan.own_watermark and _keeps_no_state(analyzed(plan.frame))
+
+
+def _keeps_no_state(plan: Any) -> bool:
+    if not plan.isStreaming():
+        return True
+    streaming = [child for child in children(plan) if child.isStreaming()]
+    name = plan.nodeName()
+    if name == "Join":
+        return len(streaming) == 1 and _keeps_no_state(streaming[0])
+    return name in _WITHOUT_STATE and all(_keeps_no_state(child) for child in streaming)
+
+
+def conform(call: StageCall, what: str, frame: DataFrame, schema: StructType) -> DataFrame:
+    """The rows that `process_batch` or `finish` returned, with the columns that the stage's consumers expect.
+
+    Raises:
+        StageResultError: It is no DataFrame, or its columns are not those of `transform`.
+        StageStreamError: It is a stream.
+    """
+    if not isinstance(frame, DataFrame):
+        raise StageResultError(
+            call.stage.name,
+            call.context.instance,
+            f"expected {what} ({call.stage.location}) to return a DataFrame or None, found {type(frame).__name__}.",
+        )
+    if frame.isStreaming:
+        raise StageStreamError(
+            call.stage.name,
+            call.context.instance,
+            f"expected {what} ({call.stage.location}) to return rows, found a stream. Read a table instead "
+            "(context.spark.read), or make the stream a source of the pipeline.",
+        )
+    found = nullable(frame.schema)
+    if {f.name: f.dataType for f in found} != {f.name: f.dataType for f in schema}:
+        raise StageResultError(
+            call.stage.name,
+            call.context.instance,
+            f"expected {what} ({call.stage.location}) to return the columns of transform, {schema.simpleString()}, found "
+            f"{found.simpleString()}. Select and cast them, or let transform add the columns.",
+        )
+    return frame if found.names == schema.names else frame.select(*[F.col(f"`{name}`") for name in schema.names])
+
+
+def not_streaming(call: StageCall) -> StageResultError:
+    """An unbounded source returned a batch DataFrame."""
+    return StageResultError(
+        call.stage.name,
+        call.context.instance,
+        "is declared @unbounded_source, but returned a batch DataFrame, which ends. Use spark.readStream, or declare it "
+        "@bounded_source.",
+    )
+
+
+def differing_schema(chain: Chain, index: int, known: StructType, found: StructType) -> StageResultError:
+    """Two instances of a stage return different columns."""
+    return StageResultError(
+        chain.stages[-1],
+        chain.instances[index],
+        f"expected the schema of the other instances, {known.simpleString()}, found {found.simpleString()}. Every instance "
+        "must return the same columns.",
+    )
+
+
+def no_such_key(chain: Chain, index: int, consumer: str, key: str, schema: StructType) -> StageResultError:
+    """The rows shall be distributed by a column that they do not have."""
+    return StageResultError(
+        chain.stages[-1],
+        chain.instances[index],
+        f"its output to {consumer!r} is distributed by key {key!r}; found only the columns {', '.join(schema.names)}. Name one "
+        f"of these in StageInput(key=...) of {consumer!r}, or add the column.",
+    )
+
+
+def type_not_written(stage: Stage, instance: str, path: str, kind: DataType) -> StageResultError:
+    """A stage's output has a column that Parquet files cannot hold."""
+    return StageResultError(
+        stage.name,
+        instance,
+        f"its result ({stage.location}) has column {path!r} of type {kind.simpleString()}; expected types that Parquet files can "
+        f"hold, since every output is written as such. Convert it: {text_of(path, kind)}.",
+    )
+
+
+def type_not_carried(stage: Stage, instance: str, consumer: str, path: str, kind: DataType) -> StageResultError:
+    """A stage's output goes through a channel, and has a column whose type no channel can carry."""
+    return StageResultError(
+        stage.name,
+        instance,
+        f"its result ({stage.location}) goes to {consumer!r} through a channel, which cannot carry column {path!r} of type "
+        f"{kind.simpleString()}. Convert it: {text_of(path, kind)}. A stage with one streaming input, which "
+        "alone reads it, shares its query and needs no channel.",
+    )
+
+
+def _check_streams(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> None:
+    """A derived stage reads all of its streaming inputs, or their records would wait for ever, and no other stream."""
+    used = StreamSet([frame])
+    for name, given in arguments.items():
+        if not all(leaf in used for leaf in streams(given)):
+            raise StageResultError(
+                call.stage.name,
+                call.context.instance,
+                f"its result ({call.stage.location}) does not read its input {name!r}. Use the input, or remove the parameter.",
+            )
+    allowed = StreamSet(arguments.values())
+    others = {stream_name(leaf): None for leaf in streams(frame) if leaf not in allowed}
+    if others:
+        named = ", ".join("another stage's output" if name == CHANNELS_FORMAT else name for name in others)
+        raise StageStreamError(
+            call.stage.name,
+            call.context.instance,
+            f"expected its result ({call.stage.location}) to read no other stream than its inputs "
+            f"({', '.join(map(repr, arguments))}), found {named}. No barrier reaches such a stream and its end is not known, so "
+            "rows would be lost. Make a source of it (@bounded_source or @unbounded_source returning that stream) and take the "
+            "source as a parameter; to look something up, read a table: context.spark.read.",
+        )
+
+
+def _input_carries(pipeline: Pipeline, stage: Stage) -> bool:
+    return any(pipeline.carries_watermark(name) for name, how in stage.inputs.items() if how.mode == "stream")
+
+
+def _check_output_event_time(pipeline: Pipeline, call: StageCall, frame: DataFrame) -> None:
+    column = pipeline.event_time(call.stage.name)
+    read_as_stream = any(
+        pipeline.stage(consumer).inputs[call.stage.name].mode == "stream" for consumer in pipeline.downstream(call.stage.name)
+    )
+    if column is not None and read_as_stream:
+        _check_event_time(call, frame, column)
+
+
+def _check_event_time(call: StageCall, frame: DataFrame, column: str) -> None:
+    kinds = {field.name: field.dataType for field in frame.schema.fields}
+    kind = kinds.get(column)
+    if isinstance(kind, TimestampType):
+        return
+    if kind is None:
+        nested = [name for name, k in kinds.items() if isinstance(k, StructType)]
+        found = f"no column {column!r} among {', '.join(kinds)}"
+        advice = (
+            f"select F.window_time({nested[0]!r}).alias({column!r})"
+            if nested
+            else "keep the column, or name another with event_time="
+        )
+    else:
+        found = f"{column!r} of type {kind.simpleString()}"
+        advice = (
+            f"cast it: F.col({column!r}).cast('timestamp')"
+            if not isinstance(kind, StructType)
+            else f"select F.window_time({column!r}) as a column of its own and name it with event_time="
+        )
+        if isinstance(kind, TimestampNTZType):
+            advice += " (TIMESTAMP_NTZ has no time zone, so it is no point in time)"
+    raise EventTimeError(
+        call.stage.name,
+        call.context.instance,
+        f"expected its output's event time to be a top-level TIMESTAMP column, found {found}. To correct it, {advice}.",
+    )
+
+
+def _check_columns(call: StageCall, frame: DataFrame) -> None:
+    """Rows leave the chain as Parquet files, which cannot hold everything."""
+    names = Counter(name.lower() for name in frame.columns)
+    repeated = sorted(name for name, count in names.items() if count > 1)
+    untyped = [field.name for field in frame.schema.fields if isinstance(field.dataType, NullType)]
+    if repeated:
+        problem = f"has more than one column {', '.join(map(repr, repeated))} (letter case does not tell columns apart)"
+        remedy = "Rename or drop one of each; join with on=<name> keeps one."
+    elif untyped:
+        problem = f"has no type for column {', '.join(map(repr, untyped))}"
+        remedy = "Cast it: F.lit(None).cast(...)."
+    else:
+        return
+    raise StageResultError(call.stage.name, call.context.instance, f"its result ({call.stage.location}) {problem}. {remedy}")
+
+
+def _check_supported(pipeline: Pipeline, call: StageCall, frame: DataFrame, position: int) -> None:
+    """Spark's own check, made before anything starts (it would come only when the query starts)."""
+    from pyspark.errors import AnalysisException
+
+    jvm = frame.sparkSession._jvm
+    assert jvm is not None
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[call.stage.output_mode]()
+    try:
+        checker.checkForStreaming(analyzed(frame), mode)
+    except AnalysisException as error:
+        if position:
+            raise RefusedAtStage(call.stage.name, str(error)) from error
+        raise PlanRefusedError(
+            call.stage.name,
+            call.context.instance,
+            f"{advice_on_refused_plan(error, pipeline, call.stage, analyzed(frame)).rstrip()}\nSpark: {error}",
+        ) from error
+
+
+def _watermarks(frames: Any) -> set[str]:
+    """The ids of the watermark nodes; a set, since a stage may use an input twice (a self-join)."""
+    plans = [analyzed(frame) for frame in frames if frame.isStreaming]
+    return {node.nodeId().toString() for plan in plans for node in nodes(plan) if node.nodeName() == "EventTimeWatermark"}

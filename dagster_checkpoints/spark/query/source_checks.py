@@ -1,0 +1,206 @@
+"""What a streaming source must not do, or should do, under checkpoints that span the whole pipeline.
+
+Spark tells a source by `commit()` that a batch is done. That is before the checkpoint that covers the batch is complete: a
+restore reads those rows again, and a source that has deleted or acknowledged them no longer has them. Nothing tells from
+outside what a Java source does in `commit()`, so those known to act are listed here; a Python source is looked at.
+
+Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#input-sources
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame
+from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from dagster_checkpoints.spark.errors import SourceActsOnCommitError
+from dagster_checkpoints.spark.query.plan_nodes import V1_STREAM, V2_STREAM, streams
+from dagster_checkpoints.spark.query.stage_calls import StageCall
+
+_FILES = "files"
+_TOO_EARLY = "That is before the checkpoint that covers the batch is complete, and a restore could not read its rows again."
+
+# Short names of sources that delete or acknowledge what a batch has read, and what they do.
+_ACTS_ON_COMMIT: Mapping[str, str] = {
+    "socket": "it forgets its lines",
+    "textsocket": "it forgets its lines",
+    "s3-sqs": "it deletes the queue's messages",
+    "sqs": "it deletes the queue's messages",
+    "abs-aqs": "it deletes the queue's messages",
+    "jms": "it acknowledges the queue's messages",
+    "mqtt": "it acknowledges the queue's messages",
+    "org.apache.bahir.sql.streaming.mqtt.mqttstreamsourceprovider": "it acknowledges the queue's messages",
+    "rabbitmq": "it acknowledges the queue's messages",
+}
+
+# Those that may forget what they have acknowledged, depending on settings outside of Spark.
+_NEEDS_RETENTION: Mapping[str, str] = {
+    "pulsar": "it acknowledges messages when Spark commits a batch, and topics without a retention policy then delete them",
+}
+
+# Sources whose rows can be read again whatever Spark has committed.
+_KEEPS_ROWS = frozenset(
+    {_FILES, "cloudfiles", "delta", "hudi", "iceberg", "kafka", "kinesis", "paimon", "python", "rate", "rate-micro-batch"}
+)
+
+# Sources that read all there is in one micro-batch unless one of these options limits them, by short name. A source with a
+# limit by default (Delta: 1000 files) has no entry.
+_LIMITS: Mapping[str, tuple[str, ...]] = {
+    _FILES: ("maxFilesPerTrigger", "maxBytesPerTrigger"),
+    "kafka": ("maxOffsetsPerTrigger",),
+    "pulsar": ("maxBytesPerTrigger",),
+    "iceberg": ("streaming-max-files-per-micro-batch", "streaming-max-rows-per-micro-batch"),
+}
+
+
+@dataclass(frozen=True)
+class StreamingSource:
+    """A streaming source of a plan.
+
+    Attributes:
+        title: As errors name it, such as `FileSource[/data/in]` or `kafka`.
+        kind: Its short name in lower case; "files" for every file format.
+        options: By name in lower case.
+        acts: What its `commit()` does, if that is known to matter.
+    """
+
+    title: str
+    kind: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    acts: str = ""
+
+
+def check_source(call: StageCall, frame: DataFrame) -> list[str]:
+    """Refuse a source that acts when Spark commits a batch; find those that read everything at once.
+
+    Returns:
+        Warnings of sources without a limit per micro-batch, and of sources of which it is not known whether they keep their rows.
+
+    Raises:
+        SourceActsOnCommitError: It deletes, moves or acknowledges its input before the checkpoint is complete.
+    """
+    warnings = []
+    for leaf in streams(frame):
+        source = _source(frame, leaf)
+        problem = acts_on_commit(source)
+        if problem:
+            raise SourceActsOnCommitError(
+                call.stage.name,
+                call.context.instance,
+                f"expected a source whose rows can be read again after a restore, found {source.title} ({call.stage.location}): "
+                f"{problem}",
+            )
+        retention = _NEEDS_RETENTION.get(source.kind)
+        if retention is not None:
+            warnings.append(
+                f"Stage {call.stage.name!r}: {source.title} in {call.stage.location}: {retention}. A restore reads again what "
+                "came after its checkpoint: let topics retain messages for longer than the oldest checkpoint to restore is kept."
+            )
+        elif source.kind not in _KEEPS_ROWS:
+            warnings.append(
+                f"Stage {call.stage.name!r}: what {source.title} in {call.stage.location} does when Spark commits a batch is not "
+                "known here. If it deletes or acknowledges what it has read, a restore cannot read those rows again: they are "
+                "lost. Look it up in the source's documentation before you rely on this pipeline."
+            )
+        missing = missing_limit(source)
+        if missing:
+            warnings.append(
+                f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has no {missing}: all that is there "
+                "becomes one micro-batch, and no checkpoint can complete while it runs. Set the option."
+            )
+    return warnings
+
+
+def acts_on_commit(source: StreamingSource) -> str:
+    """What is wrong with a source that acts when Spark commits a batch, and what to do; empty if it does not act."""
+    clean = next((name for name in source.options if name.split(".")[-1] == "cleansource"), None)
+    if clean is not None and source.options[clean].lower() != "off":
+        return (
+            f"with cleanSource={source.options[clean]!r} Spark removes files before the checkpoint that covers them is complete, "
+            "and a restore could not read them again. Remove the option; clean up after the pipeline's checkpoints."
+        )
+    if source.acts:
+        return (
+            f"{source.acts} when a batch is done. {_TOO_EARLY} Delete or acknowledge nothing there: remove commit(); what only "
+            "frees memory may be done in partitions()."
+        )
+    if source.kind in _ACTS_ON_COMMIT:
+        return (
+            f"{_ACTS_ON_COMMIT[source.kind]} when Spark commits a batch. {_TOO_EARLY} Let the rows pass through something that "
+            "keeps them (files, Kafka, a table), and read that."
+        )
+    return ""
+
+
+def missing_limit(source: StreamingSource) -> str:
+    """The options of which one should limit the source's micro-batches; empty if there is a limit."""
+    limits = _LIMITS.get(source.kind, ())
+    if not limits or any(limit.lower() in source.options for limit in limits):
+        return ""
+    return " or ".join(limits)
+
+
+def _source(frame: DataFrame, leaf: Any) -> StreamingSource:
+    name = leaf.nodeName()
+    if name == V1_STREAM:
+        title = str(leaf.sourceName())
+        kind = _FILES if title.startswith("FileSource[") else title.lower()
+        return StreamingSource(title, kind, _scala_options(leaf.dataSource().options()))
+    if name != V2_STREAM:
+        return StreamingSource(str(name), str(name).lower())
+    title, options = str(leaf.sourceName()), {str(k).lower(): str(v) for k, v in dict(leaf.extraOptions()).items()}
+    python = _python_source(frame, leaf)
+    if python is not None:
+        return StreamingSource(title, "python", options, _acts_in_python(python, options, leaf.schema().json()))
+    return StreamingSource(title, _short_name(leaf), options)
+
+
+def _scala_options(options: Any) -> dict[str, str]:
+    keys = options.keysIterator()
+    found = {}
+    while keys.hasNext():
+        key = keys.next()
+        found[str(key).lower()] = str(options.apply(key))
+    return found
+
+
+def _short_name(leaf: Any) -> str:
+    """The source's short name, also where `format()` was given its class; of a catalog's table, its provider."""
+    provider = leaf.source()
+    if provider.isDefined():
+        found = provider.get()
+        names = {kind.getSimpleName() for kind in found.getClass().getInterfaces()}
+        return str(found.shortName() if "DataSourceRegister" in names else leaf.sourceName()).lower()
+    return str(dict(leaf.table().properties()).get("provider", leaf.sourceName())).lower()
+
+
+def _python_source(frame: DataFrame, leaf: Any) -> type[DataSource] | None:
+    """The class behind a Python data source; None if the source is not one."""
+    provider = leaf.source()
+    if not provider.isDefined() or provider.get().getClass().getSimpleName() != "PythonDataSourceV2":
+        return None
+    session = frame.sparkSession
+    assert session._jvm is not None
+    found = session._jsparkSession.sessionState().dataSourceManager().lookupDataSource(leaf.sourceName())
+    pickled = found.dataSourceCls().command().toArray(session._jvm.scala.reflect.ClassTag.Byte())
+    source: type[DataSource] = cloudpickle.loads(bytes(pickled))
+    return source
+
+
+def _acts_in_python(source: type[DataSource], options: dict[str, str], schema: str) -> str:
+    """A Python source acts if its stream reader overrides `commit`."""
+    made = source(CaseInsensitiveDict(options))
+    columns = StructType.fromJson(json.loads(schema))
+    for kind, make in ((DataSourceStreamReader, made.streamReader), (SimpleDataSourceStreamReader, made.simpleStreamReader)):
+        try:
+            reader = type(make(columns))
+        except Exception:  # not this kind of reader; or one that cannot be made, which the query says with its cause
+            continue
+        return f"its reader {reader.__name__} overrides commit(), which Spark calls" if reader.commit is not kind.commit else ""
+    return ""

@@ -1,0 +1,68 @@
+"""A stage's functions, called with its context: what they raise is told with the stage's name and the user's own line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+
+from dagster_checkpoints.pipeline import Stage, StageContext
+from dagster_checkpoints.spark.errors import StageError, StageFailedError, StageResultError
+from dagster_checkpoints.spark.query.error_location import own_line
+from dagster_checkpoints.spark.query.query_guard import refusing_queries
+from dagster_checkpoints.spark.query.spark_advice import advice_on_stage_error
+
+
+@dataclass(frozen=True)
+class StageCall:
+    """A stage with the context of the instance that is being built."""
+
+    stage: Stage
+    context: StageContext
+
+
+def open_stage(call: StageCall) -> None:
+    """Call a stage's `open`.
+
+    Raises:
+        StageError: With the user's line.
+    """
+    try:
+        with refusing_queries(call):
+            call.stage.open(call.context)
+    except StageError:
+        raise
+    except Exception as error:
+        raise _failed(call, error, "open() raised ") from error
+
+
+def transform_stage(call: StageCall, arguments: Mapping[str, DataFrame]) -> DataFrame:
+    """Call a stage's `transform`.
+
+    Raises:
+        StageError: With the user's line, or because it returned something else than a DataFrame.
+    """
+    stage = call.stage
+    try:
+        with refusing_queries(call):
+            result = stage.transform(call.context, **arguments)
+    except StageError:
+        raise
+    except Exception as error:
+        raise _failed(call, error, "") from error
+    if not isinstance(result, DataFrame):
+        raise StageResultError(
+            stage.name,
+            call.context.instance,
+            f"expected its function ({stage.location}) to return a DataFrame, found {type(result).__name__}. Return the "
+            "DataFrame; do not start or write it.",
+        )
+    return result
+
+
+def _failed(call: StageCall, error: Exception, what: str) -> StageFailedError:
+    line = own_line(error, call.stage.location.file)
+    advice = advice_on_stage_error(error)
+    text = f"{what}{type(error).__name__}: {error}\n  at {line}"
+    return StageFailedError(call.stage.name, call.context.instance, f"{advice}\n{text}" if advice else text)

@@ -1,0 +1,162 @@
+"""The Spark session of a run, with the settings on which the checkpoint protocol relies.
+
+A session must be created on a worker thread, never on the main thread of a Dagster run: Dagster interrupts the main thread
+in the middle of whatever it does, and an interrupted py4j call hangs or swaps answers between calls.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.spark.query import sources
+from dagster_checkpoints.spark.query.query_guard import guard_queries
+from dagster_checkpoints.spark.session import executor_probe
+from dagster_checkpoints.spark.session.java import configure_java
+from dagster_checkpoints.spark.session.spark_home import lean_spark_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkSettingError(DagsterCheckpointsError):
+    """A Spark setting with which checkpoints do not work."""
+
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+_QUERY_LOG = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+
+RETAINED_BATCHES = "spark.sql.streaming.minBatchesToRetain"
+LEAST_RETAINED_BATCHES = 2
+"""A snapshot as of batch b holds Spark's files of batch b - 1 as well. Spark may have planned batch b + 1 by then,
+and has deleted what is more than this number of batches before that one."""
+
+# What the protocol needs; a user's own value for one of these would break it.
+REQUIRED: Mapping[str, str] = {
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",  # whose file names a snapshot is pruned by
+    "spark.sql.streaming.offsetLog.formatVersion": "1",  # the one in which batches are planned
+    "spark.sql.streaming.multipleWatermarkPolicy": "min",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "true",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 cannot say the year 9999 to its readers
+    "spark.sql.streaming.stopTimeout": "60s",
+    "spark.scheduler.mode": "FAIR",  # or a backfill's long batch starves the live stages and their barriers
+}
+# What is good here and may be chosen otherwise.
+DEFAULTS: Mapping[str, str] = {
+    "spark.master": "local[*]",
+    "spark.app.name": "dagster-checkpoints",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.memory": "2g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+    "spark.sql.streaming.pollingDelay": "50ms",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.streaming.numRecentProgressUpdates": "2",
+    "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+    "spark.sql.streaming.stateStore.maintenanceInterval": "30s",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+
+
+def session_config(config: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The whole configuration of a session: the defaults, then the user's own, then what the protocol requires.
+
+    Raises:
+        SparkSettingError: The user's configuration contradicts what the protocol requires.
+    """
+    chosen = {key: _text(value) for key, value in (config or {}).items()}
+    for key, required in REQUIRED.items():
+        if chosen.get(key, required).lower() != required.lower():
+            raise SparkSettingError(
+                f"Spark configuration {key}={chosen[key]}: checkpoints need {key}={required}. Remove the setting from the "
+                "resource's spark_config."
+            )
+    _check_retained_batches(chosen.get(RETAINED_BATCHES))
+    for key in ("spark.remote", "spark.api.mode"):
+        if key in chosen and (key, chosen[key].lower()) != ("spark.api.mode", "classic"):
+            raise SparkSettingError(
+                f"Spark configuration {key}={chosen[key]}: expected a classic session, whose driver is the process of the run; "
+                "Spark Connect is not supported. Remove the setting from the resource's spark_config, and name the cluster's "
+                "spark.master."
+            )
+    return {**DEFAULTS, **chosen, **REQUIRED}
+
+
+def check_session(spark: SparkSession) -> None:
+    """A session that was there already need not have been made by :func:`build_session`.
+
+    Raises:
+        SparkSettingError: It has a setting with which checkpoints do not work.
+    """
+    _check_retained_batches(spark.conf.get(RETAINED_BATCHES, None))
+
+
+def _check_retained_batches(found: str | None) -> None:
+    """Spark must keep the files of as many micro-batches as a snapshot needs; None is Spark's default, 100."""
+    if found is not None and (not found.strip().isdecimal() or int(found) < LEAST_RETAINED_BATCHES):
+        raise SparkSettingError(
+            f"Spark configuration {RETAINED_BATCHES}={found}: expected at least {LEAST_RETAINED_BATCHES}. A checkpoint as of "
+            "micro-batch b holds Spark's files of batch b - 1 as well, and Spark deletes them sooner. Remove the setting from "
+            "the resource's spark_config."
+        )
+
+
+def build_session(config: Mapping[str, Any] | None = None) -> SparkSession:
+    """Start (or join) the Spark session of this process and register the channel sources in it.
+
+    Args:
+        config: Spark settings, flat (`{"spark.master": "local[2]"}`); see :func:`session_config`.
+
+    Raises:
+        JavaNotFound: No Java that this Spark can run on.
+        SparkSettingError: See :func:`session_config`.
+    """
+    settings = session_config(config)
+    if "SPARK_REMOTE" in os.environ:
+        raise SparkSettingError(
+            "The environment variable SPARK_REMOTE is set: expected a classic session, whose driver is the process of the run; "
+            "Spark Connect is not supported. Unset it for the processes of runs, and name the cluster's spark.master in the "
+            "resource's spark_config."
+        )
+    configure_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1" if settings["spark.master"].startswith("local") else "")
+    if not os.environ["SPARK_LOCAL_IP"]:
+        del os.environ["SPARK_LOCAL_IP"]
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    with lean_spark_home(settings):
+        spark = builder.getOrCreate()
+    return prepare_session(spark)
+
+
+def prepare_session(spark: SparkSession) -> SparkSession:
+    """Register the channel and watermark sources in a session, so that its workers get them by value.
+
+    Spark's own log of a query that ends with an error is switched off: stopping between two batches looks like one to Spark,
+    and a real one is reported by its task, in the words of its stage.
+    """
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sources)
+    cloudpickle.register_pickle_by_value(executor_probe)
+    guard_queries()
+    spark.dataSource.register(sources.Channels)
+    spark.dataSource.register(sources.Watermark)
+    log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    log4j.core.config.Configurator.setLevel(_QUERY_LOG, log4j.Level.OFF)
+    return spark
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""A task's snapshot on its way to storage and back."""

@@ -1,0 +1,227 @@
+"""The asynchronous part of a snapshot: what was pinned under the task's lock is stored, then acknowledged.
+
+Runs on a thread pool beside the tasks. It must not touch a task or its query.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from dagster_checkpoints.coordination import Acknowledged, CheckpointBarrier, Declined, FailureReason, TaskStatistics
+from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.spark.channels.channel_log import (
+    Element,
+    EndOfData,
+    EndOfPartition,
+    Records,
+    SegmentFiles,
+    WatermarkAt,
+    WatermarkStatus,
+)
+from dagster_checkpoints.spark.snapshots.query_snapshots import prune
+from dagster_checkpoints.state import (
+    ChannelElement,
+    ChannelSnapshot,
+    EndOfDataElement,
+    EndOfPartitionElement,
+    IdleElement,
+    QuerySnapshot,
+    Segment,
+    StageInstanceSnapshot,
+    StateFile,
+    StaticTableSnapshot,
+    TaskSnapshot,
+    WatermarkElement,
+    in_flight_files,
+)
+from dagster_checkpoints.storage import StorageError, StoredFile
+
+
+@dataclass(frozen=True)
+class PinnedChannel:
+    """A channel's part of a snapshot, and the elements that were not yet taken in."""
+
+    snapshot: ChannelSnapshot
+    in_flight: tuple[Element, ...] = ()
+
+
+@dataclass(frozen=True)
+class PinnedSnapshot:
+    """What a task pinned: nothing in it changes any more, and its files stay until :meth:`release`.
+
+    Attributes:
+        task: Everything that needs no upload.
+        query: The linked checkpoint directory, and what is known of it but its files; None without a query.
+        static: The segments of each static input that is ready.
+        transactions: For a savepoint, the files of the sink's uncommitted transactions, by position and name.
+        folders: What was made for this snapshot alone.
+    """
+
+    task: TaskSnapshot
+    query: tuple[Path, QuerySnapshot] | None = None
+    channels: tuple[PinnedChannel, ...] = ()
+    static: Mapping[str, tuple[SegmentFiles, ...]] = field(default_factory=dict)
+    transactions: Mapping[int, Mapping[str, Path]] = field(default_factory=dict)
+    folders: tuple[Path, ...] = ()
+
+    def segments(self) -> Iterable[SegmentFiles]:
+        for channel in self.channels:
+            yield from (element.segment for element in channel.in_flight if isinstance(element, Records))
+        for segments in self.static.values():
+            yield from segments
+
+    def hold(self) -> None:
+        for segment in self.segments():
+            segment.hold()
+
+    def release(self) -> None:
+        for segment in self.segments():
+            segment.release()
+        for folder in self.folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+Upload = Callable[[CheckpointBarrier, Mapping[str, Path]], Mapping[str, StoredFile]]
+"""Stores files for a checkpoint or savepoint: in the shared directory, or in the savepoint's own."""
+
+
+class SnapshotUploader:
+    """Stores pinned snapshots and reports the outcome.
+
+    Args:
+        upload: Stores the files.
+        pool: Threads on which it runs, so that tasks go on meanwhile.
+        report: Receives `Acknowledged` or `Declined`.
+    """
+
+    def __init__(self, upload: Upload, pool: Executor, report: Callable[[Acknowledged | Declined], None]) -> None:
+        self._store_files = upload
+        self._pool = pool
+        self._report = report
+
+    def submit(self, task: TaskId, barrier: CheckpointBarrier, pinned: PinnedSnapshot, statistics: TaskStatistics) -> None:
+        """Store a snapshot in the background; takes over a pinned snapshot that is held."""
+        self._pool.submit(self._upload, task, barrier, pinned, statistics)
+
+    def _upload(self, task: TaskId, barrier: CheckpointBarrier, pinned: PinnedSnapshot, statistics: TaskStatistics) -> None:
+        started = time.monotonic()
+        checkpoint_id = barrier.checkpoint_id
+        try:
+            snapshot, stored = self._store(barrier, pinned)
+        except StorageError as error:
+            self._report(Declined(task, checkpoint_id, FailureReason.IO_EXCEPTION, str(error)))
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            self._report(Declined(task, checkpoint_id, FailureReason.CHECKPOINT_ASYNC_EXCEPTION, message))
+        else:
+            measured = replace(
+                statistics,
+                async_seconds=time.monotonic() - started,
+                new_bytes=_bytes_of(file for file in stored if file.uploaded),
+                total_bytes=_bytes_of(stored),
+                in_flight_bytes=_bytes_of(in_flight_files(snapshot)),
+            )
+            self._report(Acknowledged(task, checkpoint_id, snapshot, measured))
+        finally:
+            pinned.release()
+
+    def _store(self, barrier: CheckpointBarrier, pinned: PinnedSnapshot) -> tuple[TaskSnapshot, Collection[StoredFile]]:
+        wanted: dict[str, Path] = {}
+        query_files: list[Path] = []
+        if pinned.query is not None:
+            folder, known = pinned.query
+            query_files = prune(folder, known.batch_id)
+            wanted.update({f"query/{file}": folder / file for file in query_files})
+        for segment in pinned.segments():
+            wanted.update({str(file): file for file in segment.files})
+        for position, named in pinned.transactions.items():
+            wanted.update({f"transactions/{position}/{name}": file for name, file in named.items()})
+        stored = self._store_files(barrier, wanted)
+
+        def state_file(name: str, path: str) -> StateFile:
+            return StateFile(path, stored[name].sha256, stored[name].size, stored[name].stored_by)
+
+        def segment_of(segment: SegmentFiles) -> Segment:
+            # The name says what the bytes are: the same segment restored twice is the same file.
+            files = tuple(state_file(str(file), f"segments/{stored[str(file)].sha256}.parquet") for file in segment.files)
+            return Segment(files=files, rows=segment.rows)
+
+        query = None
+        if pinned.query is not None:
+            files = tuple(state_file(f"query/{file}", file.as_posix()) for file in query_files)
+            query = msgspec.structs.replace(pinned.query[1], files=files)
+        channels = tuple(
+            _with_in_flight(channel.snapshot, _elements(channel.in_flight, segment_of)) for channel in pinned.channels
+        )
+        static = tuple(
+            StaticTableSnapshot(input=name, segments=tuple(segment_of(segment) for segment in segments))
+            for name, segments in pinned.static.items()
+        )
+        transaction_files = {
+            position: tuple(state_file(f"transactions/{position}/{name}", f"{position}/{name}") for name in sorted(named))
+            for position, named in pinned.transactions.items()
+        }
+        done = pinned.task
+        snapshot = TaskSnapshot(
+            stages=_with_transaction_files(done.stages, transaction_files),
+            query=query,
+            channels=channels,
+            static=static,
+            end_of_data=done.end_of_data,
+            watermark=done.watermark,
+            valve_watermark=done.valve_watermark,
+        )
+        return snapshot, stored.values()
+
+
+def _bytes_of(files: Iterable[StoredFile | StateFile]) -> int:
+    """Files with equal content count once: they are stored once."""
+    return sum({file.sha256: file.size for file in files}.values())
+
+
+def _with_transaction_files(
+    stages: Mapping[str, StageInstanceSnapshot], files: Mapping[int, tuple[StateFile, ...]]
+) -> dict[str, StageInstanceSnapshot]:
+    """They are those of the chain's last stage: only that one has a sink."""
+    found = dict(stages)
+    if files:
+        tail = list(found)[-1]
+        found[tail] = msgspec.structs.replace(found[tail], transaction_files=dict(files))
+    return found
+
+
+def _with_in_flight(channel: ChannelSnapshot, elements: Sequence[ChannelElement]) -> ChannelSnapshot:
+    return ChannelSnapshot(
+        channel=channel.channel,
+        position=channel.position,
+        watermark=channel.watermark,
+        idle=channel.idle,
+        ended=channel.ended,
+        in_flight=tuple(elements),
+    )
+
+
+def _elements(elements: Iterable[Element], segment_of: Callable[[SegmentFiles], Segment]) -> list[ChannelElement]:
+    kept: list[ChannelElement] = []
+    for element in elements:
+        match element:
+            case Records(segment):
+                kept.append(segment_of(segment))
+            case WatermarkAt(ms):
+                kept.append(WatermarkElement(ms=ms))
+            case WatermarkStatus(idle):
+                kept.append(IdleElement(idle=idle))
+            case EndOfData(drain):
+                kept.append(EndOfDataElement(drain=drain))
+            case EndOfPartition():
+                kept.append(EndOfPartitionElement())
+            case _:
+                pass  # barriers in front of the snapshot's own have served
+    return kept

@@ -1,0 +1,88 @@
+"""Rows that Spark dropped as late: counted per stage of a task since the job began, and warned of now and then.
+
+It must not know where the counts come from, nor where they are shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.spark.tasks.task_parts import StageInstance
+
+WARN_EVERY_SECONDS = 600.0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class LateRows:
+    """The counts of one task.
+
+    Args:
+        pipeline: Knows how late rows may be at a stage.
+        instances: The task's stages.
+        before: By stage, what was counted up to the checkpoint that the task was restored from.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        instances: Sequence[StageInstance],
+        before: Mapping[str, int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pipeline = pipeline
+        self._instances = {instance.stage.name: instance for instance in instances}
+        self._counts = {name: before.get(name, 0) for name in self._instances}
+        self._clock = clock
+        self._warned: dict[str, float] = {}
+        self._unsaid = dict.fromkeys(self._instances, 0)
+
+    def of(self, stage: str) -> int:
+        """How many rows a stage has dropped as late since the job began."""
+        return self._counts[stage]
+
+    @property
+    def total(self) -> int:
+        """Of all stages of the task."""
+        return sum(self._counts.values())
+
+    def add(self, stages: Sequence[str], dropped: Sequence[int], watermark_ms: int) -> None:
+        """Count what the stateful operators of a batch dropped.
+
+        Args:
+            stages: The stage of each operator; where it is not known of all of them, everything counts for the last stage.
+            dropped: By each operator.
+            watermark_ms: Rows with an earlier event time were late, epoch ms.
+        """
+        if not any(dropped):
+            return
+        last = next(reversed(self._instances))
+        known = len(stages) == len(dropped)
+        for position, count in enumerate(dropped):
+            stage = stages[position] if known else last
+            self._counts[stage] += count
+            self._unsaid[stage] += count
+        for stage in self._instances:
+            self._warn(stage, watermark_ms)
+
+    def _warn(self, stage: str, watermark_ms: int) -> None:
+        now = self._clock()
+        if not self._unsaid[stage] or now - self._warned.get(stage, -WARN_EVERY_SECONDS) < WARN_EVERY_SECONDS:
+            return
+        self._warned[stage] = now
+        dropped, self._unsaid[stage] = self._unsaid[stage], 0
+        instance = self._instances[stage]
+        lateness = self._pipeline.event_time_lateness_ms(stage) or 0
+        watermark = (_EPOCH + timedelta(milliseconds=watermark_ms)).isoformat(sep=" ")
+        instance.call.context.log.warning(
+            f"Stage {stage!r} (instance {instance.call.context.instance!r}) dropped {dropped:,} rows as late, "
+            f"{self._counts[stage]:,} since the job began: their event time was before the watermark {watermark} (allowed "
+            f"lateness: {timedelta(milliseconds=lateness)}). A window that is grouped drops at least so many: Spark counts there "
+            "once for each key and window of a task. To lose fewer, give the source a longer lateness (watermark=); where a "
+            "stage in between emits rows that are older than its input's watermark, from a timer or in another event-time "
+            "column, declare by how much there: event_time=(column, lateness). Said at most once in "
+            f"{WARN_EVERY_SECONDS / 60:.0f} minutes."
+        )

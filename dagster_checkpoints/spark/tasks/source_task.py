@@ -1,0 +1,134 @@
+"""Tasks that begin with a source: a streaming query of the user's own, or a batch DataFrame that is evaluated once."""
+
+from __future__ import annotations
+
+import time
+
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS, CheckpointBarrier, LifecycleState
+from dagster_checkpoints.spark.channels.channel_log import WatermarkStatus
+from dagster_checkpoints.spark.snapshots.uploads import PinnedSnapshot
+from dagster_checkpoints.spark.tasks.task import Task
+from dagster_checkpoints.spark.tasks.task_parts import TaskParts
+from dagster_checkpoints.state import TaskSnapshot
+
+
+class SourceTask(Task):
+    """A chain that begins with a streaming source.
+
+    A bounded source runs with `availableNow` and ends when Spark says it has read everything; an unbounded one runs until
+    it is asked to end.
+    """
+
+    def __init__(self, parts: TaskParts, bounded: bool) -> None:
+        super().__init__(parts)
+        self._bounded = bounded
+        watermark = parts.instances[0].stage.watermark
+        self._idle_after = watermark.idle_after if watermark else None
+        self._last_busy_at = time.monotonic()
+        self._idle = False
+
+    @property
+    def caught_up(self) -> bool | None:
+        if self.lifecycle.state is not LifecycleState.RUNNING:
+            return True
+        if not self.query.started:
+            return None
+        try:
+            return not self.query.busy
+        except Exception:  # the query is being stopped this very moment
+            return None
+
+    def begin(self) -> None:
+        if self._idle_after is not None and self.parts.restored is not None:
+            self.output.append(WatermarkStatus(False))  # the checkpoint may hold that it was idle
+        self.query.log.plan_due_watermark()
+        self.start_query({"availableNow": True} if self._bounded else None)
+
+    def step(self) -> None:
+        if self.lifecycle.state is not LifecycleState.RUNNING:
+            return
+        with self.query.lock_if_free() as free:
+            if free:
+                self.watermarks.forward()
+                self._watch_idleness()
+
+    def look_at_query(self) -> None:
+        super().look_at_query()
+        if self._bounded and self.lifecycle.state is LifecycleState.RUNNING and not self.query.active:
+            self._check_query()  # it may have failed between the two looks
+            self.end_of_data(drain=True)
+
+    def triggered(self, barrier: CheckpointBarrier) -> None:
+        self.snapshot(barrier)
+
+    def end_input_asked(self) -> None:
+        if self.lifecycle.state is LifecycleState.RUNNING:
+            self.query.stop()
+            self.query.log.forget_planned_after(self.query.log.last_committed())
+            self.end_of_data(drain=True)
+
+    def pin_inputs(self) -> PinnedSnapshot:
+        return PinnedSnapshot(TaskSnapshot())
+
+    def reach_max_watermark(self) -> None:
+        if self.query.log.last_committed() >= 0 and self.query.log.holds_state():
+            self.run_planned_batch(MAX_WATERMARK_MS)
+            self.fire_timers()
+
+    def committed_watermark(self, batch_id: int) -> int | None:
+        if self.plan is None or not self.plan.own_watermark:
+            return None
+        if self.watermarks.stateful:
+            return super().committed_watermark(batch_id)
+        watermark = self.query.log.next_watermark(batch_id)
+        return watermark if watermark > 0 else None
+
+    def before_emit(self, batch_id: int) -> None:
+        self.watermarks.forward()
+        self._set_idle(False)  # in front of the rows, or those behind would go on without them
+
+    def after_emit(self, rows: int) -> None:
+        self._last_busy_at = time.monotonic()
+
+    def _watch_idleness(self) -> None:
+        """Idle is a source that has looked for rows and found none for so long.
+
+        One that has not looked yet, or has found rows that wait for a slow consumer, is not.
+        """
+        if self._idle_after is None or self._idle:
+            return
+        if self.query.busy:
+            self._last_busy_at = time.monotonic()
+        elif time.monotonic() - self._last_busy_at > self._idle_after:
+            self._set_idle(True)
+
+    def _set_idle(self, idle: bool) -> None:
+        if idle != self._idle:
+            self._idle = idle
+            self.output.append(WatermarkStatus(idle))
+
+
+class BatchTask(Task):
+    """A source that returned a batch DataFrame: evaluated once, as one micro-batch, and then at its end of data.
+
+    A barrier comes before it or behind it; a restore from before evaluates it again, one from behind never does.
+    """
+
+    def begin(self) -> None:
+        pass
+
+    def step(self) -> None:
+        if self.lifecycle.state is LifecycleState.RUNNING:
+            assert self.plan is not None
+            self.parts.spark.sparkContext.setLocalProperty("spark.scheduler.pool", str(self.id))
+            self.evaluate_once(self.plan)
+            self.end_of_data(drain=True)
+
+    def triggered(self, barrier: CheckpointBarrier) -> None:
+        self.snapshot(barrier)
+
+    def pin_inputs(self) -> PinnedSnapshot:
+        return PinnedSnapshot(TaskSnapshot())
+
+    def reach_max_watermark(self) -> None:
+        pass

@@ -1,0 +1,428 @@
+"""A task: one instance of a chain, on a thread of its own, with a mailbox.
+
+It performs what the pure state machines decide: the barrier handler (a subclass's), the watermark valve (likewise) and the
+life cycle. It owns one Spark query at most. Its stages are called by an `operator_chain`, its event time is known by its
+`task_watermarks`. What differs between a source and a stage behind channels is in the subclasses.
+
+    mailbox ──> the task's thread ──> query lock ──> snapshots, and marks on the output channels
+    Spark   ──> foreachBatch ───────> query lock ──> segments on the output channels
+
+It must not know other tasks, the coordinator's rules, or storage beyond handing over pinned files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import shutil
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.errors import StreamingQueryException
+
+from dagster_checkpoints.coordination import (
+    MAX_WATERMARK_MS,
+    CheckpointBarrier,
+    Declined,
+    EndOfDataReached,
+    FailureReason,
+    LifecycleState,
+    TaskLifecycle,
+    TaskState,
+    TaskStateChanged,
+    TaskStatistics,
+)
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.spark.channels.channel_log import BarrierMark, EndOfData, EndOfPartition
+from dagster_checkpoints.spark.errors import StageError
+from dagster_checkpoints.spark.query import plans
+from dagster_checkpoints.spark.query.query import TaskQuery
+from dagster_checkpoints.spark.snapshots.query_snapshots import pin
+from dagster_checkpoints.spark.snapshots.uploads import PinnedSnapshot
+from dagster_checkpoints.spark.tasks.late_rows import LateRows
+from dagster_checkpoints.spark.tasks.messages import (
+    CheckpointIsAborted,
+    CheckpointIsComplete,
+    EndInput,
+    LookAgain,
+    Mail,
+    SavepointIsComplete,
+    TaskFailed,
+    TaskFirstBatch,
+    TaskQueryStarted,
+    TriggerCheckpoint,
+)
+from dagster_checkpoints.spark.tasks.operator_chain import OperatorChain
+from dagster_checkpoints.spark.tasks.stage_errors import StageErrors
+from dagster_checkpoints.spark.tasks.task_parts import StageInstance, TaskParts
+from dagster_checkpoints.spark.tasks.task_watermarks import TaskWatermarks
+from dagster_checkpoints.state import QuerySnapshot, StageInstanceSnapshot, TaskSnapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+POLL_SECONDS = 0.03
+START_ATTEMPTS = 3
+LOOK_SECONDS = 0.1  # a look at the query itself is a call into the JVM
+
+
+class Canceled(BaseException):
+    """Unwinds a task's thread when the job cancels it."""
+
+
+class Task(ABC):
+    """The common life of all tasks; see the module's text."""
+
+    def __init__(self, parts: TaskParts) -> None:
+        self.parts = parts
+        self.id = parts.id
+        self.output = parts.output
+        self.plan = parts.plan
+        self.stages = StageErrors(parts.instances)
+        self.operators = OperatorChain(parts, self.stages)
+        self.lifecycle = TaskLifecycle()
+        self.query = TaskQuery(parts.folder / "checkpoint", str(parts.id), self._on_batch, self.output.wait_for_consumers)
+        self.watermarks = TaskWatermarks(parts, self.query, self.committed_watermark)
+        self.rows_before = self._restored_rows()
+        self.error: BaseException | None = None
+        self.suspended = False
+        """Its data has not ended: it goes on when the job is resumed from the savepoint."""
+        self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
+        self._canceled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"task {parts.id}", daemon=True)
+        self._done = False
+        self._look_at = 0.0
+        self._rows_in_told_batch: int | None = None
+
+    # For the job
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, mail: Mail) -> None:
+        """Put mail into the mailbox; any thread."""
+        self._mailbox.put(mail)
+
+    def look_again(self) -> None:
+        """Something has arrived on an input channel; any thread."""
+        self._mailbox.put(LookAgain())
+
+    def cancel(self) -> None:
+        """Stop at once, whatever runs; any thread. `join` waits for the end."""
+        self._canceled.set()
+        self.look_again()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end of the thread. True if it has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def rows_out(self) -> int:
+        """Rows emitted since the job began."""
+        return self.rows_before + self.output.rows
+
+    @property
+    def output_watermark(self) -> int | None:
+        """The watermark that was sent on last, epoch ms; None before the first one."""
+        return self.watermarks.output
+
+    @property
+    def late_rows(self) -> LateRows:
+        """What was dropped as late since the job began."""
+        return self.watermarks.late_rows
+
+    @property
+    def restored_after_finish(self) -> bool:
+        """Whether the checkpoint holds its finished operators: it starts no query, and only waits for its final checkpoint."""
+        return self.parts.restored is not None and self.parts.restored.end_of_data == "drain"
+
+    @property
+    def caught_up(self) -> bool | None:
+        """Whether it has processed all that was there when it last looked; None if that is not known. Any thread."""
+        return None
+
+    @property
+    def tail(self) -> StageInstance:
+        """The chain's last stage: the one whose output leaves the task."""
+        return self.parts.instances[-1]
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            self.operators.open_sink()
+            if self.restored_after_finish:
+                self.parts.report(TaskStateChanged(self.id, TaskState.RUNNING))
+                self._perform(self.lifecycle.handle(life.RestoredAfterFinish()))
+            else:
+                self.begin()
+                self.parts.report(TaskStateChanged(self.id, TaskState.RUNNING))
+            while not self._done:
+                self._check_canceled()
+                self._read_mail()
+                if not self._done and time.monotonic() >= self._look_at:
+                    self._look_at = time.monotonic() + LOOK_SECONDS
+                    self._check_query() if self.query.paused else self.look_at_query()
+                if not self._done and not self.query.paused:
+                    self.step()
+        except Canceled:
+            self.query.kill()
+        except BaseException as error:
+            self.error = self.stages.explain(error)
+            with contextlib.suppress(Exception):
+                self.query.kill()
+            self.parts.report(TaskFailed(self.id, self.error))
+        finally:
+            self.operators.close()
+
+    def _read_mail(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            mail = self._mailbox.get(timeout=POLL_SECONDS)
+            while True:
+                self._take(mail)
+                if self._done:
+                    return
+                mail = self._mailbox.get_nowait()
+
+    def _take(self, mail: Mail) -> None:
+        match mail:
+            case TriggerCheckpoint(barrier):
+                self.triggered(barrier)
+            case CheckpointIsComplete(checkpoint_id):
+                self._perform(self.lifecycle.handle(life.CheckpointCompleted(checkpoint_id)))
+            case CheckpointIsAborted(checkpoint_id):
+                self.aborted(checkpoint_id)
+                self.operators.notify_aborted(checkpoint_id)
+                self._perform(self.lifecycle.handle(life.CheckpointAborted(checkpoint_id)))
+            case SavepointIsComplete(checkpoint_id):
+                self._perform(self.lifecycle.handle(life.SavepointCompleted(checkpoint_id)))
+            case EndInput():
+                self.end_input_asked()
+            case LookAgain():
+                pass
+
+    # What subclasses say
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start working: usually, start the query."""
+
+    def look_at_query(self) -> None:
+        """Look whether the query still runs. Raises what it failed with."""
+        self._check_query()
+
+    @abstractmethod
+    def step(self) -> None:
+        """Look around once: progress of the query, elements on channels."""
+
+    @abstractmethod
+    def triggered(self, barrier: CheckpointBarrier) -> None:
+        """The coordinator starts a checkpoint in this task."""
+
+    def aborted(self, checkpoint_id: int) -> None:  # noqa: B027 - not every task has something to do
+        """The coordinator has given a checkpoint up."""
+
+    def end_input_asked(self) -> None:  # noqa: B027
+        """Somebody asks a source to end."""
+
+    @abstractmethod
+    def pin_inputs(self) -> PinnedSnapshot:
+        """The inputs' part of a snapshot: channels and static tables. Called under the query lock."""
+
+    @abstractmethod
+    def reach_max_watermark(self) -> None:
+        """Make event time end in this task's query: every window and timer fires."""
+
+    def committed_watermark(self, batch_id: int) -> int | None:
+        """The watermark of what has been sent on once `batch_id` is committed; None if it is not known."""
+        return self.watermarks.behind_state(batch_id)
+
+    # Micro-batches
+
+    def start_query(self, trigger: dict[str, object] | None = None) -> None:
+        assert self.plan is not None
+        frame = self.plan.frame
+
+        def check() -> None:
+            self._check_canceled()
+            self._check_query()
+
+        def start() -> None:
+            self.query.start(frame, self.tail.stage.output_mode, trigger or {})
+
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                self.query.start_in_turn(start, check)
+                self.parts.report(TaskQueryStarted(self.id))
+                return
+            except StreamingQueryException as error:
+                # The machine is too busy for the time that Spark gives a worker; nothing has been processed yet.
+                if "failed to connect back" not in str(error) or attempt == START_ATTEMPTS:
+                    raise
+                logging.getLogger(__name__).warning("%s: a Python worker was too slow, starting again", self.id)
+
+    def _on_batch(self, batch: DataFrame, batch_id: int) -> None:
+        """Called by Spark, under the query lock."""
+        assert self.plan is not None
+        self.before_emit(batch_id)
+        began = time.monotonic()
+        rows = self.output.write(batch, batch_id, self.operators.process_batch(batch, batch_id, self.plan))
+        self.report_first_batch(rows, time.monotonic() - began)
+        self.after_emit(rows)
+        self.watermarks.observe(batch_id, self.plan.stateful)
+
+    def evaluate_once(self, plan: plans.QueryPlan) -> None:
+        """Evaluate a plan without streams, as one batch."""
+        self.parts.report(TaskQueryStarted(self.id))
+        began = time.monotonic()
+        rows = self.output.write(plan.frame, 0, self.operators.process_batch(plan.frame, 0, plan))
+        self.report_first_batch(rows, time.monotonic() - began)
+
+    def report_first_batch(self, rows: int, seconds: float) -> None:
+        """Tell of a batch if it was this task's first one, or the first one with rows; see `TaskFirstBatch`."""
+        if self._rows_in_told_batch is None or (rows and not self._rows_in_told_batch):
+            self._rows_in_told_batch = rows
+            self.parts.report(TaskFirstBatch(self.id, rows, seconds))
+
+    def before_emit(self, batch_id: int) -> None:  # noqa: B027
+        """Before a batch's records are emitted; under the query lock."""
+
+    def after_emit(self, rows: int) -> None:  # noqa: B027
+        """After a batch's records were emitted; under the query lock."""
+
+    def _check_query(self) -> None:
+        failure = self.query.failure()
+        if failure is not None:
+            raise failure
+
+    # Snapshots
+
+    def snapshot(self, barrier: CheckpointBarrier, alignment_seconds: float = 0.0) -> None:
+        """Pin everything under the lock, send the barrier on, and have the rest stored in the background."""
+        started = time.monotonic()
+        checkpoint_id, properties = barrier.checkpoint_id, barrier.properties
+        target = self.parts.folder / "snapshots" / f"chk-{checkpoint_id}"
+        try:
+            with self.query.between_batches() as batch_id:
+                if self.lifecycle.state is LifecycleState.RUNNING:
+                    self.watermarks.forward()
+                stages = self.operators.snapshot(checkpoint_id, self.rows_out, self.late_rows)
+                pinned = self._pin(batch_id, target, stages, with_transactions=properties.is_savepoint)
+                pinned.hold()
+                self.output.append(BarrierMark(barrier))
+                taken = life.SnapshotTaken(checkpoint_id, stops_job=properties.stops_job, savepoint=properties.is_savepoint)
+                # Still under the lock: behind a suspend's snapshot nothing may be processed.
+                self._perform(self.lifecycle.handle(taken))
+        except StageError:
+            raise
+        except Exception as error:
+            shutil.rmtree(target, ignore_errors=True)
+            reason = FailureReason.CHECKPOINT_DECLINED
+            self.parts.report(Declined(self.id, checkpoint_id, reason, f"{type(error).__name__}: {error}"))
+            return
+        statistics = TaskStatistics(
+            operators_finished=self.lifecycle.operators_finished,
+            alignment_seconds=alignment_seconds,
+            sync_seconds=time.monotonic() - started,
+        )
+        self.parts.uploader.submit(self.id, barrier, pinned, statistics)
+
+    def _pin(
+        self, batch_id: int, target: Path, stages: dict[str, StageInstanceSnapshot], *, with_transactions: bool
+    ) -> PinnedSnapshot:
+        inputs = self.pin_inputs()
+        finished = self.lifecycle.operators_finished
+        query = None
+        if batch_id >= 0 and not finished:
+            pin(self.query.checkpoint, batch_id, target / "query")
+            own = bool(self.plan and self.plan.own_watermark)
+            described = self.parts.described
+            sources = described.sources if described is not None else None
+            query = (target / "query", QuerySnapshot(batch_id, own_watermark=own, sources=sources))
+        sink = self.parts.sink if with_transactions else None
+        task = TaskSnapshot(
+            stages=stages,
+            end_of_data="drain" if finished else "none",
+            watermark=self.output_watermark,
+            valve_watermark=inputs.task.valve_watermark,
+        )
+        transactions = sink.pin_transactions(target / "transactions") if sink else {}
+        return PinnedSnapshot(task, query, inputs.channels, inputs.static, transactions, (target,))
+
+    # The end
+
+    def end_of_data(self, drain: bool) -> None:
+        """There are no more records: finish, wait for the final checkpoint."""
+        if self.lifecycle.state is LifecycleState.RUNNING:
+            self._perform(self.lifecycle.handle(life.EndOfDataReceived(drain)))
+
+    def _perform(self, actions: Sequence[life.LifecycleAction]) -> None:
+        for action in actions:
+            match action:
+                case life.FinishOperators():
+                    self._finish_operators()
+                    self._perform(self.lifecycle.handle(life.OperatorsFinished()))
+                case life.PauseOperators():
+                    self.query.pause()
+                case life.ResumeOperators():
+                    self.query.resume()
+                case life.EmitEndOfData(drain):
+                    if not drain:
+                        self.suspended = True
+                        self.query.kill()  # a batch that waits is not processed: it comes again when the job is resumed
+                    self.output.append(EndOfData(drain))
+                    if drain:
+                        self.parts.report(EndOfDataReached(self.id))
+                case life.CommitUpTo(checkpoint_id):
+                    assert checkpoint_id is not None  # every task waits for a checkpoint, see JobOptions
+                    self.operators.commit(checkpoint_id)
+                case life.CloseOperators():
+                    self.operators.close()
+                case life.EmitEndOfPartition():
+                    self.output.append(EndOfPartition())
+                case life.TaskFinished():
+                    self._done = True
+                    self.parts.report(TaskStateChanged(self.id, TaskState.FINISHED))
+
+    def _finish_operators(self) -> None:
+        self.reach_max_watermark()
+        # 0 is the number of a batch result's only batch, which has no log.
+        self.operators.finish(self.plan, lambda rows: self.output.write(rows, max(self.query.log.last_committed(), 0) + 1))
+        # Behind the last records: what `finish` returned must not be late for anybody.
+        self.watermarks.emit(MAX_WATERMARK_MS)
+
+    def fire_timers(self) -> None:
+        """Run batches under MAX_WATERMARK until no timer is set by a timer, see `TaskWatermarks.fire_timers`."""
+        self.watermarks.fire_timers(self.run_planned_batch)
+
+    def run_planned_batch(self, watermark: int) -> None:
+        """Run one batch without input under the given watermark, through the offset log; the query is stopped."""
+        batch_id = self.query.log.last_committed()
+        self.query.log.plan_batch(batch_id + 1, watermark)
+        self.query.log.forget_planned_after(batch_id + 1)
+        self.start_query({"once": True})
+        self.wait_until(lambda: not self.query.active)
+        self._check_query()
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the query, and look whether it failed or the task was cancelled."""
+        while not condition():
+            self._check_canceled()
+            self._check_query()
+            time.sleep(POLL_SECONDS)
+
+    def _restored_rows(self) -> int:
+        restored = self.parts.restored
+        tail = restored.stages.get(self.parts.instances[-1].stage.name) if restored else None
+        return tail.rows_out if tail else 0
+
+    def _check_canceled(self) -> None:
+        if self._canceled.is_set():
+            raise Canceled

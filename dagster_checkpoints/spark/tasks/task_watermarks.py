@@ -1,0 +1,147 @@
+"""Event time in one task: the watermark it sends on, the rows its query dropped as late, and timers at the end of data.
+
+Spark tells these things batch by batch, in its log and in the executed plan. It must not know channels in front of the task,
+its life cycle, nor how a batch is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.spark.channels.channel_log import WatermarkAt
+from dagster_checkpoints.spark.errors import EndlessTimersError, TimerRowsDroppedError
+from dagster_checkpoints.spark.query.operators import StatefulOperators, output_watermark
+from dagster_checkpoints.spark.query.query import TaskQuery
+from dagster_checkpoints.spark.tasks.late_rows import LateRows
+from dagster_checkpoints.spark.tasks.task_parts import TaskParts
+
+TIMER_ROUNDS = 100  # batches under MAX_WATERMARK, at most, for timers that are set by timers
+
+
+class TaskWatermarks:
+    """What one task knows of event time.
+
+    Args:
+        parts: The task's parts: its stages, its output, and its snapshot if the job was restored.
+        query: The task's query.
+        committed: Given a batch, the watermark of what has been sent on once it is committed; None if it is not known.
+
+    Attributes:
+        output: The watermark that was sent on last, epoch ms; None before the first one.
+        late_rows: What was dropped as late since the job began.
+        stateful: Whether the query keeps state; None before a batch has run.
+    """
+
+    def __init__(self, parts: TaskParts, query: TaskQuery, committed: Callable[[int], int | None]) -> None:
+        restored = parts.restored.stages if parts.restored else {}
+        self.output: int | None = parts.restored.watermark if parts.restored else None
+        self.late_rows = LateRows(parts.pipeline, parts.instances, {name: kept.late_rows for name, kept in restored.items()})
+        self.stateful: bool | None = None
+        self._output = parts.output
+        self._tail = parts.instances[-1]
+        self._query = query
+        self._committed = committed
+        self._operators = StatefulOperators()
+        self._watermark_delay: int | None = None
+        self._act_on_event_time: bool | None = None
+        self._forwarded_batch = -1
+        self._registered_timers = 0  # in the newest batch under MAX_WATERMARK
+
+    def behind_state(self, batch_id: int) -> int | None:
+        """The watermark of what stateful operators have sent on once `batch_id` is committed; None if it is not known."""
+        if not self.stateful or self._watermark_delay is None:
+            return None
+        # Operators that do nothing when event time moves have no batch for it: what they hold back does not depend on it.
+        log = self._query.log
+        watermark = log.planned(batch_id).watermark_ms if self._act_on_event_time else log.next_watermark(batch_id)
+        return watermark - self._watermark_delay if 0 < watermark < MAX_WATERMARK_MS else None
+
+    def observe(self, batch_id: int, stateful_stages: Sequence[str]) -> None:
+        """Learn from the executed plan what was dropped as late, and how far the output's watermark lies behind the batch's.
+
+        Args:
+            batch_id: The batch that has just been processed; call it under the query lock.
+            stateful_stages: The stage of each stateful operator of the query's plan, from the top down.
+        """
+        if self.stateful is False:
+            return
+        executed = self._query.executed_plan()
+        if executed is None:
+            return
+        if self.stateful is None:
+            self.stateful = self._operators.exist(executed)
+        if not self.stateful:
+            return
+        watermark = self._query.log.planned(batch_id).watermark_ms
+        if watermark > 0:
+            self._count_late_rows(executed, batch_id, stateful_stages)
+        if watermark >= MAX_WATERMARK_MS:
+            self._registered_timers = self._operators.registered_timers(executed)
+        if self._act_on_event_time is None:
+            self._act_on_event_time = self._operators.act_on_event_time(executed)
+        if self._watermark_delay is None and watermark > 0:  # it never changes
+            self._watermark_delay = watermark - output_watermark(executed, watermark)
+
+    def _count_late_rows(self, executed: Any, batch_id: int, stateful_stages: Sequence[str]) -> None:
+        dropped = self._operators.late_rows(executed)
+        if any(dropped):  # Spark judges by the watermark of the batch before
+            self.late_rows.add(stateful_stages, dropped, self._query.log.planned(batch_id - 1).watermark_ms)
+
+    def forward(self) -> None:
+        """Send on the watermark of everything emitted so far, if it moved; call it under the query lock."""
+        batch_id = self._query.log.last_committed()
+        # Before the first batch of an attempt there is no telling what the watermark means; a restored task has sent
+        # what its batch allowed in front of the barrier.
+        if batch_id == self._forwarded_batch or batch_id < 0 or self.stateful is None:
+            return
+        self._forwarded_batch = batch_id
+        if self._query.log.planned(batch_id).watermark_ms >= MAX_WATERMARK_MS:
+            return  # timers may be set by timers, and `finish` may return rows: the end of event time is said behind them
+        watermark = self._committed(batch_id)
+        if watermark is not None and watermark < MAX_WATERMARK_MS:
+            self.emit(watermark)
+
+    def emit(self, watermark: int) -> None:
+        """Send a watermark on, less what the last stage declares its rows to be older by (`event_time=`); it never goes back."""
+        if watermark < MAX_WATERMARK_MS:
+            watermark -= self._tail.stage.event_time_lateness_ms
+        if self.output is None or watermark > self.output:
+            self.output = watermark
+            self._output.append(WatermarkAt(watermark))
+
+    def fire_timers(self, run_batch: Callable[[int], None]) -> None:
+        """Run batches under MAX_WATERMARK until no timer is set by a timer; the query is stopped, and one such batch has run.
+
+        Spark fires the timers that there are when a batch begins. A timer that is set when another one fires waits for the next
+        batch, and none is due once event time has ended.
+
+        Args:
+            run_batch: Runs one batch without input under a watermark, epoch ms, and waits for its end.
+
+        Raises:
+            EndlessTimersError: Timers go on to set timers.
+            TimerRowsDroppedError: A stateful operator behind them in the same query has let go of its state.
+        """
+        for _ in range(TIMER_ROUNDS):
+            if not self._registered_timers:
+                return
+            dropped = self.late_rows.total
+            run_batch(MAX_WATERMARK_MS)
+            if self.late_rows.total > dropped:
+                raise TimerRowsDroppedError(
+                    self._tail.stage.name,
+                    self._tail.call.context.instance,
+                    "at the end of data, timers that were set by timers emitted rows for another stateful operator of the same "
+                    "query, which had emitted its last rows by then: they would be lost. Put the operator behind the timers into "
+                    "a stage of its own, and give the pipeline chaining=False.",
+                )
+        if self._registered_timers:
+            raise EndlessTimersError(
+                self._tail.stage.name,
+                self._tail.call.context.instance,
+                f"at the end of data, timers still set timers after {TIMER_ROUNDS} rounds. A timer that sets itself again has no "
+                "end: do not set it when timerValues.getCurrentWatermarkInMs() is at the end of event time "
+                f"({MAX_WATERMARK_MS}, the last second of the year 9999).",
+            )
