@@ -3,9 +3,14 @@
     RUNNING ── EndOfData ──> FINISHING ── finished ──> WAITING_FOR_FINAL_CHECKPOINT ── completed ──> FINISHED
        └── a suspend's snapshot: paused ── its savepoint completed ──────────────────────────────────────┘
 
+A suspend's snapshot may also be taken while the operators finish: what they emit behind it belongs to the next attempt, and
+that the data has ended is told only if the savepoint fails. Snapshots come in the order of their checkpoints; a snapshot of a
+checkpoint whose abort was told before is not waited for, and pauses nothing.
+
 One machine per task, driven by the task's own thread. Must not know: how operators finish, commit or close.
 
-Source: FLIP-147, "Final Checkpoint and Stopping Job With Savepoint"; FLIP-34.
+Source: FLIP-147, "Final Checkpoint and Stopping Job With Savepoint"; FLIP-34; the order of snapshots and aborts:
+Flink's SubtaskCheckpointCoordinatorImpl (lastCheckpointId, abortedCheckpointIds).
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from enum import Enum
 from typing import NoReturn
 
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.coordination.id_ranges import IdRanges
 
 
 class LifecycleState(Enum):
@@ -175,6 +181,10 @@ class TaskLifecycle:
     def __init__(self, checkpointing: bool = True) -> None:
         self._checkpointing = checkpointing
         self._state = LifecycleState.RUNNING
+        self._last_snapshot = 0
+        """The newest checkpoint for which a snapshot was taken; checkpoint ids start at 1."""
+        self._aborted_ids = IdRanges()
+        """Newer ones, of whose abort the coordinator has told before the snapshot was taken."""
         self._awaited: set[int] = set()
         """Snapshots whose outcome is waited for although it lets nobody go: of checkpoints before finish, of
         savepoints."""
@@ -210,15 +220,15 @@ class TaskLifecycle:
             case EndOfDataReceived():
                 return self._end_of_data(event)
             case OperatorsFinished():
-                if self._state is not LifecycleState.FINISHING or self._paused:
+                if self._state is not LifecycleState.FINISHING:
                     self._refuse(event)
                 return self._wait()
             case RestoredAfterFinish():
-                if self._state is not LifecycleState.RUNNING:
+                if self._state is not LifecycleState.RUNNING or self._last_snapshot:
                     self._refuse(event)
                 return self._wait()
-            case SnapshotTaken():
-                if self._state is LifecycleState.FINISHED:
+            case SnapshotTaken(checkpoint_id):
+                if self._state is LifecycleState.FINISHED or checkpoint_id <= self._last_snapshot:
                     self._refuse(event)
                 return self._snapshot_taken(event)
             case CheckpointCompleted(checkpoint_id):
@@ -248,12 +258,19 @@ class TaskLifecycle:
 
     def _wait(self) -> list[LifecycleAction]:
         self._state = LifecycleState.WAITING_FOR_FINAL_CHECKPOINT
+        # Behind a suspend's snapshot the next attempt tells it; if there is none, this one does when it processes on.
+        return [] if self._paused else self._tell_end_of_data()
+
+    def _tell_end_of_data(self) -> list[LifecycleAction]:
         actions: list[LifecycleAction] = [EmitEndOfData(True)]
         if self._checkpointing:
             return actions
         return [*actions, CommitUpTo(None), *self._end()]
 
     def _snapshot_taken(self, event: SnapshotTaken) -> list[LifecycleAction]:
+        self._last_snapshot = event.checkpoint_id
+        if event.checkpoint_id in self._aborted_ids:
+            return []
         if event.stops_job:
             self._stop = event.checkpoint_id
             if self.operators_finished or self._paused:
@@ -277,18 +294,27 @@ class TaskLifecycle:
         return [CommitUpTo(checkpoint_id), *self._end_if_done()]
 
     def _aborted(self, checkpoint_id: int) -> list[LifecycleAction]:
+        if checkpoint_id > self._last_snapshot:
+            self._aborted_ids.add(checkpoint_id)
         self._awaited.discard(checkpoint_id)
         self._after_finish.discard(checkpoint_id)
-        if checkpoint_id != self._stop:
-            return self._end_if_done()
-        self._stop = None
+        resumed: list[LifecycleAction] = []
+        if checkpoint_id == self._stop:
+            self._stop = None
+            resumed = self._resume()
+        return [*resumed, *self._end_if_done()]
+
+    def _resume(self) -> list[LifecycleAction]:
+        """Process on, and do what was held back while the task was paused."""
         if not self._paused:
-            return self._end_if_done()
+            return []
         self._paused = False
-        resumed: list[LifecycleAction] = [ResumeOperators()]
-        if self._data_ended:
-            resumed += self._end_of_data(EndOfDataReceived(True))
-        return resumed
+        held: list[LifecycleAction] = []
+        if self._state is LifecycleState.WAITING_FOR_FINAL_CHECKPOINT:
+            held = self._tell_end_of_data()
+        elif self._data_ended:
+            held = self._end_of_data(EndOfDataReceived(True))
+        return [ResumeOperators(), *held]
 
     def _end_if_done(self) -> list[LifecycleAction]:
         waiting = self._state is LifecycleState.WAITING_FOR_FINAL_CHECKPOINT and self._stop is None

@@ -156,6 +156,19 @@ def test_with_checkpointing_off_nobody_waits(events: str) -> None:
         # In the middle of finish.
         ("end t5 a5 finished", ["finish", "pause", "resume", "end(true)"]),
         ("end t5 c5", ["finish", "pause", "commit5 end(false) close"]),
+        # The operators have finished meanwhile: that the data has ended is told only if the savepoint fails.
+        ("end t5 finished c5", ["finish", "pause", "", "commit5 end(false) close"]),
+        ("end t5 finished a5 s6 c6", ["finish", "pause", "", "resume end(true)", "", "commit6 close"]),
+        ("end s4 t5 finished s6 c6 a4 a5", ["finish", "", "pause", "", "", "commit6", "", "resume end(true) close"]),
+        ("t5 end a5 t6 finished a6", ["pause", "", "resume finish", "pause", "", "resume end(true)"]),
+        # The notice of an abort comes before the snapshot: there is nothing to wait for, and nothing to pause for.
+        ("a5 t5 end finished s6 c6", ["", "", "finish", "end(true)", "", "commit6 close"]),
+        ("end finished a5 t5 s6 c6", ["finish", "end(true)", "", "", "", "commit6 close"]),
+        ("end finished a4 a5 s5 c6", ["finish", "end(true)", "", "", "", "commit6"]),
+        ("a4 s4 end finished s5 c5", ["", "", "finish", "end(true)", "", "commit5 close"]),
+        ("end finished a4 p4 s5 c5", ["finish", "end(true)", "", "", "", "commit5 close"]),
+        # The abort of one that the task has not seen yet concerns no other one.
+        ("a5 s4 end finished s6 c6 c4", ["", "", "finish", "end(true)", "", "commit6", "commit4 close"]),
         # Drain, or a suspend that finds the task at its end: nothing to pause.
         ("end finished t5 c5", ["finish", "end(true)", "", "commit5 close"]),
         ("end finished t5 suspend c5", ["finish", "end(true)", "", "", "commit5 close"]),
@@ -215,7 +228,22 @@ def described(actions: list[LifecycleAction]) -> str:
 
 
 @pytest.mark.parametrize(
-    "events", ["finished", "end finished finished", "end restored", "restored restored", "t1 c1 s1", "suspend", "end t1 finished"]
+    "events",
+    [
+        "finished",
+        "end finished finished",
+        "end t1 finished finished",
+        "end restored",
+        "restored restored",
+        "t1 restored",
+        "s1 restored",
+        "t1 c1 s1",
+        "suspend",
+        # Snapshots come in the order of their checkpoints, and one of each.
+        "s1 s1",
+        "s2 s1",
+        "a1 s1 s1",
+    ],
 )
 def test_what_cannot_come_is_refused(events: str) -> None:
     life = TaskLifecycle()
