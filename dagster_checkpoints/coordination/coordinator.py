@@ -90,6 +90,8 @@ class CheckpointCoordinator:
         self.statistics = CheckpointStatistics(graph, config.history)
         if restored is not None:
             self.statistics.restored(restored)
+        self._failing = False
+        """The job was told to fail, and has neither restarted nor ended yet: nothing is triggered."""
         self._shut_down = False
 
     # What others may ask
@@ -140,7 +142,7 @@ class CheckpointCoordinator:
         """When a Tick is due, in the unit of `now`; None if nothing is."""
         if self._shut_down:
             return None
-        scheduled = self._schedule.next_due(self._queue) if self._stop is None else None
+        scheduled = self._schedule.next_due(self._queue) if self._stop is None and not self._failing else None
         due = [*self._pending.deadlines(), self._tasks.finishing_expires_at, scheduled]
         return min((at for at in due if at is not None), default=None)
 
@@ -167,10 +169,15 @@ class CheckpointCoordinator:
             # By far the most frequent, and no reason to trigger anything: the last one begins a write, no more.
             return actions
         self._take_outcomes(actions, now)
+        failures = [action for action in actions if isinstance(action, FailJob)]
+        if failures:
+            # Once, and last, because a runtime stops performing actions when it fails the job.
+            others = [action for action in actions if not isinstance(action, FailJob)]
+            actions = others if self._failing else [*others, failures[0]]
+            self._failing = True
         if not self._shut_down:
             actions += self._go_on(now)
-        # Last, because a runtime stops performing actions when it fails the job.
-        return sorted(actions, key=lambda action: isinstance(action, FailJob))
+        return actions
 
     def _dispatch(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
         match event:
@@ -256,8 +263,10 @@ class CheckpointCoordinator:
     # What is triggered next
 
     def _go_on(self, now: float) -> list[CoordinatorAction]:
-        """What time and the tasks' states ask for, then whatever request may run."""
+        """What time and the tasks' states ask for, then whatever request may run; nothing of a job that fails."""
         self._tasks.expire_finishing(now)
+        if self._failing:
+            return []
         actions = self._go_on_stopping(self._stop, now) if self._stop is not None else []
         if self._stop is not None:
             return actions
@@ -374,6 +383,7 @@ class CheckpointCoordinator:
             )
         # The tasks are stopped: none of them is told of an abort.
         self._tasks.reset(finished)
+        self._failing = False
         actions = self._abort_everything(FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, "the job is restarting")
         self._schedule = CheckpointSchedule(self.config)
         if restored is not None:

@@ -25,6 +25,7 @@ from dagster_checkpoints.coordination import (
     DiscardStates,
     DrainBegan,
     EndOfDataReached,
+    FailJob,
     FailureReason,
     JobRestarting,
     JobStatus,
@@ -100,6 +101,8 @@ class AnyEvents(RuleBasedStateMachine):
         self.leaving: set[TaskId] = set()
         """Let go by a completed checkpoint, and not gone."""
         self.leaving_until = 0.0
+        self.failing = False
+        """The job was told to fail, and has not restarted."""
         for task in TASKS:
             self.do(TaskStateChanged(task, TaskState.RUNNING))
 
@@ -108,8 +111,17 @@ class AnyEvents(RuleBasedStateMachine):
             self.leaving.discard(event.task)
         if self.now >= self.leaving_until or isinstance(event, JobRestarting):
             self.leaving.clear()
+        if isinstance(event, JobRestarting):
+            self.failing = False
         before = self.coordinator_latest()
-        for action in self.coordinator.handle(event, self.now):
+        actions = self.coordinator.handle(event, self.now)
+        fails = [action for action in actions if isinstance(action, FailJob)]
+        # Once, and last: a runtime stops performing actions when it fails the job.
+        assert fails == (actions[-1:] if fails else [])
+        assert not (fails and self.failing)
+        self.failing |= bool(fails)
+        for action in actions:
+            assert not (self.failing and isinstance(action, CheckpointTriggered | TriggerTask))
             match action:
                 case CheckpointTriggered(checkpoint_id, properties, request_id, waiting, finished):
                     self.finished[checkpoint_id] = frozenset(finished)

@@ -441,7 +441,7 @@ def test_a_periodic_checkpoint_that_finds_a_task_not_running_tries_again(graph_o
 
 
 def test_without_an_interval_there_is_the_final_checkpoint_and_none_before(graph_of: Graphs) -> None:
-    job = Job(graph_of(CHAIN), interval=None)
+    job = Job(graph_of(CHAIN), interval=None, tolerable_failed_checkpoints=1)
     for task in job.tasks:
         assert job.coordinator.next_deadline() is None
         assert triggered(job.actions) == []
@@ -763,6 +763,66 @@ def test_failing_the_job_is_the_last_action(graph_of: Graphs) -> None:
     actions = job.do(MetadataWriteFailed(1))
     assert [type(action) for action in actions[-2:]] == [WriteMetadata, FailJob]
     assert len(pick(actions, DiscardStates)) == 1
+
+
+def test_when_the_job_fails_nothing_more_is_triggered_until_it_has_restarted(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), max_concurrent=2)
+    job.checkpoint()
+    job.do(CheckpointRequested("second"))
+    job.do(CheckpointRequested("waits"))
+    (_, *_, fail) = actions = job.do(Declined(A, 1))
+    assert isinstance(fail, FailJob)
+    assert triggered(actions) == []
+    # Whatever happens meanwhile, and the job is failed once.
+    assert job.do(CheckpointRequested("later")) == []
+    assert triggered(job.at(599)) == []
+    actions = job.at(601)
+    assert (failed(actions), triggered(actions)) == ([(2, FailureReason.CHECKPOINT_EXPIRED)], [])
+    assert pick(actions, FailJob) == []
+    assert job.coordinator.next_deadline() is None
+    actions = job.do(JobRestarting())
+    assert [answer.request_id for answer in pick(actions, RequestFailed)] == ["waits", "later"]
+    job.start()
+    assert triggered(job.at(611)) == [(3, A)]
+    (fail,) = pick(job.do(Declined(A, 3)), FailJob)
+    assert fail.message.endswith("the last, 3: V0[0]: A task declined the checkpoint.")
+
+
+def test_checkpoints_that_expire_together_fail_the_job_once(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), interval=None, max_concurrent=2)
+    job.checkpoint()
+    job.checkpoint()
+    actions = job.at(600)
+    assert failed(actions) == [(1, FailureReason.CHECKPOINT_EXPIRED), (2, FailureReason.CHECKPOINT_EXPIRED)]
+    (fail,) = pick(actions, FailJob)
+    assert "the last, 1: " in fail.message
+    assert actions[-1] is fail
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_stop_that_is_asked_for_while_the_job_fails_is_answered_by_the_restart(graph_of: Graphs, drain: bool) -> None:
+    job = Job(graph_of(CHAIN), interval=None)
+    for task in job.tasks:
+        job.do(EndOfDataReached(task))
+    assert pick(job.do(Declined(A, 1)), FailJob)
+    assert job.do(StopRequested("stop", drain)) == []
+    actions = job.do(JobRestarting())
+    assert [(answer.request_id, answer.reason) for answer in pick(actions, RequestFailed)] == [
+        ("stop", FailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
+    ]
+    assert job.coordinator.stopping is None
+
+
+def test_a_task_that_hangs_while_it_finishes_is_not_waited_for_by_a_job_that_fails(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN), interval=None, max_concurrent=2)
+    job.checkpoint()
+    job.do(CheckpointRequested("second"))
+    job.now = 1
+    job.complete(1, AFTER_FINISH)
+    job.do(Declined(A, 2))
+    assert job.coordinator.next_deadline() == 601
+    job.at(601)
+    assert job.coordinator.next_deadline() is None
 
 
 def test_a_savepoints_failure_does_not_count(graph_of: Graphs) -> None:
