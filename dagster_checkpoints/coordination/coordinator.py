@@ -171,9 +171,10 @@ class CheckpointCoordinator:
         self._take_outcomes(actions, now)
         failures = [action for action in actions if isinstance(action, FailJob)]
         if failures:
-            # Once, and last, because a runtime stops performing actions when it fails the job.
-            others = [action for action in actions if not isinstance(action, FailJob)]
-            actions = others if self._failing else [*others, failures[0]]
+            actions = [action for action in actions if not isinstance(action, FailJob)]
+            if not self._failing:
+                # Once, and last, because a runtime stops performing actions when it fails the job.
+                actions.append(failures[0])
             self._failing = True
         if not self._shut_down:
             actions += self._go_on(now)

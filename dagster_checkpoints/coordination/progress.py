@@ -67,6 +67,9 @@ class TaskProgress:
     # Events
 
     def changed(self, task: TaskId, state: TaskState) -> None:
+        """A task has this state now. One that has finished stays so until the job restarts: later reports are leftovers."""
+        if self.states.get(task) is TaskState.FINISHED:
+            return
         self.states.set(task, state)
         if state is not TaskState.RUNNING:
             self._finishing.discard(task)

@@ -66,18 +66,33 @@ class AnyEvents(RuleBasedStateMachine):
         retained=st.integers(1, 2),
         pause=st.integers(0, 9),
         backlog=st.sampled_from([None, 0, 15]),
+        timing=st.sampled_from([(5.0, None), (5.0, 0.0), (5.0, 30.0), (None, None)]),
+        after_finish=st.sampled_from([True, True, True, False]),
         end=st.sampled_from(JobStatus),
     )
-    def start(self, concurrent: int, tolerable: int, retained: int, pause: int, backlog: float | None, end: JobStatus) -> None:
+    def start(
+        self,
+        concurrent: int,
+        tolerable: int,
+        retained: int,
+        pause: int,
+        backlog: float | None,
+        timing: tuple[float | None, float | None],
+        after_finish: bool,
+        end: JobStatus,
+    ) -> None:
+        interval, initial_delay = timing
         config = CheckpointConfig(
-            interval=5.0,
+            interval=interval,
+            initial_delay=initial_delay,
+            checkpoints_after_tasks_finish=after_finish,
             timeout=12.0,
             min_pause=pause,
             max_concurrent=concurrent,
             tolerable_failed_checkpoints=tolerable,
             retained=retained,
             max_queued=3,
-            interval_during_backlog=backlog,
+            interval_during_backlog=backlog if interval is not None else None,
         )
         self.coordinator = CheckpointCoordinator(GRAPH, config)
         self.end = end
@@ -245,8 +260,10 @@ class AnyEvents(RuleBasedStateMachine):
 
     @rule(task=some_task, state=st.sampled_from([TaskState.RUNNING] * 5 + [TaskState.FINISHED] * 5 + list(TaskState)))
     def changes(self, task: TaskId, state: TaskState) -> None:
-        if self.coordinator.state_of(task) is not TaskState.FINISHED:
-            self.do(TaskStateChanged(task, state))
+        finished = self.coordinator.state_of(task) is TaskState.FINISHED
+        self.do(TaskStateChanged(task, state))
+        # What a finished task is said to be later is news of before.
+        assert self.coordinator.state_of(task) is (TaskState.FINISHED if finished else state)
 
     @rule(task=some_task)
     def is_at_its_end(self, task: TaskId) -> None:

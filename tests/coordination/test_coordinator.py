@@ -765,6 +765,18 @@ def test_failing_the_job_is_the_last_action(graph_of: Graphs) -> None:
     assert len(pick(actions, DiscardStates)) == 1
 
 
+@pytest.mark.parametrize("late", [TaskState.RUNNING, TaskState.FAILED, TaskState.CREATED])
+def test_a_task_that_has_finished_stays_finished_until_the_job_restarts(graph_of: Graphs, late: TaskState) -> None:
+    job = Job(graph_of(CHAIN))
+    job.state(A, TaskState.FINISHED)
+    assert job.state(A, late) == []
+    assert job.coordinator.state_of(A) is TaskState.FINISHED
+    assert triggered(job.at(10)) == [(1, B)]
+    job.do(JobRestarting())
+    job.start()
+    assert triggered(job.at(20)) == [(2, A)]
+
+
 def test_when_the_job_fails_nothing_more_is_triggered_until_it_has_restarted(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), max_concurrent=2)
     job.checkpoint()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dagster_checkpoints.coordination import (
     AllTasksFinished,
@@ -104,3 +106,27 @@ def test_a_second_outcome_of_the_savepoint_is_refused(name: str) -> None:
     stop.handle(EVENTS["created"])
     with pytest.raises(UnexpectedEvent, match=f"savepoint 7 .*{re.escape(repr(EVENTS[name]))}: .*one outcome"):
         stop.handle(EVENTS[name])
+
+
+@given(drain=st.booleans(), names=st.lists(st.sampled_from(sorted(EVENTS)), max_size=8))
+def test_in_any_order_there_is_one_answer_and_it_is_the_truth(drain: bool, names: list[str]) -> None:
+    stop = StopWithSavepoint("r", drain)
+    created = answered = False
+    for name in names:
+        second = created and not answered and name in ("created", "failed", "over")
+        if second:
+            with pytest.raises(UnexpectedEvent):
+                stop.handle(EVENTS[name])
+            continue
+        actions = stop.handle(EVENTS[name])
+        created |= name == "created" and not answered
+        answers = [action for action in actions if not isinstance(action, FailOver)]
+        assert len(answers) <= (not answered)
+        assert len(actions) - len(answers) <= len(answers), "the job fails over with the answer, and once"
+        for answer in answers:
+            assert isinstance(answer, AnswerDone) == (created and name == "finished")
+        ends = name in ("finished", "canceled", "job failed") or (created and name == "task failed")
+        assert answered or len(answers) == (ends or (not created and name in ("failed", "over")))
+        answered |= bool(answers)
+        assert (stop.savepoint is not None) == created
+        assert (stop.state is StopState.FINAL) == answered
