@@ -23,6 +23,7 @@ _COMMANDS = {
     "end-source": ("requests", "end_source", "End one source of the running pipeline."),
     "requests": ("requests", "requests", "What was asked of the pipeline, and the answers."),
     "verify": ("verify", "verify", "Read all of a checkpoint or savepoint: is it whole, does it fit?"),
+    "replay": ("replay", "replay_command", "A run's recorded trace as a readable history."),
     "dispose": ("dispose", "dispose", "Delete a savepoint."),
 }
 

@@ -1,0 +1,134 @@
+"""`replay`: the trace of a run as a readable history, and whether this version's machines answer as the run's did."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Set
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from dagster_checkpoints.cli.exits import NothingThere
+from dagster_checkpoints.cli.output import JSON, count_of, write_json
+from dagster_checkpoints.execution.trace import Created, Difference, Handled, about, read, replay
+from dagster_checkpoints.execution.trace_codec import CorruptTrace, Opaque, decode
+from dagster_checkpoints.pipeline import TaskId
+
+_LONGEST = 160
+_WHO = 24
+
+
+@click.command("replay")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--all", "everything", is_flag=True, help="Also the events that nothing followed from.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
+@click.pass_context
+def replay_command(context: click.Context, file: Path, everything: bool, as_json: bool) -> None:
+    """The history of a run from the trace that it has recorded: when, which machine, what it decided, and why.
+
+    FILE: written by a run whose resource has `trace` set. The trace is replayed, too: the machines of this version take the same
+    events, and must decide the same. Needs neither storage nor Spark.
+    """
+    context.find_root().meta[JSON] = as_json
+    if not file.is_file():
+        raise NothingThere(f"expected a trace at {file}, found no such file")
+    with file.open(encoding="utf-8") as lines:
+        of_run = about(lines.readline())
+    with file.open(encoding="utf-8") as lines:
+        entries = list(read(lines))
+    differences = list(replay(entries))
+    if as_json:
+        write_json({"about": dict(of_run), "entries": len(entries), "differences": [str(found) for found in differences]})
+    else:
+        click.echo("".join(f"{name}: {value}\n" for name, value in of_run.items()))
+        for line in history(entries, everything=everything):
+            click.echo(line)
+        click.echo(verdict(entries, differences))
+    if differences:
+        raise TraceDiffers(
+            f"{count_of(len(differences), 'answer')} of the machines differ from the trace; the first: {differences[0]}. "
+            "Was the trace recorded by another version?"
+        )
+
+
+class TraceDiffers(CorruptTrace):
+    """The machines of this version decide otherwise than those of the run."""
+
+
+def verdict(entries: list[Created | Handled], differences: list[Difference]) -> str:
+    """What the replay has shown, in one line."""
+    events = sum(isinstance(entry, Handled) for entry in entries)
+    same = "the machines of this version answer the same" if not differences else f"{len(differences)} answers differ"
+    return f"\nreplayed: {count_of(events, 'event')} of {count_of(len(entries) - events, 'machine')}; {same}"
+
+
+def history(entries: list[Created | Handled], *, everything: bool = False) -> Iterator[str]:
+    """One line for each thing that a machine decided: seconds since the trace began, machine, what, why.
+
+    Args:
+        entries: of the trace.
+        everything: also the events that nothing followed from.
+    """
+    began = entries[0].at if entries else 0.0
+    for entry in entries:
+        start = f"{entry.at - began:10.3f} s  {entry.machine:<{_WHO}}  "
+        if isinstance(entry, Created):
+            yield f"{start}made: {in_words(_parts(entry.arguments))}"
+            continue
+        why = in_words(entry.event)
+        if entry.raised:
+            yield f"{start}raised {entry.raised}, on: {why}"
+        elif entry.actions:
+            decided = [in_words(decode(action)) for action in entry.actions]
+            yield f"{start}{decided[0]}  <- {why}"
+            yield from (f"{'':{len(start)}}{what}" for what in decided[1:])
+        elif everything:
+            yield f"{start}-  <- {why}"
+
+
+def in_words(value: Any) -> str:
+    """A value of a trace for people: the words of its type's name, and its fields."""
+    text = _in_words(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def _in_words(value: Any) -> str:
+    match value:
+        case TaskId():
+            return str(value)
+        case Opaque(type_name):
+            return f"<{type_name}>"
+        case Enum():
+            return value.name
+        case float():
+            return f"{value:.3f}"
+        case str():
+            return value
+        case Mapping():
+            return "{" + ", ".join(f"{_in_words(key)}: {_in_words(item)}" for key, item in value.items()) + "}"
+        case Set():
+            return _in_words(sorted(value, key=str))
+        case tuple() | list():
+            return "[" + ", ".join(map(_in_words, value)) + "]"
+    if dataclasses.is_dataclass(value) or isinstance(value, msgspec.Struct):
+        parts = _in_words_of_fields(_parts(value))
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(value).__name__).lower()
+        return f"{words} ({parts})" if parts else words
+    return str(value)
+
+
+def _in_words_of_fields(fields: Mapping[str, Any]) -> str:
+    said = ((name, value) for name, value in fields.items() if value not in (None, "", (), [], {}, frozenset()))
+    return ", ".join(f"{name} {_in_words(value)}" for name, value in said)
+
+
+def _parts(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, msgspec.Struct):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}

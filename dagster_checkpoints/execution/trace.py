@@ -1,0 +1,232 @@
+"""A trace: what went into the machines of a run and what came out, in order; and its replay.
+
+The runtime records, into a file that a user attaches to a bug report. A replay builds the same machines again, gives them the
+same events at the same times, and compares what they answer: so the machines that the simulator tests are the ones that ran. Must
+not know which machines there are, nor files: entries are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
+
+from dagster_checkpoints.execution.trace_codec import CorruptTrace, Json, class_of, decode, encode, name_of
+
+VERSION = 1
+
+
+class Machine(Protocol):
+    """What can be recorded."""
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        """Take one event, return what to do."""
+
+
+M = TypeVar("M", bound=Machine)
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A machine was made.
+
+    Attributes:
+        at: seconds, by the clock that tells the machines the time.
+        machine: its name in the trace, such as `job` or `task hourly[0], attempt 2`.
+        kind: its class.
+        arguments: of its constructor, by name.
+    """
+
+    at: float
+    machine: str
+    kind: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """A machine took an event.
+
+    Attributes:
+        at: seconds, as the machine was told.
+        machine: its name in the trace.
+        event: the event.
+        actions: what it answered, as the trace writes them.
+        raised: the type of the error that it raised instead; "" for none.
+    """
+
+    at: float
+    machine: str
+    event: Any
+    actions: Json
+    raised: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a machine answers now is not what it answered in the run.
+
+    Attributes:
+        number: of the entry, from 1.
+        entry: what was recorded.
+        found: what the machine answers now, as the trace writes it.
+    """
+
+    number: int
+    entry: Handled
+    found: Json
+
+    def __str__(self) -> str:
+        recorded = self.entry.raised or self.entry.actions
+        return (
+            f"entry {self.number}: {self.entry.machine} at {self.entry.at:.3f} s took {self.entry.event}: "
+            f"expected {recorded}, found {self.found}"
+        )
+
+
+class Recorder:
+    """Writes a trace.
+
+    Args:
+        write: takes one line, without its end; called in the order in which the machines are used, from any thread.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+
+    def begin(self, about: Mapping[str, str]) -> None:
+        """Say what the trace is of: pipeline, run, versions."""
+        self._line({"trace": VERSION, "about": dict(about)})
+
+    def created(self, machine: str, made: Machine, arguments: Mapping[str, object], now: float) -> None:
+        """A machine was made with these arguments, by name."""
+        written = {name: encode(value) for name, value in arguments.items()}
+        self._line({"at": now, "machine": machine, "kind": name_of(type(made)), "arguments": written})
+
+    def handled(self, machine: str, event: object, now: float, actions: Iterable[object], raised: str = "") -> None:
+        """A machine took an event and answered with these actions, or raised."""
+        line = {"at": now, "machine": machine, "event": encode(event), "actions": [encode(action) for action in actions]}
+        self._line({**line, "raised": raised} if raised else line)
+
+    def _line(self, content: Mapping[str, Json]) -> None:
+        self._write(json.dumps(content, separators=(",", ":"), ensure_ascii=False))
+
+
+def made(kind: Callable[..., M], name: str, recorder: Recorder | None, now: float, **arguments: object) -> M:
+    """Make a machine, recorded if there is a recorder.
+
+    Args:
+        kind: its class.
+        name: its name in the trace.
+        recorder: writes the trace; None for none.
+        now: seconds, by the clock that tells the machines the time.
+        arguments: of its constructor.
+    """
+    machine = kind(**arguments)
+    if recorder is None:
+        return machine
+    recorder.created(name, machine, arguments, now)
+    return cast(M, RecordedMachine(machine, name, recorder))
+
+
+class RecordedMachine:
+    """Stands before a machine and records what goes in and comes out; everything else is the machine's own.
+
+    Args:
+        machine: the machine.
+        name: its name in the trace.
+        recorder: writes the trace.
+    """
+
+    def __init__(self, machine: Machine, name: str, recorder: Recorder) -> None:
+        self._machine = machine
+        self._name = name
+        self._recorder = recorder
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        """As the machine's own."""
+        try:
+            actions = self._machine.handle(event, now)
+        except Exception as error:
+            self._recorder.handled(self._name, event, now, (), type(error).__name__)
+            raise
+        self._recorder.handled(self._name, event, now, actions)
+        return actions
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._machine, name)
+
+
+def read(lines: Iterable[str]) -> Iterator[Created | Handled]:
+    """The entries of a trace. A last line that was cut off in the middle, as a killed run leaves it, is left out.
+
+    Raises:
+        CorruptTrace: it is no trace, of another version, or a line cannot be read.
+    """
+    waiting = iter(lines)
+    head = _parsed(next(waiting, ""), 1)
+    if head is None or head.get("trace") != VERSION:
+        raise CorruptTrace(f"expected a trace of version {VERSION}, found {str(head)[:100]!r} in its first line")
+    number, cut = 1, 0
+    for line in waiting:
+        number += 1
+        if cut:
+            raise CorruptTrace(f"line {cut} cannot be read, and others follow it")
+        entry = _parsed(line, number)
+        if entry is None:
+            cut = number
+            continue
+        if "kind" in entry:
+            arguments = {name: decode(value) for name, value in entry["arguments"].items()}
+            yield Created(entry["at"], entry["machine"], entry["kind"], arguments)
+        else:
+            event = decode(entry["event"])
+            yield Handled(entry["at"], entry["machine"], event, entry["actions"], entry.get("raised", ""))
+
+
+def about(line: str) -> Mapping[str, str]:
+    """What the first line of a trace says of it. Raises CorruptTrace if it is none."""
+    head = _parsed(line, 1)
+    if head is None or head.get("trace") != VERSION:
+        raise CorruptTrace(f"expected a trace of version {VERSION}, found {line[:100]!r} in its first line")
+    found: Mapping[str, str] = head["about"]
+    return found
+
+
+def replay(entries: Iterable[Created | Handled]) -> Iterator[Difference]:
+    """Give the same events to the same machines, and compare.
+
+    Args:
+        entries: of the trace.
+
+    Returns:
+        The differences. What a machine answers after its first one follows from it, mostly.
+
+    Raises:
+        CorruptTrace: the trace names a machine that was not made, or of an unknown kind.
+    """
+    there: dict[str, Machine] = {}
+    for number, entry in enumerate(entries, 1):
+        if isinstance(entry, Created):
+            there[entry.machine] = class_of(entry.kind)(**entry.arguments)
+            continue
+        if entry.machine not in there:
+            raise CorruptTrace(f"entry {number}: {entry.machine!r} takes an event, and was never made")
+        raised, found = "", []
+        try:
+            found = [encode(action) for action in there[entry.machine].handle(entry.event, entry.at)]
+        except Exception as error:
+            raised = type(error).__name__
+        if (raised, found) != (entry.raised, entry.actions):
+            yield Difference(number, entry, raised or found)
+
+
+def _parsed(line: str, number: int) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(found, dict):
+        raise CorruptTrace(f"line {number}: expected an object, found {line[:100]!r}")
+    return found

@@ -1,0 +1,176 @@
+"""Traces: values as JSON and back, machines recorded and replayed, and traces that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace as changed
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_checkpoints.coordination import (
+    Acknowledged,
+    CheckpointBarrier,
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CheckpointProperties,
+    CheckpointRequested,
+    Declined,
+    FailureReason,
+    MetadataWritten,
+    TaskState,
+    TaskStateChanged,
+    Tick,
+    TriggerTask,
+)
+from dagster_checkpoints.execution.trace import Created, Handled, Recorder, about, made, read, replay
+from dagster_checkpoints.execution.trace_codec import CorruptTrace, Opaque, class_of, decode, encode, name_of
+from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
+from dagster_checkpoints.state import TaskSnapshot
+
+A, B = TaskId("A", 0), TaskId("B", 0)
+GRAPH = ExecutionGraph((Vertex("A", ("a",), 1), Vertex("B", ("b",), 1)), (VertexEdge(0, 1, EdgePattern.ALL_TO_ALL),))
+
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+leaves = (
+    plain
+    | st.sampled_from(
+        [TaskState.RUNNING, FailureReason.IO_EXCEPTION, A, CheckpointProperties(), CheckpointBarrier(3, 1.5), Tick()]
+    )
+    | st.datetimes(timezones=st.just(UTC))
+)
+values = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.just(B), inner)
+        | st.builds(lambda state: Declined(A, 3, message=str(state)), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(values)
+def test_a_value_comes_back_as_it_was(value: object) -> None:
+    assert decode(encode(value)) == value
+
+
+@given(st.frozensets(st.integers() | st.text()))
+def test_a_set_comes_back_and_is_written_in_one_order(value: frozenset[object]) -> None:
+    assert decode(encode(value)) == value
+    assert encode(frozenset(reversed(list(value)))) == encode(value)
+
+
+def test_what_the_machines_do_not_look_into_is_written_as_its_type() -> None:
+    assert decode(encode(TaskSnapshot())) == Opaque("TaskSnapshot")
+    assert decode(encode(object())) == Opaque("object")
+    assert decode(encode(ValueError("bad"))) == Opaque("ValueError: bad")
+    assert decode(encode(Opaque("x"))) == Opaque("x")
+    assert decode(encode(datetime(2026, 1, 2, tzinfo=UTC))) == datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"~": "unknown", "v": 1},
+        {"v": 1},
+        {"~": "record", "v": ["coordination.events:Declined", {"nonsense": 1}]},
+        {"~": "record", "v": ["coordination.events:NoSuchEvent", {}]},
+        {"~": "record", "v": ["no.such.module:Declined", {}]},
+        {"~": "record", "v": ["storage.base:ObjectInfo", {}]},
+        {"~": "enum", "v": ["coordination.plan:TaskState", "NO_SUCH_STATE"]},
+        {"~": "moment", "v": "yesterday"},
+    ],
+)
+def test_what_no_trace_holds_is_refused(written: Any) -> None:
+    with pytest.raises(CorruptTrace):
+        decode(written)
+
+
+def test_a_class_has_one_name() -> None:
+    assert class_of(name_of(CheckpointCoordinator)) is CheckpointCoordinator
+    assert name_of(TaskId) == "pipeline.chains:TaskId" or class_of(name_of(TaskId)) is TaskId
+    with pytest.raises(CorruptTrace, match="another version"):
+        class_of("coordination.events:_USER_CHECKPOINT")
+
+
+def recorded_run(break_off: Callable[[list[str]], list[str]] = lambda lines: lines) -> list[str]:
+    lines: list[str] = []
+    recorder = Recorder(lines.append)
+    recorder.begin({"pipeline": "p"})
+    coordinator = made(CheckpointCoordinator, "job", recorder, 0.0, graph=GRAPH, config=CheckpointConfig(interval=5.0))
+    for event, now in (
+        (TaskStateChanged(A, TaskState.RUNNING), 0.5),
+        (TaskStateChanged(B, TaskState.RUNNING), 0.6),
+        (CheckpointRequested("r"), 1.0),
+        (Acknowledged(A, 1, TaskSnapshot()), 1.1),
+        (Acknowledged(B, 1, TaskSnapshot()), 1.2),
+        (MetadataWritten(1, "checkpoints/chk-1"), 1.3),
+        (Tick(), 6.4),
+    ):
+        coordinator.handle(event, now)
+    assert coordinator.latest_completed is not None  # what is not recorded is the machine's own
+    return break_off(lines)
+
+
+def test_a_recorded_run_is_replayed_with_the_same_answers() -> None:
+    lines = recorded_run()
+    assert about(lines[0]) == {"pipeline": "p"}
+    entries = list(read(lines))
+    assert list(replay(entries)) == []
+    assert isinstance(entries[0], Created) and entries[0].arguments["graph"] == GRAPH
+    triggers = [decode(a) for e in entries if isinstance(e, Handled) for a in e.actions]
+    assert [a.task for a in triggers if isinstance(a, TriggerTask)] == [A, A]
+
+
+def test_without_a_recorder_the_machine_is_plain() -> None:
+    coordinator = made(CheckpointCoordinator, "job", None, 0.0, graph=GRAPH, config=CheckpointConfig(interval=None))
+    assert type(coordinator) is CheckpointCoordinator
+
+
+def test_a_machine_that_answers_otherwise_is_named() -> None:
+    entries = list(read(recorded_run()))
+    other = [changed(e, arguments={**e.arguments, "next_checkpoint_id": 7}) if isinstance(e, Created) else e for e in entries]
+    differences = list(replay(other))
+    assert differences[0].number == 4
+    assert "entry 4: job at 1.000 s took CheckpointRequested" in str(differences[0])
+
+
+def test_an_error_is_recorded_and_comes_again() -> None:
+    lines: list[str] = []
+    recorder = Recorder(lines.append)
+    recorder.begin({})
+    coordinator = made(CheckpointCoordinator, "job", recorder, 0.0, graph=GRAPH, config=CheckpointConfig(interval=None))
+    with pytest.raises(Exception, match="Z"):
+        coordinator.handle(TaskStateChanged(TaskId("Z", 0), TaskState.RUNNING), 1.0)
+    entries = list(read(lines))
+    assert isinstance(entries[1], Handled) and entries[1].raised == "UnknownTask"
+    assert list(replay(entries)) == []
+    (difference,) = replay([entries[0], changed(entries[1], raised="")])
+    assert difference.found == "UnknownTask" and "found UnknownTask" in str(difference)
+
+
+def test_the_last_line_of_a_killed_run_may_be_cut_off() -> None:
+    lines = recorded_run()
+    cut = [*lines[:-1], lines[-1][:20]]
+    assert list(read(cut)) == list(read(lines))[:-1]
+    with pytest.raises(CorruptTrace, match=f"line {len(lines)} cannot be read"):
+        list(read([*cut, lines[-1]]))
+
+
+@pytest.mark.parametrize("lines", [[], ["no json"], ["[1]"], ['{"trace": 99, "about": {}}'], ['{"trace": 1, "about": {}}', "[]"]])
+def test_a_file_that_is_no_trace_is_refused(lines: list[str]) -> None:
+    with pytest.raises(CorruptTrace):
+        list(read(lines))
+    if lines != ['{"trace": 1, "about": {}}', "[]"]:
+        with pytest.raises(CorruptTrace):
+            about(lines[0] if lines else "")
+
+
+def test_a_machine_that_was_never_made_takes_no_event() -> None:
+    with pytest.raises(CorruptTrace, match="never made"):
+        list(replay([Handled(0.0, "job", Tick(), [])]))
