@@ -55,29 +55,37 @@ class Segment(_Struct, frozen=True, tag_field="type", tag="segment"):
     rows: int
 
 
-class WatermarkElement(_Struct, frozen=True, tag_field="type", tag="watermark"):
-    """Event time has come to `ms` (milliseconds since 1970) on the channel."""
+class Mark(_Struct, frozen=True):
+    """An element of a channel that holds no records. Those in here may lie in front of a barrier, and so be in-flight data."""
+
+
+class WatermarkAt(Mark, frozen=True, tag_field="type", tag="watermark"):
+    """No record before `ms` (milliseconds since 1970) follows on the channel, except late ones. MAX_WATERMARK_MS: none at all."""
 
     ms: int
 
 
-class IdleElement(_Struct, frozen=True, tag_field="type", tag="idle"):
-    """The channel has fallen silent, or speaks again."""
+class WatermarkStatus(Mark, frozen=True, tag_field="type", tag="idle"):
+    """The channel is idle, and is left out of the minimum until it speaks again; or it speaks again."""
 
     idle: bool
 
 
-class EndOfDataElement(_Struct, frozen=True, tag_field="type", tag="end_of_data"):
-    """No more records on the channel."""
+class EndOfData(Mark, frozen=True, tag_field="type", tag="end_of_data"):
+    """No more records on the channel; barriers may still follow.
+
+    Attributes:
+        drain: False after a suspend: the data goes on when the job is resumed from the savepoint.
+    """
 
     drain: bool
 
 
-class EndOfPartitionElement(_Struct, frozen=True, tag_field="type", tag="end_of_partition"):
+class EndOfPartition(Mark, frozen=True, tag_field="type", tag="end_of_partition"):
     """Nothing at all follows on the channel."""
 
 
-ChannelElement = Segment | WatermarkElement | IdleElement | EndOfDataElement | EndOfPartitionElement
+ChannelElement = Segment | WatermarkAt | WatermarkStatus | EndOfData | EndOfPartition
 
 
 class ChannelSnapshot(_Struct, frozen=True):

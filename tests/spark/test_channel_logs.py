@@ -12,20 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, CheckpointBarrier, CheckpointProperties
-from dagster_checkpoints.spark.channels.channel_log import (
+from dagster_checkpoints.execution.elements import (
     BarrierMark,
     CancelMark,
-    Channel,
-    ChannelId,
     EndOfData,
     EndOfPartition,
-    Gate,
-    Records,
-    SegmentFiles,
     WatermarkAt,
     WatermarkStatus,
-    segment_of,
 )
+from dagster_checkpoints.spark.channels.channel_log import Channel, ChannelId, Gate, Records, SegmentFiles, segment_of
 from dagster_checkpoints.spark.channels.segments import default_key_groups
 from dagster_checkpoints.spark.query.error_location import own_line, stage_of
 from dagster_checkpoints.spark.query.query_log import PlannedBatch, QueryLog, channel_positions

@@ -17,7 +17,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dagster_checkpoints.coordination import CheckpointBarrier
+from dagster_checkpoints.execution.elements import (
+    BarrierMark,
+    CancelMark,
+    EndOfData,
+    EndOfPartition,
+    WatermarkAt,
+    WatermarkStatus,
+)
 
 
 class SegmentFiles:
@@ -48,42 +55,6 @@ class Records:
     """A segment of records."""
 
     segment: SegmentFiles
-
-
-@dataclass(frozen=True)
-class WatermarkAt:
-    """No row before `ms` (epoch) follows, except late ones. `MAX_WATERMARK_MS`: none at all."""
-
-    ms: int
-
-
-@dataclass(frozen=True)
-class WatermarkStatus:
-    """The channel is idle: leave it out of the minimum until it speaks again."""
-
-    idle: bool
-
-
-@dataclass(frozen=True)
-class BarrierMark:
-    barrier: CheckpointBarrier
-
-
-@dataclass(frozen=True)
-class CancelMark:
-    checkpoint_id: int
-
-
-@dataclass(frozen=True)
-class EndOfData:
-    """The sender has said everything it had to say; barriers may still follow."""
-
-    drain: bool
-
-
-@dataclass(frozen=True)
-class EndOfPartition:
-    """Nothing follows, ever."""
 
 
 Element = Records | WatermarkAt | WatermarkStatus | BarrierMark | CancelMark | EndOfData | EndOfPartition

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition
 from dagster_checkpoints.pipeline import (
     Chain,
     EdgePattern,
@@ -15,27 +16,13 @@ from dagster_checkpoints.pipeline import (
     pointwise_consumers,
     pointwise_producers,
 )
-from dagster_checkpoints.spark.channels.channel_log import (
-    Channel,
-    ChannelId,
-    EndOfData,
-    EndOfPartition,
-    Records,
-    SegmentFiles,
-    WatermarkAt,
-    WatermarkStatus,
-)
+from dagster_checkpoints.spark.channels.channel_log import Channel, ChannelId, Records, SegmentFiles
 from dagster_checkpoints.spark.channels.outputs import OutputEdge
 from dagster_checkpoints.spark.channels.segments import Split, default_key_groups
 from dagster_checkpoints.state import (
-    ChannelElement,
-    EndOfDataElement,
-    EndOfPartitionElement,
-    IdleElement,
     Segment,
     StateFile,
     TaskSnapshot,
-    WatermarkElement,
 )
 
 
@@ -104,7 +91,7 @@ class Wiring:
             files = [f for e in elements if isinstance(e, Segment) for f in e.files]
             root = fetch(files, folder) if files else folder
             for element in elements:
-                channel.append(_element(element, root))
+                channel.append(Records(restored_segment(element, root)) if isinstance(element, Segment) else element)
             producer = TaskId(self._chain_of[channel.id.producer].name, channel.id.producer_index)
             if producer in self._finished:
                 channel.append(EndOfData(drain=True))
@@ -145,17 +132,3 @@ def restored_segment(segment: Segment, root: Path) -> SegmentFiles:
     restored = SegmentFiles(files, segment.rows, sum(file.size for file in segment.files))
     restored.hold()
     return restored
-
-
-def _element(element: ChannelElement, root: Path) -> Records | WatermarkAt | WatermarkStatus | EndOfData | EndOfPartition:
-    match element:
-        case Segment():
-            return Records(restored_segment(element, root))
-        case WatermarkElement(ms):
-            return WatermarkAt(ms)
-        case IdleElement(idle):
-            return WatermarkStatus(idle)
-        case EndOfDataElement(drain):
-            return EndOfData(drain)
-        case EndOfPartitionElement():
-            return EndOfPartition()

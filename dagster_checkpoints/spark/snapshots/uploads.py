@@ -15,30 +15,19 @@ from pathlib import Path
 import msgspec
 
 from dagster_checkpoints.coordination import Acknowledged, CheckpointBarrier, Declined, FailureReason, TaskStatistics
+from dagster_checkpoints.execution.elements import BarrierMark, CancelMark
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.spark.channels.channel_log import (
-    Element,
-    EndOfData,
-    EndOfPartition,
-    Records,
-    SegmentFiles,
-    WatermarkAt,
-    WatermarkStatus,
-)
+from dagster_checkpoints.spark.channels.channel_log import Element, Records, SegmentFiles
 from dagster_checkpoints.spark.snapshots.query_snapshots import prune
 from dagster_checkpoints.state import (
     ChannelElement,
     ChannelSnapshot,
-    EndOfDataElement,
-    EndOfPartitionElement,
-    IdleElement,
     QuerySnapshot,
     Segment,
     StageInstanceSnapshot,
     StateFile,
     StaticTableSnapshot,
     TaskSnapshot,
-    WatermarkElement,
     in_flight_files,
 )
 from dagster_checkpoints.storage import StorageError, StoredFile
@@ -209,19 +198,14 @@ def _with_in_flight(channel: ChannelSnapshot, elements: Sequence[ChannelElement]
 
 
 def _elements(elements: Iterable[Element], segment_of: Callable[[SegmentFiles], Segment]) -> list[ChannelElement]:
+    """Marks are stored as they are; barriers in front of the snapshot's own have served."""
     kept: list[ChannelElement] = []
     for element in elements:
         match element:
             case Records(segment):
                 kept.append(segment_of(segment))
-            case WatermarkAt(ms):
-                kept.append(WatermarkElement(ms=ms))
-            case WatermarkStatus(idle):
-                kept.append(IdleElement(idle=idle))
-            case EndOfData(drain):
-                kept.append(EndOfDataElement(drain=drain))
-            case EndOfPartition():
-                kept.append(EndOfPartitionElement())
+            case BarrierMark() | CancelMark():
+                pass
             case _:
-                pass  # barriers in front of the snapshot's own have served
+                kept.append(element)
     return kept

@@ -34,19 +34,15 @@ from dagster_checkpoints.coordination import (
     ValveState,
     WatermarkValve,
 )
-from dagster_checkpoints.spark.channels.channel_log import (
+from dagster_checkpoints.execution.elements import (
     BarrierMark,
     CancelMark,
-    Channel,
-    Element,
     EndOfData,
     EndOfPartition,
-    Gate,
-    Records,
-    SegmentFiles,
     WatermarkAt,
     WatermarkStatus,
 )
+from dagster_checkpoints.spark.channels.channel_log import Channel, Element, Gate, Records, SegmentFiles
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_log import channel_positions
 from dagster_checkpoints.spark.snapshots.uploads import PinnedChannel, PinnedSnapshot

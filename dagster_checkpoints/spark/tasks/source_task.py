@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, CheckpointBarrier, LifecycleState
-from dagster_checkpoints.spark.channels.channel_log import WatermarkStatus
+from dagster_checkpoints.execution.elements import WatermarkStatus
 from dagster_checkpoints.spark.snapshots.uploads import PinnedSnapshot
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts

@@ -38,7 +38,7 @@ from dagster_checkpoints.coordination import (
     TaskStatistics,
 )
 from dagster_checkpoints.coordination import lifecycle as life
-from dagster_checkpoints.spark.channels.channel_log import BarrierMark, EndOfData, EndOfPartition
+from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.query import TaskQuery

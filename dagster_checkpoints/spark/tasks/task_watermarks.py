@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
-from dagster_checkpoints.spark.channels.channel_log import WatermarkAt
+from dagster_checkpoints.execution.elements import WatermarkAt
 from dagster_checkpoints.spark.errors import EndlessTimersError, TimerRowsDroppedError
 from dagster_checkpoints.spark.query.operators import StatefulOperators, output_watermark
 from dagster_checkpoints.spark.query.query import TaskQuery
