@@ -1,0 +1,101 @@
+"""One input channel as its consumer sees it, and watermarks that wait for records; parts of the input gate.
+
+Positions count the elements of a channel from the first one of the job. `scanned` is up to where barriers and ends were looked
+for, `taken_in` up to where watermarks count, `open_to` up to where the query may read, `consumed` up to where it has.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dagster_checkpoints.coordination import ChannelWatermark
+from dagster_checkpoints.execution.elements import Element
+
+
+@dataclass(frozen=True, slots=True)
+class GateChannel:
+    """An input channel at the beginning of an attempt.
+
+    Attributes:
+        static: whether it belongs to a static input.
+        position: of its first element.
+        restored: what the restored checkpoint knew of its event time and its end; None without one.
+    """
+
+    name: str
+    static: bool = False
+    position: int = 0
+    restored: ChannelWatermark | None = None
+
+
+class InputChannel:
+    """The state of one input channel.
+
+    Attributes:
+        open_to: behind the last records that were taken in. Marks alone are no reason for a micro-batch.
+        ended: how it has ended, as far as it was taken in: none, drain or suspend.
+        ended_in_scan: whether a drain's end was seen.
+        held: scanned and not taken in, because a static input is not ready; without barriers.
+        held_to: behind the last records of `held`.
+        captured: read since an unaligned snapshot began, in front of its barrier; None if none is under way.
+        announced: the checkpoint of the barrier that has arrived and is not read yet.
+        unread: what lies in front of that barrier.
+    """
+
+    __slots__ = (
+        "announced", "blocked", "captured", "consumed", "ended", "ended_in_scan", "held", "held_to", "name", "open_to", "scanned",
+        "static", "taken_in", "unread",
+    )  # fmt: skip
+
+    def __init__(self, start: GateChannel) -> None:
+        self.name = start.name
+        self.static = start.static
+        self.scanned = self.taken_in = self.open_to = self.consumed = start.position
+        self.ended: str = "none" if start.restored is None else start.restored.ended
+        self.ended_in_scan = False
+        self.blocked = False
+        self.held: deque[Element] = deque()
+        self.held_to = start.position
+        self.captured: list[Element] | None = None
+        self.announced: int | None = None
+        self.unread: deque[Element] = deque()
+
+
+class WatermarkQueue:
+    """Watermarks that wait until the query has consumed the records in front of them.
+
+    Attributes:
+        released: the newest one that waits no more, epoch ms; None before the first.
+    """
+
+    __slots__ = ("_streams", "_waiting", "released")
+
+    def __init__(self, streams: Sequence[InputChannel]) -> None:
+        self._streams = tuple(streams)
+        self._waiting: deque[tuple[tuple[int, ...], int]] = deque()
+        self.released: int | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is one that waits."""
+        return bool(self._waiting)
+
+    def add(self, ms: int) -> None:
+        """A watermark behind everything that is open now; one that says nothing new is left out."""
+        newest = self._waiting[-1][1] if self._waiting else self.released
+        if newest is None or ms > newest:
+            self._waiting.append((tuple(c.open_to for c in self._streams), ms))
+
+    def release(self) -> bool:
+        """Let those go whose records are consumed. True if `released` has changed."""
+        changed = False
+        while self._waiting:
+            positions, ms = self._waiting[0]
+            if any(channel.consumed < position for channel, position in zip(self._streams, positions, strict=True)):
+                break
+            self._waiting.popleft()
+            self.released = ms
+            changed = True
+        return changed

@@ -1,0 +1,559 @@
+"""The gate in front of a task's inputs: how far its channels are read, and how far the query may follow.
+
+The gate *scans* each channel for barriers and the marks of its end, and *takes in* records and watermarks by opening to the
+query. Usually both happen at once. While a static input is not ready there is no query: the gate scans on, so that barriers pass,
+and what lies in front of a barrier is in-flight data of the checkpoint. The query follows at its own pace; a snapshot is taken,
+and the data has ended, only when it has consumed everything that it was let through to.
+
+It must not know: what records are, the life cycle's rules, the coordinator, sinks.
+
+Source: PROTOCOL sections 4 and 5; FLIP-76; FLIP-147; Flink's CheckpointedInputGate and StatusWatermarkValve.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_checkpoints.coordination import (
+    MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
+    AbortAlignment,
+    AlignmentTick,
+    BarrierAction,
+    BarrierAnnounced,
+    BarrierReceived,
+    BlockChannel,
+    CancellationReceived,
+    ChannelCaptured,
+    ChannelWatermark,
+    CheckpointBarrier,
+    CheckpointConfig,
+    EndOfPartitionReceived,
+    FailureReason,
+    SnapshotInputsComplete,
+    StartSnapshot,
+    TakeSnapshot,
+    TriggerReceived,
+    UnblockChannels,
+    ValveState,
+    WatermarkValve,
+    create_barrier_handler,
+)
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.errors import UnexpectedEvent, UnknownChannel
+from dagster_checkpoints.execution.elements import (
+    BarrierMark,
+    CancelMark,
+    Element,
+    EndOfData,
+    EndOfPartition,
+    Mark,
+    WatermarkAt,
+    WatermarkStatus,
+)
+from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel, WatermarkQueue
+from dagster_checkpoints.execution.task_events import (
+    AddToTable,
+    BetweenBatches,
+    BuildQuery,
+    DropSnapshot,
+    ElementsArrived,
+    Evaluated,
+    EvaluateOnce,
+    Forward,
+    OpenTo,
+    PinnedChannel,
+    PinnedInputs,
+    PinSnapshot,
+    QueryBuilt,
+    QueryConsumed,
+    QueryStarted,
+    SnapshotFailed,
+    SnapshotPinned,
+    StartQuery,
+    TaskOpened,
+    UnreadBarrier,
+    WatermarkReached,
+)
+from dagster_checkpoints.state import ChannelSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class InputsCaptured:
+    """The in-flight data of an unaligned snapshot is complete.
+
+    Attributes:
+        captured: by channel, what was read behind the snapshot and belongs to it.
+    """
+
+    checkpoint_id: int
+    captured: dict[str, tuple[Element, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDue:
+    """Something that the barrier handler asks for, and that waits until the query has caught up.
+
+    Attributes:
+        since: when its alignment began, seconds.
+    """
+
+    action: TakeSnapshot | StartSnapshot | ChannelCaptured | SnapshotInputsComplete
+    since: float
+
+    @property
+    def checkpoint_id(self) -> int:
+        action = self.action
+        return action.barrier.checkpoint_id if isinstance(action, TakeSnapshot | StartSnapshot) else action.checkpoint_id
+
+
+@dataclass(frozen=True, slots=True)
+class PinDue:
+    """`PinSnapshot`, and since when the snapshot's barriers were aligned, seconds."""
+
+    pin: PinSnapshot
+    since: float
+
+
+GateAction = (
+    BuildQuery
+    | StartQuery
+    | EvaluateOnce
+    | OpenTo
+    | AddToTable
+    | Forward
+    | WatermarkReached
+    | PinDue
+    | InputsCaptured
+    | DropSnapshot
+    | AbortAlignment
+    | life.EndOfDataReceived
+)
+
+
+class InputGate:
+    """The gate of one task.
+
+    Args:
+        channels: the task's input channels.
+        config: its mode, and whether barriers overtake.
+        valve_watermark: the watermark of all channels together in the restored checkpoint, epoch ms.
+    """
+
+    def __init__(self, channels: Sequence[GateChannel], config: CheckpointConfig, valve_watermark: int | None = None) -> None:
+        self._channels = {start.name: InputChannel(start) for start in channels}
+        self._streams = [c for c in self._channels.values() if not c.static]
+        self._statics = [c for c in self._channels.values() if c.static]
+        self._exactly_once = config.mode == "exactly_once"
+        self._handler = create_barrier_handler(config, self._channels)
+        self._valve = WatermarkValve(c.name for c in self._streams)
+        known = {s.name: s.restored for s in channels if s.restored is not None and not s.static}
+        self._valve.restore(ValveState(MIN_WATERMARK_MS if valve_watermark is None else valve_watermark, known))
+        self._awaits: type[object] | None = TaskOpened
+        """The event that answers the last action; nothing is read before it comes."""
+        self._open = False
+        """Whether the query is there, and takes in what is scanned."""
+        self._closed = False
+        """Whether the task's data has ended: the gate scans on, for barriers."""
+        self._paused = False
+        self._built = QueryBuilt()
+        self._due: deque[SnapshotDue] = deque()
+        self._alignment_began: float | None = None
+        self._opened = False
+        """Whether there is something new to open to."""
+        self._moved = False
+        """Whether the watermark has moved since the query was last told."""
+        self._held_back = WatermarkQueue(self._streams)
+        self._pending_watermarks = WatermarkQueue(self._streams)
+        self._idle = False
+        self._captures: dict[int, dict[str, tuple[Element, ...]]] = {}
+        self._before_end: set[int] = set()
+        """At-least-once: checkpoints of which a barrier has come in front of its channel's end of data."""
+        self._at_barrier: dict[tuple[int, str], tuple[ChannelWatermark, int]] = {}
+        """At-least-once, by checkpoint and channel: what was known of event time, and how much was held, at the barrier."""
+
+    # For the driver
+
+    def scanned(self, channel: str) -> int:
+        """Up to which position a channel is read."""
+        return self._known(channel).scanned
+
+    def reads(self, channel: str) -> bool:
+        """Whether the next element of a channel may be read."""
+        return not (self._due or self._paused or self._awaits is not None or self._known(channel).blocked)
+
+    @property
+    def open(self) -> bool:
+        """Whether the query is there, and the data has not ended."""
+        return self._open
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the query has consumed everything that it was let through to."""
+        return all(c.consumed >= c.open_to for c in self._streams)
+
+    @property
+    def watermark(self) -> int:
+        """The watermark of all channels together, epoch ms; MIN_WATERMARK_MS before there is one."""
+        return self._valve.watermark
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to say `BetweenBatches`."""
+        return self._pending_watermarks.waits or self._valve.is_idle != self._idle
+
+    @property
+    def due_checkpoints(self) -> tuple[int, ...]:
+        """The checkpoints whose snapshots wait until the query has caught up."""
+        return tuple(due.checkpoint_id for due in self._due if isinstance(due.action, TakeSnapshot | StartSnapshot))
+
+    def next_deadline(self) -> float | None:
+        """When an AlignmentTick is due, by the clock of the barriers' timestamps; None if never."""
+        return self._handler.next_deadline()
+
+    # Events
+
+    def handle(self, event: object, now: float) -> list[GateAction]:
+        """Take one event, return what is to be done, in this order.
+
+        Args:
+            event: a `GateEvent`; the life cycle's PauseOperators, ResumeOperators, FinishOperators and RestoredAfterFinish, when
+                it decides so; the coordinator's TriggerReceived and CheckpointAborted.
+            now: seconds, by a clock that does not go back.
+
+        Raises:
+            UnexpectedEvent: the event cannot come now.
+            UnknownChannel: it names a channel that the task does not have.
+        """
+        take = _TAKES.get(type(event))
+        if take is None:
+            raise UnexpectedEvent(f"{event!r} is no event of an input gate. Feed it only what `handle` lists.")
+        actions: list[GateAction] = []
+        take(self, event, now, actions)
+        self._proceed(actions, now)
+        return actions
+
+    def _answered(self, event: object, now: float, actions: list[GateAction]) -> None:
+        if self._awaits is not type(event):
+            waits = "nothing" if self._awaits is None else self._awaits.__name__
+            raise UnexpectedEvent(f"{event!r} answers nothing that the gate asked for; it waits for {waits}.")
+        self._awaits = None
+
+    def _query_built(self, event: QueryBuilt, now: float, actions: list[GateAction]) -> None:
+        self._answered(event, now, actions)
+        self._built = event
+        self._open = True
+        for channel in self._streams:
+            for element in channel.held:
+                if isinstance(element, Mark):
+                    self._take_in(channel, element)
+            channel.held.clear()
+            channel.open_to = channel.held_to
+            channel.taken_in = channel.scanned
+        if event.streaming:
+            self._moved = True  # what a restored valve knows is told to every query
+            self._let_through(actions)
+            actions.append(StartQuery())
+            self._awaits = QueryStarted
+
+    def _evaluated(self, event: Evaluated, now: float, actions: list[GateAction]) -> None:
+        self._answered(event, now, actions)
+        actions.append(life.EndOfDataReceived(all(c.ended == "drain" for c in self._streams)))
+        self._open = False
+
+    def _arrived(self, event: ElementsArrived, now: float, actions: list[GateAction]) -> None:
+        if self._paused or self._awaits is not None:
+            return
+        for name, elements in event.elements:
+            channel = self._known(name)
+            for element in elements:
+                if channel.blocked or self._due:
+                    break
+                channel.scanned += 1
+                if channel.unread:
+                    channel.unread.popleft()
+                if isinstance(element, Mark):
+                    self._scan_mark(channel, element, now, actions)
+                else:
+                    self._scan_records(channel, element, actions)
+                if self._open:
+                    channel.taken_in = channel.scanned
+
+    def _consumed(self, event: QueryConsumed, now: float, actions: list[GateAction]) -> None:
+        for name, position in event.positions.items():
+            channel = self._known(name)
+            if position > channel.consumed:
+                channel.consumed = position
+        if self._held_back.waits and self._held_back.release():
+            self._opened = True
+
+    def _between_batches(self, event: BetweenBatches, now: float, actions: list[GateAction]) -> None:
+        if self._pending_watermarks.release():
+            assert self._pending_watermarks.released is not None
+            actions.append(WatermarkReached(self._pending_watermarks.released))
+        idle = self._valve.is_idle
+        if idle != self._idle and (not idle or self.caught_up):
+            self._idle = idle
+            actions.append(Forward(WatermarkStatus(idle)))
+
+    def _triggered(self, event: TriggerReceived, now: float, actions: list[GateAction]) -> None:
+        self._obey(self._handler.handle(event), now, actions)
+
+    def _aborted(self, event: life.CheckpointAborted, now: float, actions: list[GateAction]) -> None:
+        checkpoint_id = event.checkpoint_id
+        self._due = deque(due for due in self._due if due.checkpoint_id != checkpoint_id)
+        for action in self._handler.handle(CancellationReceived(None, checkpoint_id)):
+            if isinstance(action, AbortAlignment):
+                self._cancel(action.checkpoint_id, actions)  # no news to the coordinator, which has just said so
+            else:
+                self._obey([action], now, actions)
+        self._give_up(checkpoint_id, actions)
+        self._forget_barriers(checkpoint_id)
+
+    def _announced(self, event: UnreadBarrier, now: float, actions: list[GateAction]) -> None:
+        channel = self._known(event.channel)
+        channel.announced = event.barrier.checkpoint_id
+        channel.unread = deque(event.unread)
+        self._obey(self._handler.handle(BarrierAnnounced(event.channel, event.barrier)), now, actions)
+
+    def _tick(self, event: AlignmentTick, now: float, actions: list[GateAction]) -> None:
+        self._obey(self._handler.handle(event), now, actions)
+
+    def _snapshot_failed(self, event: SnapshotFailed, now: float, actions: list[GateAction]) -> None:
+        self._answered(SnapshotPinned(event.checkpoint_id), now, actions)
+        self._give_up(event.checkpoint_id, [])
+
+    def _pause(self, event: object, now: float, actions: list[GateAction]) -> None:
+        self._paused = True
+
+    def _resume(self, event: object, now: float, actions: list[GateAction]) -> None:
+        self._paused = False
+
+    def _close(self, event: object, now: float, actions: list[GateAction]) -> None:
+        self._closed, self._open, self._awaits = True, False, None
+        for channel in self._streams:
+            channel.held.clear()
+
+    # Scanning
+
+    def _scan_records(self, channel: InputChannel, records: Element, actions: list[GateAction]) -> None:
+        if channel.captured is not None:
+            channel.captured.append(records)
+        if channel.static:
+            if channel.ended == "none":
+                actions.append(AddToTable(channel.name, records))
+        elif self._open:
+            channel.open_to = channel.scanned
+            self._opened = True
+        elif not self._closed:
+            channel.held.append(records)
+            channel.held_to = channel.scanned
+
+    def _scan_mark(self, channel: InputChannel, mark: Mark, now: float, actions: list[GateAction]) -> None:
+        name = channel.name
+        if isinstance(mark, BarrierMark):
+            channel.announced = None
+            if not self._exactly_once:
+                self._remember(channel, mark.barrier)
+            self._obey(self._handler.handle(BarrierReceived(name, mark.barrier)), now, actions)
+        elif isinstance(mark, CancelMark):
+            self._obey(self._handler.handle(CancellationReceived(name, mark.checkpoint_id)), now, actions)
+        else:
+            ends = isinstance(mark, EndOfPartition)
+            if channel.captured is not None and not ends:
+                channel.captured.append(mark)
+            if channel.static:
+                channel.ended_in_scan = channel.ended_in_scan or (isinstance(mark, EndOfData) and mark.drain)
+            elif self._open:
+                self._take_in(channel, mark)
+            elif not self._closed:
+                channel.held.append(mark)
+            if ends:
+                self._obey(self._handler.handle(EndOfPartitionReceived(name)), now, actions)
+
+    def _remember(self, channel: InputChannel, barrier: CheckpointBarrier) -> None:
+        """At-least-once: what comes on this channel from now on comes again after a restore, its end, too."""
+        if channel.ended != "none" or channel.ended_in_scan:
+            return
+        self._before_end.add(barrier.checkpoint_id)
+        if not channel.static:
+            known = self._valve.snapshot().channels[channel.name]
+            self._at_barrier[barrier.checkpoint_id, channel.name] = (known, len(channel.held))
+
+    def _take_in(self, channel: InputChannel, mark: Mark) -> None:
+        if channel.ended != "none":
+            return
+        moved: int | None = None
+        if isinstance(mark, WatermarkAt):
+            moved = self._valve.advance(channel.name, mark.ms)
+        elif isinstance(mark, WatermarkStatus):
+            moved = (self._valve.idle if mark.idle else self._valve.active)(channel.name)
+        elif isinstance(mark, EndOfData):
+            channel.ended = "drain" if mark.drain else "suspend"
+            moved = self._valve.end(channel.name, mark.drain)
+        if moved is not None:
+            self._moved = True
+
+    # What follows from the state
+
+    def _proceed(self, actions: list[GateAction], now: float) -> None:
+        """Everything that is possible now; an action whose result is waited for is the last one."""
+        if self._paused or self._awaits is not None:
+            return
+        if not (self._open or self._closed) and all(c.ended_in_scan or c.ended == "drain" for c in self._statics):
+            self._awaits = QueryBuilt
+            actions.append(BuildQuery())
+            return
+        if self._open and (self._opened or self._moved):
+            self._let_through(actions)
+        if self._due:
+            self._take_due(actions)
+        if self._open and not self._due and self._awaits is None:
+            self._end(actions)
+
+    def _let_through(self, actions: list[GateAction]) -> None:
+        watermark: int | None = self._valve.watermark
+        if self._valve.watermark <= MIN_WATERMARK_MS:
+            watermark = None
+        elif self._moved:
+            if not self._built.told_watermark and self._valve.watermark < MAX_WATERMARK_MS:
+                self._pending_watermarks.add(self._valve.watermark)
+            if not self._built.ordered:
+                self._held_back.add(self._valve.watermark)
+                self._held_back.release()
+        if watermark is not None and not self._built.ordered:
+            watermark = self._held_back.released
+        self._opened = self._moved = False
+        if self._built.streaming:
+            actions.append(OpenTo({c.name: c.open_to for c in self._streams}, watermark))
+
+    def _take_due(self, actions: list[GateAction]) -> None:
+        """In the order in which they have become due. Nothing is read meanwhile, so they all lie at the same place."""
+        while self._due and self._awaits is None:
+            due = self._due[0]
+            match due.action:
+                case TakeSnapshot() | StartSnapshot() if self._open and not self.caught_up:
+                    return
+                case TakeSnapshot(barrier):
+                    self._pin(PinSnapshot(barrier, self._pinned_inputs(barrier.checkpoint_id)), due, actions)
+                case StartSnapshot(barrier, names):
+                    self._pin(PinSnapshot(barrier, self._pinned_inputs(barrier.checkpoint_id), True), due, actions)
+                    self._captures[barrier.checkpoint_id] = {}
+                    for name in names:
+                        self._channels[name].captured = []
+                case ChannelCaptured(checkpoint_id, name):
+                    self._capture(checkpoint_id, self._channels[name])
+                case SnapshotInputsComplete(checkpoint_id):
+                    captured = self._captures.pop(checkpoint_id, None)
+                    if captured is not None:
+                        actions.append(InputsCaptured(checkpoint_id, captured))
+            self._due.popleft()
+
+    def _pin(self, pin: PinSnapshot, due: SnapshotDue, actions: list[GateAction]) -> None:
+        self._awaits = SnapshotPinned
+        actions.append(PinDue(pin, due.since))
+        self._forget_barriers(pin.barrier.checkpoint_id)
+
+    def _end(self, actions: list[GateAction]) -> None:
+        if not self._built.streaming:
+            self._awaits = Evaluated
+            actions.append(EvaluateOnce())
+        elif self.caught_up and all(c.ended != "none" for c in self._streams):
+            actions.append(life.EndOfDataReceived(all(c.ended == "drain" for c in self._streams)))
+            self._open = False
+
+    # Barriers and snapshots
+
+    def _obey(self, asked: Iterable[BarrierAction], now: float, actions: list[GateAction]) -> None:
+        for action in asked:
+            match action:
+                case BlockChannel(name):
+                    if self._alignment_began is None:
+                        self._alignment_began = now
+                    self._channels[name].blocked = True
+                case UnblockChannels(names):
+                    for name in names:
+                        self._channels[name].blocked = False
+                case TakeSnapshot(barrier) if self._closed and barrier.checkpoint_id in self._before_end:
+                    # At-least-once: its data ended behind the barrier of an upstream task, which would go on after a restore, and
+                    # this task would take in nothing.
+                    self._cancel(barrier.checkpoint_id, actions)
+                    reason = FailureReason.CHECKPOINT_DECLINED_INPUT_END_OF_STREAM
+                    actions.append(AbortAlignment(barrier.checkpoint_id, reason))
+                case AbortAlignment(checkpoint_id):
+                    self._cancel(checkpoint_id, actions)
+                    actions.append(action)
+                case _:
+                    self._due.append(SnapshotDue(action, now if self._alignment_began is None else self._alignment_began))
+                    self._alignment_began = None
+
+    def _cancel(self, checkpoint_id: int, actions: list[GateAction]) -> None:
+        self._alignment_began = None
+        self._give_up(checkpoint_id, actions)
+        actions.append(Forward(CancelMark(checkpoint_id)))
+
+    def _give_up(self, checkpoint_id: int, actions: list[GateAction]) -> None:
+        """Forget an unaligned snapshot whose inputs are not complete."""
+        if self._captures.pop(checkpoint_id, None) is not None:
+            for channel in self._channels.values():
+                channel.captured = None
+            actions.append(DropSnapshot(checkpoint_id))
+
+    def _capture(self, checkpoint_id: int, channel: InputChannel) -> None:
+        captured, channel.captured = channel.captured or [], None
+        if channel.announced == checkpoint_id:
+            captured = [*captured, *(e for e in channel.unread if not isinstance(e, BarrierMark | CancelMark))]
+        if checkpoint_id in self._captures:
+            self._captures[checkpoint_id][channel.name] = tuple(captured)
+
+    def _forget_barriers(self, upto: int) -> None:
+        if not self._exactly_once:
+            self._before_end = {i for i in self._before_end if i > upto}
+            self._at_barrier = {key: known for key, known in self._at_barrier.items() if key[0] > upto}
+
+    def _pinned_inputs(self, checkpoint_id: int) -> PinnedInputs:
+        valve = self._valve.snapshot()
+        watermark = None if valve.watermark <= MIN_WATERMARK_MS else valve.watermark
+        return PinnedInputs(tuple(self._pinned(c, checkpoint_id, valve) for c in self._channels.values()), watermark)
+
+    def _pinned(self, channel: InputChannel, checkpoint_id: int, valve: ValveState) -> PinnedChannel:
+        if channel.static:
+            ended: Any = "drain" if channel.ended_in_scan or channel.ended != "none" else "none"
+            return PinnedChannel(ChannelSnapshot(channel.name, channel.scanned, ended=ended))
+        known, ended, in_flight = valve.channels[channel.name], channel.ended, tuple(channel.held)
+        then = self._at_barrier.get((checkpoint_id, channel.name))
+        if then is not None:
+            known, ended, in_flight = then[0], "none", in_flight[: then[1]]  # what was held behind the barrier comes again
+        watermark = None if known.watermark <= MIN_WATERMARK_MS else known.watermark
+        return PinnedChannel(ChannelSnapshot(channel.name, channel.taken_in, watermark, known.idle, ended), in_flight)
+
+    def _known(self, name: str) -> InputChannel:
+        channel = self._channels.get(name)
+        if channel is None:
+            known = ", ".join(self._channels) or "no inputs"
+            raise UnknownChannel(f"Channel {name!r} is not an input of this task, which has {known}.")
+        return channel
+
+
+_TAKES: dict[type[object], Callable[[InputGate, Any, float, list[GateAction]], None]] = {
+    TaskOpened: InputGate._answered,
+    QueryBuilt: InputGate._query_built,
+    QueryStarted: InputGate._answered,
+    Evaluated: InputGate._evaluated,
+    ElementsArrived: InputGate._arrived,
+    QueryConsumed: InputGate._consumed,
+    BetweenBatches: InputGate._between_batches,
+    TriggerReceived: InputGate._triggered,
+    life.CheckpointAborted: InputGate._aborted,
+    UnreadBarrier: InputGate._announced,
+    AlignmentTick: InputGate._tick,
+    SnapshotPinned: InputGate._answered,
+    SnapshotFailed: InputGate._snapshot_failed,
+    life.PauseOperators: InputGate._pause,
+    life.ResumeOperators: InputGate._resume,
+    life.FinishOperators: InputGate._close,
+    life.RestoredAfterFinish: InputGate._close,
+}

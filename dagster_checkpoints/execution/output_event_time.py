@@ -1,0 +1,55 @@
+"""What a task says of event time on its outputs: a watermark that never goes back, and whether it is idle.
+
+Must not know: where the watermark comes from, channels, queries.
+"""
+
+from __future__ import annotations
+
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.execution.elements import Mark, WatermarkAt, WatermarkStatus
+from dagster_checkpoints.execution.task_events import WatermarkReached
+
+
+class OutputEventTime:
+    """The marks of event time on a task's outputs.
+
+    Args:
+        lateness_ms: by how much the last stage declares its rows to be older than its input's.
+        watermark: the one that was said last before the restored checkpoint, epoch ms; None before the first.
+        idle: whether the task is idle for those behind it; None if the restored checkpoint may hold that it was.
+    """
+
+    __slots__ = ("_idle", "_lateness_ms", "watermark")
+
+    def __init__(self, lateness_ms: int = 0, watermark: int | None = None, idle: bool | None = False) -> None:
+        self._lateness_ms = lateness_ms
+        self._idle = idle
+        self.watermark = watermark
+        """The one that was said last, epoch ms; None before the first."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether the task was said to be idle last."""
+        return self._idle is True
+
+    def handle(self, event: WatermarkReached | WatermarkAt | WatermarkStatus) -> list[Mark]:
+        """Take one event, return the marks to append to every output.
+
+        Args:
+            event: `WatermarkReached` of a task that runs: the end of event time is not said before `finish` has returned its
+                rows. `WatermarkAt` behind those rows. `WatermarkStatus` of a source, or of the inputs.
+        """
+        if isinstance(event, WatermarkReached):
+            return [] if event.ms >= MAX_WATERMARK_MS else self._advance(event.ms - self._lateness_ms)
+        if isinstance(event, WatermarkAt):
+            return self._advance(event.ms)
+        if event.idle == self._idle:
+            return []
+        self._idle = event.idle
+        return [event]
+
+    def _advance(self, ms: int) -> list[Mark]:
+        if self.watermark is not None and ms <= self.watermark:
+            return []
+        self.watermark = ms
+        return [WatermarkAt(ms)]

@@ -1,0 +1,330 @@
+"""In which order a task does what it has to, from the opening of its sink to its last mark.
+
+One machine per task, driven by the task's own thread. It wraps the life cycle (how a task ends) and the gate (what it reads):
+
+    job's messages ──┐
+    channels, query ─┼──> TaskMachine.handle ──> actions for the driver, answers come back as events
+    the driver ──────┘
+
+A snapshot: pin everything while the query is held, send the barrier on, say so to the life cycle (a suspend pauses here), and
+have it stored. The end: finish the operators, MAX_WATERMARK, EndOfData, final checkpoint, commit, close, EndOfPartition, FINISHED.
+
+It must not know: how anything is done, other tasks, the coordinator's rules.
+
+Source: PROTOCOL sections 4 to 6; FLIP-147; FLIP-34.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from dagster_checkpoints.coordination import (
+    MAX_WATERMARK_MS,
+    AbortAlignment,
+    AlignmentTick,
+    CheckpointBarrier,
+    CheckpointConfig,
+    Declined,
+    EndOfDataReached,
+    FailureReason,
+    LifecycleState,
+    TaskLifecycle,
+    TaskState,
+    TaskStateChanged,
+    TaskStatistics,
+    TriggerReceived,
+)
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, WatermarkAt
+from dagster_checkpoints.execution.input_channel import GateChannel
+from dagster_checkpoints.execution.input_gate import GateAction, InputGate, InputsCaptured, PinDue
+from dagster_checkpoints.execution.messages import EndInput
+from dagster_checkpoints.execution.task_events import (
+    BetweenBatches,
+    ElementsArrived,
+    Evaluated,
+    EvaluateOnce,
+    Forward,
+    KillQuery,
+    NotifyOperatorsAborted,
+    Overtake,
+    PinnedInputs,
+    PinSnapshot,
+    QueryBuilt,
+    QueryConsumed,
+    QueryStarted,
+    Report,
+    SnapshotFailed,
+    SnapshotPinned,
+    SourceExhausted,
+    StartQuery,
+    StopSource,
+    StoreSnapshot,
+    TaskAction,
+    TaskEvent,
+    TaskOpened,
+    UnreadBarrier,
+)
+from dagster_checkpoints.pipeline import TaskId
+
+
+class TaskMachine:
+    """The machine of one task; see the module's text.
+
+    Args:
+        task: the task's id.
+        config: the job's: mode, unaligned barriers, and whether there are checkpoints after tasks have finished.
+        channels: the task's input channels; none for a source.
+        valve_watermark: the watermark of all channels together in the restored checkpoint, epoch ms.
+        streaming: of a source: whether it is a streaming query; one that is not is evaluated once.
+        finished_before: whether the restored checkpoint holds the task's finished operators: it starts no query, and waits for
+            its final checkpoint alone.
+    """
+
+    def __init__(
+        self,
+        task: TaskId,
+        config: CheckpointConfig,
+        channels: Sequence[GateChannel] = (),
+        valve_watermark: int | None = None,
+        *,
+        streaming: bool = True,
+        finished_before: bool = False,
+    ) -> None:
+        self.task = task
+        self.gate = InputGate(channels, config, valve_watermark) if channels else None
+        self._life = TaskLifecycle(config.checkpoints_after_tasks_finish)
+        self._streaming = streaming
+        self._finished_before = finished_before
+        self._waits_for_inputs = any(channel.static for channel in channels)
+        self._begun = False
+        self._running_reported = False
+        self._suspended = False
+        self._pinning: tuple[PinSnapshot, float, float] | None = None
+        """The snapshot that is being pinned, since when its barriers were aligned, and since when it is pinned, seconds."""
+        self._capturing: dict[int, tuple[CheckpointBarrier, TaskStatistics]] = {}
+        """Unaligned snapshots that were pinned, and whose in-flight data is not complete."""
+
+    # For the driver
+
+    @property
+    def state(self) -> LifecycleState:
+        """How far the task is on its way to the end."""
+        return self._life.state
+
+    @property
+    def running(self) -> bool:
+        """Whether the task's data has not ended."""
+        return self._life.state is LifecycleState.RUNNING
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing may be processed, because a suspend's savepoint is pending."""
+        return self._life.paused
+
+    @property
+    def operators_finished(self) -> bool:
+        """Whether a snapshot taken now is taken after finish."""
+        return self._life.operators_finished
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the task has ended with a suspend: its data goes on when the job is resumed from the savepoint."""
+        return self._suspended
+
+    def reads(self, channel: str) -> bool:
+        """Whether the next element of an input channel may be read."""
+        return self.gate is not None and self.gate.reads(channel)
+
+    def next_deadline(self) -> float | None:
+        """When an AlignmentTick is due, by the clock of the barriers' timestamps; None if never."""
+        return None if self.gate is None else self.gate.next_deadline()
+
+    # Events
+
+    def handle(self, event: TaskEvent, now: float) -> list[TaskAction]:
+        """Take one event, return what the driver has to do, in this order.
+
+        Args:
+            event: what has happened.
+            now: seconds, by a clock that does not go back.
+
+        Raises:
+            UnexpectedEvent: the event cannot come now.
+            UnknownChannel: it names a channel that the task does not have.
+        """
+        take = _TAKES.get(type(event))
+        if take is None:
+            raise UnexpectedEvent(f"{event!r} is no event of a task. Feed it only what `TaskEvent` lists.")
+        return take(self, event, now)
+
+    def _opened(self, event: TaskOpened, now: float) -> list[TaskAction]:
+        if self._begun:
+            raise UnexpectedEvent(f"Task {self.task} is opened a second time.")
+        self._begun = True
+        if self._finished_before:
+            restored = life.RestoredAfterFinish()
+            self._to_gate(restored, now)
+            return [*self._report_running(), *self._perform(self._life.handle(restored), now)]
+        if self.gate is not None:
+            waiting = self._report_running() if self._waits_for_inputs else []
+            return [*waiting, *self._to_gate(event, now)]
+        return [StartQuery()] if self._streaming else [*self._report_running(), EvaluateOnce()]
+
+    def _query_started(self, event: QueryStarted, now: float) -> list[TaskAction]:
+        return [*self._report_running(), *self._to_gate(event, now)]
+
+    def _query_built(self, event: QueryBuilt, now: float) -> list[TaskAction]:
+        evaluated_at_once = [] if event.streaming else self._report_running()
+        return [*evaluated_at_once, *self._to_gate(event, now)]
+
+    def _evaluated(self, event: Evaluated, now: float) -> list[TaskAction]:
+        return self._data_ended(now) if self.gate is None else self._to_gate(event, now)
+
+    def _exhausted(self, event: SourceExhausted, now: float) -> list[TaskAction]:
+        return self._data_ended(now)
+
+    def _end_input(self, event: EndInput, now: float) -> list[TaskAction]:
+        if self.gate is not None or not self.running:
+            return []
+        return [StopSource(), *self._data_ended(now)]
+
+    def _data_ended(self, now: float) -> list[TaskAction]:
+        """The data of a source has ended."""
+        return self._perform(self._life.handle(life.EndOfDataReceived()), now)
+
+    def _operators_finished(self, event: life.OperatorsFinished, now: float) -> list[TaskAction]:
+        # Behind the last records: what `finish` has returned must not be late for those behind this task.
+        return [Forward(WatermarkAt(MAX_WATERMARK_MS)), *self._perform(self._life.handle(event), now)]
+
+    def _triggered(self, event: TriggerReceived, now: float) -> list[TaskAction]:
+        if self.gate is not None:
+            return self._to_gate(event, now)
+        return self._pin(PinDue(PinSnapshot(event.barrier, PinnedInputs()), now), now)
+
+    def _told(self, event: life.LifecycleEvent, now: float) -> list[TaskAction]:
+        """A notice of the coordinator's that concerns the life cycle alone."""
+        return self._perform(self._life.handle(event), now)
+
+    def _aborted(self, event: life.CheckpointAborted, now: float) -> list[TaskAction]:
+        cancelled = self._to_gate(event, now)
+        self._capturing.pop(event.checkpoint_id, None)
+        return [
+            *cancelled,
+            NotifyOperatorsAborted(event.checkpoint_id),
+            *self._perform(self._life.handle(event), now),
+        ]
+
+    # Snapshots
+
+    def _pin(self, due: PinDue, now: float) -> list[TaskAction]:
+        self._pinning = (due.pin, due.since, now)
+        return [due.pin]
+
+    def _pinned(self, event: SnapshotPinned, now: float) -> list[TaskAction]:
+        pin, since, began = self._pinning_of(event)
+        barrier, properties = pin.barrier, pin.barrier.properties
+        actions: list[TaskAction] = [Overtake(barrier) if pin.overtaking else Forward(BarrierMark(barrier))]
+        taken = life.SnapshotTaken(barrier.checkpoint_id, properties.stops_job, properties.is_savepoint)
+        actions += self._perform(self._life.handle(taken), now)
+        statistics = TaskStatistics(
+            operators_finished=self._life.operators_finished, alignment_seconds=began - since, sync_seconds=now - began
+        )
+        if pin.overtaking:
+            self._capturing[barrier.checkpoint_id] = (barrier, statistics)
+        else:
+            actions.append(StoreSnapshot(barrier, statistics, {}))
+        return [*actions, *self._to_gate(event, now)]
+
+    def _failed(self, event: SnapshotFailed, now: float) -> list[TaskAction]:
+        self._pinning_of(event)
+        declined = Declined(self.task, event.checkpoint_id, FailureReason.CHECKPOINT_DECLINED, event.message)
+        return [Report(declined), *self._to_gate(event, now)]
+
+    def _pinning_of(self, event: SnapshotPinned | SnapshotFailed) -> tuple[PinSnapshot, float, float]:
+        pinning, self._pinning = self._pinning, None
+        if pinning is None or pinning[0].barrier.checkpoint_id != event.checkpoint_id:
+            raise UnexpectedEvent(f"Task {self.task} was asked for no snapshot of checkpoint {event.checkpoint_id}: {event!r}.")
+        return pinning
+
+    # The gate and the life cycle
+
+    def _to_gate(self, event: object, now: float) -> list[TaskAction]:
+        return [] if self.gate is None else self._of_gate(self.gate.handle(event, now), now)
+
+    def _reads_on(self, event: object, now: float) -> list[TaskAction]:
+        """What only a task with inputs hears of."""
+        if self.gate is None:
+            raise UnexpectedEvent(f"Task {self.task} is a source and has no input channels: {event!r}.")
+        return self._of_gate(self.gate.handle(event, now), now)
+
+    def _of_gate(self, asked: Iterable[GateAction], now: float) -> list[TaskAction]:
+        actions: list[TaskAction] = []
+        for action in asked:
+            if isinstance(action, PinDue):
+                actions += self._pin(action, now)
+            elif isinstance(action, life.EndOfDataReceived):
+                actions += self._perform(self._life.handle(action), now)
+            elif isinstance(action, AbortAlignment):
+                self._capturing.pop(action.checkpoint_id, None)
+                actions.append(Report(Declined(self.task, action.checkpoint_id, action.reason)))
+            elif isinstance(action, InputsCaptured):
+                barrier, statistics = self._capturing.pop(action.checkpoint_id)
+                actions.append(StoreSnapshot(barrier, statistics, action.captured))
+            else:
+                actions.append(action)
+        return actions
+
+    def _perform(self, decided: Iterable[life.LifecycleAction], now: float) -> list[TaskAction]:
+        actions: list[TaskAction] = []
+        for action in decided:
+            match action:
+                case life.FinishOperators() | life.PauseOperators() | life.ResumeOperators():
+                    # What the gate goes on with comes last: with a gate, the life cycle's list ends here.
+                    actions += [action, *self._to_gate(action, now)]
+                case life.EmitEndOfData(drain):
+                    actions += self._end_of_data(drain)
+                case life.EmitEndOfPartition():
+                    actions.append(Forward(EndOfPartition()))
+                case life.TaskFinished():
+                    actions += [action, Report(TaskStateChanged(self.task, TaskState.FINISHED))]
+                case _:
+                    actions.append(action)
+        return actions
+
+    def _end_of_data(self, drain: bool) -> list[TaskAction]:
+        if drain:
+            return [Forward(EndOfData(True)), Report(EndOfDataReached(self.task))]
+        self._suspended = True
+        return [KillQuery(), Forward(EndOfData(False))]
+
+    def _report_running(self) -> list[TaskAction]:
+        if self._running_reported:
+            return []
+        self._running_reported = True
+        return [Report(TaskStateChanged(self.task, TaskState.RUNNING))]
+
+
+_TAKES: dict[type[object], Callable[[TaskMachine, Any, float], list[TaskAction]]] = {
+    TaskOpened: TaskMachine._opened,
+    QueryBuilt: TaskMachine._query_built,
+    QueryStarted: TaskMachine._query_started,
+    Evaluated: TaskMachine._evaluated,
+    ElementsArrived: TaskMachine._reads_on,
+    QueryConsumed: TaskMachine._reads_on,
+    BetweenBatches: TaskMachine._reads_on,
+    UnreadBarrier: TaskMachine._reads_on,
+    AlignmentTick: TaskMachine._reads_on,
+    SourceExhausted: TaskMachine._exhausted,
+    life.OperatorsFinished: TaskMachine._operators_finished,
+    SnapshotPinned: TaskMachine._pinned,
+    SnapshotFailed: TaskMachine._failed,
+    TriggerReceived: TaskMachine._triggered,
+    life.CheckpointCompleted: TaskMachine._told,
+    life.SavepointCompleted: TaskMachine._told,
+    life.CheckpointAborted: TaskMachine._aborted,
+    life.DrainAnnounced: TaskMachine._told,
+    EndInput: TaskMachine._end_input,
+}
