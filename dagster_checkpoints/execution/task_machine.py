@@ -7,7 +7,8 @@ One machine per task, driven by the task's own thread. It wraps the life cycle (
     the driver ──────┘
 
 A snapshot: pin everything while the query is held, send the barrier on, say so to the life cycle (a suspend pauses here), and
-have it stored. The end: finish the operators, MAX_WATERMARK, EndOfData, final checkpoint, commit, close, EndOfPartition, FINISHED.
+have it stored. The end: finish the operators, MAX_WATERMARK, EndOfData, the final checkpoint, commit, close, EndOfPartition,
+FINISHED.
 
 It must not know: how anything is done, other tasks, the coordinator's rules.
 
@@ -279,11 +280,12 @@ class TaskMachine:
 
     def _perform(self, decided: Iterable[life.LifecycleAction], now: float) -> list[TaskAction]:
         actions: list[TaskAction] = []
+        of_gate: list[TaskAction] = []
         for action in decided:
             match action:
                 case life.FinishOperators() | life.PauseOperators() | life.ResumeOperators():
-                    # What the gate goes on with comes last: with a gate, the life cycle's list ends here.
-                    actions += [action, *self._to_gate(action, now)]
+                    actions.append(action)
+                    of_gate += self._to_gate(action, now)
                 case life.EmitEndOfData(drain):
                     actions += self._end_of_data(drain)
                 case life.EmitEndOfPartition():
@@ -292,7 +294,7 @@ class TaskMachine:
                     actions += [action, Report(TaskStateChanged(self.task, TaskState.FINISHED))]
                 case _:
                     actions.append(action)
-        return actions
+        return actions + of_gate
 
     def _end_of_data(self, drain: bool) -> list[TaskAction]:
         if drain:
