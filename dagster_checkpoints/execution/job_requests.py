@@ -1,0 +1,392 @@
+"""The requests to a running job: checkpoints, savepoints, a stop, the end of a source, a drain.
+
+A request waits until every task runs, is handed to the coordinator once, and is answered once, to every requester that asked
+with its id. A request that is not done within its deadline is withdrawn. Must not know: where a requester is, how it is
+answered, whether a savepoint can be written where it is wanted.
+
+Source: PROTOCOL sections 3 and 6; FLIP-34.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dagster_checkpoints.coordination import (
+    AllTasksFinished,
+    AnswerDone,
+    AnswerFailed,
+    CheckpointProperties,
+    CheckpointRequested,
+    CompletedCheckpoint,
+    CoordinatorEvent,
+    DrainBegan,
+    FailOver,
+    FailureReason,
+    JobCanceled,
+    JobFailed,
+    JobStatus,
+    RequestWithdrawn,
+    SavepointCompleted,
+    SavepointFailed,
+    StopAction,
+    StopRequested,
+    StopWithSavepoint,
+    TaskFailed,
+)
+from dagster_checkpoints.pipeline import TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of a running job.
+
+    Attributes:
+        request_id: two requests of one id are one: it is done once, and every requester is answered.
+        kind: what is to be done.
+        deadline_seconds: how long the job may try, counted from when it received the request.
+        drain: of a stop: with MAX_WATERMARK and the end of the data; otherwise it suspends.
+        stage: of end_source: the source that ends.
+        instance: of end_source: only this one of its instances; None for all of them.
+        termination: of a stop: the job's own process asks, because it is being terminated.
+    """
+
+    request_id: str
+    kind: Literal["checkpoint", "savepoint", "stop", "end_source"]
+    deadline_seconds: float
+    drain: bool = False
+    stage: str = ""
+    instance: str | None = None
+    termination: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReceived:
+    """A requester asks for something. Where a savepoint is to be written was checked before.
+
+    Attributes:
+        requester: the number of the requester, which comes back in the answer.
+        received_at: when the request was found, in the unit of `now`; its deadline counts from here.
+    """
+
+    request: Request
+    requester: int
+    received_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInstance:
+    """One instance of a source, and the task that runs it."""
+
+    stage: str
+    instance: str
+    task: TaskId
+
+    def __str__(self) -> str:
+        return f"{self.stage}[{self.instance}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The job was stopped with a savepoint, which has completed.
+
+    Attributes:
+        termination: the job's own process asked for the stop, because it was being terminated.
+    """
+
+    drain: bool
+    checkpoint_id: int
+    location: str
+    termination: bool = False
+
+
+# Actions
+
+
+@dataclass(frozen=True, slots=True)
+class ToCoordinator:
+    """Hand this event to the coordinator."""
+
+    event: CoordinatorEvent
+
+
+@dataclass(frozen=True, slots=True)
+class EndSources:
+    """End sources as if their input were exhausted.
+
+    Attributes:
+        stage: the source; None for every source.
+        instance: only this one of its instances; None for all of them.
+        stops_job: for the drain of a stop with savepoint. Every task is told of the drain first; if the stop fails the
+            sources go on, so a restart does not end them again.
+    """
+
+    stage: str | None = None
+    instance: str | None = None
+    stops_job: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """Tell the requesters what has become of the request; nothing more is said of it.
+
+    Attributes:
+        requesters: the numbers of all that have asked with this id.
+        reason: why the request failed; None if it is done.
+        message: of a failure, for people.
+        location: of the savepoint or checkpoint; of a failure, too, if there is a savepoint in spite of it.
+        checkpoint: what was taken for the request, if the job runs on.
+        ended: the instances of sources that were told to end.
+    """
+
+    request_id: str
+    requesters: tuple[int, ...]
+    reason: FailureReason | None = None
+    message: str = ""
+    checkpoint_id: int | None = None
+    location: str = ""
+    checkpoint: CompletedCheckpoint | None = None
+    ended: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether what was asked for is done."""
+        return self.reason is None
+
+
+RequestAction = ToCoordinator | EndSources | AnswerRequest | FailOver
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that is not answered."""
+
+    request: Request
+    deadline: float
+    requesters: list[int] = field(default_factory=list)
+    handed_over: bool = False
+    withdrawn: bool = False
+
+
+class JobRequests:
+    """The requests that a job has received and not answered, and the one stop that it may be in.
+
+    Args:
+        pipeline: name of the pipeline, for messages.
+    """
+
+    def __init__(self, pipeline: str) -> None:
+        self._pipeline = pipeline
+        self._open: dict[str, _Open] = {}
+        self._stop: StopWithSavepoint | None = None
+        self._stopped: Stopped | None = None
+        self._answers_at_end: list[RequestAction] = []
+        self._drain_waits = False
+
+    @property
+    def stop(self) -> StopWithSavepoint | None:
+        """The stop with savepoint that is under way."""
+        return self._stop
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """The stop whose savepoint has completed; None again if the job had to go on."""
+        return self._stopped
+
+    @property
+    def open_ids(self) -> tuple[str, ...]:
+        """The ids of the requests that are not answered, in the order in which they came."""
+        return tuple(self._open)
+
+    def next_deadline(self) -> float | None:
+        """When the next request is overdue, in the unit of `now`; None if none has to be withdrawn."""
+        return min((found.deadline for found in self._open.values() if not found.withdrawn), default=None)
+
+    def receive(self, event: RequestReceived) -> None:
+        """Take a request; it waits until it is dispatched."""
+        request = event.request
+        found = self._open.setdefault(request.request_id, _Open(request, event.received_at + request.deadline_seconds))
+        found.requesters.append(event.requester)
+
+    def is_open(self, request_id: str) -> bool:
+        """Whether the request is not answered."""
+        return request_id in self._open
+
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether the request is open and was not handed over."""
+        return request_id in self._open and not self._open[request_id].handed_over
+
+    def advance(self, request_id: str, now: float, sources: Sequence[SourceInstance] | None) -> list[RequestAction]:
+        """Hand a request over if that is possible now, or withdraw it if it is overdue.
+
+        Args:
+            request_id: of a request; nothing is to be done if it is answered.
+            now: seconds.
+            sources: all instances of all sources, if every task runs; None while requests have to wait.
+        """
+        found = self._open.get(request_id)
+        if found is None or found.withdrawn:
+            return []
+        if now >= found.deadline:
+            return self._too_late(found)
+        if sources is None or found.handed_over:
+            return []
+        found.handed_over = True
+        return self._hand_over(found.request, sources)
+
+    def _too_late(self, found: _Open) -> list[RequestAction]:
+        request_id = found.request.request_id
+        message = f"not done within its deadline of {found.request.deadline_seconds:g} s"
+        if not found.handed_over:
+            return self._fail(request_id, FailureReason.CHECKPOINT_EXPIRED, message)
+        found.withdrawn = True
+        return [ToCoordinator(RequestWithdrawn(request_id, message))]
+
+    def _hand_over(self, request: Request, sources: Sequence[SourceInstance]) -> list[RequestAction]:
+        request_id = request.request_id
+        match request.kind:
+            case "checkpoint":
+                return [ToCoordinator(CheckpointRequested(request_id, CheckpointProperties()))]
+            case "savepoint":
+                return [ToCoordinator(CheckpointRequested(request_id, CheckpointProperties.for_savepoint(target=request_id)))]
+            case "stop":
+                properties = CheckpointProperties.for_savepoint(stops_job=True, target=request_id)
+                return [ToCoordinator(StopRequested(request_id, request.drain, properties))]
+            case "end_source":
+                return self._end_source(request, sources)
+
+    def _end_source(self, request: Request, sources: Sequence[SourceInstance]) -> list[RequestAction]:
+        chosen = [s for s in sources if s.stage == request.stage and request.instance in (None, s.instance)]
+        if not chosen:
+            wanted = request.stage if request.instance is None else f"{request.stage}[{request.instance}]"
+            there = ", ".join(map(str, sources))
+            message = f"expected a source of pipeline {self._pipeline!r}, found {wanted!r}; its sources are {there}"
+            return self._fail(request.request_id, FailureReason.TRIGGER_CHECKPOINT_FAILURE, message)
+        if self._stop is not None:
+            message = f"a stop with savepoint is under way (request {self._stop.request_id})"
+            return self._fail(request.request_id, FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, message)
+        end = EndSources(request.stage, request.instance)
+        return [end, *self._answer(request.request_id, ended=tuple(map(str, chosen)))]
+
+    # A drain without a savepoint
+
+    def drain(self) -> list[RequestAction]:
+        """End every source, without a savepoint; after a stop that is under way, if the stop fails."""
+        if self._stop is not None:
+            self._drain_waits = True
+            return []
+        self._drain_waits = False
+        return [ToCoordinator(DrainBegan()), EndSources()]
+
+    def resume_drain(self) -> list[RequestAction]:
+        """The stop that was under way has failed: do the drain that was asked for meanwhile."""
+        return self.drain() if self._drain_waits else []
+
+    # What has become of a request
+
+    def stop_accepted(self, request_id: str) -> list[RequestAction]:
+        """The coordinator has not refused the stop that was handed to it."""
+        drain = self._open[request_id].request.drain
+        self._stop = StopWithSavepoint(request_id, drain)
+        return [EndSources(stops_job=True)] if drain else []
+
+    def completed(self, request_id: str, checkpoint: CompletedCheckpoint) -> list[RequestAction]:
+        """The coordinator has completed the checkpoint or savepoint that a request asked for."""
+        checkpoint_id, location = checkpoint.checkpoint_id, checkpoint.location
+        if self._stop is None or self._stop.request_id != request_id:
+            return self._answer(request_id, checkpoint_id=checkpoint_id, location=location, checkpoint=checkpoint)
+        found = self._open.get(request_id)
+        termination = found is not None and found.request.termination
+        self._stopped = Stopped(self._stop.drain, checkpoint_id, location, termination)
+        return self._perform(self._stop, self._stop.handle(SavepointCompleted(checkpoint_id, location)))
+
+    def failed(self, request_id: str, reason: FailureReason, message: str, *, restarting: bool) -> list[RequestAction]:
+        """The coordinator cannot do what a request asked for.
+
+        Args:
+            restarting: the job restarts already: a stop that fails need not ask for it, and a drain that waits goes on after
+                the restart.
+        """
+        stop = self._stop
+        if stop is None or stop.request_id != request_id:
+            return self._fail(request_id, reason, message)
+        self._stop = None
+        actions = self._perform(stop, stop.handle(SavepointFailed(reason, message)))
+        fails_over = any(isinstance(action, FailOver) for action in actions)
+        if restarting:
+            return [action for action in actions if not isinstance(action, FailOver)]
+        return actions if fails_over else [*actions, *self.resume_drain()]
+
+    def attempt_failed(self, message: str) -> list[RequestAction]:
+        """The job restarts, or fails. The requester of a stop whose savepoint has completed is told where that is.
+
+        A savepoint that is being written may still complete, or fail: call it again when that is known.
+        """
+        stop = self._stop
+        if stop is None or stop.savepoint is None:
+            return []
+        self._stop = self._stopped = None
+        actions = self._perform(stop, stop.handle(TaskFailed(message)))
+        return [action for action in actions if not isinstance(action, FailOver)]
+
+    def all_finished(self) -> list[RequestAction]:
+        """Every task has finished. The requester of the stop is told that it is done when the job is over, see `close`."""
+        return self._end_stop(AllTasksFinished())
+
+    def close(self, status: JobStatus | None, message: str) -> list[RequestAction]:
+        """The job is over: answer what is still open.
+
+        Args:
+            status: how the job has ended; None if it had not begun.
+            message: what it has failed with; empty if it has not.
+        """
+        ended = status.name if status is not None else "before it began"
+        actions = self._end_stop(JobCanceled() if status is JobStatus.CANCELED else JobFailed(message or ended))
+        for request_id in tuple(self._open):
+            reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
+            actions += self._fail(request_id, reason, f"the pipeline's run has ended {ended}")
+        actions += self._answers_at_end
+        self._answers_at_end = []
+        return actions
+
+    def _end_stop(self, event: AllTasksFinished | JobCanceled | JobFailed) -> list[RequestAction]:
+        stop, self._stop = self._stop, None
+        return [] if stop is None else self._perform(stop, stop.handle(event))
+
+    # Answers
+
+    def _perform(self, stop: StopWithSavepoint, actions: Sequence[StopAction]) -> list[RequestAction]:
+        performed: list[RequestAction] = []
+        for action in actions:
+            match action:
+                case AnswerDone(checkpoint_id, location):
+                    # Not before the job is over: a requester that is told may start the pipeline again at once.
+                    done = self._answer(stop.request_id, checkpoint_id=checkpoint_id, location=location)
+                    self._answers_at_end += done
+                case AnswerFailed(reason, message, location):
+                    performed += self._fail(stop.request_id, reason, message, location or "")
+                case FailOver():
+                    performed.append(action)
+        return performed
+
+    def _fail(self, request_id: str, reason: FailureReason, message: str, location: str = "") -> list[RequestAction]:
+        return self._answer(request_id, reason=reason, message=message, location=location)
+
+    def _answer(
+        self,
+        request_id: str,
+        *,
+        reason: FailureReason | None = None,
+        message: str = "",
+        checkpoint_id: int | None = None,
+        location: str = "",
+        checkpoint: CompletedCheckpoint | None = None,
+        ended: tuple[str, ...] = (),
+    ) -> list[RequestAction]:
+        """The one answer to an open request; none if the request is answered."""
+        found = self._open.pop(request_id, None)
+        if found is None:
+            return []
+        requesters = tuple(found.requesters)
+        return [AnswerRequest(request_id, requesters, reason, message, checkpoint_id, location, checkpoint, ended)]
