@@ -25,15 +25,14 @@ from simulation.violations import check
 
 if TYPE_CHECKING:
     from simulation.process import Process
-    from simulation.restoring import Restored, StartPoint
+    from simulation.restoring import Restored
 
 
-def deploy(process: Process, restored: Restored | None, start: StartPoint | None) -> None:
-    """Make the tasks and channels of a new attempt. Tasks begin when the world lets them."""
+def deploy(process: Process, restored: Restored | None) -> set[TaskId]:
+    """Make the tasks and channels of a new attempt. Returns the tasks that had finished."""
     shape = process.shape
     finished = set(restored.plan.finished) if restored is not None else set()
     states: dict[TaskId, Snapshot] = dict(restored.metadata.states) if restored is not None else {}
-    process.finished = finished
     process.ghosts = dict(restored.metadata.ghosts) if restored is not None else {}
     if restored is not None:
         check(
@@ -65,13 +64,12 @@ def deploy(process: Process, restored: Restored | None, start: StartPoint | None
             channel.queue.extend(states[producer].output.get(channel.name, ()))
         if producer in finished:
             channel.queue.extend([(END_OF_DATA, True), (END_OF_PARTITION,)])
-    process.running = list(process.tasks.values())
     if restored is not None:
         if process.world.shapes[restored.metadata.variant] is not shape:
             process.count("rescalings")
         _check_unions(process, restored)
-    if start is not None:
-        _begin_sinks(process, restored)
+    _begin_sinks(process, restored)
+    return finished
 
 
 def _enumerators(shape: Shape, restored: Restored | None) -> dict[int, deque[int]]:
@@ -90,7 +88,7 @@ def _check_unions(process: Process, restored: Restored) -> None:
         for stage, counted in ghost.counted.items():
             held[stage] = held.get(stage, 0) + counted
     found: dict[int, int] = {}
-    for task in process.running:
+    for task in process.tasks.values():
         for op in task.operators:
             if isinstance(op, Union):
                 found[op.number] = found.get(op.number, 0) + op.counted
@@ -108,7 +106,7 @@ def _begin_sinks(process: Process, restored: Restored | None) -> None:
     assert ownership is not None
     chosen = restored.plan.checkpoint_id if restored is not None else 0
     later = restored is not None and ownership.state.highest_checkpoint_id > chosen
-    for task in process.running:
+    for task in process.tasks.values():
         task.new_start = restored is None
         task.take_back_after = chosen if later else None
 
@@ -135,7 +133,7 @@ def _restore(process: Process, task: Task, states: dict[TaskId, Snapshot], resto
             mine = _with_other_instances(mine, siblings, before, process.shape)
         if mine is not None:
             task.restore(mine, mine.splits, _stage_states(task, siblings, spec.instances))
-    if task.source == "unbounded" and task.head in process.ended_sources:
+    if task.source == "unbounded" and (name_of(task.head), str(task.id.index)) in process.ended_sources:
         task.source = "bounded"
 
 

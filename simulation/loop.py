@@ -1,11 +1,11 @@
-"""A process's main loop around the coordinator: items in, actions out; mirrors `spark.job.job_loop`.
+"""What a simulated process does at once: it hands events to the job machine and performs the actions that need no storage.
 
-Must not know how a job begins, restarts or ends.
+The actions that stop in front of a write are `process`'s. What must never happen is checked where it would be done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import (
@@ -17,113 +17,94 @@ from dagster_checkpoints.coordination import (
     Declined,
     DiscardCheckpoint,
     DiscardStates,
-    DrainBegan,
-    FailJob,
     FailureReason,
-    NotifyAborted,
-    NotifyComplete,
-    NotifySavepointComplete,
     RequestCompleted,
     RequestFailed,
-    TaskState,
-    TaskStateChanged,
     Tick,
-    TriggerFailed,
-    TriggerTask,
+    TriggerReceived,
     WriteMetadata,
 )
-from dagster_checkpoints.pipeline import TaskId
-from simulation.control import Request
-from simulation.storage import (
-    StorageError,
-)
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.execution import job_events as on
+from dagster_checkpoints.execution.job_events import Failure, JobAction, JobEvent, TaskFailure, TaskReport
+from dagster_checkpoints.execution.job_requests import AnswerRequest, RequestReceived
+from dagster_checkpoints.execution.messages import EndInput, TaskMessage
+from simulation.storage import StorageError
+from simulation.task import Task
 from simulation.task_life import TaskLife
+from simulation.user_requests import UserRequest
 from simulation.violations import Violation, check
 from simulation.writing import Writer
 
 if TYPE_CHECKING:
-    pass
+    from simulation.restoring import From
+    from simulation.world import World
 
-
-class Canceled(Exception):
-    """Somebody cancels the job."""
-
-
-class AttemptFailed(Exception):
-    """A task has failed."""
-
-
-class FetchFailed(Exception):
-    """Storage was away while a restart read what it restores: the strategy is asked once more."""
-
-
-class JobFailed(Exception):
-    """Too many checkpoints in a row have failed."""
+_REPORTS = (
+    on.Sweep,
+    on.AttemptBegan,
+    on.AttemptRestarting,
+    on.TaskHasFinished,
+    on.ForgetSavepoints,
+    CheckpointTriggered,
+    CheckpointCompleted,
+    CheckpointFailed,
+    RequestCompleted,
+    RequestFailed,
+)
 
 
 class Loop(Writer):
-    """Deals with one item after the other."""
+    """Deals with one item of the queue after the other."""
 
-    def _turn(self) -> None:
-        self._take(self._next())
-        self.control.go_on()
+    def __init__(self, world: World, number: int, start: From) -> None:
+        super().__init__(world, number, start)
+        self._slow: deque[JobAction] = deque()
+        """Actions that stop in front of writes, in order."""
+        self._requesters: list[UserRequest] = []
 
-    def _next(self) -> Any:
-        if self.queue:
-            return self.queue.popleft()
-        return Tick()
+    def _next(self) -> JobEvent:
+        item = self.queue.popleft() if self.queue else Tick()
+        return on.FatalError(Failure(repr(item))) if isinstance(item, StorageError) else item
 
-    def _take(self, item: Any) -> None:
-        if isinstance(item, tuple) and item[0] == "report":
-            _, attempt, event = item
-            if attempt == self.attempt and not self.restarting:
-                self._take_report(event)
-        elif isinstance(item, Request):
-            self.control.take(item)
-        elif isinstance(item, StorageError):
-            raise item
-        elif item == "cancel":
-            raise Canceled
-        elif item == "drain":
-            self.drain()
-        else:
-            self.handle(item)
-
-    def _take_report(self, event: Any) -> None:
-        if isinstance(event, AttemptFailed):
-            raise event
-        self.handle(event)
-        if isinstance(event, TaskStateChanged) and event.state is TaskState.FINISHED:
-            self.finished.add(event.task)
-            self.count("finished tasks")
-
-    def handle(self, event: Any) -> None:
-        for action in self.coordinator.handle(event, self.now):
+    def hand_in(self, event: JobEvent) -> None:
+        for action in self.job.handle(event, self.now):
             self.perform(action)
 
-    def perform(self, action: Any) -> None:
+    def perform(self, action: JobAction) -> None:
         match action:
-            case TriggerTask(task, barrier):
-                if task in self.tasks and task not in self.finished:
-                    self._send([task], ("trigger", barrier))
-                else:
-                    self.queue.append(TriggerFailed(task, barrier.checkpoint_id))
+            case on.SendToTasks(tasks, message):
+                self._check_named(message)
+                for task in tasks:
+                    self._deliver(self.tasks[task], message)
+            case AnswerRequest():
+                for requester in action.requesters:
+                    self._answer(self._requesters[requester], action)
             case WriteMetadata(snapshot):
                 ghosts = {task: self.ghosts[task] for task in snapshot.plan.finished}
                 self.io.append(lambda: self._write(snapshot, ghosts))
-            case NotifyComplete(tasks, checkpoint_id):
-                named = (self.job_id, checkpoint_id) in self.world.store.named
-                if not named:
-                    raise Violation(f"tasks are told that {checkpoint_id} has completed, and the state has never named it")
-                self._send(tasks, ("complete", checkpoint_id))
-            case NotifySavepointComplete(tasks, checkpoint_id):
-                self._send(tasks, ("savepoint", checkpoint_id))
-            case NotifyAborted(tasks, checkpoint_id):
-                self._send(tasks, ("aborted", checkpoint_id))
             case DiscardStates(discarded):
                 self.io.append(lambda: self._discard_states(discarded))
             case DiscardCheckpoint(checkpoint):
+                self._check_deletable(checkpoint)
                 self.io.append(lambda: self._delete(checkpoint.location))
+            case on.StartTasks():
+                self.running = list(self.tasks.values())
+            case _ if isinstance(action, _REPORTS):
+                self._report(action)
+            case _:
+                self._slow.append(action)
+
+    def _report(self, action: Any) -> None:
+        match action:
+            case on.Sweep():
+                self.io.append(self._sweep)
+            case on.AttemptBegan():
+                self.count("attempts")
+            case on.AttemptRestarting():
+                self.count("restarts")
+            case on.TaskHasFinished():
+                self.count("finished tasks")
             case CheckpointTriggered(checkpoint_id, properties):
                 last = max(self._last_id, self.world.store.taken.get(self.job_id, 0))
                 if checkpoint_id <= last and not self.superseded:
@@ -131,64 +112,73 @@ class Loop(Writer):
                 self._last_id = checkpoint_id
                 if properties.is_savepoint:
                     self._savepoint_directory(checkpoint_id)
+                self.world.counts["stops begun"] += properties.stops_job
             case CheckpointCompleted(completed):
-                self._completed(completed)
-            case RequestCompleted(request_id, completed):
-                self.control.completed(request_id, completed)
-            case RequestFailed(request_id, reason, message):
-                self.control.failed(request_id, reason, message)
+                self.completed += not completed.is_savepoint
+                self.count("savepoints" if completed.is_savepoint else "checkpoints")
+            case on.ForgetSavepoints(retained):
+                assert self.ownership is not None
+                for pointer in self.ownership.retained:
+                    if not pointer.ours and pointer.location not in retained:
+                        self.ownership.forget_later(pointer.location)
             case CheckpointFailed(checkpoint_id, reason):
                 subsumed = reason is FailureReason.CHECKPOINT_SUBSUMED and checkpoint_id in self._savepoints
                 check(not subsumed, f"savepoint {checkpoint_id} was subsumed")
                 self.world.counts[f"failed: {reason.name}"] += 1
                 if checkpoint_id is not None and checkpoint_id in self._savepoints:
                     self.io.append(lambda: self._discard_savepoint(checkpoint_id))
-            case FailJob(_, message):
-                raise JobFailed(message)
 
-    def _send(self, tasks: Iterable[TaskId], mail: tuple[str, Any]) -> None:
-        for task in tasks:
-            if task in self.tasks:
-                self.tasks[task].mailbox.append(mail)
+    def _check_named(self, message: object) -> None:
+        """Tasks commit what they are told of: a crash must not take it back."""
+        if isinstance(message, life.CheckpointCompleted):
+            checkpoint_id = message.checkpoint_id
+            if (self.job_id, checkpoint_id) not in self.world.store.named:
+                raise Violation(f"tasks are told that {checkpoint_id} has completed, and the state has never named it")
 
-    def _completed(self, completed: CompletedCheckpoint) -> None:
-        for passed_over in self._passed_over:
-            self.perform(passed_over)
-        self._passed_over = ()
-        if completed.is_savepoint:
-            self.count("savepoints")
-        else:
-            self.completed += 1
-            self.count("checkpoints")
-            kept = {checkpoint.location for checkpoint in self.coordinator.completed}
-            assert self.ownership is not None
-            for pointer in self.ownership.retained:
-                if not pointer.ours and pointer.location not in kept:
-                    self.ownership.forget_later(pointer.location)
+    def _check_deletable(self, checkpoint: CompletedCheckpoint) -> None:
+        """Without its newest checkpoint a job that runs would begin again after a crash; and before a run has a checkpoint of
+        its own, its user may still decide to go back to a later one than the run has started from."""
+        state = self.world.store.state
+        needed = state is not None and state.job.status == "RUNNING" and state.newest is not None
+        newest = state.newest.location if state is not None and state.newest is not None else ""
+        check(not needed or newest != checkpoint.location, f"{newest} is deleted before storage says that the job has ended")
+        passed_over = self._start is not None and checkpoint in self._start.passed_over
+        own = self.world.store.taken.get(self.job_id, 0) > checkpoint.checkpoint_id or self.shut_down
+        check(own or not passed_over, f"{checkpoint.location} is deleted before the run has a checkpoint of its own")
 
-    def drain(self) -> None:
-        """End every source, without a savepoint."""
-        if self.control.stop is not None:
-            self._drain_later = True
-            return
-        self._draining = True
-        self.handle(DrainBegan())
-        self.end_sources(None)
+    # Users
 
-    def drain_if_wanted(self) -> None:
-        if self._drain_later:
-            self._drain_later = False
-            self.drain()
+    def ask(self, request: UserRequest) -> None:
+        """Users ask for something: what they ask for comes into the queue, once for each of them."""
+        for _ in range(request.users):
+            self._requesters.append(request)
+            self.queue.append(RequestReceived(request.as_received(), len(self._requesters) - 1, self.now))
 
-    def end_sources(self, stage: int | None, *, remember: bool = True) -> None:
-        for task in self.tasks.values():
-            if task.source and stage in (None, task.head):
-                if remember:
-                    self.ended_sources.add(task.head)
-                self._send([task.id], ("end_input", None))
+    def _answer(self, request: UserRequest, answer: AnswerRequest) -> None:
+        request.answer(answer)
+        if request.names_savepoint and answer.location not in self.world.store.claimed:
+            self.world.store.check_whole(answer.location)
+
+    # Tasks
+
+    @staticmethod
+    def _deliver(task: Task, message: TaskMessage) -> None:
+        match message:
+            case TriggerReceived(barrier):
+                task.mailbox.append(("trigger", barrier))
+            case life.CheckpointCompleted(checkpoint_id):
+                task.mailbox.append(("complete", checkpoint_id))
+            case life.SavepointCompleted(checkpoint_id):
+                task.mailbox.append(("savepoint", checkpoint_id))
+            case life.CheckpointAborted(checkpoint_id):
+                task.mailbox.append(("aborted", checkpoint_id))
+            case life.DrainAnnounced():
+                task.drain_announced = True
+            case EndInput():
+                task.mailbox.append(("end_input", None))
 
     def report(self, attempt: int, event: object) -> None:
-        item = ("report", attempt, event)
+        item = TaskReport(attempt, event)  # type: ignore[arg-type]
         if isinstance(event, Acknowledged | Declined):
             self.said.append(item)
         self.queue.append(item)
@@ -196,21 +186,23 @@ class Loop(Writer):
     def repeat(self, which: int) -> None:
         """Something that a task has said comes a second time, late: perhaps after the job's end."""
         item = self.said[which]
-        if self.shut_down:
-            self.handle(item[2])
+        if self.shut_down and not isinstance(item.event, TaskFailure):
+            for action in self.coordinator.handle(item.event, self.now):
+                if isinstance(action, DiscardStates):
+                    self.perform(action)
         else:
             self.queue.append(item)
 
     def task_failed(self, task: TaskLife, message: str) -> None:
         self.count("task failures")
         self.running = [t for t in self.running if t is not task]
-        self.report(task.attempt, AttemptFailed(f"{task.id}: {message}", task.id))
+        self.report(task.attempt, TaskFailure(task.id, Failure(f"{task.id}: {message}")))
 
     def task_ended(self, task: TaskLife) -> None:
         """Called by the task when it is FINISHED."""
         self.ghosts[task.id] = task.ghost()
         self.running = [t for t in self.running if t is not task]
-        stopped = self.control.stopped
+        stopped = self.job.requests.stopped
         if stopped is not None:
             check(
                 task.ended_with == stopped.checkpoint_id,

@@ -14,15 +14,14 @@ from dagster_checkpoints.coordination import (
     BarrierHandler,
     CheckpointBarrier,
     CheckpointCoordinator,
-    DiscardCheckpoint,
-    RestartStrategy,
     TaskStatistics,
     create_barrier_handler,
 )
+from dagster_checkpoints.execution.job_events import TaskReport
+from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from simulation.channels import Ghost, Snapshot
-from simulation.control import Control, Request
 from simulation.restoring import From, Restored, StartPoint
 from simulation.shapes import Shape
 from simulation.storage import (
@@ -37,6 +36,7 @@ from simulation.storage import (
 )
 from simulation.task import Task
 from simulation.task_life import TaskLife
+from simulation.user_requests import UserRequest
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -73,11 +73,9 @@ class Machine(ABC):
         self.may_idle = self.settings.idle
         self.knows_event_time = not self.settings.idle and self.settings.exactly_once
         """Whether the watermark of a task follows from its channels alone, and nothing is late."""
-        self.coordinator: CheckpointCoordinator
-        self.control: Control
+        self.job: JobMachine
         self.registry = SharedStateRegistry()
         self.ownership: Ownership | None = None
-        self.strategy: RestartStrategy = self.settings.restart.fresh()
         self.queue: deque[Any] = deque()
         self.io: deque[Callable[[], Steps[Any]]] = deque()
         self.io_now: Steps[Any] | None = None
@@ -85,7 +83,6 @@ class Machine(ABC):
         self.uploads: list[Upload] = []
         self.tasks: dict[TaskId, Task] = {}
         self.running: list[Task] = []
-        self.finished: set[TaskId] = set()
         self.enumerators: dict[int, deque[int]] = {}
         """By source stage: the splits that nobody reads yet."""
         self.ghosts: dict[TaskId, Ghost] = {}
@@ -95,19 +92,18 @@ class Machine(ABC):
         self.over = False
         self.status = ""
         self.started = False
-        self.restarting = False
         self.job_id = 0
         self.lineage: tuple[tuple[int, int | None], ...] = ()
-        self.ended_sources: set[int] = set()
+        self.ended_sources: frozenset[tuple[str, str]] = frozenset()
         self.ended_by = ""
         self.completed = 0
         """Checkpoints."""
         self.dirty = bool(world.active)
         """Something has gone wrong of which only a later run can clear up the traces."""
-        self.asked: list[Request] = []
+        self.asked: list[UserRequest] = []
         self.told_to_end = False
         """A user has ended all sources: nobody needs to say so again."""
-        self.said: deque[tuple[str, int, Any]] = deque(maxlen=6)
+        self.said: deque[TaskReport] = deque(maxlen=6)
         """The last acknowledgements and declines: they may come once more."""
         self.shut_down = False
         self._told_of_loss = False
@@ -116,9 +112,6 @@ class Machine(ABC):
         self.checked = 0
         """The last attempt whose restored sinks were compared."""
         self._start: StartPoint | None = None
-        self._passed_over: tuple[DiscardCheckpoint, ...] = ()
-        self._draining = False
-        self._drain_later = False
         self._sleeping_until = 0.0
         self._waits_for: Callable[[], bool] | None = None
         self._earlier: dict[str, str] = {}
@@ -133,6 +126,12 @@ class Machine(ABC):
     @property
     def now(self) -> float:
         return self.world.now
+
+    @property
+    def coordinator(self) -> CheckpointCoordinator:
+        """To be looked at only."""
+        assert self.job.coordinator is not None
+        return self.job.coordinator
 
     @property
     def epoch(self) -> int:
@@ -201,8 +200,8 @@ class Machine(ABC):
     def _due_at(self) -> float:
         """When time alone gives the main thread something to do: the same until its next step."""
         if self._due is None:
-            times = (self.coordinator.next_deadline(), self.control.due_at())
-            self._due = min((t for t in times if t is not None), default=_NEVER)
+            due = self.job.next_deadline()
+            self._due = _NEVER if due is None else due
         return self._due
 
     @property

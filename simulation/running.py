@@ -64,7 +64,7 @@ def _check_over(world: World) -> None:
         where = [
             f"process {p.number}: {[f'{t.id} {t.life.state.name}' for t in p.running]}, pending {p.coordinator.pending_ids}"
             for p in world.active
-            if hasattr(p, "coordinator")
+            if hasattr(p, "job") and p.job.coordinator is not None
         ]
         raise Violation(f"deadlock: nothing can happen any more; {'; '.join(where)}")
     if not any(process.status == "FINISHED" for process in world.processes):

@@ -276,7 +276,7 @@ class RandomSchedule:
         process = world.current
         if process is None or process.paused:
             return None
-        if process.told_to_end or any(not r.answer for r in process.asked):
+        if process.told_to_end or any(not r.answered for r in process.asked):
             return None
         quiet = process.running and all(t.source != "unbounded" or not t.can_read() for t in process.running)
         open_ended = any(t.source == "unbounded" and t.started for t in process.running)

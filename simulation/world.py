@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from simulation.control import Request
+from dagster_checkpoints.execution.job_events import CancelRequested, DrainRequested
 from simulation.cuts import written
 from simulation.expected import expected_rows
 from simulation.machine import LEASE
@@ -21,6 +21,7 @@ from simulation.shapes import shape_of
 from simulation.sinks import SinkSystem
 from simulation.storage import OK, Store
 from simulation.task import Task
+from simulation.user_requests import UserRequest
 from simulation.violations import Violation, check
 
 Label = tuple[Any, ...]
@@ -43,7 +44,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.processes: list[Process] = []
         self.active: list[Process] = []
-        self.requests: list[Request] = []
+        self.requests: list[UserRequest] = []
         self.ended_early = False
         """Whether anybody has ever ended a source."""
         self.notes: list[str] = []
@@ -130,7 +131,7 @@ class World:
         if process.status == "FINISHED":
             self.counts["finishes"] += 1
             if process.ended_by != "end_of_data":
-                self.counts["stops"] += process.control.stopped is not None
+                self.counts["stops"] += process.job.requests.stopped is not None
             self._check_finished(process)
 
     def _main(self, number: int, outcome: str, times: int) -> bool:
@@ -192,7 +193,7 @@ class World:
 
     def _open(self, number: int, task: int, all_of_them: bool) -> bool:
         found = self._task(number, task)
-        if found is None or found.started:
+        if found is None or found.started or found not in found.process.running:
             return False
         for one in list(found.process.running) if all_of_them else (found,):
             if not one.started:
@@ -325,7 +326,7 @@ class World:
         process = self._process(number)
         if process is None or not self._spend("cancel"):
             return False
-        process.queue.append("cancel")
+        process.queue.append(CancelRequested())
         process.dirty = True
         return True
 
@@ -362,12 +363,13 @@ class World:
         self.ended_early = self.ended_early or kind in ("end_all", "end_source", "drain")
         if kind == "end_all":
             process.told_to_end = True
-            process.queue.append("drain")
+            process.queue.append(DrainRequested())
             return True
-        request = Request(f"r{len(self.requests)}", kind, self.now + seconds, stage)
+        users = 1 + (len(self.requests) % 3 == 0)
+        request = UserRequest(f"r{len(self.requests)}", kind, seconds, stage, users)
         self.requests.append(request)
         process.asked.append(request)
-        process.queue.append(request)
+        process.ask(request)
         return True
 
     # Invariants
@@ -391,11 +393,11 @@ class World:
 
     def _check_finished(self, process: Process) -> None:
         for request in process.asked:
-            check(request.answer, f"request {request.request_id} was never answered")
+            check(request.answered, f"request {request.request_id} was never answered")
         if process.superseded:
             return  # what is committed is another one's affair by now
         if process.ended_by == "suspend":
-            stopped = process.control.stopped
+            stopped = process.job.requests.stopped
             assert stopped is not None
             self._check_written(process, self.store.check_whole(stopped.location), "after the suspend")
         else:

@@ -1,0 +1,52 @@
+"""What simulated users ask of a process, and what they are answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagster_checkpoints.execution.job_requests import AnswerRequest, Request
+from simulation.shapes import name_of
+from simulation.violations import check
+
+
+@dataclass(eq=False)
+class UserRequest:
+    """A request of one user, or of several that ask with the same id.
+
+    Attributes:
+        kind: "checkpoint", "savepoint", "suspend", "drain" or "end_source".
+        stage: of "end_source": the number of the stage.
+        answers: one for each user.
+    """
+
+    request_id: str
+    kind: str
+    seconds: float
+    stage: int
+    users: int
+    answers: tuple[AnswerRequest, ...] = ()
+
+    @property
+    def answered(self) -> bool:
+        return len(self.answers) == self.users
+
+    def as_received(self) -> Request:
+        """What the job is handed."""
+        if self.kind == "checkpoint":
+            return Request(self.request_id, "checkpoint", self.seconds)
+        if self.kind == "savepoint":
+            return Request(self.request_id, "savepoint", self.seconds)
+        if self.kind == "end_source":
+            return Request(self.request_id, "end_source", self.seconds, stage=name_of(self.stage))
+        return Request(self.request_id, "stop", self.seconds, drain=self.kind == "drain")
+
+    def answer(self, answer: AnswerRequest) -> None:
+        """One of the users is answered."""
+        check(not self.answered, f"request {self.request_id} is answered once more than it was asked")
+        check(answer.request_id == self.request_id, f"{self.request_id} gets the answer of {answer.request_id}")
+        self.answers += (answer,)
+
+    @property
+    def names_savepoint(self) -> bool:
+        """Whether its users are told of a savepoint that they may rely upon."""
+        return bool(self.answers) and self.answers[-1].done and self.kind in ("savepoint", "suspend", "drain")
