@@ -347,7 +347,7 @@ class JobMachine:
             completed=start.retained,
             restored=next((c for c in start.retained if restored is not None and c.location == restored.location), None),
         )
-        self._tasks = tuple(TaskId(v.name, index) for v in event.graph.vertices for index in range(v.parallelism))
+        self._tasks = tuple(event.graph.tasks())
         self._passed_over = start.passed_over
         # Only now, when all of its state is here: a restore that fails must not leave behind that the job goes on from it.
         self._wait_for(JobPhase.BEGINNING, on.BeginJob())
@@ -462,11 +462,11 @@ class JobMachine:
 
     def _end_sources(self, action: EndSources) -> None:
         if action.stops_job:
-            self._send([task for task in self._tasks if task not in self._finished], DrainAnnounced())
+            self._send(tuple(task for task in self._tasks if task not in self._finished), DrainAnnounced())
         chosen = [s for s in self._sources if action.stage in (None, s.stage) and action.instance in (None, s.instance)]
         if not action.stops_job:
             self._ended_sources.update((source.stage, source.instance) for source in chosen)
-        self._send([source.task for source in chosen if source.task not in self._finished], EndInput())
+        self._send(tuple(source.task for source in chosen if source.task not in self._finished), EndInput())
 
     # The end of an attempt, and the next one
 
