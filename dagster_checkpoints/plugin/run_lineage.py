@@ -8,10 +8,13 @@ from __future__ import annotations
 from contextlib import suppress
 
 import dagster as dg
-from dagster._core.storage.tags import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
 
 from dagster_checkpoints.plugin.stage_assets import StageAssets
 from dagster_checkpoints.storage import Origin
+
+PARENT_RUN_ID_TAG = "dagster/parent_run_id"
+ROOT_RUN_ID_TAG = "dagster/root_run_id"
+"""Tags of Dagster's that its run retries and re-executions have."""
 
 
 def earlier_runs(context: dg.AssetExecutionContext) -> frozenset[str]:

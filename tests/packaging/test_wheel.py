@@ -38,4 +38,5 @@ def test_the_wheel_names_its_license_and_python(wheel: zipfile.ZipFile) -> None:
     metadata = Parser().parsestr(wheel.read(metadata_file).decode())
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
+    assert "java" in metadata.get_all("Provides-Extra", [])
     assert any(name.endswith("/LICENSE") for name in wheel.namelist())

