@@ -332,7 +332,7 @@ def _name_without_owner() -> Patches:
 
 
 def _older_owner_aborts() -> Patches:
-    yield sinks.TaskSink, "_is_newer", lambda self, name: False
+    yield sinks, "stages_for_newer_owner", lambda epoch, staged_by: False
 
 
 def _enumerators_forgotten() -> Patches:

@@ -1,7 +1,7 @@
 """The world outside: where sinks commit to. Survives every crash.
 
-Mirrors `sinks.parquet`, `sinks.fence` and `sinks.taken_back`: transactions are staged, committed under the name of checkpoint,
-job and instance, and taken out of sight when the job goes back to an older checkpoint. `Branches` is the real one.
+What a directory of committed rows does: transactions are staged, committed under the name of checkpoint, job and instance, and
+taken out of sight when the job goes back to an older checkpoint. When that happens is decided by `dagster_checkpoints.sinks`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from dagster_checkpoints.sinks.branches import Branches
+from dagster_checkpoints.sinks.branches import Branches, settlement
+from dagster_checkpoints.sinks.transactions import (
+    AbortRest,
+    Commit,
+    GoOnFrom,
+    PendingTransactions,
+    Settle,
+    TakeFence,
+    begins_timeline,
+    new_start,
+    recovery,
+    stages_for_newer_owner,
+)
 from simulation.violations import Violation, check
 
 Rows = tuple[int, ...]
@@ -60,13 +72,15 @@ class SinkSystem:
             raise SinkError(f"stage {self.stage}: transaction {name} for {target} is lost")
         self.visible[target] = self.staged.pop(name)[1]
 
-    def settle(self, job: int, instance: int, restored: int, staged: Iterable[Target]) -> None:
+    def settle(self, job: int, instance: int, restored: int) -> None:
         """Show exactly what lies on the way to the checkpoint that the job is restored from."""
         branches = self.branches.get((job, instance), Branches())
         mine = (job, instance)
-        for target in [t for t in self.visible if t[1:] == mine and not branches.on_the_way(t[0], restored)]:
+        visible, hidden = ([t for t in rows if t[1:] == mine] for rows in (self.visible, self.hidden))
+        moves = settlement(branches, restored, visible, hidden, _checkpoint_of)
+        for target in moves.hide:
             self.hidden[target] = self.visible.pop(target)
-        for target in [t for t in self.hidden if t[1:] == mine and branches.on_the_way(t[0], restored)]:
+        for target in moves.show:
             rows = self.hidden.pop(target)
             self.visible.setdefault(target, rows)
 
@@ -88,8 +102,12 @@ class SinkSystem:
         return self.branches.get((job, instance), Branches()).on_the_way(checkpoint, upto)
 
 
+def _checkpoint_of(target: Target) -> int:
+    return target[0]
+
+
 class TaskSink:
-    """One instance's sink in one attempt; mirrors `spark.sinking.TaskSink` over `ParquetSink`."""
+    """One instance's sink in one attempt."""
 
     __slots__ = ("_attempt", "_epoch", "_instance", "_job", "_number", "_origins", "_parallelism", "_pending", "_system", "rows")
 
@@ -100,7 +118,7 @@ class TaskSink:
         self._parallelism = parallelism
         self._attempt = attempt
         self._epoch = epoch
-        self._pending: list[tuple[int, Transaction]] = []
+        self._pending = PendingTransactions[Transaction]()
         self._origins: dict[tuple[int, int], int] = {}
         """By job and instance, from where it goes on; until its first checkpoint since."""
         self._number = 0
@@ -122,33 +140,34 @@ class TaskSink:
         system = self._system
         system.take_fence(self._instance, self._epoch)
         yield
-        if transactions is None:
-            system.take_fence(self._instance, self._epoch)
-            yield
-            self._abort_rest(others)
-            self._goes_on_from(None, others)
-            return
-        transactions = list(transactions)
-        for transaction in transactions:
-            if transaction.name in held and transaction.target not in system.visible:
-                system.staged[transaction.name] = (self._instance, held[transaction.name])
-        # No stop in front of taking back: no file system renames under a fence, so who is paused for a whole lease just here
-        # hides what newer owners have committed (`sinks.fence`).
-        system.take_fence(self._instance, self._epoch)
-        if take_back_after is not None:
-            staged = [t.target for t in transactions if t.name in system.staged]
-            for job, instance in self._mine():
-                system.settle(job, instance, take_back_after, staged)
-        for transaction in transactions:
-            self._commit(transaction)
-        yield
-        self._abort_rest(others)
-        self._goes_on_from(take_back_after, others)
+        steps: Sequence[TakeFence | Settle | Commit[Transaction] | AbortRest | GoOnFrom] = new_start()
+        if transactions is not None:
+            transactions = list(transactions)
+            for transaction in transactions:
+                if transaction.name in held and transaction.target not in system.visible:
+                    system.staged[transaction.name] = (self._instance, held[transaction.name])
+            steps = recovery(transactions, take_back_after)
+        for step in steps:
+            match step:
+                case TakeFence():
+                    # No stop in front of taking back: no file system renames under a fence, so an owner that is paused for a
+                    # whole lease just there hides what newer owners have committed (`sinks.fence`).
+                    system.take_fence(self._instance, self._epoch)
+                case Settle(restored):
+                    for job, instance in self._mine():
+                        system.settle(job, instance, restored)
+                case Commit(transaction):
+                    self._commit(transaction)
+                case AbortRest():
+                    yield
+                    self._abort_rest(others)
+                case GoOnFrom(restored):
+                    self._goes_on_from(restored, others)
 
     def pre_commit(self, checkpoint_id: int) -> tuple[Transaction, ...]:
         """Close the current transaction. Returns all that are not committed yet."""
         for mine, origin in list(self._origins.items()):
-            if checkpoint_id > origin:
+            if begins_timeline(origin, checkpoint_id):
                 self._system.take_fence(self._instance, self._epoch)
                 branches = self._system.branches.get(mine, Branches())
                 self._system.branches[mine] = branches.begun(origin, checkpoint_id)
@@ -158,21 +177,21 @@ class TaskSink:
             name = f"e{self._epoch}-{self._attempt}.{self._instance}.{self._number}"
             self._system.staged[name] = (self._instance, tuple(self.rows))
             self.rows = []
-            self._pending.append((checkpoint_id, Transaction(name, self._instance, (checkpoint_id, self._job, self._instance))))
-        return tuple(transaction for _, transaction in self._pending)
+            self._pending.add(checkpoint_id, Transaction(name, self._instance, (checkpoint_id, self._job, self._instance)))
+        return self._pending.all
 
     def pin(self) -> dict[str, Rows]:
         """For a savepoint: the rows of all that is not committed yet."""
-        return {t.name: self._system.staged[t.name][1] for _, t in self._pending if t.name in self._system.staged}
+        return {t.name: self._system.staged[t.name][1] for t in self._pending.all if t.name in self._system.staged}
 
     def commit_up_to(self, checkpoint_id: int | None) -> None:
-        while self._pending and (checkpoint_id is None or self._pending[0][0] <= checkpoint_id):
-            self._commit(self._pending[0][1])
-            del self._pending[0]
+        while (transaction := self._pending.first_up_to(checkpoint_id)) is not None:
+            self._commit(transaction)
+            self._pending.committed()
 
     @property
     def pending(self) -> int:
-        return len(self._pending)
+        return len(self._pending.all)
 
     def close(self) -> None:
         self.rows = []
@@ -202,7 +221,7 @@ class TaskSink:
 
     def _is_newer(self, name: str) -> bool:
         """Whether a newer owner has staged it."""
-        return int(name[1 : name.index("-")]) > self._epoch
+        return stages_for_newer_owner(self._epoch, int(name[1 : name.index("-")]))
 
     @property
     def newer_staged(self) -> bool:

@@ -20,6 +20,7 @@ from dagster_checkpoints.pipeline import TaskId
 
 _LONGEST = 160
 _WHO = 24
+_EMPTY: tuple[Any, ...] = (None, "", (), [], {}, frozenset())
 
 
 @click.command("replay")
@@ -122,13 +123,21 @@ def _in_words(value: Any) -> str:
 
 
 def _in_words_of_fields(fields: Mapping[str, Any]) -> str:
-    said = ((name, value) for name, value in fields.items() if value not in (None, "", (), [], {}, frozenset()))
-    return ", ".join(f"{name} {_in_words(value)}" for name, value in said)
+    return ", ".join(_field_in_words(name, value) for name, value in fields.items() if value not in _EMPTY)
+
+
+def _field_in_words(name: str, value: Any) -> str:
+    """`barrier (checkpoint_id 5)`, not `barrier checkpoint barrier (checkpoint_id 5)`."""
+    words = _in_words(value)
+    return words if name in words.partition(" (")[0].split() else f"{name} {words}"
 
 
 def _parts(value: Any) -> Mapping[str, Any]:
+    """The fields that differ from their defaults."""
     if isinstance(value, Mapping):
         return value
     if isinstance(value, msgspec.Struct):
-        return {name: getattr(value, name) for name in value.__struct_fields__}
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        defaults = dict(zip(reversed(value.__struct_fields__), reversed(value.__struct_defaults__), strict=False))
+        return {name: found for name in value.__struct_fields__ if (found := getattr(value, name)) != defaults.get(name, ...)}
+    fields = [field for field in dataclasses.fields(value) if field.init]
+    return {field.name: found for field in fields if (found := getattr(value, field.name)) != field.default}

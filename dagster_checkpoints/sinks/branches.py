@@ -10,6 +10,10 @@ Values only; must not know files or rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
 import msgspec
 
 
@@ -49,3 +53,38 @@ class Branches(msgspec.Struct, frozen=True):
                 break
             restored = branch.restored
         return checkpoint_id <= restored
+
+
+T = TypeVar("T")
+"""What stands for the rows of one checkpoint: a directory's name, say."""
+
+
+@dataclass(frozen=True)
+class Settlement(Generic[T]):
+    """What changes when the job goes on from a checkpoint.
+
+    Attributes:
+        hide: shown now, and not on the way to it.
+        show: hidden now, and on the way to it.
+    """
+
+    hide: frozenset[T]
+    show: frozenset[T]
+
+
+def settlement(
+    branches: Branches, restored: int, visible: Collection[T], hidden: Collection[T], id_of: Callable[[T], int]
+) -> Settlement[T]:
+    """Which rows of an instance are hidden and which are shown again, so that exactly those on the way are shown.
+
+    Args:
+        branches: of the job.
+        restored: id of the checkpoint or savepoint that the job goes on from.
+        visible: rows that readers see.
+        hidden: rows that were taken back.
+        id_of: the checkpoint that rows were committed with.
+    """
+    return Settlement(
+        frozenset(rows for rows in visible if not branches.on_the_way(id_of(rows), restored)),
+        frozenset(rows for rows in hidden if branches.on_the_way(id_of(rows), restored)),
+    )

@@ -23,6 +23,7 @@ import msgspec
 
 from dagster_checkpoints.sinks.durable import sync
 from dagster_checkpoints.sinks.errors import SinkFenced, SinkPathInUse
+from dagster_checkpoints.sinks.transactions import stages_for_newer_owner
 
 FENCES = ".fences"
 _STAGED = re.compile(r"e(\d+)(?:\.(\w+))?-.*")
@@ -63,7 +64,8 @@ class Fence:
     def is_newer(self, staged: str) -> bool:
         """Whether a staged directory of this name belongs to a newer owner."""
         match = _STAGED.fullmatch(staged)
-        return match is not None and (match[2] or "") == self._owner.history and int(match[1]) > self._owner.epoch
+        ours = match is not None and (match[2] or "") == self._owner.history
+        return ours and match is not None and stages_for_newer_owner(self._owner.epoch, int(match[1]))
 
     def take(self) -> None:
         """From now on older owners are kept away.

@@ -43,6 +43,16 @@ from dagster_checkpoints.sinks.errors import (
 from dagster_checkpoints.sinks.fence import Fence
 from dagster_checkpoints.sinks.table_directory import few
 from dagster_checkpoints.sinks.taken_back import BRANCHES, COMMITTED, TAKEN_BACK, TakenBack
+from dagster_checkpoints.sinks.transactions import (
+    AbortRest,
+    Commit,
+    GoOnFrom,
+    Settle,
+    TakeFence,
+    begins_timeline,
+    new_start,
+    recovery,
+)
 from dagster_checkpoints.storage.urls import local_path, url_scheme
 
 if TYPE_CHECKING:
@@ -169,7 +179,7 @@ class ParquetSink(TwoPhaseCommitSink):
 
     def pre_commit(self, checkpoint_id: int) -> str | None:
         context = self._opened()
-        if self._origin is not None and checkpoint_id > self._origin:
+        if self._origin is not None and begins_timeline(self._origin, checkpoint_id):
             self._fence().take()
             self._taken_back().go_on(self._origin, checkpoint_id)
             self._origin = None
@@ -266,21 +276,29 @@ class ParquetSink(TwoPhaseCommitSink):
         sync(staging.parent)
 
     def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
-        self._fence().take()
-        if restored is not None:
-            decoded = [self._decode(transaction) for transaction in committed]
-            self._taken_back().settle(restored, [one.target for one in decoded if (self.path / one.staging).exists()])
-        for transaction in committed:
-            self.commit(transaction)
-        self._abort_rest()
-        self._origin = self._beginning() if restored is None else restored
+        self._perform(recovery(committed, restored), committed)
 
     def start_new(self) -> None:
-        self._fence().take()
-        self._abort_rest()
-        self._origin = self._beginning()
+        self._perform(new_start())
         if self.at_new_start == "replace":
             self._remove_jobs_except(self._job)
+
+    def _perform(
+        self, steps: Sequence[TakeFence | Settle | Commit[str] | AbortRest | GoOnFrom], committed: Sequence[str] = ()
+    ) -> None:
+        for step in steps:
+            match step:
+                case TakeFence():
+                    self._fence().take()
+                case Settle(restored):
+                    decoded = [self._decode(transaction) for transaction in committed]
+                    self._taken_back().settle(restored, [one.target for one in decoded if (self.path / one.staging).exists()])
+                case Commit(transaction):
+                    self.commit(transaction)
+                case AbortRest():
+                    self._abort_rest()
+                case GoOnFrom(restored):
+                    self._origin = self._beginning() if restored is None else restored
 
     def _remove_jobs_except(self, job: str) -> None:
         """Remove what other jobs have committed, and what they had taken back.

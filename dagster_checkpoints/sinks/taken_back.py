@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import msgspec
 
-from dagster_checkpoints.sinks.branches import Branches
+from dagster_checkpoints.sinks.branches import Branches, settlement
 from dagster_checkpoints.sinks.durable import sync
 from dagster_checkpoints.sinks.errors import SinkPathInUse, SinkTransactionLost
 
@@ -72,25 +72,24 @@ class TakenBack:
         """
         record = self._read()
         visible, hidden = self._committed(self._path), self._committed(self._hidden)
-        shown = {name for name in visible if record.branches.on_the_way(_id(name), restored)}
-        wanted = {name for name in hidden if record.branches.on_the_way(_id(name), restored)}
         self._check_whole(record, restored, visible | hidden | set(staged))
-        if visible == shown and not wanted:
+        moves = settlement(record.branches, restored, visible, hidden, _id)
+        if not moves.hide and not moves.show:
             return
         self._hidden.mkdir(exist_ok=True)
-        self._write(msgspec.structs.replace(record, taken_back=tuple(sorted(hidden | (visible - shown)))))
-        for name in sorted(visible - shown):
+        self._write(msgspec.structs.replace(record, taken_back=tuple(sorted(hidden | moves.hide))))
+        for name in sorted(moves.hide):
             if name in hidden:  # the same rows once more: a savepoint had brought them along
                 shutil.rmtree(self._hidden / name)
             os.rename(self._path / name, self._hidden / name)
-        for name in sorted(wanted):
+        for name in sorted(moves.show):
             if name in visible:
                 shutil.rmtree(self._hidden / name)
             else:
                 os.rename(self._hidden / name, self._path / name)
         sync(self._hidden)
         sync(self._path)
-        self._write(msgspec.structs.replace(record, taken_back=tuple(sorted((hidden - wanted) | (visible - shown)))))
+        self._write(msgspec.structs.replace(record, taken_back=tuple(sorted((hidden - moves.show) | moves.hide))))
 
     def anything_visible(self) -> bool:
         """Whether readers see a directory of this instance and job."""

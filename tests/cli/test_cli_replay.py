@@ -50,7 +50,7 @@ def test_a_trace_is_a_history_of_when_who_what_and_why(tmp_path: Path) -> None:
     assert lines[:2] == ["pipeline: flights", "run: r-1"]
     (asked,) = (line for line in lines if "<- checkpoint requested" in line)
     assert "1.000 s" in asked and "job" in asked and "checkpoint triggered (checkpoint_id 1" in asked and "nightly" in asked
-    assert any("trigger task (task history[0], barrier" in line for line in lines)
+    assert any("trigger task (task history[0], checkpoint barrier (checkpoint_id 1" in line for line in lines)
     assert not any("tick" in line for line in lines)  # nothing followed from it
     assert lines[-1] == "replayed: 5 events of 1 machine; the machines of this version answer the same"
 

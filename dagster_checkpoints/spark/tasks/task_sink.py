@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.pipeline import Pipeline, Stage
 from dagster_checkpoints.sinks import SinkContext, SinkError, TwoPhaseCommitSink
+from dagster_checkpoints.sinks.transactions import PendingTransactions
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.storage import Ownership
 
@@ -74,7 +75,7 @@ class TaskSink:
         self._context = context
         self._spark = spark
         self._schema = schema
-        self._pending: list[tuple[int, str]] = []
+        self._pending = PendingTransactions[str]()
 
     def open(
         self,
@@ -109,8 +110,8 @@ class TaskSink:
         """Close the current transaction. Returns all that are not committed yet: they belong to the checkpoint."""
         transaction = self._sink.pre_commit(checkpoint_id)
         if transaction is not None:
-            self._pending.append((checkpoint_id, transaction))
-        return tuple(pending for _, pending in self._pending)
+            self._pending.add(checkpoint_id, transaction)
+        return self._pending.all
 
     def pin_transactions(self, folder: Path) -> dict[int, dict[str, Path]]:
         """Link the files of all transactions that are not committed yet (copied where links are impossible) into `folder`.
@@ -127,7 +128,7 @@ class TaskSink:
             SinkError: The sink names a file so that it cannot be stored.
         """
         pinned: dict[int, dict[str, Path]] = {}
-        for position, (_, transaction) in enumerate(self._pending):
+        for position, transaction in enumerate(self._pending.all):
             files = self._sink.transaction_files(transaction)
             if not files:
                 continue
@@ -145,9 +146,9 @@ class TaskSink:
 
     def commit_up_to(self, checkpoint_id: int) -> None:
         """Commit the transactions of a completed checkpoint and of all before it."""
-        while self._pending and self._pending[0][0] <= checkpoint_id:
-            self._sink.commit(self._pending[0][1])
-            del self._pending[0]
+        while (transaction := self._pending.first_up_to(checkpoint_id)) is not None:
+            self._sink.commit(transaction)
+            self._pending.committed()
 
     def close(self) -> None:
         self._sink.close()

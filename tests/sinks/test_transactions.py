@@ -1,0 +1,77 @@
+"""The order of a sink instance's transactions, without files."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_checkpoints.sinks.branches import Branches, settlement
+from dagster_checkpoints.sinks.transactions import (
+    AbortRest,
+    Commit,
+    GoOnFrom,
+    PendingTransactions,
+    Settle,
+    TakeFence,
+    begins_timeline,
+    new_start,
+    recovery,
+    stages_for_newer_owner,
+)
+
+
+def test_a_checkpoint_holds_all_that_is_pending_and_commits_what_is_not_later() -> None:
+    pending = PendingTransactions[str]()
+    for checkpoint_id, transaction in ((3, "a"), (4, "b"), (6, "c")):
+        pending.add(checkpoint_id, transaction)
+    assert pending.all == ("a", "b", "c")
+    assert pending.first_up_to(2) is None
+    committed = []
+    while (transaction := pending.first_up_to(4)) is not None:
+        committed.append(transaction)
+        pending.committed()
+    assert (committed, pending.all) == (["a", "b"], ("c",))
+    assert pending.first_up_to(None) == "c"
+    pending.committed()
+    assert pending.first_up_to(None) is None
+
+
+def test_a_new_start_aborts_under_the_fence() -> None:
+    assert new_start() == (TakeFence(), AbortRest(), GoOnFrom(None))
+
+
+@pytest.mark.parametrize("restored", [None, 0, 7])
+def test_a_restore_commits_under_the_fence_before_it_aborts(restored: int | None) -> None:
+    settle = () if restored is None else (Settle(restored),)
+    expected = (TakeFence(), *settle, Commit("a"), Commit("b"), AbortRest(), GoOnFrom(restored))
+    assert recovery(("a", "b"), restored) == expected
+
+
+@pytest.mark.parametrize(
+    ("origin", "checkpoint_id", "expected"), [(None, 5, False), (0, 1, True), (4, 5, True), (5, 5, False), (6, 5, False)]
+)
+def test_the_first_checkpoint_behind_the_origin_begins_a_timeline(origin: int | None, checkpoint_id: int, expected: bool) -> None:
+    assert begins_timeline(origin, checkpoint_id) is expected
+
+
+def test_only_what_a_newer_owner_has_staged_is_left_alone() -> None:
+    assert [stages_for_newer_owner(3, staged_by) for staged_by in (2, 3, 4)] == [False, False, True]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(1, 12))),
+    st.integers(0, 12),
+    st.frozensets(st.integers(1, 12)),
+    st.frozensets(st.integers(1, 12)),
+)
+def test_a_settlement_shows_exactly_what_is_on_the_way(
+    gone: list[tuple[int, int]], restored: int, visible: frozenset[int], hidden: frozenset[int]
+) -> None:
+    branches = Branches()
+    for origin, first in gone:
+        branches = branches.begun(min(origin, first - 1), first)
+    moves = settlement(branches, restored, visible, hidden, lambda checkpoint_id: checkpoint_id)
+    shown = (visible - moves.hide) | moves.show
+    assert shown == {number for number in visible | hidden if branches.on_the_way(number, restored)}
+    assert moves.hide <= visible and moves.show <= hidden
