@@ -1,0 +1,170 @@
+"""How a run becomes the owner of a pipeline: at once where it has no owner, or where the owner's process is known to be gone;
+after a whole silent lease otherwise. As steps.
+
+The waiting is observation: every renewal changes the file, so a file that has not changed for a lease by the
+observer's own monotonic clock has no living owner. Taking over replaces exactly the version that was
+observed: what a process that is gone had sent before its end either lands sooner, and is seen, or is refused.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from dagster_checkpoints.execution.ownership import SAFETY, OwnershipSteps
+from dagster_checkpoints.execution.pipeline_state import Lease, Owner, PipelineState, describe_owner
+from dagster_checkpoints.execution.storage_errors import (
+    AlreadyExists,
+    OutcomeUnknown,
+    PipelineOwned,
+    Precondition,
+    StorageUnavailable,
+)
+from dagster_checkpoints.execution.storage_steps import (
+    CreateState,
+    DriverValues,
+    ReadState,
+    ReplaceState,
+    StatePlace,
+    StateVersion,
+    Steps,
+    StoredState,
+)
+
+_TAKE_ATTEMPTS = 5
+_PROCESS_POLL_SECONDS = 1.0
+_SHORTEST_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOwnerGone:
+    """Find out whether the owner's process is known to have ended, with all that it has started.
+
+    Answer: False if it lives, and if it cannot be told.
+    """
+
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceWatch:
+    """Tell the user of the lease of another owner, and for how many seconds it is watched; 0 if that owner is gone.
+
+    Answer: None.
+    """
+
+    state: PipelineState
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Wait. Answer: None."""
+
+    seconds: float
+
+
+def shares_kernel(owner: Owner, observer: Owner) -> bool:
+    """Whether the observer sees the owner's process under its number, if there is one: same machine, boot and namespaces."""
+    known = bool(owner.boot_id and owner.namespaces and owner.started)
+    return known and (owner.host, owner.boot_id, owner.namespaces) == (observer.host, observer.boot_id, observer.namespaces)
+
+
+def acquire(
+    place: StatePlace, owner: Owner, lease_seconds: float, values: DriverValues, poll: float | None = None
+) -> Steps[OwnershipSteps]:
+    """Become the pipeline's owner under a new epoch.
+
+    Args:
+        place: where the pipeline's ``state.json`` is.
+        owner: the process that asks.
+        lease_seconds: how long the owner may be silent before others may take over.
+        values: times and tokens.
+        poll: seconds between two looks at another owner's lease; a tenth of that lease by default.
+
+    Raises:
+        ValueError: the lease is not longer than 0 seconds.
+        PipelineOwned: another run owns the pipeline and renewed its lease while it was watched.
+        StorageUnavailable: storage cannot be reached.
+        OutcomeUnknown: the lease may have been taken; it then runs out by itself.
+    """
+    if lease_seconds <= 0:
+        raise ValueError(f"expected a lease of more than 0 seconds, found {lease_seconds!r}")
+    for _ in range(_TAKE_ATTEMPTS):
+        current: StoredState | None = yield ReadState()
+        if current is not None and current.state.lease is not None:
+            gone: bool = yield CheckOwnerGone(current.state.lease.owner)
+            yield AnnounceWatch(current.state, 0.0 if gone else current.state.lease.seconds)
+            if not gone:
+                current = yield from _watch(current, owner, place, values, poll)
+        previous = PipelineState(pipeline=place.pipeline, epoch=0, token="") if current is None else current.state
+        taken = _taken(previous, owner, lease_seconds, values)
+        deadline = values.monotonic() + lease_seconds * SAFETY
+        version = yield from _take(taken, None if current is None else current.version)
+        if version is not None:
+            return OwnershipSteps(StoredState(taken, version), previous, deadline, values, place)
+    raise PipelineOwned(
+        f"pipeline {place.pipeline!r} in {place.root} changed hands {_TAKE_ATTEMPTS} times while this run "
+        "tried to own it. Start fewer runs of it at the same time"
+    )
+
+
+def _taken(previous: PipelineState, owner: Owner, lease_seconds: float, values: DriverValues) -> PipelineState:
+    at = values.wall()
+    return msgspec.structs.replace(
+        previous,
+        epoch=previous.epoch + 1,
+        token=values.new_token(),
+        lease=Lease(owner=owner, seconds=lease_seconds, acquired_at=at, renewed_at=at),
+        history=previous.history or values.new_token()[:8],
+    )
+
+
+def _watch(
+    observed: StoredState, observer: Owner, place: StatePlace, values: DriverValues, poll: float | None
+) -> Steps[StoredState]:
+    """Watch an owned pipeline until its owner is gone, or for its whole lease; returns the state that may be replaced."""
+    state = observed.state
+    assert state.lease is not None
+    until = values.monotonic() + state.lease.seconds
+    step = poll if poll is not None else max(_SHORTEST_POLL_SECONDS, state.lease.seconds / 10)
+    if shares_kernel(state.lease.owner, observer):
+        step = min(step, _PROCESS_POLL_SECONDS)
+    while (left := until - values.monotonic()) > 0:
+        yield Sleep(min(step, left))
+        if (yield CheckOwnerGone(state.lease.owner)):
+            return observed
+        found: StoredState | None = None
+        # An answer missed is no harm: taking over is conditional on the version observed.
+        with suppress(StorageUnavailable):
+            found = yield ReadState()
+        if found is None or found.state.token == state.token:
+            continue
+        if found.state.lease is None or (yield CheckOwnerGone(found.state.lease.owner)):
+            return found
+        raise PipelineOwned(
+            f"pipeline {place.pipeline!r} in {place.root} is {describe_owner(found.state)}, and that run is "
+            "alive: it has just renewed its lease. Only one run at a time may own a pipeline: terminate that "
+            "one, or wait for it"
+        )
+    return observed
+
+
+def _take(taken: PipelineState, expected: StateVersion | None) -> Steps[StateVersion | None]:
+    """Write the new owner's state; returns its version, or None if the state has changed meanwhile."""
+    try:
+        version: StateVersion = yield CreateState(taken) if expected is None else ReplaceState(expected, taken)
+        return version
+    except (Precondition, AlreadyExists):
+        unknown = None
+    except OutcomeUnknown as error:
+        unknown = error
+    try:
+        found: StoredState | None = yield ReadState()
+    except StorageUnavailable:
+        if unknown is None:
+            raise
+        raise unknown from None
+    return found.version if found is not None and found.state.token == taken.token else None

@@ -1,0 +1,359 @@
+"""One owner per pipeline: lease, fencing epoch and the commit point of checkpoints, all in ``state.json``; as steps.
+
+The file is replaced only if unchanged since this owner last saw it, so whatever an old owner does late fails here. Leases are
+judged by observation alone (:mod:`acquisition`); no two machines' clocks are compared. Must not know what a checkpoint holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from datetime import datetime
+
+import msgspec
+
+from dagster_checkpoints.execution import state_changes as changes
+from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
+from dagster_checkpoints.execution.pipeline_state import (
+    CheckpointPointer,
+    EndedBy,
+    JobStatus,
+    PipelineState,
+    StopAskedBy,
+    describe_owner,
+)
+from dagster_checkpoints.execution.storage_errors import (
+    OutcomeUnknown,
+    OwnershipLost,
+    Precondition,
+    StorageUnavailable,
+    WriteConflict,
+)
+from dagster_checkpoints.execution.storage_steps import (
+    DriverValues,
+    ReadState,
+    ReplaceState,
+    StatePlace,
+    StateVersion,
+    Steps,
+    StoredState,
+)
+
+SAFETY = 0.9
+"""The part of its lease that an owner uses: it stops before another run may begin."""
+_RESOLVE_ATTEMPTS = 3
+_ROUNDS = 8
+
+Change = Callable[[PipelineState], PipelineState]
+
+
+class OwnershipSteps:
+    """What the owner of a pipeline does with ``state.json``. One procedure at a time: the driver keeps others waiting.
+
+    Made by :func:`dagster_checkpoints.execution.acquisition.acquire`.
+
+    Args:
+        stored: what this owner wrote when it took the pipeline.
+        previous: what it found before.
+        deadline: when the lease ends for this owner, by its monotonic clock, seconds.
+        values: times and tokens.
+        place: where ``state.json`` is.
+    """
+
+    def __init__(
+        self, stored: StoredState, previous: PipelineState, deadline: float, values: DriverValues, place: StatePlace
+    ) -> None:
+        assert stored.state.lease is not None
+        self.previous = previous
+        """As this owner found it: newest checkpoint, how the last job ended, highest checkpoint id."""
+        self.state = stored.state
+        """As this owner wrote or read it last."""
+        self.deadline = deadline
+        """When this owner stops by its own monotonic clock unless it renews before."""
+        self.lease_seconds = stored.state.lease.seconds
+        self.released = False
+        self._version: StateVersion = stored.version
+        self._values = values
+        self._place = place
+        self._forgotten: set[str] = set()
+        self._stopped_with = ""
+        self._ending: tuple[JobStatus, EndedBy, str, StopAskedBy] | None = None
+        self._lost: str | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The fencing epoch: larger than that of every earlier owner."""
+        return self.state.epoch
+
+    @property
+    def retained(self) -> tuple[CheckpointPointer, ...]:
+        """Completed checkpoints that are kept, newest first."""
+        return self._without_forgotten(self.state.retained)
+
+    @property
+    def in_use(self) -> frozenset[str]:
+        """The locations of what is retained, and of the newest."""
+        newest = () if self.state.newest is None else (self.state.newest,)
+        return frozenset(pointer.location for pointer in (*self.retained, *newest))
+
+    @property
+    def lost(self) -> bool:
+        """True once the pipeline is, or must be taken to be, another run's."""
+        return self._lost is not None or (not self.released and self._values.monotonic() >= self.deadline)
+
+    def was_listed(self, location: str) -> bool:
+        """Whether ``state.json`` already listed a checkpoint when this owner acquired the pipeline."""
+        return any(pointer.location == location for pointer in self.previous.listed)
+
+    def ensure(self) -> None:
+        """Raise OwnershipLost unless this owner may still act."""
+        if self.released:
+            raise OwnershipLost(f"{self._subject()} was released by this run")
+        if self._lost is None and self._values.monotonic() >= self.deadline:
+            self._lost = (
+                f"{self._subject()} could not be renewed within its lease of {self.lease_seconds:g} s; "
+                "another run may own the pipeline now, so this one stops. Was storage out of reach, or this "
+                "process suspended?"
+            )
+        if self._lost is not None:
+            raise OwnershipLost(self._lost)
+
+    def begin_job(
+        self,
+        *,
+        resume: bool,
+        restored: CheckpointPointer | None = None,
+        named: bool = False,
+        origin: Origin = UNKNOWN_ORIGIN,
+    ) -> Steps[int]:
+        """Say that a job runs now; see :func:`state_changes.begun` for the arguments. Returns the job's id."""
+        self.ensure()
+        yield from self._replace(
+            lambda state: changes.begun(
+                state, resume=resume, restored=restored, at=self._values.wall(), named=named, origin=origin
+            )
+        )
+        return self.state.job.job_id
+
+    def reserve(self, checkpoint_id: int) -> Steps[None]:
+        """Take an id for a savepoint that ``state.json`` will not name: no later checkpoint may have it.
+
+        Raises:
+            OwnershipLost: another run owns the pipeline: the savepoint must not be completed.
+            StorageUnavailable, WriteConflict, OutcomeUnknown: it may be tried again; until then the id is not taken.
+        """
+        self.ensure()
+        if self.state.highest_checkpoint_id < checkpoint_id:
+            yield from self._replace(lambda state: changes.reserved(state, checkpoint_id))
+
+    def claim(self, pointer: CheckpointPointer) -> Steps[None]:
+        """A savepoint is the pipeline's own from now on: it is retained, and deleted when it is so no longer.
+
+        Raises:
+            OwnershipLost, StorageUnavailable, WriteConflict, OutcomeUnknown: as :meth:`complete`.
+        """
+        self.ensure()
+        yield from self._replace(lambda state: changes.claimed(state, pointer))
+
+    def renew(self) -> Steps[bool]:
+        """Renew the lease.
+
+        Returns:
+            True if renewed; False if storage did not answer but the lease still holds.
+
+        Raises:
+            OwnershipLost: another run owns the pipeline, or this owner's deadline has passed.
+        """
+        self.ensure()
+        try:
+            yield from self._replace(lambda state: state)
+        except (StorageUnavailable, OutcomeUnknown, WriteConflict):
+            self.ensure()
+            return False
+        return True
+
+    def complete(
+        self, checkpoint_id: int, location: str, kind: str, completed_at: datetime | None = None
+    ) -> Steps[CheckpointPointer]:
+        """Make a checkpoint the newest completed one: **the commit point**. Sinks commit after it.
+
+        Args:
+            checkpoint_id: its id.
+            location: where its metadata is stored.
+            kind: ``checkpoint``, or ``savepoint`` for that of a stop.
+            completed_at: wall clock; now by default.
+
+        Raises:
+            OwnershipLost: another run owns the pipeline; the checkpoint is not completed and nothing may be committed.
+            StorageUnavailable, WriteConflict: it is not completed.
+            OutcomeUnknown: it may be completed; delete nothing and commit nothing. The state tells after the next renewal.
+        """
+        self.ensure()
+        pointer = CheckpointPointer(
+            checkpoint_id=checkpoint_id,
+            location=location,
+            kind=kind,
+            epoch=self.epoch,
+            job_id=self.state.job.job_id,
+            completed_at=completed_at or self._values.wall(),
+        )
+        if kind == "savepoint":
+            self._stopped_with = location
+        yield from self._replace(lambda state: changes.completed(state, pointer))
+        return pointer
+
+    def forget(self, location: str) -> Steps[None]:
+        """A retained checkpoint is about to be deleted: ``state.json`` lists it no more when this returns.
+
+        So nothing that is listed is ever deleted: an owner that was suspended in between, and has lost the pipeline, fails here,
+        while a later one may be restoring from that checkpoint.
+
+        Raises:
+            OwnershipLost: another run owns the pipeline: delete nothing.
+            StorageUnavailable, WriteConflict, OutcomeUnknown: it may still be listed: delete nothing. The next replacement
+                that lands does not list it.
+        """
+        self.ensure()
+        self._forgotten.add(location)
+        if any(pointer.location == location for pointer in self.state.listed):
+            yield from self._replace(lambda state: changes.forgotten(state, location))
+
+    def forget_later(self, location: str) -> None:
+        """A savepoint is no restart's beginning any more, and stays where it is: not listed from the next replacement on."""
+        self._forgotten.add(location)
+
+    def forget_savepoints(self, retained: Collection[str]) -> None:
+        """Forget later, of the savepoints that are the user's, those that the coordinator does not retain.
+
+        Args:
+            retained: locations of what the coordinator retains.
+        """
+        for pointer in self.retained:
+            if not pointer.ours and pointer.location not in retained:
+                self.forget_later(pointer.location)
+
+    def end_job(
+        self, status: JobStatus, *, keep_checkpoints: bool, ended_by: EndedBy, stop_asked_by: StopAskedBy
+    ) -> Steps[tuple[CheckpointPointer, ...]]:
+        """Say how the job ended while the lease is still held, so that checkpoints can be deleted after it.
+
+        Deleting them first would leave a moment in which a crash looks like a job that never had any.
+
+        Args:
+            status: the job's end state.
+            keep_checkpoints: otherwise none is listed any more, but for the savepoint of a suspend: it stays the newest.
+            ended_by: what brought a FINISHED job to its end; of a stop, its savepoint is recorded.
+            stop_asked_by: what asked for that stop.
+
+        Returns:
+            The checkpoints no longer listed that are the system's to delete.
+
+        Raises:
+            OwnershipLost, StorageUnavailable, WriteConflict, OutcomeUnknown: as :meth:`complete`.
+        """
+        self.ensure()
+        newest = self.state.newest.location if self.state.newest is not None else ""
+        kept = newest if ended_by == "suspend" else ""
+        dropped = () if keep_checkpoints else tuple(old for old in self.retained if old.location != kept)
+        self._forgotten.update(pointer.location for pointer in dropped)
+        savepoint = newest if ended_by in ("drain", "suspend") and newest == self._stopped_with else ""
+        self._ending = (status, ended_by, savepoint, stop_asked_by)  # should this fail, the release says it
+        yield from self._replace(self._ended(status, keep_checkpoints))
+        return tuple(pointer for pointer in dropped if pointer.ours)
+
+    def release(self, status: JobStatus | None) -> Steps[None]:
+        """Free the lease and say how the job ended; does nothing when already released.
+
+        Args:
+            status: the job's end state; None if :meth:`end_job` has said it, or no job was begun.
+
+        Raises:
+            OwnershipLost: another run owns the pipeline.
+            StorageUnavailable, WriteConflict, OutcomeUnknown: the lease then runs out by itself.
+        """
+        if self.released:
+            return
+        if self._lost is not None:
+            raise OwnershipLost(self._lost)
+
+        def change(state: PipelineState) -> PipelineState:
+            if status is not None and state.job.status != status:
+                state = self._ended(status, True)(state)
+            return msgspec.structs.replace(state, lease=None)
+
+        yield from self._replace(change)
+        self.released = True
+
+    def _ended(self, status: JobStatus, keep: bool) -> Change:
+        said, ended_by, savepoint, asked_by = self._ending or (status, "", "", "")
+        if said != status:
+            ended_by, savepoint, asked_by = "", "", ""
+        return lambda state: changes.ended(
+            state, status, keep=keep, ended_by=ended_by, savepoint=savepoint, stop_asked_by=asked_by, at=self._values.wall()
+        )
+
+    def _replace(self, change: Change) -> Steps[None]:
+        """Replace ``state.json`` by a changed version of what this owner last wrote, if no other run has."""
+        monotonic = self._values.monotonic
+        base, unresolved = None, 0
+        for _ in range(_ROUNDS):
+            if base is not self.state:  # the first round, or a write of ours that had been in doubt has landed
+                base = self.state
+                proposed = self._next(base, change)
+            sent_at = monotonic()
+            try:
+                version = yield ReplaceState(self._version, proposed)
+            except OutcomeUnknown:
+                # The same write under the same condition: it lands now, or the file shows that it had landed.
+                unresolved += 1
+                if unresolved == _RESOLVE_ATTEMPTS or monotonic() >= self.deadline:
+                    raise
+            except Precondition:
+                if (yield from self._adopt(proposed.token)):
+                    self._renewed(sent_at)
+                    return
+            except (StorageUnavailable, WriteConflict) as error:
+                if unresolved:  # an earlier attempt of this very write may have landed
+                    raise OutcomeUnknown(str(error)) from error
+                raise
+            else:
+                self.state, self._version = proposed, version
+                self._renewed(sent_at)
+                return
+        raise OutcomeUnknown(f"{self._place.url} was refused {_ROUNDS} times although it carries this run's epoch")
+
+    def _next(self, state: PipelineState, change: Change) -> PipelineState:
+        values = self._values
+        lease = state.lease and msgspec.structs.replace(state.lease, renewals=state.lease.renewals + 1, renewed_at=values.wall())
+        changed = change(msgspec.structs.replace(state, lease=lease, token=values.new_token()))
+        return msgspec.structs.replace(changed, retained=self._without_forgotten(changed.retained))
+
+    def _adopt(self, token: str) -> Steps[bool]:
+        """After a refused write: take what is there as our own if it is. True if it is the write just tried.
+
+        No other run writes under our epoch, so a file that carries it holds a write of ours whose answer was lost.
+        """
+        try:
+            found: StoredState | None = yield ReadState()
+        except StorageUnavailable as error:
+            raise OutcomeUnknown(f"{self._place.url} has changed and cannot be read back: {error}") from error
+        if found is None:
+            self._lost = f"{self._subject()} is gone: {self._place.url} was deleted. Stop every run before deleting it"
+            raise OwnershipLost(self._lost)
+        if found.state.epoch != self.epoch:
+            self._lost = (
+                f"{self._subject()} was taken over: expected epoch {self.epoch} in {self._place.url}, found epoch "
+                f"{found.state.epoch}, {describe_owner(found.state)}. This run was silent for a whole lease; it stops "
+                "and commits nothing"
+            )
+            raise OwnershipLost(self._lost)
+        self.state, self._version = found.state, found.version
+        return found.state.token == token
+
+    def _renewed(self, sent_at: float) -> None:
+        self.deadline = sent_at + self.lease_seconds * SAFETY
+
+    def _without_forgotten(self, retained: tuple[CheckpointPointer, ...]) -> tuple[CheckpointPointer, ...]:
+        return tuple(pointer for pointer in retained if pointer.location not in self._forgotten)
+
+    def _subject(self) -> str:
+        return f"the ownership of pipeline {self._place.pipeline!r} (epoch {self.epoch})"

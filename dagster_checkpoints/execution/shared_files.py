@@ -1,0 +1,112 @@
+"""The names of state files in ``shared/``, and the storing of one; as steps.
+
+An owner stores what is new under names with its epoch in them, and deletes nothing of later owners. Stores cannot fence a
+deletion: what an earlier owner asked for while it still was the owner may be carried out at any later time, and then finds
+nothing that was written since.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from dagster_checkpoints.execution.storage_steps import Steps
+
+_SHARED = re.compile(r"([0-9a-f]{64})(?:-([1-9]\d*))?")
+
+
+class SharedName(NamedTuple):
+    """What a file in ``shared/`` is called: by its bytes, and the epoch of the owner that stored them there.
+
+    The same bytes under two epochs are two files; epoch 0 stands for a name without one, as earlier releases gave it.
+    """
+
+    sha256: str
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.sha256}-{self.epoch}" if self.epoch else self.sha256
+
+    @classmethod
+    def parse(cls, name: str) -> SharedName | None:
+        """From a name; None if this package gives no file such a one."""
+        match = _SHARED.fullmatch(name)
+        return cls(match[1], int(match[2] or 0)) if match else None
+
+
+class FileRegistry(Protocol):
+    """Which checkpoints name which files: :class:`dagster_checkpoints.storage.SharedStateRegistry`."""
+
+    def lend(self, borrower: Hashable, name: str) -> bool:
+        """Name a file for a checkpoint; False if storage does not have it."""
+
+    def reserve(self, checkpoint: Hashable, name: str) -> bool:
+        """Name a file before it is stored; True if it must be. Waits while it is being deleted."""
+
+    def stored(self, checkpoint: Hashable, name: str) -> None:
+        """The file is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutFile:
+    """Store the file's bytes under this name in ``shared/``. Answer: None."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredName:
+    """Under which name a file is in ``shared/``, and whether it was uploaded for that."""
+
+    name: SharedName
+    uploaded: bool
+
+
+class SharedNames:
+    """The names that an owner gives to state files, and those that it found them under.
+
+    Args:
+        epoch: of the owner; 0 before the pipeline is acquired.
+    """
+
+    def __init__(self, epoch: Callable[[], int]) -> None:
+        self._epoch = epoch
+        self._earlier: dict[str, SharedName] = {}
+
+    def known(self, names: Iterable[SharedName]) -> None:
+        """These files are there and whole, with an earlier owner's names: their bytes are not stored under another name."""
+        self._earlier.update({name.sha256: name for name in names})
+
+    def earlier(self, sha256: str) -> SharedName | None:
+        """The name under which the bytes were found; None if they were not."""
+        return self._earlier.get(sha256)
+
+    def own(self, sha256: str) -> SharedName:
+        """The name under which this owner stores the bytes: no other owner gives that name."""
+        return SharedName(sha256, self._epoch())
+
+
+def store_file(names: SharedNames, registry: FileRegistry, checkpoint: Hashable, sha256: str) -> Steps[StoredName]:
+    """Store a file unless its bytes are there; first the checkpoint names it.
+
+    Args:
+        names: of this owner.
+        registry: of the pipeline.
+        checkpoint: the pending checkpoint that names the file from now on.
+        sha256: of the file's bytes.
+
+    Raises:
+        CheckpointDiscarded: the checkpoint was given up meanwhile.
+        StorageError: as the request; the file stays named by the checkpoint.
+    """
+    earlier = names.earlier(sha256)
+    if earlier is not None and registry.lend(checkpoint, str(earlier)):
+        return StoredName(earlier, uploaded=False)
+    own = names.own(sha256)
+    needed = registry.reserve(checkpoint, str(own))
+    if needed:
+        yield PutFile(str(own))
+        registry.stored(checkpoint, str(own))
+    return StoredName(own, needed)

@@ -1,0 +1,329 @@
+"""Where a run starts from: a new start, the newest checkpoint, or a checkpoint or savepoint that the user names.
+
+As steps: the driver reads metadata and checks that it fits the pipeline. Everything is decided before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
+from dagster_checkpoints.execution.storage_errors import StorageError, StorageUnavailable
+from dagster_checkpoints.execution.storage_steps import Steps
+from dagster_checkpoints.state import ClaimMode, StateError
+
+R = TypeVar("R")
+_OVER = frozenset({"FINISHED", "NONE"})
+
+
+class NothingToRestoreError(DagsterCheckpointsError):
+    """The run was told to start from a checkpoint that is not there."""
+
+    repeats: ClassVar[bool] = True
+
+
+class StartOptions(Protocol):
+    """The part of a run's options that says where it starts."""
+
+    @property
+    def restore_from(self) -> str:
+        """``latest``, ``none``, an id, a name, a location or a URL."""
+
+    @property
+    def allow_older_checkpoint(self) -> bool:
+        """Try older retained checkpoints if the one that is meant cannot be restored."""
+
+    @property
+    def claim_mode(self) -> ClaimMode:
+        """What becomes of a savepoint that the run starts from."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterFiles:
+    """Read the metadata of a retained checkpoint, and keep the files that it names from deletion.
+
+    Answer: None.
+    Errors: StateError, StorageError: it cannot be read.
+    """
+
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCheckpoint:
+    """Read a checkpoint or savepoint, and check that the pipeline can be restored from it.
+
+    Answer: a :class:`RestorableCheckpoint`.
+    Errors: StateError, StorageError: it is corrupt, of an unknown version, gone, or does not fit.
+    """
+
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveName:
+    """Find what the user means by a relative location, a URL or an absolute path.
+
+    Answer: a :class:`NamedPlace`.
+    Errors: StorageError: it can be neither a checkpoint nor a savepoint, or the savepoint is not there.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListSavepoints:
+    """List the complete savepoints in the pipeline's own directory.
+
+    Answer: a sequence of :class:`NamedSavepoint`, newest first.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPlace:
+    """What a name in the run configuration stands for.
+
+    Attributes:
+        location: as ``state.json`` would name it.
+        savepoint: it is a savepoint.
+    """
+
+    location: str
+    savepoint: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSavepoint:
+    """A savepoint in the pipeline's own directory."""
+
+    checkpoint_id: int
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestorableCheckpoint(Generic[R]):
+    """A checkpoint or savepoint that fits the pipeline.
+
+    Attributes:
+        restored: what the driver restores it by.
+        pointer: to it, with the number of the job that its metadata names.
+        url: of its directory, for the text of errors.
+        savepoint: it is a savepoint.
+        own: it is in the pipeline's own directory.
+    """
+
+    restored: R
+    pointer: CheckpointPointer
+    url: str
+    savepoint: bool
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartPoint(Generic[R]):
+    """What a run begins with.
+
+    Attributes:
+        restored: None for a new start.
+        resume: the run goes on with the job before, whose id it keeps.
+        next_checkpoint_id: of the first checkpoint that is triggered.
+        pointer: to what is restored.
+        claimed: it is a savepoint that becomes the pipeline's own, to delete when it is subsumed.
+        retained: the checkpoints of that job which are kept, and a claimed savepoint.
+        passed_over: later checkpoints of that job: no longer of use once the job has gone on from an earlier one.
+        sweep: every retained checkpoint could be read, so files that none of them names may be deleted.
+    """
+
+    restored: R | None
+    resume: bool
+    next_checkpoint_id: int
+    pointer: CheckpointPointer | None = None
+    claimed: bool = False
+    retained: tuple[CompletedCheckpoint, ...] = ()
+    passed_over: tuple[CompletedCheckpoint, ...] = ()
+    sweep: bool = False
+
+
+def is_job_over(state: PipelineState) -> bool:
+    """Whether the latest job has ended in a way after which there is nothing to resume."""
+    return state.job.status in _OVER and state.job.ended_by != "suspend"
+
+
+def is_repeated_start(restore_from: str, earlier_runs: Collection[str], previous: PipelineState) -> bool:
+    """Whether a run that this one repeats has already begun the job where the run configuration says.
+
+    A retry has the configuration of the run that failed. To follow it again would throw away what that run has done: it means
+    the latest checkpoint.
+
+    Args:
+        restore_from: of the run configuration.
+        earlier_runs: the runs that this one repeats.
+        previous: what storage says of the pipeline.
+
+    Raises:
+        NothingToRestoreError: the job that was begun that way has come to its end.
+    """
+    job = previous.job
+    if restore_from == "latest" or not job.begun_by or job.begun_by not in earlier_runs:
+        return False
+    if is_job_over(previous):
+        raise NothingToRestoreError(
+            f"restore_from: {restore_from!r}. Run {job.begun_by}, which this run repeats, has begun job {job.job_id} there, and "
+            f"that job is {job.status}: there is nothing to continue, and to begin there again would repeat its rows. To run the "
+            "pipeline again, launch a new run instead of a retry or re-execution."
+        )
+    return True
+
+
+def completed_checkpoint(pointer: CheckpointPointer) -> CompletedCheckpoint:
+    """What the coordinator is to know of a checkpoint that `state.json` names."""
+    # A savepoint that is the user's is never deleted; one that was claimed is like a checkpoint.
+    properties = CheckpointProperties() if pointer.ours else CheckpointProperties.for_savepoint(stops_job=True)
+    return CompletedCheckpoint(pointer.checkpoint_id, pointer.location, properties)
+
+
+def choose_start(
+    previous: PipelineState,
+    retained: Sequence[CheckpointPointer],
+    options: StartOptions,
+    url: str,
+    unusable: Collection[str] = (),
+) -> Steps[StartPoint[R]]:
+    """Decide what an owned pipeline starts from.
+
+    Args:
+        previous: what its owner has found in ``state.json``.
+        retained: the completed checkpoints that are kept, newest first.
+        options: what the user asks for.
+        url: of the pipeline's directory, for the text of errors.
+        unusable: locations of checkpoints whose state files have turned out to be corrupt.
+
+    Raises:
+        NothingToRestoreError: the run names a checkpoint that storage does not have, or one of an earlier job.
+        StorageUnavailable: storage does not answer; never a reason to try an older checkpoint.
+        StateError, StorageError: the checkpoint is corrupt, of an unknown version, or does not fit the pipeline. Older
+            retained ones are tried only with `allow_older_checkpoint`.
+    """
+    readable: set[str] = set()
+    for pointer in retained:
+        if (yield from _register(pointer)):
+            readable.add(pointer.location)
+    sweep = len(readable) == len(retained)
+    candidates = yield from _candidates(previous, retained, options.restore_from, url)
+    if not candidates:
+        return StartPoint(None, False, 1, sweep=sweep)
+    failures: list[Exception] = []
+    for location in (c for c in candidates if c not in unusable):
+        try:
+            found: RestorableCheckpoint[R] = yield ReadCheckpoint(location)
+        except StorageUnavailable:
+            raise
+        except (StateError, StorageError) as error:
+            failures.append(error)
+            if not options.allow_older_checkpoint:
+                break
+            continue
+        return _start_from(found, previous, retained, readable, options.claim_mode, sweep)
+    if not failures:
+        raise NothingToRestoreError(f"None of the checkpoints in {url} can be restored: {', '.join(candidates)}.")
+    raise failures[0]
+
+
+def _register(pointer: CheckpointPointer) -> Steps[bool]:
+    """Keep the files of a retained checkpoint from deletion. Returns whether it could be read."""
+    if pointer.kind == "savepoint":  # whose files are its own
+        return True
+    try:
+        yield RegisterFiles(pointer.location)
+    except StorageUnavailable:
+        raise  # its files would count as unused
+    except (StateError, StorageError):
+        return False  # it stays where it is; a restore from it gets the error
+    return True
+
+
+def _candidates(previous: PipelineState, retained: Sequence[CheckpointPointer], restore_from: str, url: str) -> Steps[list[str]]:
+    """Locations to try, best first; none for a new start."""
+    if restore_from == "none":
+        return []
+    if restore_from == "latest":
+        newest = previous.newest
+        return [] if newest is None or is_job_over(previous) else [newest.location, *_older(retained, newest)]
+    wanted = restore_from.removeprefix("chk-")
+    if wanted.isdigit():
+        return (yield from _by_id(retained, restore_from, int(wanted), url))
+    place: NamedPlace = yield ResolveName(_in_its_directory(restore_from))
+    if place.savepoint:
+        return [place.location]
+    return [place.location, *(older for p in retained if p.location == place.location for older in _older(retained, p))]
+
+
+def _in_its_directory(name: str) -> str:
+    """A location from a name without a directory; anything else as it is."""
+    if "/" in name:
+        return name
+    return f"savepoints/{name}" if name.startswith("savepoint-") else f"checkpoints/{name}"
+
+
+def _by_id(retained: Sequence[CheckpointPointer], asked: str, wanted: int, url: str) -> Steps[list[str]]:
+    found = [p for p in retained if p.checkpoint_id == wanted]
+    if found:
+        return [found[0].location, *_older(retained, found[0])]
+    savepoints: Sequence[NamedSavepoint] = yield ListSavepoints()
+    named = [savepoint.location for savepoint in savepoints if savepoint.checkpoint_id == wanted]
+    if len(named) == 1:
+        return named
+    if named:
+        raise NothingToRestoreError(
+            f"restore_from: {asked!r} fits several savepoints: {', '.join(named)}. Name one of them by its location."
+        )
+    checkpoints = ", ".join(str(p.checkpoint_id) for p in retained) or "none"
+    there = ", ".join(savepoint.location for savepoint in savepoints) or "none"
+    raise NothingToRestoreError(
+        f"restore_from: {asked!r} asks for a checkpoint that {url} does not hold. Retained checkpoints: {checkpoints}; "
+        f"savepoints: {there}. Name one of these, or restore from 'latest' or 'none'."
+    )
+
+
+def _older(retained: Sequence[CheckpointPointer], than: CheckpointPointer) -> list[str]:
+    """Those of the same job: another job's rows are in the sinks under its own name."""
+    return [p.location for p in retained if p.job_id == than.job_id and p.checkpoint_id < than.checkpoint_id]
+
+
+def _start_from(
+    found: RestorableCheckpoint[R],
+    previous: PipelineState,
+    retained: Sequence[CheckpointPointer],
+    readable: Collection[str],
+    claim_mode: ClaimMode,
+    sweep: bool,
+) -> StartPoint[R]:
+    pointer, own_job = found.pointer, previous.job.job_id
+    chosen = pointer.checkpoint_id
+    # What was copied here from elsewhere may carry the same number by chance.
+    resume = pointer.job_id == own_job and found.own
+    if not found.savepoint and not resume:
+        raise NothingToRestoreError(
+            f"expected a checkpoint of the pipeline's latest job ({own_job}), found that {found.url} is of job "
+            f"{pointer.job_id}. The job that began after it has aborted what that one had not committed, and its own rows "
+            "are in the sinks: going back would lose or repeat rows. Restore a savepoint of that job, which holds all that it "
+            "needs, or a checkpoint of the latest one"
+        )
+    listed = next((p for p in retained if p.location == pointer.location), None)
+    # Once claimed it stays so, when the job is resumed from it before its first checkpoint.
+    claimed = found.savepoint and (claim_mode is ClaimMode.CLAIM or (listed is not None and listed.claimed))
+    kept: list[CompletedCheckpoint] = []
+    later: list[CompletedCheckpoint] = []
+    if resume:
+        this_job = [p for p in retained if p.job_id == own_job and p.location != pointer.location]
+        kept = [completed_checkpoint(p) for p in this_job if p.checkpoint_id <= chosen and p.location in readable]
+        # A savepoint that is passed over stays the user's.
+        later = [completed_checkpoint(p) for p in this_job if p.checkpoint_id > chosen and p.ours]
+    # A claimed savepoint is like a checkpoint: ours to delete.
+    kept.append(CompletedCheckpoint(chosen, pointer.location) if claimed else completed_checkpoint(pointer))
+    next_id = max(chosen, previous.highest_checkpoint_id if resume else 0) + 1
+    return StartPoint(found.restored, resume, next_id, pointer, claimed, tuple(kept), tuple(later), sweep)

@@ -1,0 +1,99 @@
+"""What an owner's acts change in ``state.json``: pure functions from one state to the next.
+
+Must not know how the file is replaced, or whether it may be: see :mod:`ownership`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, EndedBy, Job, JobStatus, PipelineState, StopAskedBy
+
+
+def begun(
+    state: PipelineState,
+    *,
+    resume: bool,
+    restored: CheckpointPointer | None,
+    at: datetime,
+    named: bool = False,
+    origin: Origin = UNKNOWN_ORIGIN,
+) -> PipelineState:
+    """A job runs: the previous one goes on, or a new one starts; from ``restored``, or where it stood.
+
+    ``named``: the run's configuration names where, instead of leaving it to what is the newest. ``origin``: where the pipeline is
+    defined.
+    """
+    state = msgspec.structs.replace(state, origin=state.origin.then(origin))
+    run_id = state.lease.owner.run_id if state.lease is not None else ""
+    if resume:
+        job = msgspec.structs.replace(
+            state.job,
+            status="RUNNING",
+            ended_at=None,
+            ended_by="",
+            savepoint="",
+            stop_asked_by="",
+            run_id=run_id,
+            begun_by=run_id if named else state.job.begun_by,
+        )
+    else:
+        job = Job(job_id=state.job.job_id + 1, status="RUNNING", started_at=at, run_id=run_id, begun_by=run_id)
+    if restored is None:
+        return msgspec.structs.replace(state, job=job, newest=state.newest if resume else None)
+    listed = next((pointer for pointer in state.retained if pointer.location == restored.location), None)
+    # The number of the job in a savepoint from elsewhere would say nothing here.
+    newest = listed or msgspec.structs.replace(restored, job_id=job.job_id)
+    retained = state.retained if listed or not newest.ours else (newest, *state.retained)
+    return msgspec.structs.replace(state, job=job, newest=newest, retained=retained)
+
+
+def reserved(state: PipelineState, checkpoint_id: int) -> PipelineState:
+    """The id is taken: no later checkpoint may have it."""
+    return msgspec.structs.replace(state, highest_checkpoint_id=max(state.highest_checkpoint_id, checkpoint_id))
+
+
+def completed(state: PipelineState, pointer: CheckpointPointer) -> PipelineState:
+    """A checkpoint, or the savepoint of a stop, is the newest."""
+    retained = (pointer, *(old for old in state.retained if old.location != pointer.location))
+    return reserved(msgspec.structs.replace(state, newest=pointer, retained=retained), pointer.checkpoint_id)
+
+
+def claimed(state: PipelineState, pointer: CheckpointPointer) -> PipelineState:
+    """A savepoint is the pipeline's own: retained, and deleted when it is so no longer."""
+    ours = msgspec.structs.replace(pointer, claimed=True, job_id=state.job.job_id)
+    newest = ours if state.newest is not None and state.newest.location == ours.location else state.newest
+    retained = (ours, *(old for old in state.retained if old.location != ours.location))
+    return reserved(msgspec.structs.replace(state, newest=newest, retained=retained), ours.checkpoint_id)
+
+
+def forgotten(state: PipelineState, location: str) -> PipelineState:
+    """What lies there is no restart's beginning any more."""
+    is_newest = state.newest is not None and state.newest.location == location
+    retained = tuple(pointer for pointer in state.retained if pointer.location != location)
+    return msgspec.structs.replace(state, newest=None if is_newest else state.newest, retained=retained)
+
+
+def ended(
+    state: PipelineState,
+    status: JobStatus,
+    *,
+    keep: bool,
+    ended_by: EndedBy,
+    savepoint: str,
+    at: datetime,
+    stop_asked_by: StopAskedBy = "",
+) -> PipelineState:
+    """The job is over. What it would be resumed from stays only if it may be resumed."""
+    job = msgspec.structs.replace(
+        state.job,
+        status=status,
+        ended_at=at,
+        ended_by=ended_by,
+        savepoint=savepoint,
+        stop_asked_by=stop_asked_by if ended_by in ("drain", "suspend") else "",
+    )
+    return msgspec.structs.replace(state, job=job, newest=state.newest if keep or ended_by == "suspend" else None)

@@ -1,0 +1,122 @@
+"""Procedures on storage as steps: generators that yield requests and are sent the answers.
+
+A procedure decides what is asked for, in which order, and what each outcome means; its driver performs the requests: the storage
+floor on real storage, the simulator on its world. A request that fails is answered by raising one of the
+:mod:`storage_errors` at the `yield`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from dagster_checkpoints.execution.pipeline_state import PipelineState
+
+T = TypeVar("T")
+Steps = Generator[Any, Any, T]
+"""Yields requests, is sent their answers, and returns the result of the procedure."""
+StateVersion = str | int
+"""Which version of ``state.json`` is meant: an etag of the store; only ever compared for equality."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """Read ``state.json``.
+
+    Answer: a :class:`StoredState`, or None if there is no such file.
+    Errors: StorageUnavailable; whatever the storage floor raises for a file that it cannot read.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceState:
+    """Replace ``state.json`` if it is still the version expected.
+
+    Answer: the new version.
+    Errors: Precondition, StorageUnavailable, WriteConflict, OutcomeUnknown.
+
+    Attributes:
+        expected: the version that is replaced.
+        state: the new content.
+    """
+
+    expected: StateVersion
+    state: PipelineState
+
+
+@dataclass(frozen=True, slots=True)
+class CreateState:
+    """Create ``state.json``.
+
+    Answer: its version.
+    Errors: AlreadyExists, StorageUnavailable, WriteConflict, OutcomeUnknown.
+
+    Attributes:
+        state: the content.
+    """
+
+    state: PipelineState
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """A content of ``state.json`` that was read, and its version."""
+
+    state: PipelineState
+    version: StateVersion
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlace:
+    """Where the ``state.json`` of a pipeline is, for the text of errors.
+
+    Attributes:
+        pipeline: its name.
+        root: URL of the storage that it is in.
+        url: of the file.
+    """
+
+    pipeline: str
+    root: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class DriverValues:
+    """Values that only a driver has: times and random tokens.
+
+    Attributes:
+        monotonic: this process's monotonic clock, seconds.
+        wall: wall-clock time in UTC, for people.
+        new_token: a text that no other call has returned, on any machine.
+    """
+
+    monotonic: Callable[[], float]
+    wall: Callable[[], datetime]
+    new_token: Callable[[], str]
+
+
+def drive(steps: Steps[T], perform: Callable[[Any], Any]) -> T:
+    """Run a procedure to its end.
+
+    Args:
+        steps: the procedure.
+        perform: performs one request: returns the answer, or raises, which the procedure then sees at its `yield`.
+
+    Returns:
+        The result of the procedure.
+    """
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = perform(request)
+            except Exception as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
