@@ -40,8 +40,10 @@ from dagster_checkpoints.coordination.pending_checkpoints import PendingCheckpoi
 from dagster_checkpoints.coordination.progress import TaskProgress
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
+from dagster_checkpoints.execution.ownership import OwnershipSteps
+from dagster_checkpoints.execution.storage_steps import ReadState
 from dagster_checkpoints.state import PartlyFinishedUnionState, redistribution, restore
-from simulation import deployment, machine, restoring, sinks, storage, writing
+from simulation import deployment, machine, restoring, sinks, writing
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
 
@@ -127,12 +129,12 @@ def _ids_begin_again() -> Patches:
 
 
 def _no_fencing() -> Patches:
-    put_state = storage.Store.put_state
+    def broken(self: Any, token: str) -> Any:
+        found = yield ReadState()
+        self._version = found.version  # the next round replaces what another owner has written
+        return False
 
-    def broken(self: Any, expected: int, proposed: Any) -> bool:
-        return put_state(self, self.version, proposed)
-
-    yield storage.Store, "put_state", broken
+    yield OwnershipSteps, "_adopt", broken
 
 
 def _newest_not_retained() -> Patches:

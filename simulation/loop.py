@@ -118,9 +118,7 @@ class Loop(Writer):
                 self.count("savepoints" if completed.is_savepoint else "checkpoints")
             case on.ForgetSavepoints(retained):
                 assert self.ownership is not None
-                for pointer in self.ownership.retained:
-                    if not pointer.ours and pointer.location not in retained:
-                        self.ownership.forget_later(pointer.location)
+                self.ownership.steps.forget_savepoints(retained)
             case CheckpointFailed(checkpoint_id, reason):
                 subsumed = reason is FailureReason.CHECKPOINT_SUBSUMED and checkpoint_id in self._savepoints
                 check(not subsumed, f"savepoint {checkpoint_id} was subsumed")

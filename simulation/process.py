@@ -226,7 +226,7 @@ class Process(Loop):
             dropped = yield from self.ownership.end_job("FINISHED", keep=action.keep_checkpoints, ended_by=action.ended_by)
         except StorageError:
             return on.JobEndNotRecorded()
-        return on.JobEndRecorded(tuple(CompletedCheckpoint(0, location) for location in dropped))
+        return on.JobEndRecorded(tuple(CompletedCheckpoint(p.checkpoint_id, p.location) for p in dropped))
 
     def _finish_work(self) -> Steps[on.WorkEnded]:
         self.shut_down = True

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import (
     ChainMetadata,
@@ -21,7 +22,6 @@ from dagster_checkpoints.state import (
     recorded_inputs,
     validate_restore,
 )
-from dagster_checkpoints.storage.pipeline_state import CheckpointPointer, PipelineState
 from simulation.channels import Snapshot
 from simulation.shapes import Shape, StageSpec, name_of
 from simulation.storage import Metadata, Ownership, Store, pointer_to

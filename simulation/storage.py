@@ -1,8 +1,7 @@
 """Durable storage of one pipeline, and the right to write to it; survives every crash.
 
-Mirrors the storage floor at the granularity of single requests: every procedure is a generator that stops in front of each
-write (`PUT`) and between a check and what relies on it (`PAUSE`), so that anything can happen in between. What changes in
-`state.json` is computed by the real `storage.state_changes`.
+The procedures are the shipped steps of the execution floor; the world performs their requests, and stops in front of each
+write (`PUT`) and between a check and what relies on it (`PAUSE`), so that anything can happen in between.
 """
 
 from __future__ import annotations
@@ -12,11 +11,25 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-import msgspec
-
+from dagster_checkpoints.execution import acquisition, storage_steps
+from dagster_checkpoints.execution.acquisition import AnnounceWatch, CheckOwnerGone, Sleep
+from dagster_checkpoints.execution.ownership import SAFETY, OwnershipSteps
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, EndedBy, JobStatus, Owner, PipelineState
+from dagster_checkpoints.execution.storage_errors import AlreadyExists, Precondition
+from dagster_checkpoints.execution.storage_errors import OutcomeUnknown as OutcomeUnknown
+from dagster_checkpoints.execution.storage_errors import OwnershipLost as OwnershipLost
+from dagster_checkpoints.execution.storage_errors import StorageError as StorageError
+from dagster_checkpoints.execution.storage_errors import StorageUnavailable as StorageUnavailable
+from dagster_checkpoints.execution.storage_steps import (
+    CreateState,
+    DriverValues,
+    ReadState,
+    ReplaceState,
+    StatePlace,
+    StateVersion,
+    StoredState,
+)
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.storage import state_changes as changes
-from dagster_checkpoints.storage.pipeline_state import CheckpointPointer, EndedBy, JobStatus, Lease, Owner, PipelineState
 from simulation.violations import Violation, check
 
 PUT, PAUSE, WAIT = "put", "pause", "wait"
@@ -26,39 +39,9 @@ OK, UNAVAILABLE, LOST, LANDED = "ok", "unavailable", "lost", "landed"
 
 T = TypeVar("T")
 Steps = Generator[str, str, T]
+"""What a thread of a process does: it stops, is sent the outcome, and goes on."""
 
-SAFETY = 0.9
-_RESOLVE_ATTEMPTS = 3
-_ROUNDS = 8
-_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
-
-
-class StorageError(Exception):
-    """Base."""
-
-
-class StorageUnavailable(StorageError):
-    """It did not happen."""
-
-
-class OutcomeUnknown(StorageError):
-    """Nobody knows."""
-
-
-class OwnershipLost(StorageError):
-    """Another process owns the pipeline."""
-
-
-class PipelineOwned(StorageError):
-    """Another process lives."""
-
-
-class CheckpointDiscarded(StorageError):
-    """It was given up meanwhile."""
-
-
-class AlreadyExists(StorageError):
-    """Other metadata is there."""
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(eq=False)
@@ -116,7 +99,7 @@ class Store:
         self._token += 1
         return str(self._token)
 
-    def put_state(self, expected: int, proposed: PipelineState) -> bool:
+    def put_state(self, expected: StateVersion, proposed: PipelineState) -> bool:
         """Replace the state if it is the version expected."""
         if self.version != expected:
             return False
@@ -133,6 +116,9 @@ class Store:
         check(proposed.highest_checkpoint_id >= old.highest_checkpoint_id, "the highest id went back")
         newest = proposed.newest
         if newest is not None and newest != old.newest:
+            completed = newest.epoch == proposed.epoch
+            grows = old.newest is None or old.newest.checkpoint_id < newest.checkpoint_id
+            check(grows or not completed, f"{newest} after {old.newest}")
             metadata = self.check_whole(newest.location)
             self.take_id(metadata)
             self.named.add((metadata.job_id, metadata.checkpoint_id))
@@ -181,187 +167,116 @@ class Store:
         check(not users, f"the user's savepoint {location} was deleted by the system")
 
 
-Change = Callable[[PipelineState], PipelineState]
+def performed(steps: storage_steps.Steps[T], perform: Callable[[Any], Steps[Any]]) -> Steps[T]:
+    """Shipped steps, each of whose requests `perform` performs: it may stop, and raises what the steps are to see."""
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = yield from perform(request)
+            except StorageError as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class StateFile:
+    """Performs the requests for `state.json`; reads are answered at once."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def perform(self, request: Any) -> Steps[Any]:
+        store = self.store
+        match request:
+            case ReadState():
+                return None if store.state is None else StoredState(store.state, store.version)
+            case ReplaceState(expected, state):
+                failed: StorageError = Precondition("it was changed")
+            case CreateState(state):
+                expected, failed = 0, AlreadyExists("it was created")
+            case _:
+                raise TypeError(request)
+        outcome = (yield PUT) or OK
+        if outcome == UNAVAILABLE:
+            raise StorageUnavailable
+        landed = outcome != LOST and store.put_state(expected, state)
+        if outcome in (LOST, LANDED):
+            raise OutcomeUnknown
+        if not landed:
+            raise failed
+        return store.version
 
 
 class Ownership:
-    """One process's right to complete checkpoints; mirrors `storage.ownership`."""
+    """One process's right to complete checkpoints: the shipped steps, one procedure at a time."""
 
-    def __init__(
-        self,
-        store: Store,
-        state: PipelineState,
-        version: int,
-        previous: PipelineState,
-        now: Callable[[], float],
-        sent_at: float,
-    ) -> None:
-        assert state.lease is not None
-        self.previous = previous
-        self.store = store
-        self.state = state
-        self.epoch = state.epoch
-        self.lost = ""
-        self.released = False
-        self._version = version
-        self._now = now
-        self._seconds = state.lease.seconds
-        self.deadline = sent_at + self._seconds * SAFETY
+    def __init__(self, file: StateFile, steps: OwnershipSteps, now: Callable[[], float]) -> None:
+        self.steps = steps
+        self.epoch = steps.epoch
+        self.previous = steps.previous
+        self.ensure = steps.ensure
         self.locked = False
-        self._forgotten: set[str] = set()
-        self._stopped_with = ""
-        self._ending: tuple[JobStatus, EndedBy, str] | None = None
+        self._file = file
+        self._now = now
+
+    @property
+    def state(self) -> PipelineState:
+        return self.steps.state
 
     @property
     def retained(self) -> tuple[CheckpointPointer, ...]:
-        return tuple(p for p in self.state.retained if p.location not in self._forgotten)
+        return self.steps.retained
+
+    @property
+    def lost(self) -> bool:
+        return self.steps.lost
+
+    @property
+    def released(self) -> bool:
+        return self.steps.released
 
     @property
     def renewal_due(self) -> bool:
-        return not self.locked and self._now() >= self.deadline - self._seconds * (SAFETY - 1 / 3)
+        steps = self.steps
+        return not self.locked and self._now() >= steps.deadline - steps.lease_seconds * (SAFETY - 1 / 3)
 
-    def ensure(self) -> None:
-        if self.released:
-            raise OwnershipLost("released")
-        if not self.lost and self._now() >= self.deadline:
-            self.lost = "not renewed within its lease"
-        if self.lost:
-            raise OwnershipLost(self.lost)
-
-    def begin_job(self, *, resume: bool, restored: CheckpointPointer | None) -> Steps[int]:
-        self.ensure()
-        yield from self._replace(lambda s: changes.begun(s, resume=resume, restored=restored, at=_LONG_AGO))
-        return self.state.job.job_id
-
-    def reserve(self, checkpoint_id: int) -> Steps[None]:
-        self.ensure()
-        if self.state.highest_checkpoint_id < checkpoint_id:
-            yield from self._replace(lambda s: changes.reserved(s, checkpoint_id))
-
-    def claim(self, pointer: CheckpointPointer) -> Steps[None]:
-        self.ensure()
-        self.store.claimed.add(pointer.location)
-        yield from self._replace(lambda s: changes.claimed(s, pointer))
-
-    def complete(self, checkpoint_id: int, location: str, kind: str) -> Steps[None]:
-        """The commit point."""
-        self.ensure()
-        pointer = pointer_to(checkpoint_id, location, kind, self.epoch, self.state.job.job_id)
-        if kind == "savepoint":
-            self._stopped_with = location
-
-        def change(state: PipelineState) -> PipelineState:
-            newest = state.newest
-            grows = newest is None or newest.checkpoint_id < checkpoint_id
-            check(grows, f"{pointer} after {newest}")
-            return changes.completed(state, pointer)
-
-        yield from self._replace(change)
-
-    def renew(self) -> bool:
-        """At once: nothing can come between. Raises OwnershipLost."""
-        self.ensure()
-        if self.locked:
-            return False
-        for step in self._replace(lambda s: s):
-            assert step is PUT or step is PAUSE
-        return True
-
-    def confirm(self) -> Steps[None]:
-        """Learn that the pipeline is still ours."""
-        self.ensure()
-        yield from self._replace(lambda s: s)
-
-    def forget(self, location: str) -> Steps[None]:
-        """The state lists it no more when this is over."""
-        self.ensure()
-        self._forgotten.add(location)
-        if any(p.location == location for p in self.state.listed):
-            yield from self._replace(lambda s: changes.forgotten(s, location))
-
-    def forget_later(self, location: str) -> None:
-        self._forgotten.add(location)
-
-    def end_job(self, status: JobStatus, *, keep: bool, ended_by: EndedBy) -> Steps[list[str]]:
-        """Returns the locations that are no longer listed, and the system's to delete."""
-        self.ensure()
-        newest = self.state.newest.location if self.state.newest is not None else ""
-        kept = newest if ended_by == "suspend" else ""
-        dropped = [] if keep else [p for p in self.retained if p.location != kept]
-        self._forgotten.update(p.location for p in dropped)
-        savepoint = newest if ended_by in ("drain", "suspend") and newest == self._stopped_with else ""
-        self._ending = (status, ended_by, savepoint)
-        yield from self._replace(self._ended(status, keep))
-        return [p.location for p in dropped if p.ours]
-
-    def release(self, status: JobStatus | None) -> Steps[None]:
-        if self.released:
-            return
-        if self.lost:
-            raise OwnershipLost(self.lost)
-
-        def change(state: PipelineState) -> PipelineState:
-            if status is not None and state.job.status != status:
-                state = self._ended(status, True)(state)
-            return msgspec.structs.replace(state, lease=None)
-
-        yield from self._replace(change)
-        self.released = True
-
-    def _ended(self, status: JobStatus, keep: bool) -> Change:
-        said, ended_by, savepoint = self._ending or (status, "", "")
-        if said != status:
-            ended_by, savepoint = "", ""
-        return lambda s: changes.ended(s, status, keep=keep, ended_by=ended_by, savepoint=savepoint, at=_LONG_AGO)
-
-    def _replace(self, change: Change) -> Steps[None]:
+    def perform(self, steps: storage_steps.Steps[T]) -> Steps[T]:
+        """Wait for the procedure that is under way, then perform this one."""
         while self.locked:
             yield WAIT
         self.locked = True
         try:
-            yield from self._replace_locked(change)
+            return (yield from performed(steps, self._file.perform))
         finally:
             self.locked = False
 
-    def _replace_locked(self, change: Change) -> Steps[None]:
-        base, unresolved = None, 0
-        for _ in range(_ROUNDS):
-            if base is not self.state:
-                base = self.state
-                proposed = self._next(base, change)
-            sent_at = self._now()
-            outcome = (yield PUT) or OK
-            if outcome == UNAVAILABLE:
-                if unresolved:
-                    raise OutcomeUnknown
-                raise StorageUnavailable
-            landed = outcome != LOST and self.store.put_state(self._version, proposed)
-            if outcome in (LOST, LANDED):
-                unresolved += 1
-                if unresolved == _RESOLVE_ATTEMPTS or self._now() >= self.deadline:
-                    raise OutcomeUnknown
-            elif landed:
-                self.state, self._version = proposed, self.store.version
-                return self._renewed(sent_at)
-            elif self._adopt(proposed.token):
-                return self._renewed(sent_at)
-        raise OutcomeUnknown
+    def renew(self) -> None:
+        """At once: nothing can come between. Raises OwnershipLost."""
+        if not self.locked:
+            for step in self.perform(self.steps.renew()):
+                assert step is PUT
 
-    def _next(self, state: PipelineState, change: Change) -> PipelineState:
-        changed = change(msgspec.structs.replace(state, token=self.store.new_token()))
-        return msgspec.structs.replace(changed, retained=tuple(p for p in changed.retained if p.location not in self._forgotten))
+    def begin_job(self, *, resume: bool, restored: CheckpointPointer | None) -> Steps[int]:
+        return self.perform(self.steps.begin_job(resume=resume, restored=restored))
 
-    def _adopt(self, token: str) -> bool:
-        found = self.store.state
-        assert found is not None
-        if found.epoch != self.epoch:
-            self.lost = f"taken over by epoch {found.epoch}"
-            raise OwnershipLost(self.lost)
-        self.state, self._version = found, self.store.version
-        return found.token == token
+    def claim(self, pointer: CheckpointPointer) -> Steps[None]:
+        self._file.store.claimed.add(pointer.location)
+        return self.perform(self.steps.claim(pointer))
 
-    def _renewed(self, sent_at: float) -> None:
-        self.deadline = sent_at + self._seconds * SAFETY
+    def end_job(self, status: JobStatus, *, keep: bool, ended_by: EndedBy) -> Steps[tuple[CheckpointPointer, ...]]:
+        return self.perform(self.steps.end_job(status, keep_checkpoints=keep, ended_by=ended_by, stop_asked_by=""))
+
+    def release(self, status: JobStatus | None) -> Steps[None]:
+        return self.perform(self.steps.release(status))
+
+    def confirm(self) -> Steps[None]:
+        """Learn that the pipeline is still ours."""
+        if not (yield from self.perform(self.steps.renew())):
+            raise StorageUnavailable
 
 
 def content_of(name: str) -> str:
@@ -376,7 +291,7 @@ def stored_by(name: str) -> int:
 
 def pointer_to(checkpoint_id: int, location: str, kind: str, epoch: int, job_id: int) -> CheckpointPointer:
     return CheckpointPointer(
-        checkpoint_id=checkpoint_id, location=location, kind=kind, epoch=epoch, job_id=job_id, completed_at=_LONG_AGO
+        checkpoint_id=checkpoint_id, location=location, kind=kind, epoch=epoch, job_id=job_id, completed_at=LONG_AGO
     )
 
 
@@ -388,28 +303,23 @@ def acquire(
     sleep: Callable[[float], None],
     is_gone: Callable[[str], bool],
 ) -> Steps[Ownership]:
-    """Become the owner; mirrors `storage.acquisition`.
+    """Become the owner. The lease of another one is looked at once, at its end."""
+    file = StateFile(store)
 
-    At once if nobody owns it, or if the owner is known to be gone; else after a whole lease of silence.
-    """
-    for _ in range(5):
-        current, version = store.state, store.version
-        if current is not None and current.lease is not None and not is_gone(current.lease.owner.run_id):
-            sleep(current.lease.seconds)
-            yield WAIT
-            found = store.state
-            assert found is not None
-            if found.token != current.token:
-                if found.lease is not None:
-                    raise PipelineOwned
-                current, version = found, store.version
-        previous = current or PipelineState(pipeline="simulated", epoch=0, token="")
-        lease = Lease(owner=Owner(run_id=who, host="", pid=0), seconds=seconds, acquired_at=_LONG_AGO, renewed_at=_LONG_AGO)
-        taken = msgspec.structs.replace(previous, epoch=previous.epoch + 1, token=store.new_token(), lease=lease)
-        sent_at = now()
-        outcome = (yield PUT) or OK
-        if outcome == UNAVAILABLE:
-            raise StorageUnavailable
-        if outcome != LOST and store.put_state(version, taken):
-            return Ownership(store, taken, store.version, previous, now, sent_at)
-    raise PipelineOwned
+    def perform(request: Any) -> Steps[Any]:
+        match request:
+            case CheckOwnerGone(owner):
+                return is_gone(owner.run_id)
+            case AnnounceWatch():
+                return None
+            case Sleep(duration):
+                sleep(duration)
+                yield WAIT
+                return None
+        return (yield from file.perform(request))
+
+    values = DriverValues(now, lambda: LONG_AGO, store.new_token)
+    steps = acquisition.acquire(
+        StatePlace("simulated", "store", "state"), Owner(run_id=who, host="", pid=0), seconds, values, seconds
+    )
+    return Ownership(file, (yield from performed(steps, perform)), now)

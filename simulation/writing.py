@@ -21,6 +21,7 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import PartlyFinishedUnionState, check_union_states
+from dagster_checkpoints.storage.errors import CheckpointDiscarded
 from simulation.channels import Ghost, Snapshot
 from simulation.cuts import check_cut
 from simulation.machine import Machine, Upload
@@ -28,7 +29,6 @@ from simulation.restoring import as_recorded
 from simulation.storage import (
     PAUSE,
     PUT,
-    CheckpointDiscarded,
     Metadata,
     OutcomeUnknown,
     OwnershipLost,
@@ -128,7 +128,7 @@ class Writer(Machine):
                 location = self._key(checkpoint_id)
                 yield from self._create(location, metadata)
             if properties.commits:
-                yield from ownership.complete(checkpoint_id, location, metadata.kind)
+                yield from ownership.perform(ownership.steps.complete(checkpoint_id, location, metadata.kind))
             self._kept.add(checkpoint_id)
         except OutcomeUnknown:
             self._kept.add(checkpoint_id)
@@ -186,7 +186,7 @@ class Writer(Machine):
     def _write_savepoint(self, checkpoint_id: int, metadata: Metadata) -> Steps[str]:
         ownership, store = self.ownership, self.world.store
         assert ownership is not None
-        yield from ownership.reserve(checkpoint_id)
+        yield from ownership.perform(ownership.steps.reserve(checkpoint_id))
         location = self._savepoint_directory(checkpoint_id)
         savepoint = store.savepoints.get(location)
         if savepoint is None or metadata.files - savepoint.files:
@@ -237,7 +237,7 @@ class Writer(Machine):
         assert ownership is not None
         retained = [c.location for c in self.coordinator.completed]
         check(location not in retained, f"{location} is deleted, and is still retained")
-        yield from ownership.forget(location)
+        yield from ownership.perform(ownership.steps.forget(location))
         yield PAUSE
         if location in store.savepoints:
             store.delete_savepoint(location)

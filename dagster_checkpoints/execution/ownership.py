@@ -217,19 +217,17 @@ class OwnershipSteps:
         if any(pointer.location == location for pointer in self.state.listed):
             yield from self._replace(lambda state: changes.forgotten(state, location))
 
-    def forget_later(self, location: str) -> None:
-        """A savepoint is no restart's beginning any more, and stays where it is: not listed from the next replacement on."""
-        self._forgotten.add(location)
-
     def forget_savepoints(self, retained: Collection[str]) -> None:
-        """Forget later, of the savepoints that are the user's, those that the coordinator does not retain.
+        """Savepoints of the user that the coordinator does not retain are not listed from the next replacement on.
+
+        No restart begins from them any more; they stay where they are.
 
         Args:
             retained: locations of what the coordinator retains.
         """
         for pointer in self.retained:
             if not pointer.ours and pointer.location not in retained:
-                self.forget_later(pointer.location)
+                self._forgotten.add(pointer.location)
 
     def end_job(
         self, status: JobStatus, *, keep_checkpoints: bool, ended_by: EndedBy, stop_asked_by: StopAskedBy

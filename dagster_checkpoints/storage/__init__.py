@@ -1,13 +1,24 @@
 """Where checkpoints live: S3 or a directory, behind one small interface.
 
 Read in this order: :mod:`base` (the object store), :mod:`local` and :mod:`s3` (the two kinds), :mod:`urls` and
-:mod:`opening` (from a URL to a store), :mod:`layout` (what lies where), :mod:`pipeline_state`, :mod:`state_changes`,
-:mod:`processes` (whether the owner's process is known to be gone),
-:mod:`acquisition` and :mod:`ownership` (one owner per pipeline, and the commit point), :mod:`shared_state`,
-:mod:`state_files` and :mod:`shared_files` (content-addressed state), :mod:`savepoints` and :mod:`savepoint_places`
-(self-contained state), and :mod:`checkpoints`, the face over all of it.
+:mod:`opening` (from a URL to a store), :mod:`layout` (what lies where), :mod:`state_encoding` (``state.json``),
+:mod:`processes` (whether the owner's process is known to be gone), :mod:`acquisition` and :mod:`ownership` (one owner per
+pipeline, and the commit point), :mod:`shared_state`, :mod:`state_files` and :mod:`shared_files` (content-addressed state),
+:mod:`savepoints` and :mod:`savepoint_places` (self-contained state), and :mod:`checkpoints`, the face over all of it. The rules
+are steps of the execution floor, which the modules here perform.
 """
 
+from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
+from dagster_checkpoints.execution.pipeline_state import (
+    CheckpointPointer,
+    EndedBy,
+    Job,
+    JobStatus,
+    Owner,
+    PipelineState,
+    describe_end,
+    describe_owner,
+)
 from dagster_checkpoints.storage.base import ObjectInfo, ObjectStore, PutMode, UpdateVersion
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage, StoredMetadata
 from dagster_checkpoints.storage.errors import (
@@ -42,18 +53,8 @@ from dagster_checkpoints.storage.errors import (
 )
 from dagster_checkpoints.storage.local import LocalStore
 from dagster_checkpoints.storage.opening import open_store
-from dagster_checkpoints.storage.origin import UNKNOWN_ORIGIN, Origin, PipelineNameTaken, check_origin
+from dagster_checkpoints.storage.origin import PipelineNameTaken, check_origin
 from dagster_checkpoints.storage.ownership import Ownership
-from dagster_checkpoints.storage.pipeline_state import (
-    CheckpointPointer,
-    EndedBy,
-    Job,
-    JobStatus,
-    Owner,
-    PipelineState,
-    describe_end,
-    describe_owner,
-)
 from dagster_checkpoints.storage.processes import mark_descendants, this_process
 from dagster_checkpoints.storage.renewal import LeaseRenewer
 from dagster_checkpoints.storage.savepoint_places import StoredSavepoint

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owner, PipelineState
 from dagster_checkpoints.storage.acquisition import acquire, read_state
 from dagster_checkpoints.storage.base import ObjectStore, create_if_absent
 from dagster_checkpoints.storage.errors import AlreadyExists, InvalidKey, MissingCheckpoint, NotFound, OwnershipLost
 from dagster_checkpoints.storage.layout import METADATA, CheckpointKey, Layout
 from dagster_checkpoints.storage.opening import open_store
 from dagster_checkpoints.storage.ownership import Ownership
-from dagster_checkpoints.storage.pipeline_state import CheckpointPointer, Owner, PipelineState
 from dagster_checkpoints.storage.savepoint_places import SavepointPlaces, StoredSavepoint
 from dagster_checkpoints.storage.savepoints import SavepointDirectory
 from dagster_checkpoints.storage.shared_files import SharedFiles
@@ -115,8 +115,7 @@ class CheckpointStorage:
 
     def read_state(self) -> PipelineState | None:
         """What ``state.json`` says, for whoever does not own the pipeline; None if it never ran here."""
-        found = read_state(self.store, self.layout)
-        return found[0] if found else None
+        return read_state(self.store, self.layout)
 
     # -- state files
 

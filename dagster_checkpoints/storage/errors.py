@@ -1,17 +1,19 @@
 """What can go wrong with storage, one class per situation a caller treats differently.
 
-The distinction that matters most: after :class:`StorageUnavailable`, :class:`Precondition`,
-:class:`AlreadyExists` or :class:`WriteConflict` a write certainly did not land; after
-:class:`OutcomeUnknown` nobody knows. Only the former allow cleaning up.
+Those that the rules of a run tell apart, among them whether a write has landed, are
+:mod:`dagster_checkpoints.execution.storage_errors`.
 """
 
 from __future__ import annotations
 
-from dagster_checkpoints.errors import DagsterCheckpointsError
-
-
-class StorageError(DagsterCheckpointsError):
-    """Base of all storage errors."""
+from dagster_checkpoints.execution.storage_errors import AlreadyExists as AlreadyExists
+from dagster_checkpoints.execution.storage_errors import OutcomeUnknown as OutcomeUnknown
+from dagster_checkpoints.execution.storage_errors import OwnershipLost as OwnershipLost
+from dagster_checkpoints.execution.storage_errors import PipelineOwned as PipelineOwned
+from dagster_checkpoints.execution.storage_errors import Precondition as Precondition
+from dagster_checkpoints.execution.storage_errors import StorageError as StorageError
+from dagster_checkpoints.execution.storage_errors import StorageUnavailable as StorageUnavailable
+from dagster_checkpoints.execution.storage_errors import WriteConflict as WriteConflict
 
 
 class InvalidStorageUrl(StorageError):
@@ -26,32 +28,12 @@ class NotFound(StorageError):
     """No object under this key."""
 
 
-class AlreadyExists(StorageError):
-    """``put(mode="create")`` found an object of somebody else's under the key."""
-
-
-class Precondition(StorageError):
-    """``put(mode=UpdateVersion(etag))`` found the object changed, or gone, since the etag was read."""
-
-
-class WriteConflict(StorageError):
-    """The store kept answering 409 to a conditional write. Nothing was written; it may be tried later."""
-
-
-class StorageUnavailable(StorageError):
-    """Storage cannot be reached or refuses to work. A write that raises this did not land."""
-
-
 class StorageAccessDenied(StorageUnavailable):
     """Credentials are missing, wrong, or do not allow the operation."""
 
 
 class BucketMissing(StorageUnavailable):
     """The bucket of an ``s3://`` URL does not exist."""
-
-
-class OutcomeUnknown(StorageError):
-    """A write was sent and no answer came: nobody knows whether it landed, so nothing may be deleted."""
 
 
 class ConditionalWritesUnsupported(StorageError):
@@ -88,14 +70,6 @@ class CorruptPipelineState(StorageError):
 
 class UnknownPipelineStateVersion(StorageError):
     """``state.json`` was written by a newer release."""
-
-
-class PipelineOwned(StorageError):
-    """Another run owns the pipeline and is alive."""
-
-
-class OwnershipLost(StorageError):
-    """This run does not own the pipeline any more; it must stop and must not commit anything."""
 
 
 class InvalidRequest(StorageError):

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dagster_checkpoints.storage.pipeline_state import Owner
+from dagster_checkpoints.execution.acquisition import shares_kernel
+from dagster_checkpoints.execution.pipeline_state import Owner
 
 PROC = Path("/proc")
 _VARIABLE = "DAGSTER_CHECKPOINTS_OWNER"
@@ -43,12 +44,6 @@ def this_process(run_id: str, proc: Path = PROC) -> Owner:
 def mark_descendants(owner: Owner) -> None:
     """Let every process that this one starts from now on carry its name in the environment, for :func:`is_gone`."""
     os.environ[_VARIABLE] = _mark(owner)
-
-
-def shares_kernel(owner: Owner, observer: Owner) -> bool:
-    """Whether the observer sees the owner's process under its number, if there is one: same machine, boot and namespaces."""
-    known = bool(owner.boot_id and owner.namespaces and owner.started)
-    return known and (owner.host, owner.boot_id, owner.namespaces) == (observer.host, observer.boot_id, observer.namespaces)
 
 
 def is_gone(owner: Owner, observer: Owner, proc: Path = PROC) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.execution.origin import Origin, is_same_pipeline
 from dagster_checkpoints.storage import (
     CheckpointPointer,
     CheckpointStorage,
@@ -24,8 +25,8 @@ from dagster_checkpoints.storage import (
     StorageUnavailable,
     describe_end,
 )
-from dagster_checkpoints.storage.origin import Origin, PipelineNameTaken, check_origin, is_same_pipeline
-from dagster_checkpoints.storage.pipeline_state import decode_state, encode_state
+from dagster_checkpoints.storage.origin import PipelineNameTaken, check_origin
+from dagster_checkpoints.storage.state_encoding import decode_state, encode_state
 
 LEASE = 30.0
 STATE = "flights/state.json"
@@ -177,7 +178,7 @@ def test_a_savepoint_that_stays_is_listed_until_the_next_write(owner: Ownership,
     owner.complete(3, "savepoints/savepoint-3-x", kind="savepoint")
     owner.complete(4, "checkpoints/chk-4-1")
     written = storage.store.puts
-    owner.forget_later("savepoints/savepoint-3-x")
+    owner.forget_savepoints({"checkpoints/chk-4-1"})
     assert storage.store.puts == written and [p.checkpoint_id for p in owner.retained] == [4]
     owner.renew()
     assert [pointer.checkpoint_id for pointer in _state(second).retained] == [4]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import dagster as dg
 
 from dagster_checkpoints.control import Answer, PipelineControl, PipelineStatus
+from dagster_checkpoints.execution.pipeline_state import describe_end
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, write_cursor
 from dagster_checkpoints.plugin.time_limits import TimeLimit, TimeLimitExceeded
@@ -27,7 +28,6 @@ from dagster_checkpoints.storage import (
     UnknownRequest,
     WriteConflict,
 )
-from dagster_checkpoints.storage.pipeline_state import describe_end
 
 if TYPE_CHECKING:
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource

@@ -218,10 +218,7 @@ class CheckpointWriter:
         """A savepoint that is retained no longer is nobody's restart point; it stays where it is."""
         ownership = self._storage.ownership
         assert ownership is not None
-        kept = {checkpoint.location for checkpoint in retained}
-        for pointer in ownership.retained:
-            if not pointer.ours and pointer.location not in kept:
-                ownership.forget_later(pointer.location)
+        ownership.forget_savepoints({checkpoint.location for checkpoint in retained})
 
     def delete(self, checkpoint: CompletedCheckpoint) -> None:
         """Delete a checkpoint that is no longer retained, and the files that only it names."""
