@@ -44,10 +44,9 @@ from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.storage_steps import ReadState
 from dagster_checkpoints.state import PartlyFinishedUnionState, redistribution, restore
 from simulation import deployment, machine, restoring, sinks, writing
+from simulation.run_faults import RUN_FAULTS, Patches
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
-
-Patches = Iterator[tuple[object, str, Any]]
 
 
 @dataclass(frozen=True)
@@ -398,6 +397,7 @@ FAULTS = (
     Fault("the enumerator's splits are forgotten in a restore", _enumerators_forgotten),
     Fault("broadcast state is that of the first instance, whoever has it", _broadcast_of_the_first_only),
     Fault("tasks are told before the store names the checkpoint", _notice_before_the_store_names_it),
+    *(Fault(name, patches) for name, patches in RUN_FAULTS),
     # These the simulator has found in the core itself.
     Fault("half an upload stays when nobody had acknowledged", _half_an_upload_stays),
     Fault("a new channel is left out after a second restore", _new_channel_left_out),
