@@ -156,6 +156,18 @@ def test_every_module_and_test_of_the_map_exists() -> None:
             assert function.startswith(("test_", "Test")) and function in defined(file), f"{test} ({section})"
 
 
+def test_every_file_of_the_architecture_exists_and_every_layer_is_in_the_picture() -> None:
+    text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+    files = set(re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", text))
+    assert len(files) > 30
+    assert sorted(file for file in files if not (REPOSITORY / "dagster_checkpoints" / file).is_file()) == []
+    layers = {path.name for path in (REPOSITORY / "dagster_checkpoints").iterdir() if (path / "__init__.py").is_file()}
+    (picture,) = (block for block in text.split("```") if "┌" in block)
+    assert sorted(layer for layer in layers if f"{layer}/" not in picture) == []
+    rooms = {path.name for path in (REPOSITORY / "dagster_checkpoints/spark").iterdir() if (path / "__init__.py").is_file()}
+    assert sorted(room for room in rooms if room not in picture) == []
+
+
 def test_the_map_has_a_table_for_each_proposal() -> None:
     headings = re.findall(r"^## (.+)$", PROTOCOL.read_text(encoding="utf-8"), re.MULTILINE)
     assert [heading.split(":")[0] for heading in headings[:2]] == ["FLIP-147", "FLIP-34"]
