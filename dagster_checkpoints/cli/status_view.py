@@ -14,7 +14,7 @@ from dagster_checkpoints.cli.output import (
     seconds_in_words,
     table,
 )
-from dagster_checkpoints.control import CheckpointStatus, InstanceStatus, PipelineStatus, StageStatus
+from dagster_checkpoints.control import CompletedCheckpointStatus, InstanceStatus, PipelineStatus, StageStatus
 from dagster_checkpoints.storage import PipelineState, describe_end
 
 if TYPE_CHECKING:
@@ -94,14 +94,14 @@ def _phase(state: PipelineState, told: PipelineStatus | None) -> tuple[str, str]
     return (told.phase, "green" if told.phase == "running" else "yellow")
 
 
-def _last(last: CheckpointStatus) -> str:
+def _last(last: CompletedCheckpointStatus) -> str:
     size = f", {bytes_in_words(last.total_bytes)}, {bytes_in_words(last.new_bytes)} of it new" if last.total_bytes else ""
     return (
         f"{last.kind} {last.checkpoint_id}, {age_in_words(last.completed_at)} ago, took {seconds_in_words(last.duration)}{size}"
     )
 
 
-def _slowest(last: CheckpointStatus | None) -> list[tuple[str, str]]:
+def _slowest(last: CompletedCheckpointStatus | None) -> list[tuple[str, str]]:
     """What the newest checkpoint waited for, where there is a choice."""
     if last is None or len(last.parts) < 2:
         return []

@@ -1,8 +1,8 @@
-"""A running pipeline is controlled by request files in its storage, and says in a status file how it goes.
+"""A running pipeline is controlled by request files in its storage and reports its progress in a status file.
 
 Read in this order: :mod:`requests` (requests and answers as values, and their encoding), :mod:`request_box` (the files),
-:mod:`pipeline_control` (the requester's side, in any process that reaches the storage) and :mod:`status` (for displays and
-sensors). The owner's side is :mod:`dagster_checkpoints.spark.job.request_poller`.
+:mod:`pipeline_control` (the requester's side, in any process that reaches the storage) and :mod:`status` (what displays and
+sensors read). The owner's side is :mod:`dagster_checkpoints.spark.job.request_poller`.
 """
 
 from dagster_checkpoints.control.pipeline_control import (
@@ -24,7 +24,7 @@ from dagster_checkpoints.control.requests import (
 )
 from dagster_checkpoints.control.status import (
     CheckpointCountsStatus,
-    CheckpointStatus,
+    CompletedCheckpointStatus,
     FailureStatus,
     InstanceStatus,
     PendingStatus,
@@ -45,7 +45,7 @@ __all__ = [
     "Answer",
     "AnswerStatus",
     "CheckpointCountsStatus",
-    "CheckpointStatus",
+    "CompletedCheckpointStatus",
     "ControlError",
     "ControlRequest",
     "FailureStatus",

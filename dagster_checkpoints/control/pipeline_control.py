@@ -1,8 +1,8 @@
-"""The asker's side of control requests: any process that reaches storage may hold a running pipeline's reins.
+"""The requester's side of control requests: any process that reaches the storage can control a running pipeline.
 
-Must not know how a request is carried out. It looks before it asks: where nobody owns the pipeline there is nobody to ask.
-Whether an owner still lives is found by observation, as for a take-over: ``state.json`` unchanged for a whole lease by the
-asker's own clock.
+Must not know how a request is carried out. It reads ``state.json`` before it sends a request: a pipeline without an owner cannot
+answer. An owner counts as dead by the same rule as for a take-over: ``state.json`` is unchanged for a whole lease by the
+requester's own clock.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from dagster_checkpoints.storage.errors import StorageUnavailable, UnknownReques
 from dagster_checkpoints.storage.layout import validate_request_id
 from dagster_checkpoints.storage.ownership import now_utc
 
-_LOOKS_PER_LEASE = 6
+_READS_PER_LEASE = 6
 
 
 class ControlError(DagsterCheckpointsError):
-    """Base of what can become of a control request, other than being done."""
+    """Base of the errors of a control request that is not done."""
 
 
 class RequestFailed(ControlError):
@@ -42,9 +42,9 @@ class RequestFailed(ControlError):
 
     Args:
         reason: see :class:`~dagster_checkpoints.control.requests.Answer`.
-        message: the pipeline's own words.
-        url: of the savepoint, where one was made nevertheless; else "".
-        answer: all of it.
+        message: the pipeline's explanation, for people.
+        url: URL of the savepoint if one was made in spite of the failure; else "".
+        answer: the whole answer.
     """
 
     def __init__(self, reason: str, message: str, url: str = "", answer: Answer | None = None) -> None:
@@ -56,15 +56,15 @@ class RequestFailed(ControlError):
 
 
 class RequestTimedOut(ControlError):
-    """No final answer has come in time. The request stands: its answer may still come."""
+    """No final answer arrived in time. The request stands: its answer may still arrive."""
 
 
 class NoRunningPipeline(ControlError):
-    """Nobody runs the pipeline, so nobody can carry out the request."""
+    """No run owns the pipeline, so the request cannot be carried out."""
 
 
 class RequestHandle:
-    """A request that was asked, in this process or another. Made by :class:`PipelineControl`."""
+    """A request that was sent, by this process or another one. Made by :class:`PipelineControl`."""
 
     def __init__(self, control: PipelineControl, request_id: str, request: ControlRequest | None) -> None:
         self.request_id = request_id
@@ -76,11 +76,11 @@ class RequestHandle:
 
     @property
     def request(self) -> ControlRequest:
-        """What was asked.
+        """The request as it is stored.
 
         Raises:
             UnknownRequest: no request has this id.
-            CorruptRequest: it cannot be read.
+            CorruptRequest: the request cannot be read.
         """
         if self._request is None:
             self._request = self._control.box.read_request(self.request_id)
@@ -92,42 +92,42 @@ class RequestHandle:
         return self._request
 
     def poll(self) -> Answer | None:
-        """The newest answer, final or not; None before the owner has seen the request. Never blocks.
+        """The newest answer, final or not; None before the owner has seen the request. Does not wait.
 
         Raises:
             UnknownRequest: no request has this id.
-            CorruptAnswer, StorageUnavailable: it cannot be read.
+            CorruptAnswer, StorageUnavailable: the answer cannot be read.
         """
         answer = self._control.box.read_answer(self.request_id)
         if answer is None:
-            _ = self.request  # that there is none would else look like no answer yet, for ever
+            _ = self.request  # raises UnknownRequest: without it, a missing request would look like a missing answer
         return answer
 
     def wait(self, timeout: float) -> Answer:
-        """Wait for the request to be done.
+        """Wait until the request is done.
 
         Args:
-            timeout: seconds, by this process's clock; the request's own deadline is the owner's affair.
+            timeout: longest wait in seconds, by this process's clock; the owner alone counts the request's deadline.
 
         Raises:
-            RequestFailed: the pipeline said no, or tried and failed.
-            NoRunningPipeline: the run that was asked is over, or its process is dead, and has not answered.
-            RequestTimedOut: nothing final came in time.
+            RequestFailed: the pipeline refused the request, or tried and failed.
+            NoRunningPipeline: the run that the request was sent to has ended, or its process is dead, without an answer.
+            RequestTimedOut: no final answer arrived in time.
             UnknownRequest, CorruptAnswer: see :meth:`poll`.
         """
         return self._control.wait(self, timeout)
 
 
 class PipelineControl:
-    """Asks a running pipeline for things.
+    """Sends requests to a running pipeline.
 
     Args:
-        storage: of the pipeline; need not own it.
-        asked_by: who asks, for people.
-        monotonic: this process's clock, seconds.
-        sleep: waits so many seconds between two looks.
-        wall: for the times people read.
-        poll: seconds between two looks at the answer, at most.
+        storage: the pipeline's storage; its owner is another process.
+        asked_by: the requester, as people read it: a run, a sensor, a user and host.
+        monotonic: this process's clock, in seconds.
+        sleep: waits for a number of seconds.
+        wall: the wall clock, for the times that people read.
+        poll: longest pause between two reads of the answer, in seconds; 1 by default.
     """
 
     def __init__(
@@ -151,20 +151,20 @@ class PipelineControl:
         self._poll = poll
 
     def checkpoint(self, *, request_id: str | None = None, deadline: float = 600.0) -> RequestHandle:
-        """Ask for a checkpoint now.
+        """Request a checkpoint now.
 
         Args:
-            request_id: the same id asks only once, whoever repeats it; one is made up by default.
-            deadline: seconds that the owner may try.
+            request_id: id of the request; a second request under the same id has no effect. By default a random one.
+            deadline: seconds that the owner may try; 600 by default.
 
         Raises:
-            NoRunningPipeline: there is nobody to ask; says how the last run ended.
-            InvalidRequest: no pipeline could carry it out.
+            NoRunningPipeline: no run owns the pipeline; the text says how the last run ended.
+            InvalidRequest: no pipeline could carry out the request.
             RequestConflict: the id was used before, for something else.
-            StorageUnavailable: it was not asked.
-            OutcomeUnknown: it may have been asked; ask again under the same id.
+            StorageUnavailable: the request was not sent.
+            OutcomeUnknown: the request may have been sent; send it again under the same id.
         """
-        return self._ask("checkpoint", request_id, deadline)
+        return self._send("checkpoint", request_id, deadline)
 
     def savepoint(
         self,
@@ -175,16 +175,16 @@ class PipelineControl:
         deadline: float = 600.0,
         recorded_by_asker: bool = False,
     ) -> RequestHandle:
-        """Ask for a savepoint of the pipeline, which runs on.
+        """Request a savepoint; the pipeline runs on.
 
         Args:
             target: directory (``s3://…``, ``file://…`` or an absolute path) in which the savepoint is made; "" for the
-                pipeline's own.
-            name: part of its directory's name; "" leaves it to the owner.
+                directory of the pipeline's savepoints.
+            name: part of the savepoint's directory's name; "" lets the owner choose one.
             request_id, deadline: see :meth:`checkpoint`, whose errors are raised as well.
-            recorded_by_asker: the asker tells people of it, so the owner need not.
+            recorded_by_asker: the requester records the savepoint in Dagster, so the owner does not.
         """
-        return self._ask("savepoint", request_id, deadline, target=target, name=name, recorded_by_asker=recorded_by_asker)
+        return self._send("savepoint", request_id, deadline, target=target, name=name, recorded_by_asker=recorded_by_asker)
 
     def stop(
         self,
@@ -196,60 +196,62 @@ class PipelineControl:
         deadline: float = 600.0,
         recorded_by_asker: bool = False,
     ) -> RequestHandle:
-        """Ask for a savepoint after which the pipeline ends.
+        """Request a savepoint after which the pipeline ends.
 
         Args:
-            drain: end all sources first, so that every window comes out; otherwise the pipeline is meant to be resumed.
+            drain: True ends all sources first, so that every window is emitted; False suspends the pipeline for a later resume.
             target, name, request_id, deadline, recorded_by_asker: see :meth:`savepoint`.
         """
-        return self._ask("stop", request_id, deadline, drain=drain, target=target, name=name, recorded_by_asker=recorded_by_asker)
+        return self._send(
+            "stop", request_id, deadline, drain=drain, target=target, name=name, recorded_by_asker=recorded_by_asker
+        )
 
     def end_source(
         self, stage: str, instance: str | None = None, *, request_id: str | None = None, deadline: float = 600.0
     ) -> RequestHandle:
-        """Ask that one source, or one instance of it, ends as if its input were exhausted.
+        """Request that one source, or one instance of it, ends as if its input were exhausted.
 
         Args:
-            stage: the source's name.
-            instance: its instance; all of them by default.
+            stage: name of the source.
+            instance: name of the instance that ends; all instances by default.
             request_id, deadline: see :meth:`checkpoint`.
         """
-        return self._ask("end_source", request_id, deadline, stage=stage, instance=instance)
+        return self._send("end_source", request_id, deadline, stage=stage, instance=instance)
 
     def handle(self, request_id: str) -> RequestHandle:
-        """An earlier request, asked here or elsewhere. Raises InvalidRequest if it can be no id."""
+        """A request that was sent earlier, by any process. Raises InvalidRequest if ``request_id`` cannot be an id."""
         return RequestHandle(self, validate_request_id(request_id), None)
 
     def status(self) -> PipelineStatus | None:
-        """How the pipeline's newest run goes or ended, as it said itself; None if none ever said. For display."""
+        """The last status that the pipeline's newest run wrote; None if no run has written one. For display."""
         return read_status(self._storage)
 
     def state(self) -> PipelineState | None:
-        """Who owns the pipeline, and its newest checkpoint; None if it never ran here."""
+        """The pipeline's owner and newest checkpoint; None if the pipeline never ran in this storage."""
         return self._storage.read_state()
 
     def wait(self, handle: RequestHandle, timeout: float) -> Answer:
         """See :meth:`RequestHandle.wait`."""
         until = self._monotonic() + timeout
-        pause, watched, trouble = min(0.1, self._poll), _Watched(self._monotonic), ""
+        pause, watch, storage_error = min(0.1, self._poll), _OwnerWatch(self._monotonic), ""
         while True:
             try:
                 answer = handle.poll()
                 if answer is None or not answer.final:
-                    over = watched.look(self._storage.read_state, handle.request.epoch)
-                    # It may have answered just before it ended.
-                    answer = handle.poll() if over else None
-                    if over and (answer is None or not answer.final):
-                        raise NoRunningPipeline(f"request {handle.request_id} to {self._subject} has no final answer: {over}")
+                    ended = watch.why_ended(self._storage.read_state, handle.request.epoch)
+                    # The owner may have answered just before it ended.
+                    answer = handle.poll() if ended else None
+                    if ended and (answer is None or not answer.final):
+                        raise NoRunningPipeline(f"request {handle.request_id} to {self._subject} has no final answer: {ended}")
                 if answer is not None:
-                    return self._done(answer)
-            except StorageUnavailable as error:  # it may come back in time
-                trouble = f" Storage did not answer the last time: {error}"
+                    return self._final(answer)
+            except StorageUnavailable as error:  # storage may be available again in time
+                storage_error = f" The last read of the storage failed: {error}"
             left = until - self._monotonic()
             if left <= 0:
                 raise RequestTimedOut(
                     f"expected a final answer to request {handle.request_id} from {self._subject} within {timeout:g} s, found "
-                    f"none. The request stands, and its answer may still come: look again under the same id.{trouble}"
+                    f"none. The request stands, and its answer may still arrive: look for it under the same id.{storage_error}"
                 )
             self._sleep(min(pause, left))
             pause = min(pause * 1.5, self._poll)
@@ -258,7 +260,7 @@ class PipelineControl:
     def _subject(self) -> str:
         return f"pipeline {self.pipeline!r} ({self.url})"
 
-    def _ask(self, kind: RequestKind, request_id: str | None, deadline: float, **arguments: object) -> RequestHandle:
+    def _send(self, kind: RequestKind, request_id: str | None, deadline: float, **arguments: object) -> RequestHandle:
         request = ControlRequest(
             request_id=request_id if request_id is not None else f"{kind.replace('_', '-')}-{uuid4().hex[:12]}",
             kind=kind,
@@ -270,7 +272,7 @@ class PipelineControl:
         )
         validate_request(request)
         if request_id is not None and (stored := self.box.read_request(request_id)) is not None:
-            return RequestHandle(self, request_id, self.box.same(stored, request))  # whether or not its run is over by now
+            return RequestHandle(self, request_id, self.box.same(stored, request))  # also if its run has ended by now
         state = self._storage.read_state()
         if state is None or state.lease is None:
             raise NoRunningPipeline(f"{self._subject} is not running. {describe_end(state)}")
@@ -278,7 +280,7 @@ class PipelineControl:
         return RequestHandle(self, stored.request_id, stored)
 
     @staticmethod
-    def _done(answer: Answer) -> Answer:
+    def _final(answer: Answer) -> Answer:
         if answer.status == "done":
             return answer
         if answer.reason == NO_RUNNING_PIPELINE:
@@ -286,25 +288,26 @@ class PipelineControl:
         raise RequestFailed(answer.reason, answer.message, answer.url, answer)
 
 
-class _Watched:
-    """Watches a pipeline's owner from outside, now and then."""
+class _OwnerWatch:
+    """Finds out from the storage whether a pipeline's owner is still alive; reads ``state.json`` a few times per lease."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._token = ""
         self._changed_at = 0.0
-        self._next_look = 0.0
+        self._next_read = 0.0
 
-    def look(self, read: Callable[[], PipelineState | None], epoch: int) -> str:
-        """Why the owner of this epoch will not answer any more; "" while it may."""
-        if self._token and self._monotonic() < self._next_look:
+    def why_ended(self, read: Callable[[], PipelineState | None], epoch: int) -> str:
+        """Why the owner of this epoch can no longer answer; "" while it can."""
+        if self._token and self._monotonic() < self._next_read:
             return ""
         state = read()
         now = self._monotonic()
         if state is None or state.lease is None:
-            return f"the run is over. {describe_end(state)}"
+            return f"the run has ended. {describe_end(state)}"
         if state.epoch != epoch:
-            return f"the run that was asked (epoch {epoch}) is over, and the pipeline is now {describe_owner(state)}. Ask again"
+            now_owned = f"the pipeline is now {describe_owner(state)}"
+            return f"the run that it was sent to (epoch {epoch}) has ended, and {now_owned}. Send the request again"
         if state.token != self._token:
             self._token, self._changed_at = state.token, now
         elif now - self._changed_at >= state.lease.seconds:
@@ -312,5 +315,5 @@ class _Watched:
                 f"it is {describe_owner(state)}, and that run is dead: it has not renewed its lease for a whole "
                 f"{state.lease.seconds:g} s. {describe_end(state)}"
             )
-        self._next_look = now + state.lease.seconds / _LOOKS_PER_LEASE
+        self._next_read = now + state.lease.seconds / _READS_PER_LEASE
         return ""

@@ -1,8 +1,8 @@
 """Requests to a running pipeline, and their answers, as objects below ``requests/``.
 
-Must not know who carries a request out, or how. Everybody who reaches storage may ask. A request is addressed to an owner by
-its epoch and never changes; a final answer is written once. So both may be tried again after any failure: whoever comes
-second finds what is there.
+Must not know how a request is carried out. Any process that reaches the storage may write a request. A request is addressed to
+an owner by its epoch and never changes; a final answer is written once. So both writes may be repeated after any failure: the
+second one finds the first one's file.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _log = logging.getLogger(__name__)
 
 
 class RequestBox:
-    """The requests of one pipeline, for those who ask and for the owner who answers. Thread-safe.
+    """The requests to one pipeline, for the requesters and for the owner, which answers. Thread-safe.
 
     Requests and final answers never change, so each is read at most once: the owner's polling is one listing.
 
     Args:
-        store: the root.
-        layout: of the pipeline.
+        store: the object store with the root of the storage.
+        layout: the keys of the pipeline's objects.
     """
 
     def __init__(self, store: ObjectStore, layout: Layout) -> None:
@@ -52,37 +52,37 @@ class RequestBox:
         self._ignored: set[str] = set()
         self._lock = threading.Lock()
 
-    # -- the asker
+    # -- the requester
 
     def ask(self, request: ControlRequest) -> ControlRequest:
-        """Put a request where its owner finds it, once.
+        """Store a request for the owner, once.
 
         Returns:
-            The request as it is stored: this one, or the one that was asked under this id before, which may be addressed to
+            The request as it is stored: this one, or the one that was stored under this id before, which may be addressed to
             an earlier owner.
 
         Raises:
-            InvalidRequest: no pipeline could carry it out.
+            InvalidRequest: no pipeline could carry out the request.
             RequestConflict: the id was used before, for something else.
-            StorageUnavailable: it was not asked.
-            OutcomeUnknown: it may have been asked; ask again under the same id.
+            StorageUnavailable: the request was not stored.
+            OutcomeUnknown: the request may be stored; repeat it under the same id.
         """
         validate_request(request)
         if create_if_absent(self._store, self._layout.request(request.request_id), encode(request)):
             return request
         stored = self.read_request(request.request_id)
-        if stored is None:  # swept in this moment: it was answered long ago
+        if stored is None:  # a sweep has just deleted it: it was answered long ago
             raise RequestConflict(f"expected a new request id, found that {request.request_id!r} was in use until just now")
         return self.same(stored, request)
 
     def same(self, stored: ControlRequest, request: ControlRequest) -> ControlRequest:
-        """The stored request if the other one asks for the same. Raises RequestConflict."""
+        """The stored request, if ``request`` asks for the same. Raises RequestConflict if not."""
         if stored.asks_for != request.asks_for:
             found, wanted = stored.asks_for, request.asks_for
             differs = ", ".join(f"{name}={found[name]!r}, now {wanted[name]!r}" for name in found if found[name] != wanted[name])
             raise RequestConflict(
                 f"request id {request.request_id!r} was used before, by {stored.asked_by}, for something else: {differs}. "
-                "Use a new id, or ask for the same again"
+                "Use a new id, or repeat the first request unchanged"
             )
         return stored
 
@@ -95,7 +95,7 @@ class RequestBox:
             return None
 
     def read_answer(self, request_id: str) -> Answer | None:
-        """What has been said about a request; None before the owner has seen it. Raises CorruptAnswer."""
+        """The newest answer to a request; None before the owner has seen the request. Raises CorruptAnswer."""
         for key in (self._layout.answer(request_id), self._layout.accepted(request_id)):
             try:
                 data = self._store.get(key)
@@ -109,21 +109,21 @@ class RequestBox:
     def open_requests(self, epoch: int) -> list[ControlRequest]:
         """The requests to the owner of this epoch that have no final answer, oldest first; accepted ones included.
 
-        A file that is no request, or asks for what no pipeline could do, is answered INVALID_REQUEST here, and never stops
-        the others.
+        A file that is no request, or that no pipeline could carry out, is answered INVALID_REQUEST and does not hold up the
+        other requests.
 
         Raises:
-            StorageUnavailable: storage cannot be asked; nothing is lost.
+            StorageUnavailable: the requests cannot be listed or read; none is lost.
         """
         requests = [request for request in self._unanswered() if request.epoch == epoch]
         return sorted(requests, key=lambda request: (request.asked_at, request.request_id))
 
     def refuse_older(self, epoch: int, message: str = "") -> list[str]:
-        """Answer what was asked of earlier owners, who will not: NO_RUNNING_PIPELINE. Call it once after acquiring.
+        """Answer the requests to earlier owners with NO_RUNNING_PIPELINE. Call it once, after acquiring the pipeline.
 
         Args:
-            epoch: of the caller, who owns the pipeline.
-            message: what is known of how the earlier run ended.
+            epoch: epoch of the caller, which owns the pipeline.
+            message: how the earlier run ended; "" if that is unknown.
 
         Returns:
             The ids of the requests refused.
@@ -140,13 +140,13 @@ class RequestBox:
         return refused
 
     def answer(self, answer: Answer) -> Answer:
-        """Say what became of a request. The first final answer stands.
+        """Store the answer to a request. The first final answer stands.
 
         Returns:
             The answer that stands.
 
         Raises:
-            StorageUnavailable, OutcomeUnknown: call it again.
+            StorageUnavailable, OutcomeUnknown: the answer may be missing; call again.
         """
         if not answer.final:
             self._store.put(self._layout.accepted(answer.request_id), encode(answer))
@@ -156,16 +156,17 @@ class RequestBox:
             return answer
         try:
             return decode_answer(self._store.get(key), self._url(key))
-        except NotFound:  # swept in this moment
+        except NotFound:  # a sweep has just deleted it
             return answer
 
     def sweep(self, seconds: float) -> int:
-        """Delete requests answered long ago, with their answers. Their ids can then be used anew.
+        """Delete requests answered long ago, with their answers. Their ids can then be used again.
 
-        Ages are measured by the store's own clock, against the newest file here, so no two machines' clocks are compared.
+        Ages are measured by the store's clock, against the newest file in ``requests/``, so the clocks of two machines are not
+        compared.
 
         Args:
-            seconds: between the answer and the newest file in ``requests/``.
+            seconds: smallest age of a deleted answer: seconds from it to the newest file in ``requests/``.
 
         Returns:
             The number of requests deleted.
@@ -201,8 +202,8 @@ class RequestBox:
             files = self._list()
             asked = {file.request_id for file in files if file.part == "request"}
             answered = {file.request_id for file in files if file.part == "answer"}
-            for gone in self._read.keys() - (asked - answered):
-                del self._read[gone]
+            for closed in self._read.keys() - (asked - answered):
+                del self._read[closed]
             return list(self._read_new(sorted(asked - answered)))
 
     def _read_new(self, request_ids: Iterable[str]) -> Iterable[ControlRequest]:
@@ -213,16 +214,16 @@ class RequestBox:
                     if request is not None:
                         self._read[request_id] = validate_request(request)
                 except (CorruptRequest, InvalidRequest) as error:
-                    self._refuse_broken(request_id, error)
+                    self._refuse_invalid(request_id, error)
             if request_id in self._read:
                 yield self._read[request_id]
 
-    def _refuse_broken(self, request_id: str, why: StorageError) -> None:
+    def _refuse_invalid(self, request_id: str, why: StorageError) -> None:
         try:
             self.answer(failure(request_id, INVALID_REQUEST, str(why)))
             _log.warning("Refused request %s: %s", request_id, why)
-        except StorageError as error:  # the next listing shows it again
-            _log.warning("Request %s is broken (%s), and that could not be answered: %s", request_id, why, error)
+        except StorageError as error:  # the next listing contains the request again
+            _log.warning("Request %s is not valid (%s), and the refusal could not be stored: %s", request_id, why, error)
 
     def _url(self, key: str) -> str:
         return f"{self._store.url}/{key}"

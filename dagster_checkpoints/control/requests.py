@@ -1,6 +1,6 @@
-"""What is asked of a running pipeline, and what is answered: values, their encoding, and what makes no sense.
+"""Requests to a running pipeline and their answers: values, their encoding, and the checks of a request.
 
-Must not know where they lie (:mod:`request_box`), who carries a request out, or how.
+Must not know url they are stored (:mod:`request_box`), or how a request is carried out.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from dagster_checkpoints.storage.urls import validate_directory
 
 VERSION = 1
 NO_RUNNING_PIPELINE = "NO_RUNNING_PIPELINE"
-"""Reason of an answer: the run that the request was addressed to is over."""
+"""Reason of an answer: the run that the request was addressed to has ended."""
 INVALID_REQUEST = "INVALID_REQUEST"
-"""Reason of an answer: the request cannot be read, or asks for what no pipeline could do."""
+"""Reason of an answer: the request cannot be read, or no pipeline could carry it out."""
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
-"""A wall-clock time that says its time zone: one without could not be compared with the others."""
+"""A wall-clock time with its time zone: without one, two times could not be compared."""
 RequestKind = Literal["checkpoint", "savepoint", "stop", "end_source"]
 AnswerStatus = Literal["accepted", "done", "failed"]
 
 
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody asks of a running pipeline.
+    """A request to a running pipeline.
 
     Args:
-        request_id: makes a repeated request harmless; letters, digits, ``_``, ``-`` and ``.``.
-        kind: what is to be done.
-        epoch: of the owner that it is addressed to; another one does not carry it out.
-        deadline_seconds: how long the owner may try, by its own clock, from when it first sees the request.
-        asked_by: who, for people: a run, a sensor, a user and host.
-        asked_at: wall clock of the asker; for display and order.
-        drain: of a stop: with MAX_WATERMARK and end of data; otherwise it suspends.
-        target: of a savepoint or stop: directory (URL or absolute path) in which the savepoint is made; "" for the pipeline's
-            own.
-        name: of a savepoint or stop: part of the savepoint's directory's name; "" leaves it to the owner.
-        stage: of end_source: the source that ends.
-        instance: of end_source: only this one of its instances.
-        recorded_by_asker: the asker reports the savepoint to people, so the owner need not.
-        version: of this format.
+        request_id: id of the request, which makes repeating it harmless; letters, digits, ``_``, ``-`` and ``.``.
+        kind: what the pipeline is to do.
+        epoch: epoch of the owner that the request is addressed to; another owner does not carry it out.
+        deadline_seconds: how long the owner may try, in seconds by its own clock, from when it first sees the request.
+        asked_by: the requester, as people read it: a run, a sensor, a user and host.
+        asked_at: wall clock of the requester when it sent the request; for display and order.
+        drain: of a stop: True sends MAX_WATERMARK and end of data first; False suspends.
+        target: of a savepoint or stop: directory (URL or absolute path) in which the savepoint is made; "" for the directory
+            of the pipeline's savepoints.
+        name: of a savepoint or stop: part of the savepoint's directory's name; "" lets the owner choose one.
+        stage: of end_source: name of the source that ends.
+        instance: of end_source: name of the only instance that ends; None for all instances.
+        recorded_by_asker: the requester records the savepoint in Dagster, so the owner does not.
+        version: version of this format.
     """
 
     request_id: str
@@ -63,25 +63,25 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asks_for(self) -> dict[str, Any]:
-        """What two requests of one id must agree in."""
+        """The fields in which two requests of one id must agree."""
         names = ("kind", "drain", "target", "name", "stage", "instance")
         return {name: getattr(self, name) for name in names}
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a request.
+    """The owner's answer to a request.
 
     Args:
-        request_id: of the request.
-        status: ``accepted`` is not the last word.
+        request_id: id of the request.
+        status: outcome of the request; after ``accepted`` a final answer follows.
         reason: of a failure: the name of a coordination ``FailureReason``, NO_RUNNING_PIPELINE or INVALID_REQUEST.
-        message: for people.
-        checkpoint_id: of the checkpoint or savepoint taken.
-        location: where it lies, as the storage floor takes it; also of a failure after the savepoint.
-        url: where it lies, for people.
+        message: explanation for people.
+        checkpoint_id: id of the checkpoint or savepoint that was taken.
+        location: location of that checkpoint or savepoint, as the storage floor takes it; also of a failure after the savepoint.
+        url: URL of that checkpoint or savepoint, for people.
         answered_at: wall clock of the owner; for display.
-        details: whatever else the owner tells.
-        version: of this format.
+        details: other facts that the owner reports, by name.
+        version: version of this format.
     """
 
     request_id: str
@@ -97,22 +97,22 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def final(self) -> bool:
-        """Nothing more will be said about the request."""
+        """Whether no other answer follows."""
         return self.status != "accepted"
 
 
-class _Version(msgspec.Struct):
+class _FileVersion(msgspec.Struct):
     version: int = VERSION
 
 
-# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
-_VERSIONS = msgspec.json.Decoder(_Version)
+# Made at import: two threads that decode a type for the first time at the same moment crash msgspec.
+_VERSIONS = msgspec.json.Decoder(_FileVersion)
 _REQUESTS = msgspec.json.Decoder(ControlRequest)
 _ANSWERS = msgspec.json.Decoder(Answer)
 
 
 def validate_request(request: ControlRequest) -> ControlRequest:
-    """Refuse what no pipeline could carry out.
+    """Refuse a request that no pipeline could carry out.
 
     Raises:
         InvalidRequest: names the argument, what was expected and what was found.
@@ -134,12 +134,12 @@ def validate_request(request: ControlRequest) -> ControlRequest:
         try:
             validate_directory(request.target)
         except InvalidStorageUrl as error:
-            raise InvalidRequest(f"the savepoint cannot be made there: {error}") from error
+            raise InvalidRequest(f"the savepoint cannot be made in {request.target!r}: {error}") from error
     return request
 
 
 def failure(request_id: str, reason: str, message: str) -> Answer:
-    """A final answer that says no."""
+    """The final answer to a request that was refused or failed."""
     return Answer(request_id=request_id, status="failed", reason=reason, message=message, answered_at=datetime.now(UTC))
 
 
@@ -148,11 +148,16 @@ def encode(value: ControlRequest | Answer) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
-def decode_request(request_id: str, data: bytes, where: str) -> ControlRequest:
-    """The request of an id in the bytes of its file, which lies at the URL ``where``.
+def decode_request(request_id: str, data: bytes, url: str) -> ControlRequest:
+    """The request in the bytes of its file.
+
+    Args:
+        request_id: id that the request must have.
+        data: content of the file.
+        url: URL of the file, for errors.
 
     Raises:
-        CorruptRequest: it is no request, another id's, or a newer release wrote it.
+        CorruptRequest: the file is no request, has another id, or was written by a newer release.
     """
     try:
         version = _VERSIONS.decode(data).version
@@ -160,20 +165,24 @@ def decode_request(request_id: str, data: bytes, where: str) -> ControlRequest:
             request = _REQUESTS.decode(data)
             if request.request_id == request_id:
                 return request
-            raise CorruptRequest(f"expected the request {request_id!r} in {where}, found that of {request.request_id!r}")
+            raise CorruptRequest(f"expected the request {request_id!r} in {url}, found that of {request.request_id!r}")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptRequest(
-            f"expected a control request as JSON in {where}, found {len(data)} bytes that are not: {error}. Ask through "
-            "PipelineControl or the command line rather than by writing the file"
+            f"expected a control request as JSON in {url}, found {len(data)} bytes that are not: {error}. Send "
+            "requests with PipelineControl or the command line rather than by writing the file"
         ) from error
-    raise CorruptRequest(f"expected a request of version {VERSION} in {where}, found version {version}: a newer release asked")
+    raise CorruptRequest(f"expected a request of version {VERSION} in {url}, found version {version}: a newer release wrote it")
 
 
-def decode_answer(data: bytes, where: str) -> Answer:
-    """The answer in the bytes of its file, which lies at the URL ``where``.
+def decode_answer(data: bytes, url: str) -> Answer:
+    """The answer in the bytes of its file.
+
+    Args:
+        data: content of the file.
+        url: URL of the file, for errors.
 
     Raises:
-        CorruptAnswer: it is none, or a newer release wrote it.
+        CorruptAnswer: the file is no answer, or a newer release wrote it.
     """
     try:
         version = _VERSIONS.decode(data).version
@@ -181,7 +190,7 @@ def decode_answer(data: bytes, where: str) -> Answer:
             return _ANSWERS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptAnswer(
-            f"expected the answer to a control request as JSON in {where}, found {len(data)} bytes that are not: {error}. "
-            "Whether the request was carried out is to be seen from the pipeline's checkpoints and savepoints"
+            f"expected the answer to a control request as JSON in {url}, found {len(data)} bytes that are not: {error}. "
+            "The pipeline's checkpoints and savepoints show whether the request was carried out"
         ) from error
-    raise CorruptAnswer(f"expected an answer of version {VERSION} in {where}, found version {version}: a newer release answered")
+    raise CorruptAnswer(f"expected an answer of version {VERSION} in {url}, found version {version}: a newer release wrote it")

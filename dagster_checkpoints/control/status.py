@@ -1,7 +1,7 @@
-"""How a running pipeline goes, as its owner writes it into ``status.json`` every few seconds.
+"""The progress of a running pipeline, which its owner writes into ``status.json`` every few seconds.
 
-Values and their encoding only; for displays and sensors. Never for correctness: who owns the pipeline and which checkpoint is
-the newest is said by ``state.json`` alone, and a killed owner leaves its last status behind.
+Values and their encoding only; for displays and sensors. Never for correctness: only ``state.json`` says which run owns the
+pipeline and which checkpoint is the newest, and the last status of a killed owner stays in the file.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One instance of a stage.
 
     Args:
-        name: of the instance.
+        name: name of the instance.
         state: name of its task's ``TaskState``.
-        end_of_data: no more records come out of it.
-        caught_up: of a source: it has read all that was there when it last looked; None if it cannot say, or is no source.
+        end_of_data: whether the instance emits no more records.
+        caught_up: of a source: whether it has read all input that was available when it last checked; None if the source
+            cannot know, or the stage is no source.
         watermark_ms: its output watermark, milliseconds since 1970; None before the first.
     """
 
@@ -38,7 +39,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage: whether all its instances have finished, and the rows that it has emitted, and dropped as late."""
+    """One stage: whether all its instances have finished, the number of rows that it emitted, and of those it dropped as late."""
 
     name: str
     finished: bool
@@ -53,9 +54,9 @@ class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         checkpoint_id: its id.
         kind: checkpoint or savepoint.
-        acknowledged: tasks that have.
-        expected: tasks that must.
-        seconds: since it was triggered.
+        acknowledged: number of tasks that have acknowledged it.
+        expected: number of tasks that must acknowledge it.
+        seconds: seconds since it was triggered.
     """
 
     checkpoint_id: int
@@ -66,16 +67,16 @@ class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VertexPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stage, or a chain of them, had to do for a checkpoint: the slowest of its instances, and bytes of all.
+    """A vertex's part in a checkpoint: times of the slowest of its instances, bytes of all of them.
 
     Args:
-        stages: that its tasks run.
+        stages: names of the stages that the vertex runs: one, or those of a chain.
         acknowledged_after: seconds from the trigger to the latest acknowledgement.
         alignment_seconds: longest time between the first and the last barrier of an instance.
-        sync_seconds: longest time that an instance stood still.
+        sync_seconds: longest time for which an instance paused its work.
         async_seconds: longest time of storing in the background.
-        new_bytes: uploaded.
-        total_bytes: named.
+        new_bytes: bytes uploaded for the checkpoint.
+        total_bytes: bytes of all files that the checkpoint names.
     """
 
     stages: tuple[str, ...]
@@ -87,18 +88,18 @@ class VertexPart(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int = 0
 
 
-class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
+class CompletedCheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The latest completed checkpoint, or savepoint.
 
     Args:
         checkpoint_id: its id.
-        location: as in ``state.json``.
-        completed_at: wall clock of the owner, as ``updated_at``: their difference is its age.
+        location: its location, as in ``state.json``.
+        completed_at: wall clock of the owner, as ``updated_at``: their difference is the checkpoint's age.
         kind: checkpoint or savepoint.
         duration: seconds from trigger to completion.
-        new_bytes: uploaded for it.
-        total_bytes: that it names.
-        parts: of each stage or chain that took part, in topological order.
+        new_bytes: bytes uploaded for it.
+        total_bytes: bytes of all files that it names.
+        parts: the part of each vertex that took part, in topological order.
     """
 
     checkpoint_id: int
@@ -117,8 +118,8 @@ class FailureStatus(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         checkpoint_id: its id.
         reason: name of a ``FailureReason``.
-        message: what happened.
-        failed_at: wall clock of the owner.
+        message: explanation for people.
+        failed_at: wall clock of the owner when it failed.
     """
 
     checkpoint_id: int
@@ -128,14 +129,14 @@ class FailureStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointCountsStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The run's checkpoints and savepoints in numbers; durations in seconds, over the latest 10,000 completed ones.
+    """Numbers of the run's checkpoints and savepoints; durations in seconds, over the latest 10,000 completed ones.
 
     Args:
-        triggered: that have got an id.
-        completed: of them; savepoints too.
-        failed: also those that were refused before they had an id.
-        savepoints: completed ones.
-        restored: how often the job was started from one, at first and in restarts.
+        triggered: number that were given an id.
+        completed: number that completed, savepoints included.
+        failed: number that failed, including those refused before they were given an id.
+        savepoints: number of completed savepoints.
+        restored: number of starts of the job from a checkpoint or savepoint: the run's first start and restarts.
     """
 
     triggered: int = 0
@@ -149,7 +150,7 @@ class CheckpointCountsStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A stop under way: who asked, how, and the state of its state machine."""
+    """A stop under way: the id of its request, whether it drains, and the state of its state machine."""
 
     request_id: str
     drain: bool
@@ -160,25 +161,25 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The content of ``status.json``.
 
     Args:
-        pipeline: its name.
-        run_id: of the run that writes it.
-        epoch: of that owner; an older one than in ``state.json`` is what a dead run left behind.
-        job_id: of the job.
-        attempt: counts the restarts within the run, from 1.
+        pipeline: name of the pipeline.
+        run_id: id of the run that writes the file.
+        epoch: epoch of that owner; if it is older than the epoch in ``state.json``, the status is that of a dead run.
+        job_id: id of the job.
+        attempt: number of the job's attempt within the run, from 1; each restart adds one.
         phase: what the run does.
-        sequence: grows with every version that this owner writes.
-        updated_at: wall clock.
-        started_at: wall clock, of the run.
-        interval: seconds until the next version; far more without one and the owner is busy, or dead.
-        roots: stages from which a checkpoint would start now.
+        sequence: grows with every status that this owner writes.
+        updated_at: wall clock of the owner when it wrote the status.
+        started_at: wall clock of the owner when the run started.
+        interval: seconds until the next status; if that is far overdue, the owner is busy or dead.
+        roots: tasks from which a checkpoint would start now.
         chains: the stages of each chain.
-        stages: in topological order.
+        stages: all stages, in topological order.
         pending: checkpoints under way.
-        last_checkpoint: the latest completed one.
-        last_failure: the latest failed one of this run.
-        checkpoints: how many there were in this run, and how long they took.
-        stop: under way.
-        version: of this format.
+        last_checkpoint: the latest completed checkpoint or savepoint.
+        last_failure: the latest failed checkpoint or savepoint of this run.
+        checkpoints: numbers and durations of this run's checkpoints.
+        stop: the stop under way.
+        version: version of this format.
     """
 
     pipeline: str
@@ -195,19 +196,19 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     chains: tuple[tuple[str, ...], ...] = ()
     stages: tuple[StageStatus, ...] = ()
     pending: tuple[PendingStatus, ...] = ()
-    last_checkpoint: CheckpointStatus | None = None
+    last_checkpoint: CompletedCheckpointStatus | None = None
     last_failure: FailureStatus | None = None
     checkpoints: CheckpointCountsStatus | None = None
     stop: StopStatus | None = None
     version: int = VERSION
 
 
-class _Version(msgspec.Struct):
+class _StatusVersion(msgspec.Struct):
     version: int
 
 
-# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
-_VERSIONS = msgspec.json.Decoder(_Version)
+# Made at import: two threads that decode a type for the first time at the same moment crash msgspec.
+_VERSIONS = msgspec.json.Decoder(_StatusVersion)
 _STATUSES = msgspec.json.Decoder(PipelineStatus)
 
 
@@ -216,15 +217,15 @@ def encode_status(status: PipelineStatus) -> bytes:
     return msgspec.json.encode(status)
 
 
-def decode_status(data: bytes, where: str) -> PipelineStatus:
+def decode_status(data: bytes, url: str) -> PipelineStatus:
     """The status in the bytes of ``status.json``.
 
     Args:
-        data: the file's bytes.
-        where: its URL, for the text of errors.
+        data: content of the file.
+        url: URL of the file, for errors.
 
     Raises:
-        CorruptStatus: it is no such file, or a newer release wrote it.
+        CorruptStatus: the file is no status, or a newer release wrote it.
     """
     try:
         version = _VERSIONS.decode(data).version
@@ -232,26 +233,26 @@ def decode_status(data: bytes, where: str) -> PipelineStatus:
             return _STATUSES.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptStatus(
-            f"expected the status of a pipeline as JSON in {where}, found {len(data)} bytes that are not: {error}. It is for "
-            "display only: delete the file, and a running pipeline writes it anew"
+            f"expected the status of a pipeline as JSON in {url}, found {len(data)} bytes that are not: {error}. It is for "
+            "display only: delete the file, and a running pipeline writes it again"
         ) from error
     raise CorruptStatus(
-        f"expected version {VERSION} in {where}, found version {version}: a newer release of dagster-checkpoints wrote it. "
+        f"expected version {VERSION} in {url}, found version {version}: a newer release of dagster-checkpoints wrote it. "
         "Run that release"
     )
 
 
 def write_status(storage: CheckpointStorage, status: PipelineStatus) -> None:
-    """Overwrite ``status.json``, for displays and sensors.
+    """Overwrite ``status.json``.
 
     Raises:
-        StorageUnavailable, OutcomeUnknown: the status may not be written; nothing depends on it.
+        StorageUnavailable, OutcomeUnknown: the status may not be stored; no decision depends on it.
     """
     storage.store.put(storage.layout.status, encode_status(status))
 
 
 def read_status(storage: CheckpointStorage) -> PipelineStatus | None:
-    """The status that the newest run has written last; None if no run has written one.
+    """The last status that the newest run wrote; None if no run has written one.
 
     Raises:
         CorruptStatus: the file cannot be read.

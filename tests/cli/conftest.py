@@ -20,7 +20,7 @@ from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.control import (
     Answer,
     CheckpointCountsStatus,
-    CheckpointStatus,
+    CompletedCheckpointStatus,
     ControlRequest,
     FailureStatus,
     InstanceStatus,
@@ -230,7 +230,7 @@ class World:
                 ),
             ),
             "pending": (PendingStatus(checkpoint_id=44, kind="savepoint", acknowledged=2, expected=3, seconds=1.5),),
-            "last_checkpoint": CheckpointStatus(
+            "last_checkpoint": CompletedCheckpointStatus(
                 checkpoint_id=42,
                 location="checkpoints/chk-42-1",
                 completed_at=datetime.now(UTC) - timedelta(seconds=12),

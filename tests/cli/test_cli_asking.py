@@ -153,7 +153,7 @@ def test_a_request_to_a_run_that_ended_meanwhile(local: Any) -> None:
     local.run()
     local.cli("stop", "--request-id", "stop-1", "--no-wait")
     local.end("FAILED")
-    assert "the run is over" in local.cli("requests", "stop-1", "--wait", code=3).stderr
+    assert "the run has ended" in local.cli("requests", "stop-1", "--wait", code=3).stderr
     local.run()
     RequestBox(local.storage.store, local.storage.layout).refuse_older(2)
     assert local.json("requests", "stop-1", code=3)["answer"]["reason"] == "NO_RUNNING_PIPELINE"

@@ -165,12 +165,12 @@ def test_a_run_that_ends_without_an_answer_is_noticed(
     handle = control.savepoint()
     started = clock.now
     clock.on_sleep[:] = [lambda: running.ownership.release("FINISHED") if running.ownership and clock.now > started + 5 else None]
-    with pytest.raises(NoRunningPipeline, match=rf"{handle.request_id}.*the run is over.*ended FINISHED"):
+    with pytest.raises(NoRunningPipeline, match=rf"{handle.request_id}.*the run has ended.*ended FINISHED"):
         handle.wait(600)
     assert clock.now < started + 5 + LEASE
     clock.on_sleep.clear()
     running.acquire(bob, LEASE)
-    with pytest.raises(NoRunningPipeline, match=r"epoch 1\) is over.*owned by run run-b on host beta"):
+    with pytest.raises(NoRunningPipeline, match=r"epoch 1\) has ended.*owned by run run-b on host beta"):
         control.handle(handle.request_id).wait(600)
 
 
@@ -229,7 +229,7 @@ def test_storage_may_be_away_for_a_while(control: PipelineControl, running: Any,
     assert handle.wait(600).final
     faulty.away = True
     clock.on_sleep.pop()
-    with pytest.raises(RequestTimedOut, match="Storage did not answer the last time: told so"):
+    with pytest.raises(RequestTimedOut, match="The last read of the storage failed: told so"):
         handle.wait(5)
     with pytest.raises(StorageUnavailable):
         handle.poll()

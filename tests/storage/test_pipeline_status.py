@@ -11,7 +11,7 @@ import pytest
 
 from dagster_checkpoints.control import (
     CheckpointCountsStatus,
-    CheckpointStatus,
+    CompletedCheckpointStatus,
     FailureStatus,
     InstanceStatus,
     PendingStatus,
@@ -50,7 +50,7 @@ STATUS = PipelineStatus(
         StageStatus(name="history", finished=True, instances=(InstanceStatus(name="0", state="FINISHED", end_of_data=True),)),
     ),
     pending=(PendingStatus(checkpoint_id=8, kind="savepoint", acknowledged=1, expected=2, seconds=0.5),),
-    last_checkpoint=CheckpointStatus(
+    last_checkpoint=CompletedCheckpointStatus(
         checkpoint_id=7,
         location="checkpoints/chk-7-3",
         completed_at=NOW,

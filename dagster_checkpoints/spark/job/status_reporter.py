@@ -17,7 +17,7 @@ import msgspec
 
 from dagster_checkpoints.control import (
     CheckpointCountsStatus,
-    CheckpointStatus,
+    CompletedCheckpointStatus,
     FailureStatus,
     InstanceStatus,
     PendingStatus,
@@ -195,9 +195,9 @@ def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, no
     )
 
 
-def _checkpoint(last: CheckpointRecord, at: datetime, now: float) -> CheckpointStatus:
+def _checkpoint(last: CheckpointRecord, at: datetime, now: float) -> CompletedCheckpointStatus:
     assert last.ended_at is not None
-    return CheckpointStatus(
+    return CompletedCheckpointStatus(
         checkpoint_id=last.checkpoint_id,
         location=last.location or "",
         completed_at=at - timedelta(seconds=now - last.ended_at),
