@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import ChannelWatermark
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state.redistribution import (
-    redistribute_broadcasts,
-    redistribute_key_groups,
-    redistribute_lists,
-    redistribute_unions,
-)
+from dagster_checkpoints.state import redistribution
 from simulation.channels import Channel, Ghost, Output, Snapshot
 from simulation.elements import END_OF_DATA, END_OF_PARTITION, KEY_GROUPS, even, key_group
 from simulation.operators import Union
@@ -105,7 +100,7 @@ def _begin_sinks(process: Process, restored: Restored | None) -> None:
     ownership = process.ownership
     assert ownership is not None
     chosen = restored.plan.checkpoint_id if restored is not None else 0
-    later = restored is not None and ownership.state.highest_checkpoint_id > chosen
+    later = restored is not None and ownership.steps.has_later(chosen)
     for task in process.tasks.values():
         task.new_start = restored is None
         task.take_back_after = chosen if later else None
@@ -159,16 +154,18 @@ def _stage_states(task: Task, siblings: Sequence[Snapshot | None], parallelism: 
         held = [None if s is None else s.stages[number] for s in siblings]
         kind = op.spec.kind
         if kind in ("window", "totals"):
-            groups = redistribute_key_groups([None if h is None else by_group(h) for h in held], parallelism, KEY_GROUPS)
+            groups = redistribution.redistribute_key_groups(
+                [None if h is None else by_group(h) for h in held], parallelism, KEY_GROUPS
+            )
             shares.append(list(groups[index].values()))
         elif kind == "buffer":
-            lists = redistribute_lists([None if h is None else {"held": h} for h in held], parallelism)
+            lists = redistribution.redistribute_lists([None if h is None else {"held": h} for h in held], parallelism)
             shares.append([lists[index].get("held", ())])
         elif kind == "union":
-            unions = redistribute_unions([None if h is None else {"counts": [h]} for h in held], parallelism)
+            unions = redistribution.redistribute_unions([None if h is None else {"counts": [h]} for h in held], parallelism)
             shares.append(unions[index].get("counts", ()))
         elif kind == "broadcast":
-            copies = redistribute_broadcasts([None if h is None else {"rule": h} for h in held], parallelism)
+            copies = redistribution.redistribute_broadcasts([None if h is None else {"rule": h} for h in held], parallelism)
             shares.append([copies[index][name] for name in copies[index]])
         else:
             shares.append(())
@@ -189,7 +186,7 @@ def _rescaled(task: Task, siblings: Sequence[Snapshot | None], parallelism: int)
     states = [s for s in siblings if s is not None]
     made = Snapshot()
     lists: list[dict[str, Sequence[Any]]] = [{"splits": s.splits, "transactions": s.transactions} for s in states]
-    share = redistribute_lists(lists, parallelism)[index]
+    share = redistribution.redistribute_lists(lists, parallelism)[index]
     made.splits = tuple(share.get("splits", ()))
     made.transactions = tuple(share.get("transactions", ()))
     task.others = tuple(t for s in states for t in s.transactions)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -43,7 +43,7 @@ from dagster_checkpoints.coordination.schedule import CheckpointSchedule
 from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.storage_steps import ReadState
 from dagster_checkpoints.state import PartlyFinishedUnionState, redistribution, restore
-from simulation import deployment, machine, restoring, sinks, writing
+from simulation import machine, sinks, writing
 from simulation.run_faults import RUN_FAULTS, Patches
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
@@ -252,14 +252,14 @@ def _list_remainder_lost() -> Patches:
             return [{name: items[:size] if name == "held" else items for name, items in share.items()} for share in shares]
         return shares
 
-    yield deployment, "redistribute_lists", broken
+    yield redistribution, "redistribute_lists", broken
 
 
 def _key_groups_stay_where_they_were() -> Patches:
     def broken(instances: Sequence[Any], parallelism: int, groups: int) -> Any:
         return [dict(instances[i] or {}) if i < len(instances) else {} for i in range(parallelism)]
 
-    yield deployment, "redistribute_key_groups", broken
+    yield redistribution, "redistribute_key_groups", broken
 
 
 def _roots_not_triggered() -> Patches:
@@ -337,14 +337,11 @@ def _older_owner_aborts() -> Patches:
 
 
 def _enumerators_forgotten() -> Patches:
-    def broken(*arguments: Any) -> Any:
-        return replace(restore.validate_restore(*arguments), enumerators={})
-
-    yield restoring, "validate_restore", broken
+    yield restore, "_enumerators", lambda metadata, instances: {}
 
 
 def _broadcast_of_the_first_only() -> Patches:
-    yield deployment, "redistribute_broadcasts", lambda instances, parallelism: [dict(instances[0] or {})] * parallelism
+    yield redistribution, "redistribute_broadcasts", lambda instances, parallelism: [dict(instances[0] or {})] * parallelism
 
 
 def _notice_before_the_store_names_it() -> Patches:

@@ -15,17 +15,15 @@ from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import Failure, JobAction, JobEvent, JobStart, RestorePoint
 from dagster_checkpoints.execution.job_machine import JobMachine, JobPhase
 from dagster_checkpoints.execution.job_requests import RequestReceived, SourceInstance
+from dagster_checkpoints.execution.start_point import NothingToRestoreError, completed_checkpoint, is_job_over
 from dagster_checkpoints.state import RestoreError
 from simulation.deployment import deploy
 from simulation.loop import Loop
 from simulation.machine import LEASE, TURN
 from simulation.restoring import (
-    NothingToRestore,
     Restored,
     StartPoint,
     choose_start,
-    completed_checkpoint,
-    job_is_over,
     read_restored,
 )
 from simulation.shapes import name_of
@@ -86,7 +84,7 @@ class Process(Loop):
         """Perform an action; what storage refuses is an event, too."""
         try:
             return (yield from act)  # type: ignore[no-any-return]
-        except (StorageError, NothingToRestore, RestoreError) as error:
+        except (StorageError, NothingToRestoreError, RestoreError) as error:
             return on.FatalError(Failure(repr(error)))
 
     def _perform_slowly(self, action: JobAction) -> Steps[None]:
@@ -123,14 +121,11 @@ class Process(Loop):
         yield from self._read()
         if self.superseded:
             raise OwnershipLost  # what it would begin from may be gone
-        if job_is_over(ownership.previous) and ownership.previous.newest is not None:
+        if is_job_over(ownership.previous) and ownership.previous.newest is not None:
             self.dirty = True  # its end could not be said: what is left is swept once the newest is named no more
-        self._start = start = choose_start(self.world.store, ownership, self.asked_start, self.world.shapes, self.number)
-        for pointer in ownership.retained:
-            if pointer.kind != "savepoint":
-                self.registry.register(pointer.location, self.world.store.check_whole(pointer.location).files)
-        if start.restored is not None and not start.restored.savepoint:
-            self.registry.register(start.restored.location, start.restored.metadata.files)
+        self._start = start = choose_start(
+            self.world.store, self.registry, ownership, self.asked_start, self.world.shapes, self.number
+        )
         self.count("restores" if start.restored is not None else "new starts")
         self.job_id = ownership.previous.job.job_id + (not start.resume)
         self._set_lineage(start)

@@ -1,16 +1,27 @@
-"""Where a simulated process starts from; mirrors `spark.job.restoring`, with the real restore validation."""
+"""What a simulated process starts from: what users ask for, and how checkpoints are read; the choice is the shipped one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
-from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
+from dagster_checkpoints.execution import start_point
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer
+from dagster_checkpoints.execution.start_point import (
+    NamedPlace,
+    NothingToRestoreError,
+    ReadCheckpoint,
+    RegisterFiles,
+    ResolveName,
+    RestorableCheckpoint,
+)
+from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import (
     ChainMetadata,
     CheckpointMetadata,
+    ClaimMode,
     EnumeratorState,
     OperatorState,
     RestorePlan,
@@ -22,16 +33,13 @@ from dagster_checkpoints.state import (
     recorded_inputs,
     validate_restore,
 )
+from dagster_checkpoints.storage import SharedStateRegistry
 from simulation.channels import Snapshot
 from simulation.shapes import Shape, StageSpec, name_of
-from simulation.storage import Metadata, Ownership, Store, pointer_to
+from simulation.storage import LONG_AGO, Metadata, Ownership, Store
 from simulation.violations import check
 
-OVER = frozenset({"FINISHED", "NONE"})
-
-
-class NothingToRestore(Exception):
-    """The run names something that storage does not have."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,100 +72,106 @@ class Restored:
     own: bool
 
 
+StartPoint = start_point.StartPoint[Restored]
+
+
 @dataclass(frozen=True)
-class StartPoint:
-    """What a run begins with."""
+class StartOptions:
+    """What the run configuration says of the start."""
 
-    restored: Restored | None
-    resume: bool
-    next_checkpoint_id: int
-    pointer: CheckpointPointer | None = None
-    claimed: bool = False
-    retained: tuple[CompletedCheckpoint, ...] = ()
-    passed_over: tuple[CompletedCheckpoint, ...] = ()
+    restore_from: str
+    claim_mode: ClaimMode
+    allow_older_checkpoint: bool = False
 
 
-def choose_start(store: Store, ownership: Ownership, asked: From, shapes: Sequence[Shape], copies: int) -> StartPoint:
+def options(store: Store, ownership: Ownership, asked: From, copies: int) -> StartOptions:
+    """What a user writes who means what `asked` says.
+
+    Raises:
+        NothingToRestoreError: there is no such thing.
+    """
+    restore_from = asked.what
+    if asked.what == "retained":
+        restore_from = nth(_useful(store, ownership), asked.which).location
+    elif asked.what == "savepoint":
+        found = [s for s in store.savepoints.values() if s.own and s.metadata is not None and not s.deleted]
+        location = nth(found[::-1], asked.which).location
+        restore_from = store.copy_savepoint(location, copies) if asked.copied else location
+    return StartOptions(restore_from, ClaimMode.CLAIM if asked.claim else ClaimMode.NO_CLAIM)
+
+
+def nth(found: Sequence[T], which: int) -> T:
+    """One of what there is."""
+    if which >= len(found):
+        raise NothingToRestoreError("there are not so many")
+    return found[which]
+
+
+def _useful(store: Store, ownership: Ownership) -> list[CheckpointPointer]:
+    """The retained checkpoints that a user may well go back to."""
+    # One that was deleted may still be listed, if a process died just then.
+    retained = [p for p in ownership.retained if p.location in store.metadata or p.location in store.savepoints]
+    newest, job_id = ownership.previous.newest, ownership.previous.job.job_id
+    # What a job went back behind, or what a new one began in spite of, lost its uncommitted transactions then.
+    return [p for p in retained if p.job_id == job_id and (newest is None or p.checkpoint_id <= newest.checkpoint_id)]
+
+
+def choose_start(
+    store: Store, registry: SharedStateRegistry, ownership: Ownership, asked: From, shapes: Sequence[Shape], copies: int
+) -> StartPoint:
     """Decide what an owned pipeline starts from.
 
     Raises:
-        NothingToRestore: there is no such thing.
+        NothingToRestoreError: there is no such thing, or it cannot be restored with other numbers of instances.
         RestoreError: it does not fit.
     """
-    previous = ownership.previous
-    location = _location(store, ownership, asked, copies)
-    if location is None:
-        return StartPoint(None, False, 1)
-    restored = read_restored(store, location, shapes)
-    if restored.metadata.variant != asked.variant:
-        check_rescaling(restored.metadata, shapes[restored.metadata.variant], shapes[asked.variant])
-    metadata = restored.metadata
-    chosen, own_id = metadata.checkpoint_id, previous.job.job_id
-    pointer = pointer_to(chosen, location, metadata.kind, metadata.epoch, metadata.job_id)
-    # What an earlier job had is no way back for the latest one.
-    resume = metadata.job_id == own_id and (not restored.savepoint or restored.own)
-    listed = next((p for p in store.pointers() if p.location == location), None)
-    claimed = restored.savepoint and (asked.claim or (listed is not None and listed.claimed))
-    kept: list[CompletedCheckpoint] = []
-    later: list[CompletedCheckpoint] = []
-    if resume:
-        this_job = [p for p in ownership.retained if p.job_id == own_id and p.location != location]
-        kept = [completed_checkpoint(p) for p in this_job if p.checkpoint_id <= chosen]
-        # A savepoint that is passed over stays the user's.
-        later = [completed_checkpoint(p) for p in this_job if p.checkpoint_id > chosen and p.ours]
-    kept.append(CompletedCheckpoint(chosen, location) if claimed else completed_checkpoint(pointer))
-    next_id = max(chosen, previous.highest_checkpoint_id if resume else 0) + 1
-    return StartPoint(restored, resume, next_id, pointer, claimed, tuple(kept), tuple(later))
 
+    def perform(request: object) -> object:
+        match request:
+            case RegisterFiles(location):
+                registry.register(location, store.check_whole(location).files)
+                return None
+            case ReadCheckpoint(location):
+                return restorable(location)
+            case ResolveName(name):
+                return NamedPlace(name, name in store.savepoints)
+            case _:
+                raise TypeError(request)
 
-def job_is_over(state: PipelineState) -> bool:
-    """Whether there is nothing to go on with."""
-    return state.job.status in OVER and state.job.ended_by != "suspend"
+    def restorable(location: str) -> RestorableCheckpoint[Restored]:
+        restored = read_restored(store, location, shapes)
+        metadata = restored.metadata
+        if metadata.variant != asked.variant:
+            check_rescaling(metadata, shapes[metadata.variant], shapes[asked.variant])
+        if not restored.savepoint:
+            registry.register(location, metadata.files)
+        pointer = CheckpointPointer(
+            checkpoint_id=metadata.checkpoint_id,
+            location=location,
+            kind=metadata.kind,
+            epoch=metadata.epoch,
+            job_id=metadata.job_id,
+            completed_at=LONG_AGO,
+        )
+        return RestorableCheckpoint(restored, pointer, location, restored.savepoint, restored.own or not restored.savepoint)
 
-
-def _location(store: Store, ownership: Ownership, asked: From, copies: int) -> str | None:
-    previous = ownership.previous
-    if asked.what == "none":
-        return None
-    if asked.what == "latest":
-        newest = previous.newest
-        return None if newest is None or job_is_over(previous) else newest.location
-    if asked.what == "retained":
-        # One that was deleted may still be listed, if a process died just then.
-        retained = [p for p in ownership.retained if p.location in store.metadata or p.location in store.savepoints]
-        newest = previous.newest
-        # What a job went back behind, or what a new one began in spite of, lost its uncommitted transactions then.
-        retained = [p for p in retained if p.job_id == previous.job.job_id]
-        retained = [p for p in retained if newest is None or p.checkpoint_id <= newest.checkpoint_id]
-        if asked.which >= len(retained):
-            raise NothingToRestore
-        return retained[asked.which].location
-    found = [s for s in store.savepoints.values() if s.own and s.metadata is not None and not s.deleted]
-    if asked.which >= len(found):
-        raise NothingToRestore
-    savepoint = found[-1 - asked.which]
-    return store.copy_savepoint(savepoint.location, copies) if asked.copied else savepoint.location
-
-
-def completed_checkpoint(pointer: CheckpointPointer) -> CompletedCheckpoint:
-    """What the coordinator is to know of a checkpoint that the state names."""
-    properties = CheckpointProperties() if pointer.ours else CheckpointProperties.for_savepoint(stops_job=True)
-    return CompletedCheckpoint(pointer.checkpoint_id, pointer.location, properties)
+    asks = options(store, ownership, asked, copies)
+    return drive(start_point.choose_start(ownership.previous, ownership.retained, asks, "the store"), perform)
 
 
 def check_rescaling(metadata: Metadata, before: Shape, after: Shape) -> None:
     """Records in flight and finished instances belong to the channels and tasks that there were.
 
     Raises:
-        NothingToRestore: it cannot be restored with other numbers of instances.
+        NothingToRestoreError: it cannot be restored with other numbers of instances.
     """
     changed = {v.name for v, w in zip(before.graph.vertices, after.graph.vertices, strict=True) if v != w}
     for task, state in metadata.states.items():
         in_flight = any(elements for _, _, elements in state.channels.values()) or any(state.output.values())
         if in_flight or (state.after_finish and task.vertex in changed):
-            raise NothingToRestore
+            raise NothingToRestoreError("it holds records in flight, or finished instances")
     if any(task.vertex in changed for task in metadata.finished):
-        raise NothingToRestore
+        raise NothingToRestoreError("it holds records in flight, or finished instances")
 
 
 def read_restored(store: Store, location: str, shapes: Sequence[Shape]) -> Restored:

@@ -289,12 +289,6 @@ def stored_by(name: str) -> int:
     return int(name.partition("-")[2] or 0)
 
 
-def pointer_to(checkpoint_id: int, location: str, kind: str, epoch: int, job_id: int) -> CheckpointPointer:
-    return CheckpointPointer(
-        checkpoint_id=checkpoint_id, location=location, kind=kind, epoch=epoch, job_id=job_id, completed_at=LONG_AGO
-    )
-
-
 def acquire(
     store: Store,
     who: str,

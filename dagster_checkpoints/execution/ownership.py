@@ -104,6 +104,10 @@ class OwnershipSteps:
         """Whether ``state.json`` already listed a checkpoint when this owner acquired the pipeline."""
         return any(pointer.location == location for pointer in self.previous.listed)
 
+    def has_later(self, checkpoint_id: int) -> bool:
+        """Whether later checkpoints were completed: what sinks committed with them has to be taken back."""
+        return self.state.highest_checkpoint_id > checkpoint_id
+
     def ensure(self) -> None:
         """Raise OwnershipLost unless this owner may still act."""
         if self.released:

@@ -21,7 +21,7 @@ _OVER = frozenset({"FINISHED", "NONE"})
 
 
 class NothingToRestoreError(DagsterCheckpointsError):
-    """The run was told to start from a checkpoint that is not there."""
+    """The run asks for a checkpoint that storage does not have."""
 
     repeats: ClassVar[bool] = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.execution.start_point import NothingToRestoreError as NothingToRestoreError
 
 
 class StageError(DagsterCheckpointsError):
@@ -86,12 +87,6 @@ class SnapshotError(DagsterCheckpointsError):
 
 class JobFailedError(DagsterCheckpointsError):
     """The job failed, and its restart strategy does not allow another attempt."""
-
-
-class NothingToRestoreError(DagsterCheckpointsError):
-    """The run asks for a checkpoint that storage does not have."""
-
-    repeats: ClassVar[bool] = True
 
 
 class SelectionError(DagsterCheckpointsError):

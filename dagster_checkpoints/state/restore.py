@@ -125,9 +125,13 @@ def validate_restore(
         after_finish=frozenset(task for task, snapshot in tasks.items() if snapshot.end_of_data == "drain"),
         tasks=tasks,
         dropped=dropped,
-        enumerators={s.name: s.enumerator for s in metadata.stages if s.enumerator is not None and s.name in instances},
+        enumerators=_enumerators(metadata, instances),
         max_parallelism=key_groups,
     )
+
+
+def _enumerators(metadata: CheckpointMetadata, instances: Mapping[str, int]) -> dict[str, EnumeratorState]:
+    return {s.name: s.enumerator for s in metadata.stages if s.enumerator is not None and s.name in instances}
 
 
 def _has_finished(chain: ChainMetadata, recorded: Mapping[str, StageMetadata]) -> bool:

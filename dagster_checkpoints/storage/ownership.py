@@ -116,6 +116,10 @@ class Ownership:
         """Of all that were ever completed or reserved: the next one is larger, or follows what it was restored from."""
         return self.steps.state.highest_checkpoint_id
 
+    def has_later(self, checkpoint_id: int) -> bool:
+        """Whether later checkpoints were completed: what sinks committed with them has to be taken back."""
+        return self.steps.has_later(checkpoint_id)
+
     @property
     def lease_seconds(self) -> float:
         return self.steps.lease_seconds

@@ -19,11 +19,11 @@ from dagster_checkpoints import (
     stage,
     unbounded_source,
 )
+from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.plugin import resource
 from dagster_checkpoints.plugin.stage_assets import REFUSED
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted, SavepointDone
-from dagster_checkpoints.spark.job.restoring import is_repeated_start
 from dagster_checkpoints.storage import Job, PipelineState
 
 Coordinator = Callable[..., CheckpointCoordinatorResource]

@@ -17,7 +17,6 @@ from dagster_checkpoints.coordination import CheckpointBarrier, CoordinatorEvent
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job.deployment import AttemptSettings, Deployer, Deployment
 from dagster_checkpoints.spark.job.job_options import JobOptions
-from dagster_checkpoints.spark.job.restoring import has_later
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
@@ -101,7 +100,7 @@ class Attempts:
     def _settings(self, restored: Restored | None, job_id: int, ended_sources: Collection[tuple[str, str]]) -> AttemptSettings:
         assert self._storage.ownership is not None
         attempt = self.number % _PER_RUN
-        later = restored is not None and has_later(self._storage, restored.plan.checkpoint_id)
+        later = restored is not None and self._storage.ownership.has_later(restored.plan.checkpoint_id)
         return AttemptSettings(
             folder=self._work.create(self._epoch, attempt),
             number=self.number,

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from dagster_checkpoints.coordination import GiveUp, JobRestarting, RestartStrategy
 from dagster_checkpoints.errors import repeats_by_nature
+from dagster_checkpoints.execution.start_point import completed_checkpoint
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.control_requests import ControlRequests
 from dagster_checkpoints.spark.job.events import JobEvent
 from dagster_checkpoints.spark.job.job_loop import Canceled, JobLoop, NotDeployed, TaskFailure
-from dagster_checkpoints.spark.job.restoring import completed_checkpoint
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.storage import StorageError, StorageUnavailable

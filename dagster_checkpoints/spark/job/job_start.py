@@ -10,12 +10,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import NothingToRestoreError, SelectionError
 from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.events import JobEvent
 from dagster_checkpoints.spark.job.job_options import JobOptions
-from dagster_checkpoints.spark.job.restoring import StartPoint, choose_start, is_repeated_start
+from dagster_checkpoints.spark.job.restoring import StartPoint, choose_start
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.task_sink import check_new_start
 from dagster_checkpoints.storage import CheckpointStorage, Ownership, PipelineState, StorageError, check_origin
