@@ -1,6 +1,6 @@
 """Sinks whose rows become visible exactly once.
 
-:mod:`base` is the contract, :mod:`parquet` the sink that comes with it.
+:mod:`base` is the contract, :mod:`parquet` the sink that this package provides.
 """
 
 from dagster_checkpoints.sinks.base import AtNewStart, SinkContext, TwoPhaseCommitSink

@@ -1,9 +1,9 @@
-"""Which of a job's checkpoints lie on the way to the one that it is restored from.
+"""The tree of a job's checkpoints: which of them are on the way to the restored one, from the job's beginning.
 
-Going back to an older checkpoint or savepoint makes a job's history a tree: with 41 … 46 taken, going back to 43 and on
-with 47, the way to 47 is 41, 42, 43, 47, and the way to savepoint 45, which still exists, is 41 … 45. A sink that commits by
-checkpoint shows exactly the rows of those on the way to where the job goes on from. Ids grow for the whole life of a job,
-so the tree is one pair of ids for each time that the job went back.
+Restoring an older checkpoint or savepoint makes a job's checkpoints a tree. Example: 41 … 46 were taken, the job is restored
+from 43 and takes 47 next; the way to 47 is 41, 42, 43, 47, and the way to savepoint 45, which still exists, is 41 … 45. A sink
+that commits by checkpoint shows exactly the rows of the checkpoints on the way to the restored one. Ids grow for the whole
+life of a job, so the tree is one pair of ids for each restore of an older checkpoint.
 
 Values only; must not know files or rows.
 """
@@ -18,11 +18,11 @@ import msgspec
 
 
 class Branch(msgspec.Struct, frozen=True):
-    """The job went on from ``restored``; ``first`` and the ids after it grew there.
+    """A branch of the tree: it begins at ``restored``, and its checkpoints are ``first`` and the ids after it.
 
     Args:
-        restored: id of the checkpoint or savepoint; 0 for the job's beginning.
-        first: id of the next one.
+        restored: id of the restored checkpoint or savepoint; 0 for the job's beginning.
+        first: id of the job's first checkpoint after that restore.
     """
 
     restored: int
@@ -30,22 +30,23 @@ class Branch(msgspec.Struct, frozen=True):
 
 
 class Branches(msgspec.Struct, frozen=True):
-    """All branches of one job, as one instance of a sink has seen them, oldest first."""
+    """All branches of one job that one instance of a sink has recorded, oldest first."""
 
     branches: tuple[Branch, ...] = ()
 
     def begun(self, restored: int, first: int) -> Branches:
-        """After the job has gone on from ``restored`` with ``first``.
+        """The branches after the job was restored from ``restored`` and has taken ``first`` as its next checkpoint.
 
-        An id comes again only if no checkpoint with it, or a later one, was ever completed: what grew there is forgotten.
+        An id is used a second time only if no checkpoint with this or a later id ever completed: branches that begin there
+        are removed.
         """
         kept = tuple(branch for branch in self.branches if branch.first < first)
-        if restored < first - 1:  # else nothing lies between them that could be on another branch
+        if restored < first - 1:  # otherwise no checkpoint is between them that could be on another branch
             kept = (*kept, Branch(restored, first))
         return Branches(kept)
 
     def on_the_way(self, checkpoint_id: int, restored: int) -> bool:
-        """Whether the state of ``restored`` includes what came before ``checkpoint_id``."""
+        """Whether the state of checkpoint ``restored`` includes all rows up to ``checkpoint_id``."""
         for branch in reversed(self.branches):
             if branch.first > restored:
                 continue
@@ -56,16 +57,16 @@ class Branches(msgspec.Struct, frozen=True):
 
 
 T = TypeVar("T")
-"""What stands for the rows of one checkpoint: a directory's name, say."""
+"""Type of the value that stands for the rows of one checkpoint, for example a directory's name."""
 
 
 @dataclass(frozen=True)
 class Settlement(Generic[T]):
-    """What changes when the job goes on from a checkpoint.
+    """The rows that change their visibility when the job is restored from a checkpoint.
 
     Attributes:
-        hide: shown now, and not on the way to it.
-        show: hidden now, and on the way to it.
+        hide: rows that are visible now and not on the way to the restored checkpoint.
+        show: rows that are hidden now and on the way to the restored checkpoint.
     """
 
     hide: frozenset[T]
@@ -75,14 +76,14 @@ class Settlement(Generic[T]):
 def settlement(
     branches: Branches, restored: int, visible: Collection[T], hidden: Collection[T], id_of: Callable[[T], int]
 ) -> Settlement[T]:
-    """Which rows of an instance are hidden and which are shown again, so that exactly those on the way are shown.
+    """The rows of an instance to hide and to show again, so that readers see exactly the rows on the way to ``restored``.
 
     Args:
-        branches: of the job.
-        restored: id of the checkpoint or savepoint that the job goes on from.
-        visible: rows that readers see.
-        hidden: rows that were taken back.
-        id_of: the checkpoint that rows were committed with.
+        branches: the job's branches.
+        restored: id of the checkpoint or savepoint that the job is restored from.
+        visible: rows that readers see now.
+        hidden: rows that an earlier restore has hidden.
+        id_of: returns the id of the checkpoint that committed the rows.
     """
     return Settlement(
         frozenset(rows for rows in visible if not branches.on_the_way(id_of(rows), restored)),

@@ -1,4 +1,4 @@
-"""Files that are there after a power cut."""
+"""Durable file operations: the files survive a power cut."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def place(source: Path, target: Path) -> None:
-    """Put a file's bytes at ``target``, durably: a link where possible, else a copy."""
+    """Create ``target`` with the bytes of ``source``, durably: as a hard link where possible, else as a copy."""
     try:
         os.link(source, target)
     except FileNotFoundError:

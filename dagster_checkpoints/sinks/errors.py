@@ -1,4 +1,4 @@
-"""What can go wrong with a sink."""
+"""The errors of sinks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 class SinkError(DagsterCheckpointsError):
     """Base of all errors of sinks.
 
-    They repeat: the job fails at once, without a restart. A sink raises something else, or a subclass with ``repeats = False``,
-    for what may go well in another attempt.
+    They repeat: the job fails at once, without a restart. If another attempt may succeed, a sink raises another exception, or a
+    subclass with ``repeats = False``.
     """
 
     repeats: ClassVar[bool] = True
@@ -26,7 +26,7 @@ class SinkPathInUse(SinkError):
 
 
 class SinkHoldsEarlierRows(SinkError):
-    """A new start found rows that an earlier job has committed, and the sink is not told what to do with them."""
+    """A new start found rows that an earlier job has committed, and the sink's ``at_new_start`` is ``refuse``."""
 
 
 class SinkNotOpen(SinkError):
@@ -34,7 +34,7 @@ class SinkNotOpen(SinkError):
 
 
 class ReservedSinkColumn(SinkError):
-    """The rows have a column whose name the sink needs for itself."""
+    """The rows have a column whose name the sink reserves."""
 
 
 class UnreadableSinkTransaction(SinkError):
@@ -42,12 +42,12 @@ class UnreadableSinkTransaction(SinkError):
 
 
 class SinkFenced(SinkError):
-    """A newer owner of the pipeline writes to the sink: this one must leave everything as it is."""
+    """A newer owner of the pipeline writes to the sink: this owner must change nothing."""
 
 
 class SinkTransactionLost(SinkError):
-    """Of a transaction that a checkpoint holds nothing is left, neither staged nor committed."""
+    """A transaction that a checkpoint holds is neither staged nor committed any more."""
 
 
 class SinkTransactionConflict(SinkError):
-    """Where a transaction is to be committed lie rows of another one."""
+    """A transaction's target already holds rows of another transaction."""

@@ -1,15 +1,16 @@
-"""Keeps an instance of an older owner away from what a newer one writes below the same path.
+"""Fencing: an older owner of the pipeline must not change the rows that a newer owner writes below the same path.
 
 ::
 
     <path>/.fences/delays-0.json            the newest owner that has opened instance 0 of stage "delays"
-    <path>/.staging/delays-0/e7-…/          what the owner of epoch 7 writes
+    <path>/.staging/delays-0/e7-…/          rows that the owner of epoch 7 writes
 
-An owner that is suspended for a whole lease, in the middle of a restart, wakes when another one has long gone on: it must neither
-take back what that one committed nor abort what it has pre-committed. File systems have no fenced rename, so the check is made
-right before each such act; what is staged carries its owner's epoch, and is never aborted by an older one.
+An owner may be suspended for longer than its lease, in the middle of a restart, and resume after a newer owner has taken over:
+it must neither hide what the newer owner committed nor abort what the newer owner pre-committed. File systems have no fenced
+rename, so the owner checks right before each such change. The name of a staged directory contains its owner's epoch; an older
+owner never aborts it.
 
-Must not know what is staged or committed.
+Must not know the staged or committed rows.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _STAGED = re.compile(r"e(\d+)(?:\.(\w+))?-.*")
 
 
 class _Owner(msgspec.Struct, frozen=True):
-    """Content of an instance's file. Epochs of another history say nothing about those of this one."""
+    """Content of an instance's file. Epochs of two histories cannot be compared."""
 
     epoch: int
     history: str = ""
@@ -42,14 +43,14 @@ _OWNER = msgspec.json.Decoder(_Owner)
 
 
 class Fence:
-    """The right of one owner to one instance's rows.
+    """The right of one owner to change one instance's rows.
 
     Args:
-        path: the sink's.
+        path: the sink's directory.
         stage: the stage's name.
-        index: the instance's.
-        epoch: the owner's fencing epoch; 0 if there are no owners, then nothing is fenced.
-        history: of the storage that counts the epochs.
+        index: the instance's index.
+        epoch: the owner's fencing epoch; 0 if the pipeline has no owners: then nothing is fenced.
+        history: random id of the storage that counts the epochs.
     """
 
     def __init__(self, path: Path, stage: str, index: int, epoch: int, history: str) -> None:
@@ -58,7 +59,7 @@ class Fence:
 
     @property
     def prefix(self) -> str:
-        """What the names of this owner's staged directories begin with."""
+        """The prefix of the names of this owner's staged directories."""
         return f"e{self._owner.epoch}.{self._owner.history}-" if self._owner.history else f"e{self._owner.epoch}-"
 
     def is_newer(self, staged: str) -> bool:
@@ -68,20 +69,20 @@ class Fence:
         return ours and match is not None and stages_for_newer_owner(self._owner.epoch, int(match[1]))
 
     def take(self) -> None:
-        """From now on older owners are kept away.
+        """Record this owner as the newest one: older owners are refused from now on.
 
         Raises:
-            SinkFenced: a newer owner was here.
-            SinkPathInUse: the file that says who was here cannot be read.
+            SinkFenced: a newer owner has written to the sink.
+            SinkPathInUse: the file that names the newest owner cannot be read.
         """
         found = self._read()
         if found == self._owner or not self._owner.epoch:
             return
         if found is not None and found.history == self._owner.history and found.epoch > self._owner.epoch:
             raise SinkFenced(
-                f"expected no newer run than this one (epoch {self._owner.epoch}) to write here, found in {self._file} that "
-                f"one of epoch {found.epoch} does: it has taken the pipeline over while this one was suspended or cut off. "
-                "This one stops and leaves everything as it is"
+                f"expected no newer run than this one (epoch {self._owner.epoch}) to write to this sink, found in {self._file} "
+                f"that a run of epoch {found.epoch} does: that run has taken the pipeline over while this run was suspended or "
+                "cut off. This run stops and changes nothing"
             )
         self._file.parent.mkdir(exist_ok=True)
         temporary = self._file.with_name(f"{self._file.name}-{uuid4().hex}")
@@ -97,6 +98,6 @@ class Fence:
             return None
         except msgspec.DecodeError as error:
             raise SinkPathInUse(
-                f"expected {self._file} to say which run wrote here last, found a file that cannot be read: {error}. If no run "
-                "of the pipeline is alive, delete it"
+                f"expected {self._file} to name the run that wrote to the sink last, found a file that cannot be read: {error}. "
+                "If no run of the pipeline is alive, delete it"
             ) from error

@@ -1,7 +1,7 @@
-"""Rows as Parquet files in a directory, visible exactly once: one directory rename per instance and
+"""A sink that writes rows as Parquet files to a directory, visible exactly once: one directory rename per instance and
 checkpoint.
 
-Must not import Spark. Batches arrive as Parquet files already written; they are hard-linked, never read.
+Must not import Spark. Batches arrive as Parquet files that are already written; they are hard-linked, never read.
 
 ::
 
@@ -12,7 +12,7 @@ Must not import Spark. Batches arrive as Parquet files already written; they are
     <path>/checkpoint=42-job1.ab12cd34-0/*.parquet      likewise, of a job 1 whose checkpoints are in another storage
     <path>/.taken-back/, <path>/.branches/              see :mod:`taken_back`
 
-Readers of ``<path>`` (Spark, pandas, pyarrow) skip what begins with a dot, and see an extra column
+Readers of ``<path>`` (Spark, pandas, pyarrow) skip names that begin with a dot, and see an extra column
 ``checkpoint``.
 """
 
@@ -66,7 +66,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 class _Transaction(msgspec.Struct, frozen=True, tag="parquet", tag_field="sink"):
-    """What a checkpoint holds of a transaction; both paths are relative to the sink's."""
+    """A transaction's text in a checkpoint, decoded; both paths are relative to the sink's directory."""
 
     staging: str
     target: str
@@ -83,14 +83,14 @@ class ParquetSink(TwoPhaseCommitSink):
 
     Args:
         path: directory on a local file system, or on one that every machine of the run mounts at the same
-            place. It may be written to by one stage of one pipeline.
-        at_new_start: what a new start, not a resumption, does about rows that an earlier job has committed there: ``refuse``
-            (default) stops the run before Spark starts, ``keep`` leaves them beside the new job's, ``replace`` removes them when
-            the new job begins. Files that the sink has not written are never removed.
+            path. Only one stage of one pipeline may write to it.
+        at_new_start: what a new start, not a resumption, does with rows that an earlier job has committed to the directory:
+            ``refuse`` (default) stops the run before Spark starts, ``keep`` leaves them beside the new job's rows, ``replace``
+            removes them when the new job begins. Files that the sink has not written are never removed.
 
     Raises:
-        InvalidSinkPath: an object store's URL, or empty.
-        ValueError: ``at_new_start`` is none of the three.
+        InvalidSinkPath: the path is an object store's URL, or empty.
+        ValueError: ``at_new_start`` is not one of the three values.
         TypeError: an unknown setting, or ``at_new_start`` by its former name, ``mode``.
 
     Examples:
@@ -121,7 +121,7 @@ class ParquetSink(TwoPhaseCommitSink):
         return f"ParquetSink({str(self.path)!r}, at_new_start={self.at_new_start!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Configuration only: a copy in another instance or process is opened there.
+        # Configuration only: a copy in another instance or process is opened separately.
         return {**self.__dict__, "_context": None, "_current": None, "_origin": None, "_job": "", "_columns_checked": False}
 
     @property
@@ -130,12 +130,12 @@ class ParquetSink(TwoPhaseCommitSink):
         return os.path.realpath(self.path)
 
     def check_new_start(self, context: SinkContext) -> None:
-        """Look whether a new job may write to the directory; changes nothing.
+        """Check whether a new job may write to the directory; changes nothing.
 
         Raises:
-            SinkHoldsEarlierRows: with ``at_new_start="refuse"``: an earlier job has committed rows there.
-            SinkPathInUse: the directory belongs to another stage or pipeline, or holds files that no ParquetSink has written
-                (not with ``at_new_start="keep"``), or rows under the number that the new job is going to have.
+            SinkHoldsEarlierRows: with ``at_new_start="refuse"``: an earlier job has committed rows to the directory.
+            SinkPathInUse: the directory belongs to another stage or pipeline; or holds files that no ParquetSink has written
+                (not with ``at_new_start="keep"``); or holds rows of a job with the number that the new job will have.
             InvalidSinkPath: the path is a file.
         """
         table_directory.check_new_start(self.path, self.at_new_start, context)
@@ -171,7 +171,7 @@ class ParquetSink(TwoPhaseCommitSink):
             self._current = self._staging_area() / f"{self._fence().prefix}{context.attempt}-{uuid4().hex[:12]}"
             self._current.mkdir(parents=True)
         prefix = f"part-{batch_id:06d}-"
-        for stale in self._current.glob(f"{prefix}*"):  # the same batch once more
+        for stale in self._current.glob(f"{prefix}*"):  # the same batch, written a second time
             stale.unlink()
         for number, file in enumerate(files):
             name = f"{prefix}{number:04d}-{context.index}-{context.attempt}.parquet"
@@ -181,7 +181,7 @@ class ParquetSink(TwoPhaseCommitSink):
         context = self._opened()
         if self._origin is not None and begins_timeline(self._origin, checkpoint_id):
             self._fence().take()
-            self._taken_back().go_on(self._origin, checkpoint_id)
+            self._taken_back().begin_branch(self._origin, checkpoint_id)
             self._origin = None
         current, self._current = self._current, None
         if current is None:
@@ -196,12 +196,12 @@ class ParquetSink(TwoPhaseCommitSink):
         return msgspec.json.encode(transaction).decode()
 
     def commit(self, transaction: str) -> None:
-        """Rename the transaction's directory to where readers see it.
+        """Rename the transaction's directory to its target, where readers see it.
 
         Raises:
-            SinkTransactionLost: nothing is left of it.
-            SinkTransactionConflict: another transaction's rows are where these belong.
-            UnreadableSinkTransaction: the text is no transaction of a ParquetSink.
+            SinkTransactionLost: neither the staged nor the committed directory exists.
+            SinkTransactionConflict: the target holds another transaction's rows.
+            UnreadableSinkTransaction: the text is not a transaction of a ParquetSink.
         """
         decoded = self._decode(transaction)
         staging, target = self.path / decoded.staging, self.path / decoded.target
@@ -211,19 +211,19 @@ class ParquetSink(TwoPhaseCommitSink):
                     f"{self}: expected no directory {target} before transaction {decoded.staging} is "
                     "committed to it, found one with other files. Was the pipeline restored from a checkpoint older than "
                     "the newest? Its later rows are committed already: remove the directories of the later "
-                    "checkpoints, or start anew"
+                    "checkpoints, or start the job without restoring"
                 )
-            shutil.rmtree(staging, ignore_errors=True)  # a savepoint had brought along what is here already
+            shutil.rmtree(staging, ignore_errors=True)  # the restore of a savepoint staged rows that are already committed
             return
         try:
             os.rename(staging, target)
         except FileNotFoundError:
-            if target.exists():  # committed by somebody else this very moment
+            if target.exists():  # another process has committed it in this moment
                 return
             raise SinkTransactionLost(
                 f"{self}: expected the {decoded.files} files of a pre-committed transaction in {staging}, or "
-                f"committed in {target}, found neither: they were deleted by somebody else. The rows of that "
-                "checkpoint are lost to this sink; restore the directory from a backup, or start anew"
+                f"committed in {target}, found neither: another program has deleted them. This sink has lost the rows of that "
+                "checkpoint; restore the directory from a backup, or start the job without restoring"
             ) from None
         sync(self.path)
 
@@ -237,16 +237,16 @@ class ParquetSink(TwoPhaseCommitSink):
         if len(files) != decoded.files and not target.exists():
             raise SinkTransactionLost(
                 f"{self}: expected the {decoded.files} files of a pre-committed transaction in {staging}, found {len(files)}: "
-                "somebody else deletes there. The rows come again if the job goes on from its latest checkpoint"
+                "another program deletes files there. The job writes the rows again if it restarts from its latest checkpoint"
             )
         return files
 
     def restore_transaction(self, transaction: str, files: Mapping[str, Path]) -> None:
-        """Put the transaction's directory back among those pre-committed.
+        """Create the transaction's staging directory again from a savepoint's files.
 
         Raises:
-            SinkTransactionConflict: its committed directory holds other files.
-            UnreadableSinkTransaction: the text is no transaction of a ParquetSink.
+            SinkTransactionConflict: the transaction's committed directory holds other files.
+            UnreadableSinkTransaction: the text is not a transaction of a ParquetSink.
         """
         if not files:
             return
@@ -258,21 +258,21 @@ class ParquetSink(TwoPhaseCommitSink):
             if found != wanted:
                 raise SinkTransactionConflict(
                     f"{self}: expected in {target} the {len(wanted)} files that the savepoint holds ({few(wanted)}), or no "
-                    f"such directory, found {len(found)} others ({few(found)}). The savepoint's rows cannot be committed "
-                    "there: if they are to replace what is there, move that directory away and restore again"
+                    f"such directory, found {len(found)} others ({few(found)}). The savepoint's rows cannot be committed to "
+                    "that directory: if they are to replace its rows, move it away and restore again"
                 )
             shutil.rmtree(staging, ignore_errors=True)
             return
         if staging.exists() and sizes(staging) == wanted:
             return
         staging.parent.mkdir(parents=True, exist_ok=True)
-        whole = staging.with_name(f"{self._fence().prefix}restoring-{uuid4().hex}")
-        whole.mkdir()
+        complete = staging.with_name(f"{self._fence().prefix}restoring-{uuid4().hex}")
+        complete.mkdir()
         for name, file in files.items():
-            place(file, whole / name)
-        sync(whole)
-        shutil.rmtree(staging, ignore_errors=True)  # half of one, whose abortion was cut short
-        os.rename(whole, staging)
+            place(file, complete / name)
+        sync(complete)
+        shutil.rmtree(staging, ignore_errors=True)  # an incomplete directory: a crash has interrupted its deletion
+        os.rename(complete, staging)
         sync(staging.parent)
 
     def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
@@ -301,19 +301,19 @@ class ParquetSink(TwoPhaseCommitSink):
                     self._origin = self._beginning() if restored is None else restored
 
     def _remove_jobs_except(self, job: str) -> None:
-        """Remove what other jobs have committed, and what they had taken back.
+        """Remove the committed and the taken-back directories of other jobs.
 
-        Instances may do this at the same time, and again after a crash: each directory is moved out of sight
-        by one of them.
+        Several instances may do this at the same time, and again after a crash: each directory is moved to a hidden directory
+        by one of them before it is deleted.
         """
         trash = self.path / f"{_TRASH}{uuid4().hex}"
         trash.mkdir()
         for directory in (self.path, self.path / TAKEN_BACK):
-            for found in list(directory.iterdir()) if directory.exists() else ():
-                match = COMMITTED.fullmatch(found.name)
+            for entry in list(directory.iterdir()) if directory.exists() else ():
+                match = COMMITTED.fullmatch(entry.name)
                 if match and match[2] != job:
                     with suppress(FileNotFoundError):
-                        os.rename(found, trash / f"{found.name}-{uuid4().hex}")
+                        os.rename(entry, trash / f"{entry.name}-{uuid4().hex}")
         for record in (self.path / BRANCHES).glob("job*.json"):
             if not record.name.startswith(f"job{job}-"):
                 record.unlink(missing_ok=True)
@@ -328,7 +328,7 @@ class ParquetSink(TwoPhaseCommitSink):
 
     def _opened(self) -> SinkContext:
         if self._context is None:
-            raise SinkNotOpen(f"{self}: expected open(context) before anything else, found it not open")
+            raise SinkNotOpen(f"{self}: expected open(context) before any other call, found that the sink is not open")
         return self._context
 
     def _staging_area(self) -> Path:
@@ -344,11 +344,12 @@ class ParquetSink(TwoPhaseCommitSink):
         return TakenBack(self.path, self._job, context.index)
 
     def _beginning(self) -> int | None:
-        """What the job goes on from when that is no checkpoint of its own: 0, its beginning.
+        """The origin of a job that continues from no checkpoint of this job: 0, the job's beginning.
 
-        A savepoint may have been taken in front of a crash, so that the job begins a second time.
+        None if the instance has committed rows of this job already: a savepoint may have completed before a crash, after
+        which the job begins a second time.
         """
-        return None if self._taken_back().anything_visible() else 0
+        return None if self._taken_back().has_visible_rows() else 0
 
     def _abort_rest(self) -> None:
         fence = self._fence()
@@ -363,7 +364,7 @@ class ParquetSink(TwoPhaseCommitSink):
             if column.lower() == _COLUMN:
                 raise ReservedSinkColumn(
                     f"stage {self._opened().stage!r}: expected rows without a column {_COLUMN!r}, found "
-                    f"{column!r}. ParquetSink adds that column for readers: rename yours"
+                    f"{column!r}. ParquetSink adds that column for readers: rename the stage's column"
                 )
         self._columns_checked = True
 
@@ -373,8 +374,8 @@ class ParquetSink(TwoPhaseCommitSink):
         except msgspec.DecodeError as error:
             raise UnreadableSinkTransaction(
                 f"{self}: expected the text of one of its transactions, found {transaction!r}: {error}. Did "
-                "the stage have another kind of sink when the checkpoint was taken? Restore with that one, "
-                "or start anew"
+                "the stage have another kind of sink when the checkpoint was taken? Restore with that kind of sink, "
+                "or start the job without restoring"
             ) from error
         parts = decoded.staging.split("/")
         if (
@@ -393,7 +394,7 @@ class ParquetSink(TwoPhaseCommitSink):
 def _renamed(found: str, former: str) -> str:
     now = f"at_new_start={_FORMER_MODES[former]!r}" if former in _FORMER_MODES else "'refuse', 'keep' or 'replace'"
     return (
-        f"expected ParquetSink(path, at_new_start=...), found {found}: the setting is called at_new_start now, and what was "
+        f"expected ParquetSink(path, at_new_start=...), found {found}: the setting is called at_new_start now; "
         f"mode='append' is at_new_start='keep', mode='overwrite' is at_new_start='replace'. Write {now}; the default, 'refuse', "
         "stops a new start that finds rows of an earlier job"
     )
@@ -409,6 +410,6 @@ def _local_path(path: str) -> Path:
         raise InvalidSinkPath(
             f"expected a path on a local or mounted file system, such as /data/hourly_delays, found "
             f"{path!r}. ParquetSink commits by renaming a directory, which object stores cannot do: mount "
-            "it, or use another sink"
+            "the object store as a file system, or use another sink"
         )
     return Path(os.path.abspath(os.path.expanduser(path)))

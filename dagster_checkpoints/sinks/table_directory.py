@@ -1,10 +1,10 @@
-"""Whose a ParquetSink's directory is, and what a new job finds in it.
+"""A ParquetSink's directory: which stage owns it, and whether a new job may write to it.
 
 ::
 
     <path>/.sink.json    the pipeline and the stage that write here, and the history of the storage that counted their jobs first
 
-Must not know what is staged, nor how rows are committed.
+Must not know the staged rows, nor how rows are committed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _MARKERS = msgspec.json.Decoder(_Marker)
 
 
 def claim(path: Path, context: SinkContext) -> str:
-    """Mark the directory as the stage's, or find that it is.
+    """Mark the directory as the stage's, or check that it is marked so.
 
     Returns:
-        What the job is called in the names of committed directories.
+        The job's name in the names of committed directories.
 
     Raises:
         SinkPathInUse: the directory belongs to another stage or pipeline.
@@ -53,7 +53,7 @@ def claim(path: Path, context: SinkContext) -> str:
         os.link(temporary, file)
     except FileExistsError:
         pass
-    except OSError:  # no hard links here
+    except OSError:  # a file system without hard links
         if not file.exists():
             os.replace(temporary, file)
     finally:
@@ -62,7 +62,7 @@ def claim(path: Path, context: SinkContext) -> str:
 
 
 def check_new_start(path: Path, at_new_start: AtNewStart, context: SinkContext) -> None:
-    """Look whether a new job may write to the directory; changes nothing. See ``ParquetSink.check_new_start``."""
+    """Check whether a new job may write to the directory; changes nothing. See ``ParquetSink.check_new_start``."""
     where = f"Stage {context.stage!r} of pipeline {context.pipeline!r}"
     if not path.exists():
         return
@@ -76,14 +76,14 @@ def check_new_start(path: Path, at_new_start: AtNewStart, context: SinkContext) 
         raise SinkPathInUse(
             f"{where}: this run begins job {context.job_id}, and expected no rows of a job of that number in {path}, found "
             f"{few(own)}. The checkpoint storage counts its jobs from 1 again: was it emptied or exchanged? Rows of two jobs "
-            "under one number cannot be told apart: give the sink another path, or move these directories away"
+            "with one number cannot be distinguished: give the sink another path, or move these directories away"
         )
     foreign = [name for name in visible if name not in committed]
     if foreign and at_new_start != "keep":
         raise SinkPathInUse(
             f"{where}: expected {path} to be empty or to hold rows that a ParquetSink has committed, found {len(foreign)} other "
             f"file(s) or directories ({few(foreign)}). Readers of the directory would take them for rows of the stage, and the "
-            "sink never removes what it has not written. Give the sink a directory of its own, or move these away; if they "
+            "sink never removes files that it has not written. Give the sink a separate directory, or move these away; if they "
             "belong there, choose at_new_start='keep'"
         )
     if committed and at_new_start == "refuse":
@@ -91,21 +91,21 @@ def check_new_start(path: Path, at_new_start: AtNewStart, context: SinkContext) 
         raise SinkHoldsEarlierRows(
             f"{where}: this run is a new start, and expected no rows of an earlier job in {path}, found {len(committed)} "
             f"directories that job {', '.join(jobs)} has committed ({few(committed)}). Nothing was started. "
-            "ParquetSink(at_new_start=...) says what a new start does about them: 'refuse' (the default) stops here; 'keep' "
-            "leaves them and adds the new job's rows, so what both jobs read is there twice; 'replace' removes them when the new "
-            "job begins. Choose 'keep' or 'replace', or another path, or move the rows away; or go on with the earlier job from "
-            "one of its savepoints or checkpoints (restore_from), which is no new start"
+            "ParquetSink(at_new_start=...) says what a new start does with them: 'refuse' (the default) stops the run; 'keep' "
+            "leaves them and adds the new job's rows, so input that both jobs read gives its rows twice; 'replace' removes them "
+            "when the new job begins. Choose 'keep' or 'replace', or another path, or move the rows away; or go on with the "
+            "earlier job from one of its savepoints or checkpoints (restore_from), which is not a new start"
         )
 
 
 def few(names: Iterable[str], at_most: int = 3) -> str:
-    """Some of the names, for an error's text."""
+    """The first names in alphabetical order, for an error's text."""
     chosen = sorted(names)
     return ", ".join(chosen[:at_most]) + (", …" if len(chosen) > at_most else "") if chosen else "none"
 
 
 def _read(path: Path, context: SinkContext) -> _Marker | None:
-    """The mark that is in the directory, if it is the stage's; None if there is none."""
+    """The directory's marker file, if it names the stage; None if the directory has no marker."""
     file = path / _MARKER
     try:
         found = _MARKERS.decode(file.read_bytes())
@@ -120,12 +120,12 @@ def _read(path: Path, context: SinkContext) -> _Marker | None:
         raise SinkPathInUse(
             f"expected {path} to belong to stage {context.stage!r} of pipeline {context.pipeline!r}, "
             f"found that stage {found.stage!r} of pipeline {found.pipeline!r} writes there. Give each "
-            f"sink a path of its own; if the stage was renamed, correct {file}"
+            f"sink its own path; if the stage was renamed, correct {file}"
         )
     return found
 
 
 def _job_name(claimed: _Marker, context: SinkContext) -> str:
-    # Another checkpoint storage counts its jobs from 1 as well.
+    # Each checkpoint storage counts its jobs from 1.
     own = claimed.history in ("", context.history)
     return str(context.job_id) if own else f"{context.job_id}.{context.history}"

@@ -21,7 +21,7 @@ class PendingTransactions(Generic[T]):
 
     @property
     def all(self) -> tuple[T, ...]:
-        """What the next checkpoint holds."""
+        """The transactions that the next checkpoint holds."""
         return tuple(transaction for _, transaction in self._pending)
 
     def add(self, checkpoint_id: int, transaction: T) -> None:
@@ -47,12 +47,12 @@ class PendingTransactions(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class TakeFence:
-    """Keep older owners away from here on; an owner that is older than the newest one stops."""
+    """Refuse older owners from now on; an owner that is older than the newest one stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Show exactly the rows on the way to the checkpoint `restored`, which the job had itself."""
+    """Show exactly the rows on the way to the checkpoint `restored`, which this job took."""
 
     restored: int
 
@@ -66,45 +66,45 @@ class Commit(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class AbortRest:
-    """Abort what is staged and belongs to no transaction that is committed; a newer owner's stays."""
+    """Abort every staged transaction that was not committed; those of a newer owner stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoOnFrom:
-    """The job goes on from its checkpoint `restored`; None: from no checkpoint of its own."""
+    """The job continues from its checkpoint `restored`; None: from a checkpoint of another job, or from none."""
 
     restored: int | None
 
 
 def new_start() -> tuple[TakeFence | AbortRest | GoOnFrom, ...]:
-    """What an instance does at a new start of the job, in this order."""
+    """The steps of an instance at a new start of the job, in order."""
     return TakeFence(), AbortRest(), GoOnFrom(None)
 
 
 def recovery(committed: Sequence[T], restored: int | None) -> tuple[TakeFence | Settle | Commit[T] | AbortRest | GoOnFrom, ...]:
-    """What an instance does after a restore, in this order.
+    """The steps of an instance after a restore, in order.
 
-    The fence comes first, since no file system renames under one. What the checkpoint holds is committed before the rest is
-    aborted.
+    The fence comes first, since file systems have no fenced rename. The checkpoint's transactions are committed before the
+    others are aborted.
 
     Args:
         committed: the transactions that the checkpoint holds, oldest first.
-        restored: the id of the checkpoint or savepoint if the job had it itself; None otherwise.
+        restored: id of the checkpoint or savepoint if this job took it; None otherwise.
     """
     settle = () if restored is None else (Settle(restored),)
     return TakeFence(), *settle, *map(Commit, committed), AbortRest(), GoOnFrom(restored)
 
 
 def begins_timeline(origin: int | None, checkpoint_id: int) -> bool:
-    """Whether this checkpoint is the first one since the job went on from `origin`, which is written down before it.
+    """Whether this checkpoint is the first one after the job continued from `origin`: then `origin` is recorded before it.
 
     Args:
-        origin: the checkpoint that the job went on from (0: its beginning) until its first checkpoint since; None after it.
-        checkpoint_id: the checkpoint that is being taken.
+        origin: id of the checkpoint that the job continued from (0: its beginning); None after the first checkpoint since then.
+        checkpoint_id: id of the checkpoint that is being taken.
     """
     return origin is not None and checkpoint_id > origin
 
 
 def stages_for_newer_owner(epoch: int, staged_by: int) -> bool:
-    """Whether what an owner of epoch `staged_by` has staged must not be aborted by an owner of this epoch."""
+    """Whether an owner of this epoch must not abort transactions that an owner of epoch `staged_by` has staged."""
     return staged_by > epoch

@@ -1,4 +1,4 @@
-"""The errors that a running pipeline shows its user."""
+"""The errors that a pipeline's run shows to its user."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class StageError(DagsterCheckpointsError):
 
 
 class StageResultError(StageError):
-    """A stage's function returned something that is no DataFrame, or a batch where a stream was expected."""
+    """A stage's function returned a value that is not a DataFrame, or a batch where a stream was expected."""
 
     repeats: ClassVar[bool] = True
 
 
 class StageWatermarkError(StageError):
-    """A stage declares a watermark of its own on an input that carries one: Spark forbids a second one, at run time."""
+    """A stage declares a second watermark on an input that already carries one: Spark forbids that, at run time."""
 
     repeats: ClassVar[bool] = True
 
 
 class EventTimeError(StageError):
-    """The event time of a stage's output is no top-level TIMESTAMP column."""
+    """The event time of a stage's output is not a top-level TIMESTAMP column."""
 
     repeats: ClassVar[bool] = True
 
@@ -42,19 +42,19 @@ class PlanRefusedError(StageError):
 
 
 class StageStreamError(StageError):
-    """A derived stage reads a stream that is none of its inputs."""
+    """A derived stage reads a stream that is not one of its inputs."""
 
     repeats: ClassVar[bool] = True
 
 
 class StageQueryError(StageError):
-    """A stage starts a streaming query of its own."""
+    """A stage's function starts a streaming query itself; only the runtime starts queries."""
 
     repeats: ClassVar[bool] = True
 
 
 class SourceActsOnCommitError(StageError):
-    """A source that deletes or acknowledges its input when Spark commits a batch, before our checkpoint completes."""
+    """A source deletes or acknowledges its input when Spark commits a batch, before the global checkpoint completes."""
 
     repeats: ClassVar[bool] = True
 
@@ -64,17 +64,17 @@ class StageFailedError(StageError):
 
 
 class StagePlanFailedError(StageFailedError):
-    """A stage raised while it ran because Spark refuses what it asks for, such as a column that is not there."""
+    """A stage raised while it ran because Spark refuses its plan, for example a column that does not exist."""
 
     repeats: ClassVar[bool] = True
 
 
 class QueryStoppedError(StageError):
-    """A stage's query was stopped from outside: it ended without an error and without having read its input to the end."""
+    """A stage's query was stopped by other code than the runtime: it ended without an error, before the end of its input."""
 
 
 class EndlessTimersError(StageError):
-    """At the end of data, event-time timers set timers again and again."""
+    """At the end of data, event-time timers set further timers without end."""
 
 
 class TimerRowsDroppedError(StageError):
@@ -82,7 +82,7 @@ class TimerRowsDroppedError(StageError):
 
 
 class SnapshotError(DagsterCheckpointsError):
-    """A task's state could not be collected whole: the checkpoint is declined, the task runs on."""
+    """A task's state could not be collected completely: the checkpoint is declined, the task keeps running."""
 
 
 class JobFailedError(DagsterCheckpointsError):
@@ -90,7 +90,7 @@ class JobFailedError(DagsterCheckpointsError):
 
 
 class SelectionError(DagsterCheckpointsError):
-    """A stage that was left out of the run has not finished, so the selected ones cannot run."""
+    """A stage that was left out of the run has not finished, so the selected stages cannot run."""
 
     repeats: ClassVar[bool] = True
 
@@ -102,4 +102,4 @@ class RestoredSchemaError(DagsterCheckpointsError):
 
 
 class StopFailedError(DagsterCheckpointsError):
-    """A stop with savepoint has failed in a way after which the job has to start again from its latest checkpoint."""
+    """A stop with savepoint failed so that the job has to restart from its latest checkpoint."""

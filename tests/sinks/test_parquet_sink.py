@@ -1,4 +1,4 @@
-"""Rows become visible exactly once, whatever crashes in between."""
+"""ParquetSink: rows become visible exactly once, after any crash."""
 
 from __future__ import annotations
 

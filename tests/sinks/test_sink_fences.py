@@ -1,4 +1,4 @@
-"""An owner that was suspended, and wakes when a newer one has long gone on, changes nothing of what that one has written."""
+"""An owner that was suspended and resumes after a newer owner has taken over changes nothing that the newer owner wrote."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ LATE: list[Callable[[ParquetSink], object]] = [
 ]
 
 
-@pytest.mark.parametrize("act", LATE, ids=["recover", "go back", "start anew"])
+@pytest.mark.parametrize("act", LATE, ids=["recover", "go back", "new start"])
 @pytest.mark.parametrize("at_new_start", ["keep", "replace"])
 def test_a_late_owner_neither_aborts_nor_takes_back(table: Table, act: Any, at_new_start: Any) -> None:
     late = table.opened(6, at_new_start=at_new_start)
@@ -81,14 +81,14 @@ def test_a_late_owner_neither_aborts_nor_takes_back(table: Table, act: Any, at_n
 
 def test_a_late_owner_cannot_open_it(table: Table) -> None:
     table.opened(7).close()
-    with pytest.raises(SinkFenced, match="leaves everything as it is"):
+    with pytest.raises(SinkFenced, match="changes nothing"):
         table.opened(6)
     assert issubclass(SinkFenced, SinkError)  # the attempt ends as it does with any error of a sink
     table.opened(7).close()
     table.opened(8).close()
 
 
-@pytest.mark.parametrize("act", LATE, ids=["recover", "go back", "start anew"])
+@pytest.mark.parametrize("act", LATE, ids=["recover", "go back", "new start"])
 def test_what_a_newer_owner_stages_after_the_check_is_not_aborted(
     table: Table, act: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

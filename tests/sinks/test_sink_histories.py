@@ -1,8 +1,8 @@
-"""Whatever a job's history, readers see exactly the rows of the checkpoint it goes on from, each once.
+"""After any history of a job, readers see exactly the rows of the checkpoint that the job was restored from, each once.
 
 A model job of two instances processes numbered rows, takes checkpoints and savepoints, aborts, commits late, crashes in the
-middle of any change of the file system, and is restored from any savepoint it ever took. Rows are numbered by how far the
-instance has come, so the rows of a checkpoint are 0 … position-1, on whichever branch they were processed.
+middle of any change of the file system, and is restored from any of its savepoints. A row's number is the instance's position
+in its input, so the rows of a checkpoint are 0 … position-1, on every branch.
 """
 
 from __future__ import annotations

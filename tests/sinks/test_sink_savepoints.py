@@ -1,4 +1,4 @@
-"""A savepoint restored later loses nothing and doubles nothing, whatever the job did meanwhile."""
+"""A savepoint that is restored later loses no row and doubles no row, after anything that the job did in between."""
 
 from __future__ import annotations
 
