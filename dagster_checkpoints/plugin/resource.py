@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import dagster as dg
 from dagster_aws.s3 import S3Resource
@@ -20,7 +20,14 @@ from dagster_spark.utils import flatten_dict
 from pydantic import Field, field_validator, model_validator
 
 from dagster_checkpoints.control import PipelineControl
-from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart, NoRestart
+from dagster_checkpoints.coordination import (
+    CheckpointConfig,
+    ExponentialDelayRestart,
+    FailureRateRestart,
+    FixedDelayRestart,
+    NoRestart,
+    RestartStrategy,
+)
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.dagster_instance import shared_parts
@@ -52,11 +59,21 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         interval: Seconds between periodic checkpoints; None for none: then sinks commit when the job ends, and a failure before
             that starts it from its beginning.
         timeout: Seconds after which a checkpoint that is not complete is given up.
+        initial_delay: Seconds from the moment when all stages run to the first periodic checkpoint; None for `interval`.
         min_pause: Seconds between the end of a checkpoint and the beginning of the next periodic one.
+        max_concurrent: How many checkpoints may be under way at a time. With more than one, a checkpoint that takes longer than
+            `interval` to be stored does not hold up the next; when a newer one completes first, the older is given up.
         tolerable_failed_checkpoints: So many checkpoints in a row may fail; one more fails the run.
         retained: How many completed checkpoints are kept.
-        restart_attempts: How often, within a run, unfinished stages start again from the latest checkpoint after a failure.
-        restart_delay: Seconds before each of these restarts.
+        restart_strategy: Which failures, within a run, unfinished stages survive by starting again from the latest checkpoint:
+            "fixed_delay": the first `restart_attempts` of the run. "exponential_delay": `restart_attempts` in a row, after
+            growing delays; after `restart_interval` seconds without a failure, count and delay begin again. "failure_rate":
+            `restart_attempts` within any `restart_interval` seconds.
+        restart_attempts: How many restarts; 0 for none. None for no limit, with "exponential_delay" only.
+        restart_delay: Seconds before a restart; with "exponential_delay" before the first one in a row.
+        restart_delay_multiplier: By which an exponential delay grows from restart to restart, at least 1.
+        restart_delay_maximum: Seconds that an exponential delay does not exceed.
+        restart_interval: Seconds; what it means depends on `restart_strategy`, and it means nothing with "fixed_delay".
         lease_seconds: After this time of silence another run may take the pipeline over.
         work_directory: For records between stages and Spark's own files: a path, `~` or `file:///path`. The driver and all of
             Spark's executors must see it under the same path, which is proven at start. By default a directory for temporary
@@ -89,11 +106,27 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     storage: str | None = Field(default=None, description="root of the checkpoints: s3://bucket/prefix, file:///path, a path")
     interval: float | None = Field(default=60.0, gt=0, description="seconds between periodic checkpoints; null for none")
     timeout: float = Field(default=600.0, gt=0, description="seconds after which a checkpoint is given up")
+    initial_delay: float | None = Field(
+        default=None, ge=0, description="seconds until the first periodic checkpoint, once all stages run; null for the interval"
+    )
     min_pause: float = Field(default=0.0, ge=0, description="least seconds between two checkpoints")
+    max_concurrent: int = Field(default=1, ge=1, description="checkpoints that may be under way at a time")
     tolerable_failed_checkpoints: int = Field(default=3, ge=0, description="failed checkpoints in a row before the run fails")
     retained: int = Field(default=1, ge=1, description="completed checkpoints that are kept")
-    restart_attempts: int = Field(default=3, ge=0, description="restarts from the latest checkpoint within a run")
+    restart_strategy: Literal["fixed_delay", "exponential_delay", "failure_rate"] = Field(
+        default="fixed_delay",
+        description="which failures a run survives: fixed_delay (so many), exponential_delay (so many in a row, after growing "
+        "delays), failure_rate (so many within an interval)",
+    )
+    restart_attempts: int | None = Field(
+        default=3, ge=0, description="restarts from the latest checkpoint within a run; null for no limit (exponential_delay)"
+    )
     restart_delay: float = Field(default=1.0, ge=0, description="seconds before such a restart")
+    restart_delay_multiplier: float = Field(default=1.5, ge=1, description="by which an exponential delay grows")
+    restart_delay_maximum: float = Field(default=60.0, ge=0, description="seconds that an exponential delay does not exceed")
+    restart_interval: float = Field(
+        default=3600.0, ge=0, description="seconds: failure_rate counts within them, exponential_delay begins again after them"
+    )
     lease_seconds: float = Field(default=30.0, gt=0, description="silence after which another run may take over")
     work_directory: str | None = Field(default=None, description="for records between stages; visible to all executors")
     max_queued_bytes: int = Field(default=256 * 1024 * 1024, gt=0, description="how far a stage may be ahead of another")
@@ -120,6 +153,11 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     @model_validator(mode="after")
     def _checked_where_it_is_defined(self) -> Self:
         check_definition(self.storage, self.work_directory, self._chosen_spark_config())
+        if self.restart_attempts is None and self.restart_strategy != "exponential_delay":
+            raise ValueError(
+                f"restart_attempts is None with restart_strategy={self.restart_strategy!r}; expected a number. Only delays that "
+                'grow ("exponential_delay") may go on without a limit.'
+            )
         return self
 
     def run(
@@ -263,10 +301,12 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
                 interval=self.interval,
                 timeout=self.timeout,
                 min_pause=self.min_pause,
+                max_concurrent=self.max_concurrent,
+                initial_delay=self.initial_delay,
                 tolerable_failed_checkpoints=self.tolerable_failed_checkpoints,
                 retained=self.retained,
             ),
-            FixedDelayRestart(self.restart_attempts, self.restart_delay) if self.restart_attempts else NoRestart(),
+            self._restart(),
             self._work_directory(storage),
             work_directory_named=bool(self.work_directory),
             restore_from=config.restore_from,
@@ -282,6 +322,22 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             allow_moved_pipeline=config.allow_moved_pipeline,
             earlier_runs=earlier_runs(context),
         )
+
+    def _restart(self) -> RestartStrategy:
+        if self.restart_attempts == 0:
+            return NoRestart()
+        if self.restart_strategy == "exponential_delay":
+            return ExponentialDelayRestart(
+                initial=self.restart_delay,
+                maximum=self.restart_delay_maximum,
+                multiplier=self.restart_delay_multiplier,
+                reset_after=self.restart_interval,
+                attempts=self.restart_attempts,
+            )
+        assert self.restart_attempts is not None, "checked where it is defined"
+        if self.restart_strategy == "failure_rate":
+            return FailureRateRestart(self.restart_attempts, self.restart_interval, self.restart_delay)
+        return FixedDelayRestart(self.restart_attempts, self.restart_delay)
 
     def _work_directory(self, storage: CheckpointStorage) -> Path:
         # Pipelines of the same name on another storage are other pipelines.

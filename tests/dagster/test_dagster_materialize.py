@@ -10,9 +10,17 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline
+from dagster_checkpoints import (
+    CheckpointCoordinatorResource,
+    ParquetSink,
+    Pipeline,
+    Stage,
+    bounded_source,
+    pipeline_assets,
+)
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.stage_assets import instance_assets
+from dagster_checkpoints.spark.job.events import JobEvent, JobRestarting
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -58,8 +66,6 @@ def test_a_stage_that_raises_fails_the_run_with_its_own_line(
     materialize: Callable[..., dg.ExecuteInProcessResult],
     failure_of: Callable[[dg.ExecuteInProcessResult], Any],
 ) -> None:
-    from dagster_checkpoints import ParquetSink, Stage, bounded_source
-
     @bounded_source
     def numbers(context):
         return context.spark.range(5)
@@ -79,6 +85,67 @@ def test_a_stage_that_raises_fails_the_run_with_its_own_line(
     assert f"{Path(__file__).name}:" in failure.description
     assert "restarted 1 times" in failure.description
     assert failure.metadata["stage"].value == "broken"
+
+
+@pytest.mark.parametrize(
+    ("settings", "failures", "delays", "gives_up"),
+    [
+        (
+            {"restart_strategy": "exponential_delay", "restart_delay_multiplier": 3.0, "restart_delay_maximum": 0.5},
+            3,
+            [0.1, pytest.approx(0.3), 0.5],
+            "",
+        ),
+        ({"restart_strategy": "exponential_delay", "restart_attempts": None}, 1, [0.1], ""),
+        ({"restart_strategy": "failure_rate", "restart_attempts": 1}, 2, [0.1], "2 failures within 3600.0 s (failure rate, "),
+        ({"restart_strategy": "failure_rate", "restart_attempts": 1, "restart_interval": 0.0}, 2, [0.1, 0.1], ""),
+        ({"restart_strategy": "failure_rate", "restart_attempts": 0}, 1, [], "the restart strategy is none"),
+    ],
+)
+def test_restart_strategies(
+    spark: SparkSession,
+    tmp_path: Path,
+    coordinator: Callable[..., CheckpointCoordinatorResource],
+    materialize: Callable[..., dg.ExecuteInProcessResult],
+    failure_of: Callable[[dg.ExecuteInProcessResult], Any],
+    settings: dict[str, Any],
+    failures: int,
+    delays: list[float],
+    gives_up: str,
+) -> None:
+    """A stage fails so many times; several checkpoints at a time are as good as one."""
+    left = [OSError("the disk is away")] * failures
+    events: list[JobEvent] = []
+
+    @bounded_source
+    def numbers(context):
+        return context.spark.range(5)
+
+    class Fragile(Stage):
+        def transform(self, context, numbers):
+            return numbers
+
+        def process_batch(self, batch, batch_id):
+            if left:
+                raise left.pop()
+            return batch
+
+    pipeline = Pipeline("fragile_numbers", [numbers, Fragile("fragile", sink=ParquetSink(tmp_path / "out"))])
+
+    @pipeline_assets(pipeline=pipeline)
+    def fragile_assets(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource):
+        yield from checkpoint_coordinator.run(pipeline, context=context, on_event=events.append)
+
+    made = coordinator(
+        **{"restart_attempts": 3, "restart_delay": 0.1, "max_concurrent": 2, "initial_delay": 0.0, "interval": 0.5, **settings}
+    )
+    result = materialize(fragile_assets, made)
+    assert [event.delay for event in events if isinstance(event, JobRestarting)] == delays
+    if gives_up:
+        assert gives_up in failure_of(result).description
+    else:
+        assert result.success
+        assert ids(spark, tmp_path / "out") == [0, 1, 2, 3, 4]
 
 
 def test_an_unfinished_stage_must_be_selected(

@@ -231,7 +231,22 @@ def test_an_unknown_setting_of_the_run_is_refused(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"interval": 0}, {"timeout": -1}, {"retained": 0}, {"lease_seconds": 0}, {"restart_attempts": -1}]
+    "settings",
+    [
+        {"interval": 0},
+        {"timeout": -1},
+        {"retained": 0},
+        {"lease_seconds": 0},
+        {"initial_delay": -1},
+        {"max_concurrent": 0},
+        {"restart_attempts": -1},
+        {"restart_attempts": None},
+        {"restart_attempts": None, "restart_strategy": "failure_rate"},
+        {"restart_strategy": "exponential"},
+        {"restart_delay_multiplier": 0.9},
+        {"restart_delay_maximum": -1},
+        {"restart_interval": -1},
+    ],
 )
 def test_settings_have_ranges(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(settings))):

@@ -224,6 +224,7 @@ def known_names() -> set[str]:
         if not (inspect.isclass(each) and issubclass(each, Exception)):
             names |= {getattr(each, "__name__", ""), *inspect.signature(each).parameters}
     names |= {member for kind in DOCUMENTED_CLASSES for member in vars(kind) if not member.startswith("_")}
+    names |= set(get_args(CheckpointCoordinatorResource.model_fields["restart_strategy"].annotation))
     names |= {mode.value for mode in ClaimMode} | {file.name for file in (REPOSITORY / "assets").glob("*.py")}
     names |= {*vars(flights), *vars(flights_assets), *vars(flights_savepoints), *(defs.resources or {}), *DAGSTERS}
     names |= {node.name for node in ast.walk(ast.parse(blocks(README, "python")[0])) if isinstance(node, ast.FunctionDef)}
