@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dagster_checkpoints.coordination import (
-    MIN_WATERMARK_MS,
-    ChannelWatermark,
-)
-from simulation.elements import (
-    Element,
-)
+from dagster_checkpoints.coordination import MIN_WATERMARK_MS
+from dagster_checkpoints.execution.task_events import PinnedChannel
+from simulation.elements import Element
 from simulation.shapes import OutputSpec
 from simulation.sinks import Rows, Transaction
 
-if TYPE_CHECKING:
-    pass
-
 
 class Channel:
-    """An ordered log from one task to another, as its consumer sees it. `sent` is the producer's end, if it has one."""
+    """An ordered log from one task to another, as its consumer sees it. `sent` is the producer's end, if it has one.
 
-    __slots__ = (
-        "blocked", "captured", "edge", "ended", "ended_in_scan", "held", "name", "number", "queue", "sent", "static", "watermark",
-    )  # fmt: skip
+    Attributes:
+        queue: what has arrived and was not read.
+        log: what the gate has read, and the query has not consumed.
+        consumed: position of the first element of `log`.
+        watermark: what the marks that the query has come past say.
+        ended: likewise.
+    """
+
+    __slots__ = ("consumed", "edge", "ended", "log", "name", "number", "queue", "sent", "static", "watermark")
 
     def __init__(self, number: int, name: str, edge: int, static: bool, buffered: bool) -> None:
         self.number = number
@@ -34,14 +33,10 @@ class Channel:
         self.static = static
         self.queue: deque[Element] = deque()
         self.sent: deque[Element] = deque() if buffered else self.queue
-        self.held: deque[Element] = deque()
-        """Scanned, but not yet taken in: there is a static input that is not ready."""
-        self.blocked = False
-        self.ended = "none"
-        self.ended_in_scan = False
+        self.log: deque[Element] = deque()
+        self.consumed = 0
         self.watermark = MIN_WATERMARK_MS
-        self.captured: list[Element] | None = None
-        """Read since an unaligned snapshot began, in front of its barrier."""
+        self.ended = "none"
 
 
 class Ghost:
@@ -69,17 +64,20 @@ class Snapshot:
     """What a task acknowledges with."""
 
     __slots__ = (
-        "after_finish", "channels", "contents", "files", "ghost", "held_in_tables", "output", "splits", "stages", "tables",
-        "transactions", "valve", "watermark", "with_rows",
+        "after_finish", "channels", "contents", "event_time", "files", "ghost", "held_in_tables", "output", "splits", "stages",
+        "tables", "transactions", "valve", "watermark", "with_rows",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.after_finish = False
-        self.channels: dict[str, tuple[str, ChannelWatermark | None, tuple[Element, ...]]] = {}
+        self.channels: dict[str, PinnedChannel] = {}
         self.output: dict[str, tuple[Element, ...]] = {}
         """By channel: what an unaligned barrier has overtaken on its way out."""
         self.valve: int | None = None
+        self.event_time: int | None = None
+        """The watermark that the query has run under."""
         self.watermark: int | None = None
+        """The watermark that was said last."""
         self.stages: tuple[Any, ...] = ()
         self.tables: dict[int, int] = {}
         """By edge: the sum of the static table's rows so far."""

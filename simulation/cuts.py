@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from simulation.elements import RECORD
+from dagster_checkpoints.execution.elements import Mark
 from simulation.shapes import Shape
 from simulation.storage import Metadata
 from simulation.violations import check
@@ -28,8 +28,8 @@ def check_cut(shape: Shape, metadata: Metadata) -> None:
             read[edge][1] += total
     edge_of = {channel.name: channel.edge for channel in shape.channels}
     for state in metadata.states.values():
-        for name, (_, _, elements) in state.channels.items():
-            _add(in_flight[edge_of[name]], elements)
+        for name, pinned in state.channels.items():
+            _add(in_flight[edge_of[name]], pinned.in_flight)
         for name, elements in state.output.items():
             _add(in_flight[edge_of[name]], elements)
     for edge in sent.keys() | read.keys():
@@ -43,9 +43,9 @@ def check_cut(shape: Shape, metadata: Metadata) -> None:
 
 def _add(pair: Pair, elements: Any) -> None:
     for element in elements:
-        if element[0] == RECORD:
+        if not isinstance(element, Mark):
             pair[0] += 1
-            pair[1] += element[1]
+            pair[1] += element[0]
 
 
 def written(metadata: Metadata, shape: Shape) -> dict[int, tuple[int, int]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.coordination import ChannelWatermark
+from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition
+from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import redistribution
+from dagster_checkpoints.state import ChannelSnapshot, redistribution
 from simulation.channels import Channel, Ghost, Output, Snapshot
-from simulation.elements import END_OF_DATA, END_OF_PARTITION, KEY_GROUPS, even, key_group
+from simulation.elements import KEY_GROUPS, even, key_group
 from simulation.operators import Union
 from simulation.shapes import Shape, name_of
 from simulation.sinks import TaskSink
@@ -54,11 +55,11 @@ def deploy(process: Process, restored: Restored | None) -> set[TaskId]:
         if consumer in states:
             saved = states[consumer].channels.get(channel.name)
             if saved is not None:
-                channel.queue.extend(saved[2])
+                channel.queue.extend(saved.in_flight)
         if producer in states:
             channel.queue.extend(states[producer].output.get(channel.name, ()))
         if producer in finished:
-            channel.queue.extend([(END_OF_DATA, True), (END_OF_PARTITION,)])
+            channel.queue.extend([EndOfData(True), EndOfPartition()])
     if restored is not None:
         if process.world.shapes[restored.metadata.variant] is not shape:
             process.count("rescalings")
@@ -138,11 +139,12 @@ def _with_other_instances(snapshot: Snapshot, siblings: Sequence[Snapshot | None
     changed = {name_of(n) for n, (a, b) in enumerate(zip(before.stages, after.stages, strict=True)) if a.instances != b.instances}
     kept = copy(snapshot)
     kept.channels = {
-        name: (ended, None if watermark is None else ChannelWatermark(ended=watermark.ended), in_flight)
-        for name, (ended, watermark, in_flight) in snapshot.channels.items()
+        name: PinnedChannel(ChannelSnapshot(name, 0, ended=pinned.snapshot.ended), pinned.in_flight)
+        for name, pinned in snapshot.channels.items()
         if name.partition("[")[0] not in changed
     }
-    kept.valve = min((s.valve for s in siblings if s is not None and s.valve is not None), default=None)
+    kept.valve = _least(s.valve for s in siblings if s is not None)
+    kept.event_time = _least(s.event_time for s in siblings if s is not None)
     return kept
 
 
@@ -191,13 +193,14 @@ def _rescaled(task: Task, siblings: Sequence[Snapshot | None], parallelism: int)
     made.transactions = tuple(share.get("transactions", ()))
     task.others = tuple(t for s in states for t in s.transactions)
     made.with_rows = {name: rows for s in states for name, rows in s.with_rows.items()}
-    made.valve = min((s.valve for s in states if s.valve is not None), default=None)
+    made.valve = _least(s.valve for s in states)
+    made.event_time = _least(s.event_time for s in states)
     made.tables = dict(states[0].tables)
     made.held_in_tables = dict(states[0].held_in_tables)
-    ended = {name.partition("->")[0] for s in states for name, state in s.channels.items() if state[0] == "drain"}
+    ended = {name.partition("->")[0] for s in states for name, pinned in s.channels.items() if pinned.snapshot.ended == "drain"}
     for channel in task.inputs:
         if channel.static and channel.name.partition("->")[0] in ended:
-            made.channels[channel.name] = ("drain", None, ())
+            made.channels[channel.name] = PinnedChannel(ChannelSnapshot(channel.name, 0, ended="drain"))
     static = {c.edge for c in task.inputs if c.static}
     tables = {edge: pair for edge, pair in states[0].ghost.read.items() if edge in static}
     if index == 0:
@@ -211,6 +214,11 @@ def _rescaled(task: Task, siblings: Sequence[Snapshot | None], parallelism: int)
     else:
         made.ghost = Ghost(tables, {}, (0, 0), (), {})
     return made
+
+
+def _least(watermarks: Iterable[int | None]) -> int | None:
+    """None where an instance has none."""
+    return min((w for w in watermarks if w is not None), default=None)
 
 
 def _added(pairs: Sequence[dict[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:

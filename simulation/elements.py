@@ -1,22 +1,17 @@
-"""What flows between simulated tasks, and the arithmetic of records.
+"""The records that flow between simulated tasks, and their arithmetic. Marks are `execution.elements`' own.
 
-A record is `(RECORD, uid, ts, key)`: `uid` says which source record it is and by which edges it has come, so that every
-effect in the world has a name; `ts` is event time. Elements are plain tuples that begin with their tag: there are millions.
+A record is `(uid, ts, key)`: `uid` says which source record it is and by which edges it has come, so that every effect in the
+world has a name; `ts` is event time.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
+from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.state import key_groups
 
-RECORD, WATERMARK, BARRIER, CANCEL, END_OF_DATA, END_OF_PARTITION, IDLE = range(7)
-"""Tags: (RECORD, uid, ts, key), (WATERMARK, ms), (BARRIER, barrier), (CANCEL, id), (END_OF_DATA, drain),
-(END_OF_PARTITION,), (IDLE, idle)."""
-
-Element = tuple[Any, ...]
 Row = tuple[int, int, int]
 """(uid, ts, key)."""
+Element = Row | Mark
 
 KEYS = 5
 KEY_GROUPS = 128

@@ -167,7 +167,7 @@ def check_rescaling(metadata: Metadata, before: Shape, after: Shape) -> None:
     """
     changed = {v.name for v, w in zip(before.graph.vertices, after.graph.vertices, strict=True) if v != w}
     for task, state in metadata.states.items():
-        in_flight = any(elements for _, _, elements in state.channels.values()) or any(state.output.values())
+        in_flight = any(pinned.in_flight for pinned in state.channels.values()) or any(state.output.values())
         if in_flight or (state.after_finish and task.vertex in changed):
             raise NothingToRestoreError("it holds records in flight, or finished instances")
     if any(task.vertex in changed for task in metadata.finished):

@@ -68,6 +68,7 @@ class Scenario:
     patience: int = 0
     newest_first: bool = False
     going_back: bool = False
+    asynchronous: bool = False
 
 
 def random_scenario(seed: int, theme: str = "") -> Scenario:
@@ -115,6 +116,7 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         patience=0 if no_periodic else r.choice((0, 0, 1, 2)),
         newest_first=r.random() < 0.3,
         going_back=theme == "going back",
+        asynchronous=r.random() < 0.3,
     )
 
 

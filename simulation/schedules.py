@@ -149,15 +149,17 @@ class RandomSchedule:
             if not task.can_read() or (self._lazy and not self._world.calm and self._chance() < self._lazy):
                 return None
             return ("read", number, task.number, self._times())
-        if task.due is not None and task.can_take_due_snapshot():
-            return ("due", number, task.number)
+        if task.asynchronous and task.can_run_query() and self._chance() < 0.5:
+            return ("query", number, task.number)
         inputs = task.inputs
         count = len(inputs)
         first = int(self._chance() * count) if count > 1 else 0
         for n in range(first, first + count):
             channel = inputs[n % count]
-            if (channel.queue or channel.held) and task.can_step(channel):
+            if channel.queue and task.can_step(channel):
                 return ("take", number, task.number, n % count, self._times())
+        if task.asynchronous and task.can_run_query():
+            return ("query", number, task.number)
         return None
 
     def _times(self) -> int:
@@ -179,7 +181,7 @@ class RandomSchedule:
         chance = self._chance()
         if chance < 0.2 and task.can_announce(task.inputs[channel]) is not None:
             return ("announce", process.number, task.number, channel)
-        deadline = task.handler.next_deadline()
+        deadline = task.machine.next_deadline()
         if deadline is not None and deadline <= self._world.now and not task.life.paused:
             return ("align", process.number, task.number)
         for n in range(channel, channel + count):

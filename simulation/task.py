@@ -1,73 +1,135 @@
-"""A simulated task: one instance of a chain, driven step by step.
+"""A simulated task: one instance of a chain, whose machine is the product's own, driven step by step.
 
-Mirrors the order of actions of the runtime's tasks over the real barrier handlers,
-valve and life cycle. Records live in the channels' queues; the query's state in the operators. The order of a stage's
-events is checked where they happen.
+The world gives the machine what has happened, `perform` does what it answers, over the data plane in memory. What may fail does
+so here, and the order of things is checked independently of the machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.coordination import (
-    MAX_WATERMARK_MS,
-    AbortAlignment,
-    AlignmentTick,
-    BarrierAction,
-    BarrierAnnounced,
-    BarrierReceived,
-    BlockChannel,
-    CancellationReceived,
-    ChannelCaptured,
-    CheckpointBarrier,
-    Declined,
-    EndOfPartitionReceived,
-    FailureReason,
-    SnapshotInputsComplete,
-    StartSnapshot,
-    TakeSnapshot,
-    UnblockChannels,
+from dagster_checkpoints.coordination import AlignmentTick, CheckpointBarrier, TriggerReceived
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.execution.elements import BarrierMark, Mark, WatermarkAt, WatermarkStatus
+from dagster_checkpoints.execution.messages import EndInput
+from dagster_checkpoints.execution.task_events import (
+    AddToTable,
+    BetweenBatches,
+    BuildQuery,
+    DropSnapshot,
+    ElementsArrived,
+    Evaluated,
+    EvaluateOnce,
+    Forward,
+    KillQuery,
+    NotifyOperatorsAborted,
+    OpenTo,
+    Overtake,
+    PinSnapshot,
+    QueryBuilt,
+    QueryConsumed,
+    QueryStarted,
+    Report,
+    SnapshotFailed,
+    SnapshotPinned,
+    SourceExhausted,
+    StartQuery,
+    StopSource,
+    StoreSnapshot,
+    TaskEvent,
+    TaskOpened,
+    UnreadBarrier,
+    WatermarkReached,
 )
-from simulation.channels import Channel
-from simulation.elements import (
-    BARRIER,
-    CANCEL,
-    END_OF_DATA,
-    END_OF_PARTITION,
-    IDLE,
-    RECORD,
-    WATERMARK,
-    Element,
-    mix,
-    source_row,
-    source_watermark,
-)
-from simulation.task_life import RUNNING, TaskLife
+from simulation.channels import Channel, Output, Snapshot
+from simulation.shapes import TaskSpec
+from simulation.sinks import SinkError, TaskSink
+from simulation.task_life import TaskFailure, TaskLife, table_sum
 from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
-    pass
+    from simulation.process import Process
 
 
 class Task(TaskLife):
     """See the module's text."""
 
-    def source_time(self) -> int:
-        """The watermark of what is still to come."""
-        if self.enumerated:
-            return source_watermark(0)  # a split that is assigned later begins at its beginning
-        times = [self._split_time(split, position) for split, position in self.splits]
-        return min(times, default=MAX_WATERMARK_MS)
+    def __init__(
+        self,
+        process: Process,
+        number: int,
+        spec: TaskSpec,
+        inputs: Sequence[Channel],
+        outputs: Sequence[Output],
+        sink: TaskSink | None,
+    ) -> None:
+        super().__init__(process, number, spec, inputs, outputs, sink)
+        scenario = process.world.scenario
+        self.asynchronous = scenario.asynchronous
+        """Whether the query follows the gate at a pace of its own, and not at once."""
+        self.ordered = not self.asynchronous or number % 2 == 0
+        """Whether the query reads the watermark before the positions of the records that it speaks of."""
+        self.mailbox: deque[Any] = deque()
+        self.completed = 0
+        self.aborted: set[int] = set()
+        """Checkpoints of whose abort the task was told."""
+        self.pinned: dict[int, Snapshot] = {}
+        self.open_to: dict[str, int] = {}
+        self.told: int | None = None
+        self.gate_moved = False
+        """Whether the gate has moved since the query read it last."""
+        self.planned: tuple[dict[str, int] | None, int | None] | None = None
+        """What the query has read of the gate: the other half comes with the batch."""
 
-    def _split_time(self, split: int, position: int) -> int:
-        over = self.source == "bounded" and position >= self.records_of(split)
-        return MAX_WATERMARK_MS if over else source_watermark(position)
+    # What the world lets happen
+
+    def now(self) -> float:
+        return self.process.world.now
+
+    def handle(self, event: TaskEvent) -> None:
+        """Something has happened: do what the machine answers."""
+        self.perform(self.machine.handle(event, self.process.world.now))
+
+    def guarded(self, act: Callable[..., None], *arguments: Any) -> None:
+        """What a task raises ends it, and is told to the loop."""
+        try:
+            act(*arguments)
+        except (TaskFailure, SinkError) as error:
+            self.fail(str(error))
+
+    def fail(self, message: str) -> None:
+        self.failed = self.done = True
+        self.close()
+        self.process.task_failed(self, message)
+
+    def start(self, *, at_once: bool) -> None:
+        """Open the sink, one step of it or all of them, and then begin."""
+        self.guarded(self._open, at_once)
+
+    def _open(self, at_once: bool) -> None:
+        restored = self.restored
+        if self.sink is not None:
+            if self.opening is None:
+                transactions = None if self.new_start else restored.transactions if restored else ()
+                held = restored.with_rows if restored else {}
+                self.opening = self.sink.open(transactions, self.take_back_after, held, self.others)
+            for _ in self.opening:
+                if not at_once:
+                    return
+        self.opening = None
+        self.started = True
+        if restored is not None and restored.after_finish:
+            self.said_max = self.finished_operators = True
+        elif self.source and restored is not None:
+            self.say(WatermarkStatus(False))
+        self.handle(TaskOpened())
 
     def can_read(self) -> bool:
         """Whether a source has something to do."""
-        life = self.life
-        if not self.started or self.done or life._paused or life._state is not RUNNING:
+        if not self.started or self.done or self.life._paused or not self.machine.running:
             return False
         return self.source == "bounded" or any(position < self.records_of(split) for split, position in self.splits)
 
@@ -76,256 +138,260 @@ class Task(TaskLife):
         self.guarded(self._read_source)
 
     def _read_source(self) -> None:
-        left = [split for split in self.splits if split[1] < self.records_of(split[0])]
-        if not left and self.process.enumerators.get(self.head):
-            check(self.stopped_by is None, f"{self.id} takes a split after the stop's savepoint {self.stopped_by}")
-            self.splits.append([self.process.enumerators[self.head].popleft(), 0])
-            return
-        if not left:
-            self.end_of_data(True)
-            return
-        split = min(left, key=_position)
-        if self.stopped_by is not None:
-            raise Violation(f"{self.id} read a record after the stop's savepoint {self.stopped_by}")
-        if self.idle:
-            self.idle = False
-            self.send((IDLE, False))
-        uid, ts, key = source_row(self.head, split[0], split[1])
-        split[1] += 1
-        self.operators[0].forward(uid, ts, key)
-        if split[1] % 2 == 0:
-            self.forward_source_time()
+        self.say(WatermarkStatus(False))
+        if not self.read_record():
+            self.handle(SourceExhausted())
 
     def can_fall_idle(self) -> bool:
-        return self.process.may_idle and self.started and self.life.state is RUNNING and not self.life.paused
+        return self.process.may_idle and self.started and self.machine.running and not self.machine.paused
 
     def fall_idle(self) -> None:
-        self.idle = True
-        self.send((IDLE, True))
+        self.say(WatermarkStatus(True))
 
-    def forward_source_time(self) -> None:
-        if self.splits and self.life.state is RUNNING:
-            self.advance(self.source_time())
+    @property
+    def idle(self) -> bool:
+        return self.output.idle
 
     def can_step(self, channel: Channel) -> bool:
-        if not self.started or self.done or self.life._paused:
-            return False
-        if channel.held and self.ready:
-            return True
-        return self.due is None and not channel.blocked and bool(channel.queue)
+        """Whether the gate reads something of a channel."""
+        return self.started and not self.done and bool(channel.queue) and self.machine.reads(channel.name)
 
-    def step(self, channel: Channel) -> None:
-        """Take one element of a channel."""
-        self.guarded(self._step, channel)
+    def step(self, channel: Channel, times: int) -> None:
+        """Give the gate what has arrived on a channel."""
+        self.guarded(self._step, channel, times)
 
-    def _step(self, channel: Channel) -> None:
-        if channel.held and self.ready:
-            self._take_in(channel, channel.held.popleft())
-        else:
-            self._scan(channel, channel.queue.popleft())
-        self.look_whether_over()
+    def _step(self, channel: Channel, times: int) -> None:
+        gate, queue, name = self.machine.gate, channel.queue, channel.name
+        assert gate is not None
+        before, after_end = gate.scanned(name), not self.machine.running
+        actions = self.machine.handle(ElementsArrived(((name, list(islice(queue, times))),)), self.process.world.now)
+        for _ in range(gate.scanned(name) - before):
+            element = queue.popleft()
+            if after_end:
+                again = isinstance(element, Mark) or not self.process.settings.exactly_once
+                check(again, f"{self.id} got a record after its end of data")
+            elif not channel.static:
+                channel.log.append(element)
+        self.perform(actions)
 
-    def can_take_due_snapshot(self) -> bool:
-        if self.due is None or self.done or self.life.paused:
-            return False
-        running = self.ready and self.life.state is RUNNING
-        return not running or not any(c.held for c in self.streams)
+    def can_run_query(self) -> bool:
+        """Whether a query that follows at its own pace has something to do."""
+        return (self.gate_moved or self.planned is not None) and not self.done and not self.life._paused
 
-    def take_due_snapshot(self) -> None:
-        self.guarded(self._take_due_snapshot)
+    def run_query(self) -> None:
+        """Half of a micro-batch: plan it, or run it."""
+        self.guarded(self._run_query)
 
-    def _take_due_snapshot(self) -> None:
-        barrier, self.due = self.due, None
-        assert barrier is not None
-        self.snapshot(barrier)
-        self.look_whether_over()
-
-    def _scan(self, channel: Channel, element: Element) -> None:
-        tag = element[0]
-        if tag == BARRIER:
-            if not self.process.settings.exactly_once and channel.ended == "none" and not channel.ended_in_scan:
-                # What comes on this channel from now on comes again after a restore: its end, too.
-                checkpoint_id = element[1].checkpoint_id
-                self.before_end.add(checkpoint_id)
-                if not channel.static:
-                    known = self.valve.snapshot().channels[channel.name]
-                    self.at_barrier[checkpoint_id, channel.name] = (known, len(channel.held))
-            self.gate(self.handler.handle(BarrierReceived(channel.name, element[1])))
-        elif tag == CANCEL:
-            self.gate(self.handler.handle(CancellationReceived(channel.name, element[1])))
-        else:
-            if channel.captured is not None and tag != END_OF_PARTITION:
-                channel.captured.append(element)
-            if channel.static:
-                self._scan_static(channel, element)
-            elif self.ready:
-                self._take_in(channel, element)
-            else:
-                channel.held.append(element)
-            if tag == END_OF_PARTITION:
-                self.gate(self.handler.handle(EndOfPartitionReceived(channel.name)))
-
-    def _scan_static(self, channel: Channel, element: Element) -> None:
-        tag = element[0]
-        if tag == RECORD and channel.ended == "none" and self._is_new(channel.edge, element[1]):
-            self.tables[channel.edge] += element[1]
-            self.count_read(channel.edge, element[1])
-        elif tag == END_OF_DATA:
-            channel.ended_in_scan = channel.ended_in_scan or element[1]
-            self.look_whether_ready()
-
-    def _is_new(self, edge: int, uid: int) -> bool:
-        """At-least-once: a table is a set of rows, in which one that comes again changes nothing."""
-        if self.process.settings.exactly_once:
-            return True
-        held = self.held_in_tables.get(edge, frozenset())
-        self.held_in_tables[edge] = held | {uid}
-        return uid not in held
-
-    def look_whether_ready(self) -> None:
-        if self.ready or self.life.state is not RUNNING:
+    def _run_query(self) -> None:
+        if self.planned is None:
+            self.planned = (None, self.told) if self.ordered else (self.open_to, None)
+            self.gate_moved = False
             return
-        if all(c.ended_in_scan or c.ended == "drain" for c in self.inputs if c.static):
-            self.ready = True
-            self.operators[0].table = table_sum(self.tables)
+        (positions, watermark), self.planned = self.planned, None
+        if positions is None:
+            positions = self.open_to
+        else:
+            watermark = self.told
+        self._run_batch(positions, watermark)
 
-    def _take_in(self, channel: Channel, element: Element) -> None:
-        tag = element[0]
-        if tag == RECORD:
-            if self.life.state is not RUNNING and not self.process.settings.exactly_once:
-                return  # it comes again, and has been processed
-            if self.life.state is not RUNNING:
-                raise Violation(f"{self.id} got a record after its end of data")
-            if self.stopped_by is not None:
-                raise Violation(f"{self.id} processed a record after the stop's savepoint {self.stopped_by}")
-            late = element[2] < self.valve.watermark and self.process.knows_event_time
-            if late:
-                raise Violation(f"{self.id}: a record of {element[2]} came at event time {self.valve.watermark}")
-            self.count_read(channel.edge, element[1])
-            self.operators[0].take(element[1], element[2], element[3], channel.edge)
-        elif self.life.state is not RUNNING:
-            return
-        elif tag == WATERMARK:
-            again = channel.watermark >= MAX_WATERMARK_MS and self.process.settings.exactly_once
-            if again:
-                raise Violation(f"{self.id}: {channel.name} says {element[1]} after MAX_WATERMARK")
-            if channel.ended == "none":
-                channel.watermark = max(channel.watermark, element[1])
-                self._moved(self.valve.advance(channel.name, element[1]))
-        elif tag == IDLE:
-            if channel.ended == "none":
-                change = self.valve.idle if element[1] else self.valve.active
-                self._moved(change(channel.name))
-                self._forward_idleness()
-        elif tag == END_OF_DATA and channel.ended == "none":
-            channel.ended = "drain" if element[1] else "suspend"
-            self._moved(self.valve.end(channel.name, element[1]))
-
-    def count_read(self, edge: int, uid: int) -> None:
-        pair = self.read.get(edge)
-        if pair is None:
-            pair = self.read[edge] = [0, 0]
-        pair[0] += 1
-        pair[1] += uid
-
-    def _moved(self, watermark: int | None) -> None:
-        if self.process.knows_event_time:
-            least = min((c.watermark for c in self.streams if c.ended != "drain"), default=MAX_WATERMARK_MS)
-            found = self.valve.watermark
-            if found != max(least, self.event_time):
-                raise Violation(f"{self.id}: event time is {found}, the channels say {least}")
-            self.event_time = found
-        if watermark is not None:
-            check(watermark == self.valve.watermark, "the valve says one thing and means another")
+    def _run_batch(self, positions: dict[str, int], watermark: int | None) -> None:
+        check(not self.life._paused, f"{self.id} processes a batch while it is paused")
+        for channel in self.streams:
+            self.consume(channel, positions[channel.name])
+        self.check_watermark()
+        if watermark is not None and self.stateful:
             self.advance(watermark)
-
-    def _forward_idleness(self) -> None:
-        if self.valve.is_idle != self.idle:
-            self.idle = self.valve.is_idle
-            self.send((IDLE, self.idle))
-
-    def look_whether_over(self) -> None:
-        """The end of the data: everything of every stream was taken in."""
-        if self.done or not self.ready or self.due is not None or self.life.state is not RUNNING or self.life.paused:
-            return
-        if all(c.ended != "none" and not c.held for c in self.streams):
-            self.end_of_data(all(c.ended == "drain" for c in self.streams))
-
-    def gate(self, actions: Sequence[BarrierAction]) -> None:
-        for action in actions:
-            match action:
-                case BlockChannel(name):
-                    self._channel(name).blocked = True
-                case UnblockChannels(names):
-                    for name in names:
-                        self._channel(name).blocked = False
-                case TakeSnapshot(barrier) if self.life.operators_finished and barrier.checkpoint_id in self.before_end:
-                    # At-least-once: its data ended behind the barrier of an upstream task, which would go on after a restore
-                    # and find nobody who listens.
-                    self.send((CANCEL, barrier.checkpoint_id))
-                    reason = FailureReason.CHECKPOINT_DECLINED_INPUT_END_OF_STREAM
-                    self.report(Declined(self.id, barrier.checkpoint_id, reason))
-                case TakeSnapshot(barrier):
-                    check(self.due is None, f"{self.id}: a second snapshot while one is due")
-                    self.due = barrier
-                    if self.can_take_due_snapshot():
-                        self._take_due_snapshot()
-                case AbortAlignment(checkpoint_id, reason):
-                    self._give_up(checkpoint_id)
-                    self.send((CANCEL, checkpoint_id))
-                    self.report(Declined(self.id, checkpoint_id, reason))
-                case StartSnapshot(barrier, names):
-                    self._start_unaligned(barrier, names)
-                case ChannelCaptured(checkpoint_id, name):
-                    self._captured(checkpoint_id, self._channel(name))
-                case SnapshotInputsComplete(checkpoint_id):
-                    self._inputs_complete(checkpoint_id)
-
-    def _channel(self, name: str) -> Channel:
-        return next(c for c in self.inputs if c.name == name)
+        self.handle(QueryConsumed(positions))
+        if self.machine.gate is not None and self.machine.gate.has_news and not self.done:
+            self.handle(BetweenBatches())
 
     def can_announce(self, channel: Channel) -> CheckpointBarrier | None:
         """The first barrier that waits in the channel, if the gate may look into it."""
-        if not self.started or self.done or self.life.paused or channel.blocked:
+        if not self.started or self.done or not self.machine.reads(channel.name):
             return None
-        return next((element[1] for element in channel.queue if element[0] == BARRIER), None)
+        return next((element.barrier for element in channel.queue if isinstance(element, BarrierMark)), None)
 
     def announce(self, channel: Channel, barrier: CheckpointBarrier) -> None:
-        self.guarded(lambda: self.gate(self.handler.handle(BarrierAnnounced(channel.name, barrier))))
+        unread = list(islice(channel.queue, next(n for n, e in enumerate(channel.queue) if isinstance(e, BarrierMark))))
+        self.guarded(self.handle, UnreadBarrier(channel.name, barrier, unread))
 
     def alignment_tick(self, now: float) -> None:
-        self.guarded(lambda: self.gate(self.handler.handle(AlignmentTick(now))))
+        self.guarded(self.handle, AlignmentTick(now))
 
-    def _start_unaligned(self, barrier: CheckpointBarrier, names: Sequence[str]) -> None:
-        for name in names:
-            self._channel(name).captured = []
-        self.snapshot(barrier, overtaking=True)
+    # Mail
 
-    def _captured(self, checkpoint_id: int, channel: Channel) -> None:
-        in_flight, channel.captured = channel.captured or [], None
-        ahead: list[Element] = []
-        for element in channel.queue:
-            if element[0] == BARRIER and element[1].checkpoint_id == checkpoint_id:
-                in_flight += ahead  # announced: it has not been read yet
-                break
-            if element[0] not in (BARRIER, CANCEL):
-                ahead.append(element)
-        if checkpoint_id in self.capturing:
-            snapshot = self.capturing[checkpoint_id][1]
-            # What a static input that is not ready holds up lies in front of what was captured.
-            ended, watermark, held = snapshot.channels[channel.name]
-            snapshot.channels[channel.name] = (ended, watermark, (*held, *in_flight))
+    @property
+    def drain_announced(self) -> bool:
+        return False
 
-    def _inputs_complete(self, checkpoint_id: int) -> None:
-        found = self.capturing.pop(checkpoint_id, None)
-        if found is not None:
-            self.process.submit_upload(self, *found)
+    @drain_announced.setter
+    def drain_announced(self, announced: bool) -> None:
+        self.mailbox.append(life.DrainAnnounced())
+
+    def may_miss(self, mail: Any) -> bool:
+        """Whether the job must come to its end although this notice never arrives: a later checkpoint's says as much.
+
+        That of one triggered after the end of the data. None is later than a stop's savepoint; and a task waits for the outcome
+        of each one that had begun before its end, whatever later ones say.
+        """
+        message = _message(mail)
+        if not isinstance(message, life.CheckpointCompleted | life.CheckpointAborted):
+            return False
+        return message.checkpoint_id != self.stopped_by and message.checkpoint_id in self.life._after_finish
+
+    def take_mail(self) -> None:
+        self.guarded(self._take_mail, _message(self.mailbox.popleft()))
+
+    def _take_mail(self, message: Any) -> None:
+        if isinstance(message, life.CheckpointCompleted):
+            if message.checkpoint_id <= self.completed:
+                raise Violation(f"{self.id} was told of {message.checkpoint_id} after {self.completed}")
+            self.completed = message.checkpoint_id
+        elif isinstance(message, life.CheckpointAborted):
+            self.aborted.add(message.checkpoint_id)
+            if self.stopped_by == message.checkpoint_id:
+                self.stopped_by = None
+        self.handle(message)
+
+    # What the machine answers
+
+    def perform(self, actions: Sequence[Any]) -> None:
+        for action in actions:
+            _PERFORM[type(action)](self, action)
+        if self.gate_moved and not self.asynchronous and not self.life._paused and self.machine.running:
+            self.gate_moved = False
+            self._run_batch(self.open_to, self.told)
+
+    def _open_gate(self, action: OpenTo) -> None:
+        self.open_to = action.positions  # type: ignore[assignment]
+        if action.watermark is not None:
+            self.told = action.watermark
+        self.gate_moved = True
+
+    def _forward(self, action: Forward) -> None:
+        if isinstance(action.mark, WatermarkAt | WatermarkStatus):
+            self.say(action.mark)
+        else:
+            self.send(action.mark)
+
+    def _watermark_reached(self, action: WatermarkReached) -> None:
+        self.event_time = max(self.event_time, action.ms)
+        self.say(action)
+
+    def _add_to_table(self, action: AddToTable) -> None:
+        self.add_to_table(self.by_name[action.channel], action.records)
+
+    def _build(self, action: BuildQuery) -> None:
+        if self.tables:
+            self.operators[0].table = table_sum(self.tables)
+        self.handle(QueryBuilt(bool(self.streams), self.stateful, self.ordered))
+
+    def _pin_snapshot(self, action: PinSnapshot) -> None:
+        checkpoint_id, properties = action.barrier.checkpoint_id, action.barrier.properties
+        if self.source:
+            self.forward_source_time()
+        check(not self.closed, f"{self.id} takes a snapshot after close()")
+        check(checkpoint_id not in self.aborted, f"{self.id} takes a snapshot for {checkpoint_id}, which was aborted")
+        if self.fail_at == "snapshot":
+            self.fail_at = ""
+            raise TaskFailure("snapshot_state raises")
+        taken = self.pin(action)
+        if self.fail_at == "decline":
+            self.fail_at = ""
+            self.handle(SnapshotFailed(checkpoint_id, "the snapshot failed"))
+            return
+        self.pinned[checkpoint_id] = taken
+        if properties.stops_job:
+            self.stopped_by = checkpoint_id
+        self.handle(SnapshotPinned(checkpoint_id))
+
+    def _overtake(self, action: Overtake) -> None:
+        self.overtake(self.pinned[action.barrier.checkpoint_id], action.barrier)
+
+    def _store(self, action: StoreSnapshot) -> None:
+        taken = self.pinned.pop(action.barrier.checkpoint_id)
+        for name, captured in action.captured.items():
+            pinned = taken.channels[name]
+            taken.channels[name] = type(pinned)(pinned.snapshot, (*pinned.in_flight, *captured))
+        self.process.submit_upload(self, action.barrier, taken, action.statistics)
+
+    def _drop(self, action: DropSnapshot) -> None:
+        self.pinned.pop(action.checkpoint_id, None)
+
+    def _finish(self, action: life.FinishOperators) -> None:
+        self.finish_operators()
+        self.handle(life.OperatorsFinished())
+
+    def _pause(self, action: life.PauseOperators) -> None:
+        check(self.machine.paused, f"{self.id} is to pause and is not paused")
+
+    def _resume(self, action: life.ResumeOperators) -> None:
+        check(not self.machine.paused, f"{self.id} is to go on and is paused")
+
+    def _commit(self, action: life.CommitUpTo) -> None:
+        check(not self.closed, f"{self.id} is notified after close()")
+        if self.fail_at == "commit":
+            self.fail_at = ""
+            raise TaskFailure("commit raises")
+        if self.sink is not None:
+            if action.checkpoint_id is None:
+                self.sink.pre_commit(0)
+            self.sink.commit_up_to(action.checkpoint_id)
+        self.ended_with = action.checkpoint_id
+
+    def _close(self, action: life.CloseOperators) -> None:
+        check(not self.closed, f"{self.id} closes a second time")
+        check(self.finished_operators or self.machine.suspended, f"{self.id} closes before finish()")
+        uncommitted = self.sink is not None and (self.sink.pending or self.sink.rows)
+        check(not uncommitted, f"{self.id} closes with uncommitted rows")
+        self.close()
+
+    def _finished(self, action: life.TaskFinished) -> None:
+        check(self.closed, f"{self.id} is FINISHED and not closed")
+        self.done = True
+        self.process.task_ended(self)
+
+    def _report(self, action: Report) -> None:
+        self.process.report(self.attempt, action.event)
 
 
-def _position(split: list[int]) -> int:
-    return split[1]
+def _nothing(task: Task, action: Any) -> None:
+    """What has no counterpart in memory."""
 
 
-def table_sum(tables: dict[int, int]) -> int:
-    """What a static table is, as one number."""
-    return mix(*(tables[edge] for edge in sorted(tables)))
+_PERFORM: dict[type[object], Callable[[Task, Any], None]] = {
+    OpenTo: Task._open_gate,
+    Forward: Task._forward,
+    WatermarkReached: Task._watermark_reached,
+    AddToTable: Task._add_to_table,
+    BuildQuery: Task._build,
+    StartQuery: lambda task, action: task.handle(QueryStarted()),
+    EvaluateOnce: lambda task, action: task.handle(Evaluated()),
+    PinSnapshot: Task._pin_snapshot,
+    Overtake: Task._overtake,
+    StoreSnapshot: Task._store,
+    DropSnapshot: Task._drop,
+    NotifyOperatorsAborted: _nothing,
+    StopSource: _nothing,
+    KillQuery: _nothing,
+    Report: Task._report,
+    life.FinishOperators: Task._finish,
+    life.PauseOperators: Task._pause,
+    life.ResumeOperators: Task._resume,
+    life.CommitUpTo: Task._commit,
+    life.CloseOperators: Task._close,
+    life.TaskFinished: Task._finished,
+}
+
+
+_MESSAGES: dict[str, Callable[[Any], Any]] = {
+    "complete": life.CheckpointCompleted,
+    "trigger": TriggerReceived,
+    "aborted": life.CheckpointAborted,
+    "savepoint": life.SavepointCompleted,
+    "end_input": lambda _: EndInput(),
+}
+
+
+def _message(mail: Any) -> Any:
+    return _MESSAGES[mail[0]](mail[1]) if isinstance(mail, tuple) else mail

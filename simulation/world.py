@@ -55,7 +55,7 @@ class World:
             "open": self._open,
             "read": self._read,
             "take": self._take,
-            "due": self._due,
+            "query": self._query,
             "mail": self._mail,
             "announce": self._announce,
             "align": self._align,
@@ -186,7 +186,7 @@ class World:
     def next_time(self) -> float | None:
         """When time alone makes something happen."""
         times = [t for p in self.active if not p.paused and (t := p.next_time()) is not None]
-        times += [t for p in self.active if not p.paused for task in p.running if (t := task.handler.next_deadline()) is not None]
+        times += [t for p in self.active if not p.paused for task in p.running if (t := task.machine.next_deadline()) is not None]
         return min((t for t in times if t > self.now), default=None)
 
     # Tasks
@@ -216,18 +216,14 @@ class World:
         found = self._task(number, task)
         if found is None or channel >= len(found.inputs) or not found.can_step(found.inputs[channel]):
             return False
-        taken = found.inputs[channel]
-        for _ in range(times):
-            found.step(taken)
-            if not found.can_step(taken):
-                break
+        found.step(found.inputs[channel], times)
         return True
 
-    def _due(self, number: int, task: int) -> bool:
+    def _query(self, number: int, task: int) -> bool:
         found = self._task(number, task)
-        if found is None or not found.can_take_due_snapshot():
+        if found is None or not found.can_run_query():
             return False
-        found.take_due_snapshot()
+        found.run_query()
         return True
 
     def _mail(self, number: int, task: int, times: int) -> bool:
@@ -254,7 +250,7 @@ class World:
         found = self._task(number, task)
         if found is None or not found.started or found.life.paused:
             return False
-        deadline = found.handler.next_deadline()
+        deadline = found.machine.next_deadline()
         if deadline is None or deadline > self.now:
             return False
         found.alignment_tick(self.now)

@@ -261,8 +261,7 @@ class InputGate:
 
     def _evaluated(self, event: Evaluated, now: float, actions: list[GateAction]) -> None:
         self._answered(event, now, actions)
-        actions.append(life.EndOfDataReceived(all(c.ended == "drain" for c in self._streams)))
-        self._open = False
+        self._data_ended(actions)
 
     def _arrived(self, event: ElementsArrived, now: float, actions: list[GateAction]) -> None:
         if self._paused or self._awaits is not None:
@@ -462,8 +461,11 @@ class InputGate:
             self._awaits = Evaluated
             actions.append(EvaluateOnce())
         elif self.caught_up and all(c.ended != "none" for c in self._streams):
-            actions.append(life.EndOfDataReceived(all(c.ended == "drain" for c in self._streams)))
-            self._open = False
+            self._data_ended(actions)
+
+    def _data_ended(self, actions: list[GateAction]) -> None:
+        self._open, self._closed = False, True
+        actions.append(life.EndOfDataReceived(all(c.ended == "drain" for c in self._streams)))
 
     # Barriers and snapshots
 
