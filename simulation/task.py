@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.coordination import AlignmentTick, CheckpointBarrier, TriggerReceived
+from dagster_checkpoints.coordination import MIN_WATERMARK_MS, AlignmentTick, CheckpointBarrier, TriggerReceived
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution.elements import BarrierMark, Mark, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.messages import EndInput
@@ -202,8 +202,14 @@ class Task(TaskLife):
         if watermark is not None and self.stateful:
             self.advance(watermark)
         self.handle(QueryConsumed(positions))
-        if self.machine.gate is not None and self.machine.gate.has_news and not self.done:
+        gate = self.machine.gate
+        if gate is None or self.done or not gate.open:
+            return
+        if gate.has_news:
             self.handle(BetweenBatches())
+        if self.stateful and not self.gate_moved and gate.caught_up and gate.watermark > MIN_WATERMARK_MS:
+            told = self.event_time >= gate.watermark
+            check(told, f"{self.id} is not told event time {gate.watermark}, and has consumed everything in front of it")
 
     def can_announce(self, channel: Channel) -> CheckpointBarrier | None:
         """The first barrier that waits in the channel, if the gate may look into it."""
