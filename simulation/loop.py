@@ -21,14 +21,13 @@ from dagster_checkpoints.coordination import (
     RequestCompleted,
     RequestFailed,
     Tick,
-    TriggerReceived,
     WriteMetadata,
 )
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import Failure, JobAction, JobEvent, TaskFailure, TaskReport
 from dagster_checkpoints.execution.job_requests import AnswerRequest, RequestReceived
-from dagster_checkpoints.execution.messages import EndInput, TaskMessage
+from dagster_checkpoints.execution.messages import TaskMessage
 from simulation.storage import StorageError
 from simulation.task import Task
 from simulation.task_life import TaskLife
@@ -161,19 +160,7 @@ class Loop(Writer):
 
     @staticmethod
     def _deliver(task: Task, message: TaskMessage) -> None:
-        match message:
-            case TriggerReceived(barrier):
-                task.mailbox.append(("trigger", barrier))
-            case life.CheckpointCompleted(checkpoint_id):
-                task.mailbox.append(("complete", checkpoint_id))
-            case life.SavepointCompleted(checkpoint_id):
-                task.mailbox.append(("savepoint", checkpoint_id))
-            case life.CheckpointAborted(checkpoint_id):
-                task.mailbox.append(("aborted", checkpoint_id))
-            case life.DrainAnnounced():
-                task.drain_announced = True
-            case EndInput():
-                task.mailbox.append(("end_input", None))
+        task.mailbox.append(message)
 
     def report(self, attempt: int, event: object) -> None:
         item = TaskReport(attempt, event)  # type: ignore[arg-type]

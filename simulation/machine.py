@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import (
-    BarrierHandler,
     CheckpointBarrier,
     CheckpointCoordinator,
     TaskStatistics,
-    create_barrier_handler,
 )
 from dagster_checkpoints.execution.job_events import TaskReport
 from dagster_checkpoints.execution.job_machine import JobMachine
@@ -182,9 +180,6 @@ class Machine(ABC):
         if earlier is not None and earlier in registry._stored and earlier not in registry._deleting:
             return False
         return self.own_name(content) in registry._deleting
-
-    def new_handler(self, channels: Iterable[str]) -> BarrierHandler:
-        return create_barrier_handler(self.settings.config, channels)
 
     def ready(self) -> bool:
         """Whether the main thread has something to do."""

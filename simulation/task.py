@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.coordination import MIN_WATERMARK_MS, AlignmentTick, CheckpointBarrier, TriggerReceived
+from dagster_checkpoints.coordination import MIN_WATERMARK_MS, AlignmentTick, CheckpointBarrier
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution.elements import BarrierMark, Mark, WatermarkAt, WatermarkStatus
-from dagster_checkpoints.execution.messages import EndInput
+from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.task_events import (
     AddToTable,
     BetweenBatches,
@@ -72,7 +72,7 @@ class Task(TaskLife):
         """Whether the query follows the gate at a pace of its own, and not at once."""
         self.ordered = not self.asynchronous or number % 2 == 0
         """Whether the query reads the watermark before the positions of the records that it speaks of."""
-        self.mailbox: deque[Any] = deque()
+        self.mailbox: deque[TaskMessage] = deque()
         self.completed = 0
         self.aborted: set[int] = set()
         """Checkpoints of whose abort the task was told."""
@@ -85,9 +85,6 @@ class Task(TaskLife):
         """What the query has read of the gate: the other half comes with the batch."""
 
     # What the world lets happen
-
-    def now(self) -> float:
-        return self.process.world.now
 
     def handle(self, event: TaskEvent) -> None:
         """Something has happened: do what the machine answers."""
@@ -226,29 +223,20 @@ class Task(TaskLife):
 
     # Mail
 
-    @property
-    def drain_announced(self) -> bool:
-        return False
-
-    @drain_announced.setter
-    def drain_announced(self, announced: bool) -> None:
-        self.mailbox.append(life.DrainAnnounced())
-
-    def may_miss(self, mail: Any) -> bool:
+    def may_miss(self, message: TaskMessage) -> bool:
         """Whether the job must come to its end although this notice never arrives: a later checkpoint's says as much.
 
         That of one triggered after the end of the data. None is later than a stop's savepoint; and a task waits for the outcome
         of each one that had begun before its end, whatever later ones say.
         """
-        message = _message(mail)
         if not isinstance(message, life.CheckpointCompleted | life.CheckpointAborted):
             return False
         return message.checkpoint_id != self.stopped_by and message.checkpoint_id in self.life._after_finish
 
     def take_mail(self) -> None:
-        self.guarded(self._take_mail, _message(self.mailbox.popleft()))
+        self.guarded(self._take_mail, self.mailbox.popleft())
 
-    def _take_mail(self, message: Any) -> None:
+    def _take_mail(self, message: TaskMessage) -> None:
         if isinstance(message, life.CheckpointCompleted):
             if message.checkpoint_id <= self.completed:
                 raise Violation(f"{self.id} was told of {message.checkpoint_id} after {self.completed}")
@@ -388,16 +376,3 @@ _PERFORM: dict[type[object], Callable[[Task, Any], None]] = {
     life.CloseOperators: Task._close,
     life.TaskFinished: Task._finished,
 }
-
-
-_MESSAGES: dict[str, Callable[[Any], Any]] = {
-    "complete": life.CheckpointCompleted,
-    "trigger": TriggerReceived,
-    "aborted": life.CheckpointAborted,
-    "savepoint": life.SavepointCompleted,
-    "end_input": lambda _: EndInput(),
-}
-
-
-def _message(mail: Any) -> Any:
-    return _MESSAGES[mail[0]](mail[1]) if isinstance(mail, tuple) else mail

@@ -6,7 +6,6 @@ so.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -405,6 +404,3 @@ def _into(after: Operator, edge: int) -> Forward:
 def table_sum(tables: dict[int, int]) -> int:
     """What a static table is, as one number."""
     return mix(*(tables[edge] for edge in sorted(tables)))
-
-
-Mailbox = deque[Any]
