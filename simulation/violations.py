@@ -4,8 +4,8 @@
   `World._check_written` when its sinks have recovered and when it is suspended; `cuts.check_cut` for each checkpoint.
 - No record is processed after a stop's savepoint, no split taken: `TaskLife.read_record`, `TaskLife._take`.
 - A stage's events come in order: MAX_WATERMARK once (`TaskLife._advance_operators`, `say`, `_come_past`), end_input once per
-  input and finish (`finish_operators`), no snapshot or notice after close, nothing uncommitted at it (`Task._pin_snapshot`, `_commit`,
-  `_close`); after finish no row comes in or goes out (`_into`, `emit`, `_take`).
+  input and finish (`finish_operators`), no snapshot or notice after close, nothing uncommitted at it (`Task._pin_snapshot`,
+  `_commit`, `_close`); after finish no row comes in or goes out (`_into`, `emit`, `_take`).
 - No snapshot is taken for a checkpoint of whose abort the task was told: `Task._pin_snapshot`.
 - Event time never goes back, nothing is late, and every watermark is told: `TaskLife.restore`, `check_watermark`, `_take`,
   `Task._run_batch`, `operators.Window`.
