@@ -9,10 +9,12 @@ from unittest.mock import patch
 
 from dagster_checkpoints.coordination import DiscardCheckpoint
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.execution import input_gate
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.input_gate import InputGate
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_requests import JobRequests
+from dagster_checkpoints.execution.task_events import ElementsArrived
 from dagster_checkpoints.execution.task_machine import TaskMachine
 
 Patches = Iterator[tuple[object, str, Any]]
@@ -36,7 +38,7 @@ def _barrier_passed() -> Patches:
         arrived(self, *arguments)
         self._due = due + self._due
 
-    yield InputGate, "_arrived", broken
+    yield input_gate, "_TAKES", {**input_gate._TAKES, ElementsArrived: broken}
     yield InputGate, "reads", lambda self, channel: not (self._paused or self._awaits or self._known(channel).blocked)
 
 
@@ -121,7 +123,7 @@ def _aborted_snapshot_taken() -> Patches:
         aborted(self, *arguments)
         self._due = due
 
-    yield InputGate, "_aborted", broken
+    yield input_gate, "_TAKES", {**input_gate._TAKES, life.CheckpointAborted: broken}
 
 
 RUN_FAULTS: tuple[tuple[str, Callable[[], Patches]], ...] = (
