@@ -1,4 +1,8 @@
-"""The settings of checkpointing, with Flink's meanings; seconds throughout."""
+"""The settings of checkpointing, with Flink's meanings; seconds throughout.
+
+No run on Spark reaches other values than the defaults of `mode`, `unaligned`, `aligned_checkpoint_timeout`,
+`checkpoints_after_tasks_finish`, `interval_during_backlog`, `max_queued`, `keep_on_finish` and `history` yet.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,10 @@ class EndOfDataReached:
 
 @dataclass(frozen=True, slots=True)
 class BacklogChanged:
-    """A source's task begins or ends to work off a backlog: latency does not matter meanwhile (FLIP-309)."""
+    """A source's task begins or ends to work off a backlog: latency does not matter meanwhile (FLIP-309).
+
+    No run on Spark reaches it yet: no source tells of a backlog.
+    """
 
     task: TaskId
     backlog: bool

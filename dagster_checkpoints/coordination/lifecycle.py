@@ -175,7 +175,7 @@ class TaskLifecycle:
 
     Args:
         checkpointing: False when there are no checkpoints to wait for, because those after tasks finish are switched off: the
-            task then commits and ends without waiting.
+            task then commits and ends without waiting. No run on Spark reaches that yet.
     """
 
     def __init__(self, checkpointing: bool = True) -> None:

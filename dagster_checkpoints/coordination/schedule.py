@@ -1,6 +1,6 @@
 """When the coordinator asks itself for a checkpoint: by the interval, and at the end of the data.
 
-Must not know: the checkpoints under way, whether one can be triggered.
+No run on Spark reaches the interval of a backlog yet. Must not know: the checkpoints under way, whether one can be triggered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Key groups: the unit in which keyed state moves between instances.
+"""Key groups: the unit in which keyed state moves between instances. Runs on Spark deal out rows by them; no state moves yet.
 
 A key belongs to one of G groups for ever; an instance owns a range of groups. G is the maximum parallelism: it is fixed
 with the first checkpoint, because another G would put every key elsewhere. Must not know: keys, how they are hashed.

@@ -190,8 +190,8 @@ class TaskSnapshot(_Struct, frozen=True):
 class EnumeratorState(_Struct, frozen=True):
     """What the enumerator of a source's splits knows; there is one per stage, whatever its parallelism.
 
-    A split is in one of the three. How far an assigned one was read is its reader's state. Kept after all instances
-    have finished.
+    No run on Spark reaches it yet: Spark reads the sources. A split is in one of the three. How far an assigned one was read is
+    its reader's state. Kept after all instances have finished.
 
     Attributes:
         discovered: splits that nobody reads yet, in the order in which they are to be assigned; opaque.

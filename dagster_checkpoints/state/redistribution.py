@@ -1,4 +1,4 @@
-"""How state is spread over the instances of a stage when it is restored, with as many of them or with others.
+"""How state is spread over the instances of a stage when it is restored; no run on Spark reaches another number of them yet.
 
 Everything is a pure function of what each instance held, in their order, None for one that has finished: it contributes
 nothing. What an instance holds is given by name (lists, broadcast) or by key group; items are opaque. A source's

@@ -21,7 +21,6 @@ from dagster_checkpoints.execution.elements import (
     WatermarkStatus,
 )
 from dagster_checkpoints.spark.channels.channel_log import Channel, ChannelId, Gate, Records, SegmentFiles, segment_of
-from dagster_checkpoints.spark.channels.segments import default_key_groups
 from dagster_checkpoints.spark.query.error_location import own_line, stage_of
 from dagster_checkpoints.spark.query.query_log import PlannedBatch, QueryLog, channel_positions
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
@@ -193,15 +192,7 @@ def test_a_channel_behind_two_sources_is_consumed_as_far_as_the_slower_one() -> 
     assert channel_positions(PlannedBatch(1, 0, sources)) == {"a->b": 5, "c->b": 1}
 
 
-# Key groups, operator state
-
-
-@pytest.mark.parametrize(
-    ("parallelism", "groups"),
-    [(1, 128), (85, 128), (86, 256), (128, 256), (1000, 2048), (21_845, 32_768), (100_000, 32_768)],
-)
-def test_default_key_groups_are_the_next_power_of_two_of_one_and_a_half(parallelism: int, groups: int) -> None:
-    assert default_key_groups(parallelism) == groups
+# Operator state
 
 
 json_values = st.recursive(

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.spark.channels.segments import SegmentRowsError, Split, write_segment, write_split_segments
+from dagster_checkpoints.state import owner_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,6 +47,14 @@ def test_a_segment_that_lacks_rows_is_refused(spark: SparkSession, tmp_path: Pat
             SegmentRowsError, match=rf"expected 10 rows in the files of a batch in {folder}.*found 5\..*work_directory="
         ):
             write(losing(spark, folder), folder)
+
+
+@pytest.mark.parametrize(("parallelism", "groups"), [(1, 128), (3, 128), (7, 128), (96, 128), (128, 128), (5, 32_768)])
+def test_rows_go_to_the_owners_of_their_key_groups(spark: SparkSession, parallelism: int, groups: int) -> None:
+    group = F.pmod(F.hash("id"), F.lit(groups))
+    rows = spark.range(3000).select(group.alias("group"), Split(parallelism, "id", groups).column().alias("owner")).collect()
+    assert len({row.group for row in rows}) > 100
+    assert [row.owner for row in rows] == [owner_of(row.group, parallelism, groups) for row in rows]
 
 
 def test_rows_are_counted_whatever_the_plan(spark: SparkSession, tmp_path: Path) -> None:

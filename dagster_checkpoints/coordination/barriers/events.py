@@ -1,4 +1,8 @@
-"""What a task's gate tells a barrier handler, and what the handler asks it to do. Values only."""
+"""What a task's gate tells a barrier handler, and what the handler asks it to do. Values only.
+
+No run on Spark reaches what belongs to barriers that overtake yet: `BarrierAnnounced`, `AlignmentTick`, `StartSnapshot`,
+`ChannelCaptured`, `SnapshotInputsComplete`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exactly-once: one checkpoint at a time; a newer one aborts it.
+"""Exactly-once: one checkpoint at a time; a newer one aborts it. No run on Spark reaches the two handlers that overtake yet.
 
     idle ── first barrier ──> aligning ── barrier or end on every channel ──> TakeSnapshot, idle
                                   │

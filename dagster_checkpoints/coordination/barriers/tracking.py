@@ -1,4 +1,4 @@
-"""At-least-once: nothing is ever blocked, and several checkpoints are pending at a time.
+"""At-least-once, which no run on Spark reaches yet: nothing is ever blocked, several checkpoints are pending at a time.
 
 Source: Flink's CheckpointBarrierTracker. It differs in two points: a cancellation concerns its own checkpoint only,
 not older ones that can still complete; and an older checkpoint may be heard of after a newer one.

@@ -18,11 +18,12 @@ from dagster_checkpoints.pipeline import (
 )
 from dagster_checkpoints.spark.channels.channel_log import Channel, ChannelId, Records, SegmentFiles
 from dagster_checkpoints.spark.channels.outputs import OutputEdge
-from dagster_checkpoints.spark.channels.segments import Split, default_key_groups
+from dagster_checkpoints.spark.channels.segments import Split
 from dagster_checkpoints.state import (
     Segment,
     StateFile,
     TaskSnapshot,
+    default_max_parallelism,
 )
 
 
@@ -71,7 +72,7 @@ class Wiring:
             static = edge.input.mode == "static"
             split = None
             if not static and len(channels) > 1:
-                split = Split(len(channels), edge.input.key, default_key_groups(len(channels)))
+                split = Split(len(channels), edge.input.key, default_max_parallelism(len(channels)))
             edges.append(OutputEdge(edge.target, channels, split, static))
         return edges
 

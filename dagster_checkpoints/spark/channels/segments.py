@@ -37,17 +37,11 @@ class Split:
     key_groups: int
 
     def column(self):  # type: ignore[no-untyped-def]
-        """The consumer's index of a row. Keyed: key group g of G belongs to instance g*p/G (PROTOCOL 8.3)."""
+        """The consumer's index of a row. Keyed: that of `state.owner_of`, as an expression of Spark's (PROTOCOL 8.3)."""
         if self.key is None:
             return F.pmod(F.monotonically_increasing_id(), F.lit(self.parallelism)).cast("int")
         group = F.pmod(F.hash(F.col(f"`{self.key}`")), F.lit(self.key_groups))
         return F.floor(group * F.lit(self.parallelism) / F.lit(self.key_groups)).cast("int")
-
-
-def default_key_groups(parallelism: int) -> int:
-    """G = nextPow2(1.5 p) within 128..32768, as Flink's default maximum parallelism."""
-    wanted = parallelism + parallelism // 2
-    return min(max(1 << max(wanted - 1, 0).bit_length(), 128), 32_768)
 
 
 def write_segment(batch: DataFrame, folder: Path) -> SegmentFiles | None:
