@@ -102,4 +102,4 @@ class RestoredSchemaError(DagsterCheckpointsError):
 
 
 class StopFailedError(DagsterCheckpointsError):
-    """A stop with savepoint failed so that the job has to restart from its latest checkpoint."""
+    """A stop with savepoint failed, and the job must restart from its latest checkpoint."""

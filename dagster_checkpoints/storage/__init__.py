@@ -1,11 +1,11 @@
-"""Where checkpoints live: S3 or a directory, behind one small interface.
+"""Checkpoint storage: S3 or a directory, behind one small interface.
 
 Read in this order: :mod:`base` (the object store), :mod:`local` and :mod:`s3` (the two kinds), :mod:`urls` and
-:mod:`opening` (from a URL to a store), :mod:`layout` (what lies where), :mod:`state_encoding` (``state.json``),
-:mod:`processes` (whether the owner's process is known to be gone), :mod:`acquisition` and :mod:`ownership` (one owner per
+:mod:`opening` (from a URL to a store), :mod:`layout` (names of files), :mod:`state_encoding` (``state.json``),
+:mod:`processes` (whether the owner's process is known to have ended), :mod:`acquisition` and :mod:`ownership` (one owner per
 pipeline, and the commit point), :mod:`shared_state`, :mod:`state_files` and :mod:`shared_files` (content-addressed state),
-:mod:`savepoints` and :mod:`savepoint_places` (self-contained state), and :mod:`checkpoints`, the face over all of it. The rules
-are steps of the execution floor, which the modules here perform.
+:mod:`savepoints` and :mod:`savepoint_places` (self-contained state), and :mod:`checkpoints`, the interface to all of them. The
+rules are steps of the execution floor, which these modules perform.
 """
 
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin

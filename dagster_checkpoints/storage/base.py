@@ -1,9 +1,9 @@
-"""The small interface behind which S3 and local directories look the same.
+"""The object store: one small interface to S3 and to local directories.
 
 Knows keys and bytes; must not know checkpoints, pipelines or leases.
 
-The shape follows obstore: ``put(mode="create" | "overwrite" | UpdateVersion(etag))`` with errors that say
-what a caller may conclude (see :mod:`dagster_checkpoints.storage.errors`).
+The interface follows obstore: ``put(mode="create" | "overwrite" | UpdateVersion(etag))``, with one error for each conclusion
+that a caller may draw (see :mod:`dagster_checkpoints.storage.errors`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from dagster_checkpoints.storage.errors import (
 )
 
 RESERVED_PREFIX = ".~"
-"""Names that begin so are the local store's own (temporary files, its lock) and never keys."""
+"""Prefix of names that the local store reserves (temporary files, its lock); they are never keys."""
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """An object without its bytes.
+    """The description of an object, without its bytes.
 
     Args:
-        key: relative to the store's root, ``/`` between parts.
-        size: bytes.
+        key: the object's key, relative to the store's root, with ``/`` between parts.
+        size: the object's size in bytes.
         modified: time of the last write by the store's clock; for display, never for decisions.
     """
 
@@ -51,7 +51,7 @@ class UpdateVersion:
     """Replace the object only if its etag is still this one.
 
     Args:
-        etag: as returned by ``put`` or ``get_with_etag``; opaque.
+        etag: the version, as returned by ``put`` or ``get_with_etag``; opaque.
     """
 
     etag: str
@@ -61,18 +61,18 @@ PutMode = Literal["create", "overwrite"] | UpdateVersion
 
 
 class ObjectStore(Protocol):
-    """A root under which objects live. Safe to use from several threads at once."""
+    """A store of objects below one root. Safe to use from several threads at once."""
 
     @property
     def url(self) -> str:
-        """The root as people write it, e.g. ``s3://bucket/prefix``; never ends with a slash."""
+        """The root's URL, e.g. ``s3://bucket/prefix``; never ends with a slash."""
 
     def check(self) -> None:
-        """Find out at start whether the root can be read and written, conditionally too.
+        """Check that the root can be read and written, also with conditional writes. Called when a run starts.
 
         Raises:
-            StorageUnavailable: names the URL and the cause.
-            ConditionalWritesUnsupported: the store ignores conditions.
+            StorageUnavailable: the root cannot be read or written; names the URL and the cause.
+            ConditionalWritesUnsupported: the store ignores the conditions of writes.
         """
 
     def get(self, key: str) -> bytes:
@@ -82,66 +82,66 @@ class ObjectStore(Protocol):
         """The object's bytes and the etag for a later :class:`UpdateVersion`."""
 
     def stream(self, key: str, chunk_size: int = 1024 * 1024) -> Iterator[bytes]:
-        """The object's bytes in pieces; NotFound comes with the first one."""
+        """The object's bytes in pieces; NotFound is raised when the first piece is read."""
 
     def get_file(self, key: str, path: Path) -> None:
-        """Write the object to ``path``, which appears whole or not at all."""
+        """Write the object to the file ``path``, which appears complete or not at all."""
 
     def put(self, key: str, data: bytes, mode: PutMode = "overwrite") -> str:
-        """Write an object, whole or not at all, and return its etag.
+        """Write an object, completely or not at all, and return its etag.
 
         Raises:
-            AlreadyExists: mode ``create`` and there is an object that is not this very write.
-            Precondition: mode :class:`UpdateVersion` and the object has changed or is gone.
+            AlreadyExists: mode ``create``, and another write has created the object.
+            Precondition: mode :class:`UpdateVersion`, and the object has changed or does not exist.
             WriteConflict: the store could not decide between concurrent writes; nothing was written.
             StorageUnavailable: nothing was written.
-            OutcomeUnknown: nobody knows.
+            OutcomeUnknown: it is unknown whether the object was written.
         """
 
     def put_file(self, key: str, path: Path) -> None:
-        """Write a file's bytes under ``key``, replacing what is there."""
+        """Write a file's bytes under ``key``; replaces an existing object."""
 
     def copy_from(self, source: ObjectStore, source_key: str, key: str, size: int | None = None) -> bool:
-        """Copy an object of another store, without its bytes passing through this process, replacing what is there.
+        """Copy an object of another store without its bytes passing through this process; replaces an existing object.
 
         Args:
-            source: where it is.
-            source_key: its key there.
-            key: its key here.
-            size: its bytes, if known: it may spare a request.
+            source: the store that holds the object.
+            source_key: the object's key in ``source``.
+            key: the copy's key in this store.
+            size: the object's size in bytes if known: it may save a request.
 
         Returns:
-            False if this store cannot, or may not, copy from that one; nothing was written.
+            False if this store cannot, or may not, copy from ``source``; then nothing was written.
 
         Raises:
-            NotFound: there is no such object.
+            NotFound: ``source`` has no such object.
         """
 
     def sibling(self, url: str) -> ObjectStore | None:
-        """The store at another URL, reached as this one is; None if that URL is of another kind."""
+        """The store at another URL, with this store's client and settings; None if that URL is of another kind."""
 
     def head(self, key: str) -> ObjectInfo | None:
-        """What is under the key, or None."""
+        """The description of the object under the key; None if there is no object."""
 
     def folders(self, prefix: str = "") -> Iterator[str]:
-        """Names that follow ``prefix``, which is empty or ends with ``/``, and are followed by ``/`` in some key."""
+        """Names of the directories directly below ``prefix``, which is empty or ends with ``/``."""
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Objects whose key begins with ``prefix``, in the order of their keys."""
+        """Descriptions of the objects whose key begins with ``prefix``, in the order of their keys."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; those that are not there are no error."""
+        """Delete objects; a key without an object is not an error."""
 
 
 def validate_key(key: str) -> str:
     """Refuse keys that could leave the root or mean two things.
 
     Raises:
-        InvalidKey: empty, absolute, with empty, ``.`` or ``..`` parts, NUL or backslash, or a reserved name.
+        InvalidKey: the key is empty or absolute, has empty, ``.`` or ``..`` parts, NUL or backslash, or uses a reserved name.
     """
     parts = key.split("/")
-    bad = any(part in ("", ".", "..") or part.startswith(RESERVED_PREFIX) for part in parts)
-    if bad or "\0" in key or "\\" in key:
+    bad_part = any(part in ("", ".", "..") or part.startswith(RESERVED_PREFIX) for part in parts)
+    if bad_part or "\0" in key or "\\" in key:
         raise InvalidKey(
             f"expected a relative key of plain parts joined by '/', found {key!r}: no empty, '.' or '..' "
             f"parts, no backslash, and no part may begin with {RESERVED_PREFIX!r}"
@@ -153,14 +153,14 @@ _CREATE_ATTEMPTS = 3
 
 
 def create_if_absent(store: ObjectStore, key: str, data: bytes) -> bool:
-    """Create an object, trying again when nobody knows whether it landed.
+    """Create an object; try again while the outcome is unknown.
 
     Returns:
-        False if there is one, which may be this very write whose answer was lost: compare.
+        False if the object exists. It may be this call's own write whose answer was lost: the caller compares the bytes.
 
     Raises:
         StorageUnavailable, WriteConflict: nothing was written.
-        OutcomeUnknown: still nobody knows.
+        OutcomeUnknown: after the last attempt it is still unknown whether the object was written.
     """
     for attempt in range(_CREATE_ATTEMPTS):
         try:
@@ -169,7 +169,7 @@ def create_if_absent(store: ObjectStore, key: str, data: bytes) -> bool:
         except AlreadyExists:
             return False
         except OutcomeUnknown:
-            # Once more: it lands now, or is found to be there.
+            # The next attempt creates the object, or finds that it exists.
             if attempt == _CREATE_ATTEMPTS - 1:
                 raise
         except (StorageUnavailable, WriteConflict) as error:
@@ -180,11 +180,11 @@ def create_if_absent(store: ObjectStore, key: str, data: bytes) -> bool:
 
 
 def probe(store: ObjectStore) -> None:
-    """Write, compare and delete a small object, to learn at start what would else be learnt at a commit.
+    """Write, compare and delete a small object, to find problems when a run starts and not at its first commit.
 
     Raises:
-        ConditionalWritesUnsupported: a second ``create``, or an update of a wrong version, was accepted.
-        StorageUnavailable: from the store.
+        ConditionalWritesUnsupported: the store accepted a second ``create``, or an update of a wrong version.
+        StorageUnavailable: the object could not be written.
     """
     key = f".probe-{uuid4().hex}"
     try:
@@ -201,9 +201,9 @@ def probe(store: ObjectStore) -> None:
             store.delete([key])
 
 
-def _unsupported(store: ObjectStore, what: str) -> ConditionalWritesUnsupported:
+def _unsupported(store: ObjectStore, condition: str) -> ConditionalWritesUnsupported:
     return ConditionalWritesUnsupported(
-        f"expected the storage at {store.url} to honour conditional writes, found that it ignores {what}. "
+        f"expected the storage at {store.url} to honour conditional writes, found that it ignores {condition}. "
         "Two runs could then both complete checkpoints. Use Amazon S3, a recent MinIO, Ceph or another "
         "server that implements them, or a local directory"
     )

@@ -1,6 +1,6 @@
-"""What can go wrong with storage, one class per situation a caller treats differently.
+"""The errors of storage, one class for each situation that a caller treats differently.
 
-Those that the rules of a run tell apart, among them whether a write has landed, are
+The errors that the rules of a run distinguish, for example whether a write has landed, are in
 :mod:`dagster_checkpoints.execution.storage_errors`.
 """
 
@@ -21,7 +21,7 @@ class InvalidStorageUrl(StorageError):
 
 
 class InvalidKey(StorageError):
-    """A key or relative path that would leave its root, or that the store reserves for itself."""
+    """A key or relative path would leave its root, or uses a name that the store reserves."""
 
 
 class NotFound(StorageError):
@@ -37,27 +37,27 @@ class BucketMissing(StorageUnavailable):
 
 
 class ConditionalWritesUnsupported(StorageError):
-    """The store ignores conditions on writes, without which two owners could both complete checkpoints."""
+    """The store ignores conditions on writes: without them two owners could both complete checkpoints."""
 
 
 class MissingCheckpoint(NotFound):
-    """A checkpoint was asked for whose ``_metadata`` is not there."""
+    """A requested checkpoint has no ``_metadata``."""
 
 
 class MissingSavepoint(MissingCheckpoint):
-    """A savepoint was asked for whose ``_metadata`` is not there."""
+    """A requested savepoint has no ``_metadata``."""
 
 
 class MissingStateFile(StorageError):
-    """A checkpoint names a state file that storage does not have."""
+    """A checkpoint names a state file that storage does not hold."""
 
 
 class CorruptStateFile(StorageError):
-    """A state file's bytes are not the ones the checkpoint was taken with."""
+    """A state file's bytes differ from those that the checkpoint was taken with."""
 
 
 class CheckpointDiscarded(StorageError):
-    """Files are still being uploaded for a checkpoint that was given up."""
+    """Files are still being uploaded for a checkpoint that was aborted or deleted."""
 
 
 class StateFileChanged(StorageError):
@@ -73,7 +73,7 @@ class UnknownPipelineStateVersion(StorageError):
 
 
 class InvalidRequest(StorageError):
-    """A control request that cannot be carried out whatever the pipeline does: its id, name or arguments are wrong."""
+    """The id, name or arguments of a control request are wrong: no pipeline could carry it out."""
 
 
 class CorruptRequest(StorageError):
@@ -89,8 +89,8 @@ class CorruptStatus(StorageError):
 
 
 class UnknownRequest(StorageError):
-    """No request has this id, or it was answered so long ago that it was swept."""
+    """No request has this id, or the request was answered long ago and its files have been deleted."""
 
 
 class RequestConflict(StorageError):
-    """A request id is used again for something else than what it asked for the first time."""
+    """A request id is used a second time, for a different request."""

@@ -1,4 +1,4 @@
-"""Where things lie below the storage root. Names only: nothing here reads or writes.
+"""The names of files below the storage root. Must not read or write them.
 
 ::
 
@@ -8,14 +8,14 @@
     <root>/<pipeline>/savepoints/savepoint-43-<name>-<token>/_metadata
     <root>/<pipeline>/savepoints/savepoint-43-<name>-<token>/state/<sha256>
     <root>/<pipeline>/savepoints/savepoint-43-<name>-<token>/_incomplete   while it is being written
-    <root>/<pipeline>/requests/<id>.json                  asked; <id>.accepted.json, <id>.answer.json: answered
-    <root>/<pipeline>/status.json                         how the job goes, for display
+    <root>/<pipeline>/requests/<id>.json                  a request; <id>.accepted.json, <id>.answer.json: its answers
+    <root>/<pipeline>/status.json                         the job's status, for display
 
 A *location* is a checkpoint's directory relative to the pipeline's, such as ``checkpoints/chk-42-3``: it
-stays true when the whole root is moved or copied. That of a savepoint elsewhere is its URL.
+stays valid when the whole root is moved or copied. The location of a savepoint outside the pipeline's directory is its URL.
 
-An owner of the pipeline writes only names with its own epoch in them. Stores cannot fence a deletion: what an earlier owner asked
-for while it still was the owner may be carried out at any later time, and then finds nothing that was written since. Files in
+An owner of the pipeline writes only names that contain its own epoch. Stores cannot fence a deletion: a deletion that an earlier
+owner requested may be carried out at any later time, and then does not find any file that was written since. Files in
 ``shared/`` that are named by their sha256 alone were stored by releases without epochs in these names.
 """
 
@@ -42,16 +42,16 @@ _ANSWER = ".answer"
 
 
 class CheckpointKey(NamedTuple):
-    """A checkpoint attempt: ids come again under a later epoch when an earlier owner died in between."""
+    """A checkpoint attempt: a later owner, with a larger epoch, may use an id again that an earlier owner did not complete."""
 
     checkpoint_id: int
     epoch: int
 
 
 class SharedName(NamedTuple):
-    """What a file in ``shared/`` is called: by its bytes, and the epoch of the owner that stored them there.
+    """The name of a file in ``shared/``: the sha256 of its bytes, and the epoch of the owner that stored them.
 
-    The same bytes under two epochs are two files; epoch 0 stands for a name without one.
+    The same bytes under two epochs are two files; epoch 0 stands for a name without an epoch.
     """
 
     sha256: str
@@ -62,7 +62,7 @@ class SharedName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> SharedName | None:
-        """From a name; None if this package gives no file such a one."""
+        """Parse a name; None if this package never gives a file such a name."""
         match = _SHARED.fullmatch(name)
         return cls(match[1], int(match[2] or 0)) if match else None
 
@@ -78,7 +78,7 @@ class RequestFile(NamedTuple):
 
 
 def validate_request_id(request_id: str) -> str:
-    """Refuse ids that cannot name a file of their own.
+    """Refuse ids that cannot be a file's name.
 
     Raises:
         InvalidRequest: says what an id may be.
@@ -100,13 +100,13 @@ def validate_savepoint_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"expected a savepoint's name of at most 128 letters, digits, '_', '-' and '.', beginning with a letter or digit, "
-            f"found {name!r}: it becomes part of a directory's name. Where the savepoint lies is said by its target"
+            f"found {name!r}: it becomes part of a directory's name. The savepoint's target says where it is stored"
         )
     return name
 
 
 def validate_sha256(sha256: str) -> str:
-    """Refuse what is no hash: it becomes part of a key. Raises InvalidKey."""
+    """Refuse a text that is not a hash: it becomes part of a key. Raises InvalidKey."""
     if not _SHA256.fullmatch(sha256):
         raise InvalidKey(f"expected a sha256 of 64 hexadecimal digits, found {sha256!r}")
     return sha256
@@ -123,10 +123,10 @@ class Layout:
     """Keys of one pipeline's objects.
 
     Args:
-        pipeline: its name; becomes a directory.
+        pipeline: the pipeline's name; becomes a directory.
 
     Raises:
-        InvalidKey: the name cannot be a directory's.
+        InvalidKey: the name cannot be a directory's name.
     """
 
     pipeline: str
@@ -151,7 +151,7 @@ class Layout:
         return f"{self.pipeline}/shared/"
 
     def shared_file(self, name: str) -> str:
-        """Where a file in ``shared/`` lies. Raises InvalidKey if its name is no :class:`SharedName`."""
+        """The key of a file in ``shared/``. Raises InvalidKey if its name is not a :class:`SharedName`."""
         if SharedName.parse(name) is None:
             raise InvalidKey(f"expected a state file's name, <sha256>-<epoch> or <sha256> alone, found {name!r}")
         return f"{self.shared}{name}"
@@ -172,15 +172,15 @@ class Layout:
         return f"{self.requests}{validate_request_id(request_id)}.json"
 
     def accepted(self, request_id: str) -> str:
-        """Where it is said that a request was accepted; may be replaced."""
+        """The key of the note that a request was accepted; the file may be replaced."""
         return f"{self.requests}{validate_request_id(request_id)}{_ACCEPTED}.json"
 
     def answer(self, request_id: str) -> str:
-        """Where a request's final answer is; created once."""
+        """The key of a request's final answer; the file is created once."""
         return f"{self.requests}{validate_request_id(request_id)}{_ANSWER}.json"
 
     def parse_request(self, key: str) -> RequestFile | None:
-        """What a key below ``requests/`` is, or None if this package writes no such file."""
+        """The request and the part of it in a key below ``requests/``; None if this package writes no such file."""
         stem, dot, ending = key.removeprefix(self.requests).rpartition(".")
         if not dot or ending != "json":
             return None
@@ -192,7 +192,7 @@ class Layout:
         return RequestFile(stem, part) if _NAME.fullmatch(stem) else None
 
     def at(self, location: str, name: str = "") -> str:
-        """The key of something in the directory ``location``."""
+        """The key of the file ``name`` in the directory ``location``."""
         return f"{self.pipeline}/{location.strip('/')}/{name}"
 
     @staticmethod
@@ -202,7 +202,7 @@ class Layout:
 
     @staticmethod
     def parse_checkpoint(location: str) -> CheckpointKey | None:
-        """The id and epoch in a location, or None if it is not a checkpoint's."""
+        """The id and epoch in a location; None if it is not a checkpoint's location."""
         match = _CHECKPOINT.fullmatch(location.strip("/"))
         return CheckpointKey(int(match[1]), int(match[2])) if match else None
 
@@ -210,12 +210,13 @@ class Layout:
     def savepoint(checkpoint_id: int, name: str, token: str) -> str:
         """The name of a new savepoint's directory.
 
-        The token keeps apart what is written at the same time: by an owner that lost the pipeline, or another pipeline.
+        The token makes the name unique: an owner that lost the pipeline, or another pipeline, may write to the same directory
+        at the same time.
         """
         return "-".join(part for part in ("savepoint", str(checkpoint_id), name, token) if part)
 
     @staticmethod
     def parse_savepoint(folder: str) -> tuple[int, str] | None:
-        """The id and name in the name of a savepoint's directory, or None if it is not one's."""
+        """The checkpoint's id and the savepoint's name in a directory's name; None if it is not a savepoint's directory."""
         match = _SAVEPOINT.fullmatch(folder)
         return (int(match[1]), match[2] or "") if match else None

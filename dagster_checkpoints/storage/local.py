@@ -1,8 +1,8 @@
-"""Objects as files below a directory, with the guarantees of S3's conditional writes.
+"""The local object store: objects are files below a directory, with the guarantees of S3's conditional writes.
 
 A write goes to a temporary file beside its target, is synced, and appears by ``link`` (create), ``rename``
 (overwrite), or ``rename`` under an exclusive lock after comparing content (UpdateVersion). The directory may
-be on a file system that several machines mount, as long as that honours ``flock``.
+be on a file system that several machines mount, if that file system honours ``flock``.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 class LocalStore:
     """An :class:`~dagster_checkpoints.storage.base.ObjectStore` in a directory.
 
-    Conditional writes are atomic among themselves; an unconditional overwrite takes no lock. Other than in S3
-    a key cannot be an object and the beginning of another's path (``a`` and ``a/b``).
+    Conditional writes are atomic among themselves; an unconditional overwrite takes no lock. Unlike in S3,
+    one key cannot be the beginning of another key's path (``a`` and ``a/b``).
 
     Args:
-        root: the directory; created when first written to.
-        lock_timeout: seconds to wait for another conditional write to finish; these take milliseconds.
+        root: the directory; created by the first write.
+        lock_timeout: seconds to wait for another conditional write to finish, default 30; such writes take milliseconds.
     """
 
     def __init__(self, root: Path | str, *, lock_timeout: float = 30.0) -> None:
@@ -119,7 +119,7 @@ class LocalStore:
 
     def head(self, key: str) -> ObjectInfo | None:
         try:
-            with self._errors("look at", key):
+            with self._errors("inspect", key):
                 return _info(key, os.stat(self._path(key)))
         except NotFound:
             return None
@@ -136,7 +136,7 @@ class LocalStore:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         folder = prefix.rpartition("/")[0]
         start = self._path(folder) if folder else self.root
-        found: list[ObjectInfo] = []
+        objects: list[ObjectInfo] = []
         with self._errors("list", prefix):
             for directory, _, names in os.walk(start, onerror=_raise_unless_gone):
                 relative = Path(directory).relative_to(self.root)
@@ -144,9 +144,9 @@ class LocalStore:
                     key = (relative / name).as_posix()
                     if name.startswith(RESERVED_PREFIX) or not key.startswith(prefix):
                         continue
-                    with suppress(FileNotFoundError):  # deleted while we walk
-                        found.append(_info(key, os.stat(os.path.join(directory, name))))
-        return iter(sorted(found, key=lambda info: info.key))
+                    with suppress(FileNotFoundError):  # deleted during the walk
+                        objects.append(_info(key, os.stat(os.path.join(directory, name))))
+        return iter(sorted(objects, key=lambda info: info.key))
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -231,7 +231,7 @@ class LocalStore:
     @contextmanager
     def _lock(self) -> Iterator[None]:
         deadline = time.monotonic() + self._lock_timeout
-        # Each call opens the file anew, so that flock also excludes threads of one process.
+        # Each call opens the file again, so that flock also excludes threads of one process.
         with (self.root / f"{RESERVED_PREFIX}lock").open("ab") as file:
             while True:
                 try:
@@ -260,23 +260,23 @@ class LocalStore:
 
 
 def _copy(source: FileIO, target: BinaryIO) -> None:
-    """Copy a file's bytes within the kernel where it can; a file system that can share blocks does."""
+    """Copy a file's bytes within the kernel if the kernel can do it; file systems with shared blocks then share them."""
     try:
         while os.copy_file_range(source.fileno(), target.fileno(), _KERNEL_CHUNK):
             pass
     except (AttributeError, OSError) as error:
         if getattr(error, "errno", errno.ENOSYS) not in _NO_KERNEL_COPY:
             raise
-        shutil.copyfileobj(source, target, _CHUNK)  # from where the kernel stopped
+        shutil.copyfileobj(source, target, _CHUNK)  # copies the bytes that the kernel has not copied
 
 
 def _drop_from_page_cache(file: BinaryIO) -> None:
     """Free the memory of a file that is synced and will not be read again soon.
 
-    It would displace what is read. And where the kernel must look for fresh memory for each copy, rather than for the same
-    again, a virtual machine may spend ten times the processor time of the copying on it.
+    Otherwise the file would displace pages that are being read. And if the kernel needs fresh memory for each copy, instead of
+    using the same memory again, a virtual machine may spend ten times the processor time of the copying on that.
     """
-    with suppress(AttributeError, OSError):  # an advice, which not every system takes
+    with suppress(AttributeError, OSError):  # only an advice: some systems do not support it
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -289,17 +289,17 @@ def _info(key: str, stat: os.stat_result) -> ObjectInfo:
 
 
 def _open_new(path: Path) -> BinaryIO:
-    """Open a new file for writing; its directory may be deleted as empty by another thread meanwhile."""
+    """Open a new file for writing, although another thread may delete its directory, while it is empty, at the same time."""
     for _ in range(100):
         with suppress(FileNotFoundError):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            except FileExistsError:  # it was there, and is gone again; or it is a file
+            except FileExistsError:  # the directory existed and has been deleted again; or the path is a file
                 if path.parent.is_file():
                     raise
                 continue
             return path.open("xb")
-    raise OSError(errno.EIO, "its directory is deleted again and again by somebody else", str(path))
+    raise OSError(errno.EIO, "another program deletes its directory again and again", str(path))
 
 
 def _sync_directory(directory: Path) -> None:

@@ -1,6 +1,6 @@
-"""From a storage URL to the store behind it.
+"""Opens the object store at a storage URL.
 
-The only place that knows which kinds of URL there are. S3 is imported when it is asked for.
+The only module that knows which kinds of URL exist. The S3 store is imported only for an S3 URL.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def open_store(
     client_factory: Callable[[], Any] | None = None,
     **client_options: Any,
 ) -> ObjectStore:
-    """Open the store at a URL, without touching it: ``store.check()`` finds out whether it works.
+    """Open the store at a URL, without any access to it: ``store.check()`` checks whether it works.
 
     Args:
         url: ``s3://bucket/prefix``, ``file:///path`` or a plain path.
-        client: a boto3 S3 client (as ``dagster_aws.s3.S3Resource`` makes); by default one is made whose
-            time-outs are short. Ignored for a local directory, as are the following.
-        endpoint_url: of a server other than AWS.
-        region_name: AWS region; boto3's own configuration by default.
-        client_factory: called for a client, only if the URL is S3's.
+        client: a boto3 S3 client (as ``dagster_aws.s3.S3Resource`` makes); default: a new client with short
+            time-outs. This argument and the following ones are ignored for a local directory.
+        endpoint_url: URL of a server other than AWS.
+        region_name: AWS region; default: from boto3's configuration.
+        client_factory: returns a client; called only for an S3 URL without ``client``.
         client_options: further options of :func:`dagster_checkpoints.storage.s3.create_client`.
 
     Raises:
-        InvalidStorageUrl: another kind of URL, or one without a bucket or path.
+        InvalidStorageUrl: another kind of URL, or a URL without a bucket or path.
     """
     if validate_root(url) == "s3":
         return _open_s3(url, client, client_factory, endpoint_url, region_name, client_options)

@@ -1,4 +1,4 @@
-"""The refusal of a pipeline whose name another one has taken on this storage; what tells two of one name apart is in
+"""Refuses a pipeline whose name another pipeline already uses on this storage. The comparison of two pipelines is in
 :mod:`dagster_checkpoints.execution.origin`.
 """
 
@@ -15,24 +15,24 @@ class PipelineNameTaken(StorageError):
 
 
 def check_origin(pipeline: str, url: str, known: Origin, found: Origin) -> None:
-    """Refuse a pipeline whose name another one has taken on this storage.
+    """Refuse a pipeline whose name another pipeline already uses on this storage.
 
     Args:
-        pipeline: its name.
-        url: of its directory, for the error.
-        known: what the storage says.
-        found: of the run.
+        pipeline: the pipeline's name.
+        url: URL of the pipeline's directory, for the error.
+        known: the origin recorded in storage.
+        found: the origin of this run's pipeline.
 
     Raises:
-        PipelineNameTaken: says where both are defined, and the remedy.
+        PipelineNameTaken: names where both pipelines are defined, and the remedy.
     """
     if is_same_pipeline(known, found):
         return
     raise PipelineNameTaken(
         f"expected {url} to belong to this run's pipeline {pipeline!r}, {_described(found)}; found that it belongs to another "
-        f"one of that name, {_described(known)}. Two pipelines of one name would restore each other's checkpoints. Rename one of "
-        "them, or give it another storage (storage= of CheckpointCoordinatorResource). If it is the same pipeline, moved and "
-        "restructured at the same time, launch it once with allow_moved_pipeline: true in its run configuration"
+        f"pipeline of that name, {_described(known)}. Two pipelines of one name would restore each other's checkpoints. Rename "
+        "one of them, or give it another storage (storage= of CheckpointCoordinatorResource). If it is the same pipeline, moved "
+        "and restructured at the same time, launch it once with allow_moved_pipeline: true in its run configuration"
     )
 
 

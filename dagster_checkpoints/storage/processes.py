@@ -1,8 +1,8 @@
-"""Which process owns a pipeline, and whether it is known to be gone: as far as Linux tells, of processes of this machine.
+"""The process that owns a pipeline, and whether it is known to have ended. Works for Linux processes on this machine.
 
-What cannot be told is "not known": the lease decides then. A process that is stopped, or stuck in a system call, is not gone: it
-may go on. Neither is one that has left processes of its own behind: Spark's JVM ends by itself some moments after the Python
-process that started it was killed, and until then a sink that commits on the JVM may still do so.
+If the module cannot find out, the answer is "not known", and the lease decides. A process that is stopped, or blocked in a system
+call, has not ended: it may continue. Nor has a process whose child processes are still alive: Spark's JVM ends some moments after
+the Python process that started it was killed, and until then a sink that commits on the JVM may still do so.
 
 Source: proc(5), https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html; namespaces(7), time_namespaces(7).
 """
@@ -27,13 +27,13 @@ def this_process(run_id: str, proc: Path = PROC) -> Owner:
     """This process as the owner of a pipeline.
 
     Args:
-        run_id: Dagster's, or whatever a person would look for.
-        proc: Where `proc` is mounted.
+        run_id: id of the Dagster run; without Dagster, another name that an operator recognises.
+        proc: directory where `proc` is mounted.
     """
     pid = os.getpid()
     boot, namespaces, started = "", "", 0
     with suppress(OSError, ValueError, IndexError):
-        # Mounted for another namespace of processes, it would speak of other processes under these numbers.
+        # A `proc` that is mounted for another namespace shows other processes under these numbers.
         if os.readlink(proc / "self") == str(pid):
             boot = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
             namespaces = _namespaces(proc)
@@ -42,34 +42,34 @@ def this_process(run_id: str, proc: Path = PROC) -> Owner:
 
 
 def mark_descendants(owner: Owner) -> None:
-    """Let every process that this one starts from now on carry its name in the environment, for :func:`is_gone`."""
+    """Mark every process that this one starts from now on, by an environment variable, for :func:`is_gone`."""
     os.environ[_VARIABLE] = _mark(owner)
 
 
 def is_gone(owner: Owner, observer: Owner, proc: Path = PROC) -> bool:
-    """Whether an owner's process is known to have ended, and every process that it has started.
+    """Whether an owner's process, and every process that it has started, is known to have ended.
 
     Args:
-        owner: As `state.json` names it.
-        observer: This process, see :func:`this_process`.
-        proc: Where `proc` is mounted.
+        owner: the owner that `state.json` names.
+        observer: this process, see :func:`this_process`.
+        proc: directory where `proc` is mounted.
 
     Returns:
-        False if it lives, and if it cannot be told.
+        False if one of them is alive, and if that is not known.
     """
-    return shares_kernel(owner, observer) and not _is_there(owner, proc) and not _has_descendants(owner, proc)
+    return shares_kernel(owner, observer) and not _is_alive(owner, proc) and not _has_descendants(owner, proc)
 
 
-def _is_there(owner: Owner, proc: Path) -> bool:
+def _is_alive(owner: Owner, proc: Path) -> bool:
     try:
-        os.kill(owner.pid, 0)  # not `proc`: it may hide other users' processes
+        os.kill(owner.pid, 0)  # not `proc`: that may hide other users' processes
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
     try:
         if _started(proc, owner.pid) != owner.started:
-            return False  # its number was given to another one
+            return False  # another process has the number now
         # The first thread may have ended before the others.
         threads = [int(thread.name) for thread in (proc / str(owner.pid) / "task").iterdir()]
         return any(_state(proc / str(owner.pid) / "task" / str(thread)) not in _GONE for thread in threads)
@@ -78,7 +78,7 @@ def _is_there(owner: Owner, proc: Path) -> bool:
 
 
 def _has_descendants(owner: Owner, proc: Path) -> bool:
-    """Whether a process lives that carries the owner's mark. Those of other users are not ours, and cannot be read."""
+    """Whether a process with the owner's mark is alive. Processes of other users cannot be read, and do not have the mark."""
     mark = f"{_VARIABLE}={_mark(owner)}".encode()
     return any(mark in environment.split(b"\0") for environment in _environments(proc))
 
@@ -86,7 +86,7 @@ def _has_descendants(owner: Owner, proc: Path) -> bool:
 def _environments(proc: Path) -> Iterator[bytes]:
     for process in proc.iterdir():
         if process.name.isdecimal():
-            with suppress(OSError):  # it has ended, or is another user's
+            with suppress(OSError):  # the process has ended, or belongs to another user
                 yield (process / "environ").read_bytes()
 
 
@@ -95,23 +95,23 @@ def _mark(owner: Owner) -> str:
 
 
 def _namespaces(proc: Path) -> str:
-    """Of processes, and of time where there is one: the time at which a process has started is told in it."""
-    found = [os.readlink(proc / "self/ns/pid")]
+    """The process namespace, and the time namespace if the kernel has one: start times of processes are relative to it."""
+    namespaces = [os.readlink(proc / "self/ns/pid")]
     with suppress(FileNotFoundError):
-        found.append(os.readlink(proc / "self/ns/time"))
-    return " ".join(found)
+        namespaces.append(os.readlink(proc / "self/ns/time"))
+    return " ".join(namespaces)
 
 
 def _started(proc: Path, pid: int) -> int:
-    """Field 22, in clock ticks since the machine was started."""
+    """The start time (field 22), in clock ticks since the machine was started."""
     return int(_fields(proc / str(pid))[19])
 
 
 def _state(process: Path) -> str:
-    """Field 3."""
+    """The state (field 3)."""
     return _fields(process)[0]
 
 
 def _fields(process: Path) -> list[str]:
-    """From field 3 on; the name before it may hold anything, also blanks and parentheses."""
+    """The fields of `stat` from field 3 on; the name before them may contain blanks and parentheses."""
     return (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

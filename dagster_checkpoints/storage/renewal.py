@@ -1,6 +1,6 @@
 """A thread that renews a lease, so that slow storage never blocks the coordinator's loop.
 
-Must not know anything but the ownership. Whoever is told of the loss stops the job.
+Knows only the ownership. The caller's ``on_lost`` stops the job.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dagster_checkpoints.storage.ownership import Ownership
 
 
 class LeaseRenewer:
-    """Renews every third of the lease, more often while storage fails; also a context manager.
+    """Renews the lease after each third of it, after each tenth while storage fails; also a context manager.
 
     Args:
-        ownership: to renew.
-        on_lost: called once, on the renewer's thread, with what ended it (OwnershipLost, or an unreadable
-            state).
+        ownership: the ownership whose lease is renewed.
+        on_lost: called once, on the renewer's thread, with the error that ended the renewals (OwnershipLost, or
+            an unreadable state).
     """
 
     def __init__(self, ownership: Ownership, on_lost: Callable[[StorageError], None]) -> None:
@@ -32,7 +32,7 @@ class LeaseRenewer:
         self._thread.start()
 
     def stop(self, timeout: float | None = None) -> None:
-        """Stop renewing; waits up to ``timeout`` seconds for a renewal under way. Idempotent."""
+        """Stop renewing; wait up to ``timeout`` seconds for a renewal under way (None: without limit). Idempotent."""
         self._stopping.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout)

@@ -1,8 +1,8 @@
-"""Objects in S3, or in anything that speaks its protocol, through boto3.
+"""The S3 object store, through boto3; also for other servers with S3's protocol.
 
-Must not know what the objects mean. The care here is in conditional writes: 409 and 412 are told apart, a
-write of our own is recognised when only its answer was lost, and "refused" is never said of a write that may
-have landed. Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
+Must not know what the objects mean. Conditional writes need care: the store distinguishes 409 from 412, recognises its own
+write when only the answer was lost, and never reports a write as refused that may have landed.
+Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ def create_client(
     max_attempts: int = 3,
     max_connections: int = 32,
 ) -> Any:
-    """A boto3 client whose time-outs fit a lease of 30 s: boto3's own wait a minute, several times.
+    """A boto3 client whose time-outs fit a lease of 30 s: boto3's default time-outs are a minute, several times.
 
     Args:
-        endpoint_url: of a server other than AWS; else boto3's own configuration.
-        region_name: likewise.
-        profile_name: likewise.
-        connect_timeout: seconds, per attempt.
+        endpoint_url: URL of a server other than AWS; default: from boto3's configuration.
+        region_name: AWS region; default: from boto3's configuration.
+        profile_name: AWS profile; default: from boto3's configuration.
+        connect_timeout: seconds to connect, per attempt.
         read_timeout: seconds without a byte, per attempt.
-        max_attempts: of one request, the first included ("standard" retries).
-        max_connections: kept open at once.
+        max_attempts: maximum attempts of one request, the first included ("standard" retries).
+        max_connections: maximum number of open connections.
     """
     config = Config(
         connect_timeout=connect_timeout,
@@ -85,13 +85,13 @@ class S3Store:
     """An :class:`~dagster_checkpoints.storage.base.ObjectStore` in a bucket.
 
     Args:
-        bucket: its name; it must exist.
-        prefix: what all keys begin with, without slashes around it.
-        client: a boto3 S3 client; :func:`create_client` makes one with fitting time-outs.
-        multipart_bytes: files from this size on are sent in parts, several at a time.
-        copy_bytes: objects from this size on are copied in parts, several at a time.
-        conflict_attempts: how often a conditional write is tried that S3 answers with 409.
-        sleep: waits between those.
+        bucket: the bucket's name; the bucket must exist.
+        prefix: the prefix of all keys, without slashes around it.
+        client: a boto3 S3 client; default: one from :func:`create_client`.
+        multipart_bytes: files of at least this size are sent in parts, several at a time; default 16 MiB.
+        copy_bytes: objects of at least this size are copied in parts, several at a time; default 64 MiB.
+        conflict_attempts: maximum attempts of a conditional write that S3 answers with 409.
+        sleep: waits for a number of seconds between these attempts.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class S3Store:
             multipart_chunksize=max(multipart_bytes, 8 << 20),
             max_concurrency=4,
         )
-        # Of one request for all the bytes no answer would come within the time-out.
+        # The server would not answer one request for all the bytes within the time-out.
         self._copying = TransferConfig(multipart_threshold=copy_bytes, multipart_chunksize=copy_bytes, max_concurrency=4)
         self._copy_bytes = copy_bytes
         self._watch = AttemptWatch(self._client, "PutObject")
@@ -145,7 +145,7 @@ class S3Store:
             except NotFound:
                 raise
             except StorageUnavailable as error:
-                # boto3 retries until the headers are there; a body that breaks off is ours to fetch again.
+                # boto3 retries until it has the headers; this loop retries a body that breaks off.
                 if attempt == _READ_ATTEMPTS - 1 or not isinstance(error.__cause__, _BROKEN_BODY):
                     raise
         raise AssertionError("unreachable")
@@ -190,15 +190,15 @@ class S3Store:
             except _BOTO_ERRORS as error:
                 unknown = unknown or self._watch.ambiguous
                 if error_code(error)[0] != 409:
-                    return self._not_put(key, mode, token, error, unknown)
+                    return self._resolve_failed_put(key, mode, token, error, unknown)
         raise WriteConflict(
             f"the server answered 409 (conflicting conditional writes) to {self._conflict_attempts} attempts "
-            f"to write {self.url}/{key}; nothing was written. Is something else writing this object all the "
+            f"to write {self.url}/{key}; nothing was written. Is another program writing this object all the "
             "time?"
         )
 
-    def _not_put(self, key: str, mode: PutMode, token: str, error: Exception, unknown: bool) -> str:
-        """Find out what a failed put means; returns the etag if it landed after all."""
+    def _resolve_failed_put(self, key: str, mode: PutMode, token: str, error: Exception, unknown: bool) -> str:
+        """Find out what a failed put means; returns the etag if the object was written, raises otherwise."""
         status, code = error_code(error)
         conditional = mode != "overwrite"
         refused = conditional and (status == 412 or (status == 404 and code != "NoSuchBucket"))
@@ -219,11 +219,11 @@ class S3Store:
 
     def _own_write(self, key: str, token: str) -> str | None:
         try:
-            with self._errors("look at", key):
-                found = self._client.head_object(Bucket=self.bucket, Key=self._key(key))
+            with self._errors("inspect", key):
+                response = self._client.head_object(Bucket=self.bucket, Key=self._key(key))
         except NotFound:
             return None
-        return str(found["ETag"]) if found.get("Metadata", {}).get(_TOKEN) == token else None
+        return str(response["ETag"]) if response.get("Metadata", {}).get(_TOKEN) == token else None
 
     def put_file(self, key: str, path: Path) -> None:
         with path.open("rb") as file:
@@ -255,33 +255,33 @@ class S3Store:
     def sibling(self, url: str) -> ObjectStore | None:
         if not url.startswith("s3://"):
             return None
-        store = copy.copy(self)  # with the client and what watches it
+        store = copy.copy(self)  # shares the client and its AttemptWatch
         store.bucket, store.prefix = s3_parts(url)
         return store
 
     def head(self, key: str) -> ObjectInfo | None:
         try:
-            with self._errors("look at", key):
-                found = self._client.head_object(Bucket=self.bucket, Key=self._key(key))
+            with self._errors("inspect", key):
+                response = self._client.head_object(Bucket=self.bucket, Key=self._key(key))
         except NotFound:
             return None
-        return ObjectInfo(key, found["ContentLength"], found["LastModified"])
+        return ObjectInfo(key, response["ContentLength"], response["LastModified"])
 
     def folders(self, prefix: str = "") -> Iterator[str]:
         full = self._full(prefix)
         with self._errors("list", prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=full, Delimiter="/")
             for page in pages:
-                for found in page.get("CommonPrefixes", ()):
-                    yield found["Prefix"][len(full) : -1]
+                for entry in page.get("CommonPrefixes", ()):
+                    yield entry["Prefix"][len(full) : -1]
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         skip = len(self._full(""))
         with self._errors("list", prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self._full(prefix))
             for page in pages:
-                for found in page.get("Contents", ()):
-                    yield ObjectInfo(found["Key"][skip:], found["Size"], found["LastModified"])
+                for entry in page.get("Contents", ()):
+                    yield ObjectInfo(entry["Key"][skip:], entry["Size"], entry["LastModified"])
 
     def delete(self, keys: Iterable[str]) -> None:
         full = [self._key(key) for key in keys]

@@ -1,8 +1,8 @@
-"""What boto3's exceptions mean for a caller of storage.
+"""The translation of boto3's exceptions into the errors of storage.
 
-Must not call S3. Two questions are answered for each failure: which of our errors is it, and, of a write, may
-it have landed all the same? A closed connection or a 500 says nothing; a refused connection or a 403 says
-"no".
+Must not call S3. For each failure the module answers two questions: which storage error is it, and, for a write, may
+it have landed nevertheless? After a closed connection or a 500 that is unknown; after a refused connection or a 403 the
+answer is "no".
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ _AMBIGUOUS_STATUS = frozenset({500, 502, 504})
 
 
 class AttemptWatch:
-    """Remembers, per thread, whether any attempt of the current request may have been carried out.
+    """Records, per thread, whether any attempt of the current request may have been carried out.
 
-    boto3 retries by itself and reports only the last attempt's failure: a write that landed in an attempt
-    whose answer was lost, followed by a refused connection, would look as if it had never been sent.
+    boto3 retries by itself and reports only the last attempt's failure. Without this record, a write that landed in an
+    attempt whose answer was lost, followed by a refused connection, would look as if it had never been sent.
     """
 
     def __init__(self, client: Any, operation: str) -> None:
         self._local = threading.local()
-        client.meta.events.register(f"response-received.s3.{operation}", self._seen)
+        client.meta.events.register(f"response-received.s3.{operation}", self._record_attempt)
 
     def start(self) -> None:
-        """Forget what was seen; call before each request."""
+        """Delete the record; call before each request."""
         self._local.ambiguous = False
 
     @property
     def ambiguous(self) -> bool:
-        """True if an attempt since :meth:`start` may have been carried out without our knowing."""
+        """True if an attempt since :meth:`start` may have been carried out although no success was reported."""
         return bool(getattr(self._local, "ambiguous", False))
 
-    def _seen(self, exception: Exception | None = None, response_dict: Any = None, **_: Any) -> None:
+    def _record_attempt(self, exception: Exception | None = None, response_dict: Any = None, **_: Any) -> None:
         if exception is not None:
             self._local.ambiguous = self.ambiguous or not isinstance(exception, NEVER_SENT)
         elif response_dict is not None and response_dict.get("status_code") in _AMBIGUOUS_STATUS:
@@ -73,7 +73,7 @@ class AttemptWatch:
 
 
 def error_code(error: BaseException) -> tuple[int, str]:
-    """HTTP status and S3 error code of a ``ClientError``; (0, "") of anything else."""
+    """HTTP status and S3 error code of a ``ClientError``; (0, "") of any other exception."""
     if not isinstance(error, aws.ClientError):
         return 0, ""
     response: Any = error.response
@@ -81,28 +81,28 @@ def error_code(error: BaseException) -> tuple[int, str]:
 
 
 def may_have_landed(error: BaseException) -> bool:
-    """Whether this failure alone leaves it open if a write was carried out."""
+    """Whether a write may have been carried out although it failed with this error."""
     if isinstance(error, aws.ClientError):
         return error_code(error)[0] in _AMBIGUOUS_STATUS
     return not isinstance(error, NEVER_SENT)
 
 
 def may_not_copy(error: Exception) -> bool:
-    """Whether the server will not copy between the two places, so that the bytes have to be sent instead."""
+    """Whether the server refuses to copy between the two stores, so that the bytes have to be sent instead."""
     status, code = error_code(error)
     return code in _DENIED or code == "NotImplemented" or status in (401, 403, 405, 501)
 
 
 def translate(error: Exception, *, verb: str, where: str, bucket: str, endpoint: str, unknown: bool) -> StorageError:
-    """The error of ours for one of boto3's.
+    """The storage error for an exception of boto3.
 
     Args:
-        error: what boto3 raised.
-        verb: what was tried, for the text.
+        error: the exception that boto3 raised.
+        verb: the operation, for the text, for example "write".
         where: URL of the object.
-        bucket: for the text of a missing bucket.
+        bucket: the bucket's name, for the text of a missing bucket.
         endpoint: the server's address, for the text.
-        unknown: it was a write that may have landed.
+        unknown: whether the operation was a write that may have landed.
     """
     if isinstance(error, Boto3Error) and isinstance(error.__context__, Exception):
         error = error.__context__
@@ -110,8 +110,8 @@ def translate(error: Exception, *, verb: str, where: str, bucket: str, endpoint:
     at = f"{where} (endpoint {endpoint})"
     if unknown:
         return OutcomeUnknown(
-            f"sent a request to {verb} {at}, but no usable answer came: {error}. Whether it was carried out "
-            "is unknown, so nothing is deleted"
+            f"sent a request to {verb} {at}, but received no usable answer: {error}. It is unknown whether the request was "
+            "carried out, so no file is deleted"
         )
     if isinstance(error, _NO_CREDENTIALS):
         return StorageAccessDenied(
@@ -121,7 +121,7 @@ def translate(error: Exception, *, verb: str, where: str, bucket: str, endpoint:
     if code == "NoSuchBucket":
         return BucketMissing(
             f"cannot {verb} {at}: there is no bucket {bucket!r}. Create it (`aws s3 mb s3://{bucket}`, with "
-            "--endpoint-url for a server of your own) or correct the URL"
+            "--endpoint-url for a server other than AWS) or correct the URL"
         )
     if code in _DENIED or status in (401, 403):
         return StorageAccessDenied(
@@ -131,7 +131,7 @@ def translate(error: Exception, *, verb: str, where: str, bucket: str, endpoint:
     if status == 404:
         return NotFound(f"expected an object at {at}, found none")
     if status == 501 or code == "NotImplemented":
-        return ConditionalWritesUnsupported(f"cannot {verb} {at}: the server does not implement it: {error}")
+        return ConditionalWritesUnsupported(f"cannot {verb} {at}: the server does not implement this operation: {error}")
     if status in (301, 307, 400) and code in ("PermanentRedirect", "AuthorizationHeaderMalformed", "301"):
         return StorageUnavailable(f"cannot {verb} {at}: {error}. The bucket is in another region: set the region")
     return StorageUnavailable(

@@ -1,8 +1,8 @@
-"""Who names which shared state file, so that a file is deleted when, and only when, nobody does.
+"""References to shared state files: a file is deleted when, and only when, no checkpoint names it.
 
-Knows names of files and checkpoints; must not know storage, nor what a name says. Thread-safe. The race it closes: while a
-file is being deleted because the last checkpoint that named it is gone, a new checkpoint may want the same bytes under the same
-name; that one waits until the deletion is over and uploads them again.
+Knows names of files and checkpoints; must not know storage, nor what a name means. Thread-safe. It prevents this race: while a
+file is being deleted because the last checkpoint that named it is deleted, a new checkpoint may need the same bytes with the
+same name. The new checkpoint waits until the file is deleted, and uploads it again.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class SharedStateRegistry:
         self._changed = threading.Condition()
 
     def known(self, names: Iterable[str]) -> None:
-        """These files are in storage already: they need not be uploaded again."""
+        """Record files that are in storage already: they need not be uploaded again."""
         with self._changed:
             self._stored.update(name for name in names if name not in self._deleting)
 
     def register(self, checkpoint: Hashable, names: Iterable[str]) -> None:
-        """``checkpoint`` names these files, in addition to those it names already; it is known also if it names none.
+        """Record that ``checkpoint`` names these files too; a checkpoint without files is recorded as well.
 
         Raises:
-            CheckpointDiscarded: it has been given up.
+            CheckpointDiscarded: the checkpoint has been aborted or deleted.
         """
         with self._changed:
             self._named_by(checkpoint)
@@ -42,13 +42,13 @@ class SharedStateRegistry:
                 self._name(checkpoint, name)
 
     def reserve(self, checkpoint: Hashable, name: str) -> bool:
-        """Name one file before it is uploaded.
+        """Record that ``checkpoint`` names one file, before the file is uploaded. Blocks while the file is being deleted.
 
         Returns:
-            True if it must be uploaded, False if storage has it. Blocks while it is being deleted.
+            True if the file must be uploaded, False if storage holds it.
 
         Raises:
-            CheckpointDiscarded: ``checkpoint`` has been given up meanwhile.
+            CheckpointDiscarded: ``checkpoint`` has been aborted or deleted.
         """
         with self._changed:
             self._changed.wait_for(lambda: name not in self._deleting)
@@ -56,22 +56,22 @@ class SharedStateRegistry:
             return name not in self._stored
 
     def stored(self, checkpoint: Hashable, name: str) -> None:
-        """The file's upload for ``checkpoint`` has succeeded.
+        """Record that the file's upload for ``checkpoint`` has succeeded.
 
-        Says nothing if the checkpoint was given up meanwhile: the file may have been deleted in between.
+        Does nothing if the checkpoint was aborted or deleted during the upload: the file may have been deleted, too.
         """
         with self._changed:
             if name in self._names.get(checkpoint, ()):
                 self._stored.add(name)
 
     def unregister(self, checkpoint: Hashable) -> frozenset[str]:
-        """``checkpoint`` is gone for good. Returns the files that it named and nobody names any more."""
+        """Remove ``checkpoint`` for ever. Returns the files that no checkpoint names any more."""
         with self._changed:
             return self._unregister(checkpoint)
 
     @contextmanager
     def discarding(self, checkpoint: Hashable) -> Iterator[frozenset[str]]:
-        """Like :meth:`unregister`; inside the block the files may be deleted."""
+        """Like :meth:`unregister`; inside the block the caller may delete the files."""
         with self._changed:
             orphans = self._unregister(checkpoint) - self._deleting
             self._deleting |= orphans
@@ -81,13 +81,13 @@ class SharedStateRegistry:
             self._deleted(orphans)
 
     def lend(self, borrower: Hashable, name: str) -> bool:
-        """Keep a file from deletion for somebody who reads it, until :meth:`returning`; or name it for a checkpoint.
+        """Keep a file from deletion while a reader needs it, until :meth:`returning`; or name it for a checkpoint.
 
         Returns:
-            False if storage does not have it, or not for long: it is being deleted.
+            False if storage does not hold the file, or if the file is being deleted.
 
         Raises:
-            CheckpointDiscarded: the borrower is a checkpoint that has been given up.
+            CheckpointDiscarded: the borrower is a checkpoint that has been aborted or deleted.
         """
         with self._changed:
             if name not in self._stored or name in self._deleting:
@@ -97,7 +97,7 @@ class SharedStateRegistry:
 
     @contextmanager
     def returning(self, borrower: Hashable) -> Iterator[frozenset[str]]:
-        """What was lent is needed no more; inside the block, what nobody names now may be deleted."""
+        """Give back the borrower's files; inside the block the caller may delete those that no checkpoint names."""
         with self._changed:
             orphans = self._drop(borrower) - self._deleting
             self._deleting |= orphans
@@ -108,7 +108,7 @@ class SharedStateRegistry:
 
     @contextmanager
     def sweeping(self, found: Iterable[str]) -> Iterator[frozenset[str]]:
-        """Of the files found, those that no checkpoint names: inside the block they may be deleted."""
+        """The files among ``found`` that no checkpoint names: inside the block the caller may delete them."""
         with self._changed:
             orphans = frozenset(found) - self._count.keys() - self._deleting
             self._stored -= orphans
@@ -137,7 +137,7 @@ class SharedStateRegistry:
     def _named_by(self, checkpoint: Hashable) -> set[str]:
         if checkpoint in self._discarded:
             raise CheckpointDiscarded(
-                f"{checkpoint} was aborted or deleted while its files were still being uploaded; the rest is not"
+                f"{checkpoint} was aborted or deleted while its files were still being uploaded; its other files are not uploaded"
             )
         return self._names.setdefault(checkpoint, set())
 
@@ -152,7 +152,7 @@ class SharedStateRegistry:
             if not self._count[name]:
                 del self._count[name]
                 orphans.add(name)
-        # Whether the caller deletes them or not: from now on nobody may rely on them.
+        # Also if the caller does not delete them: from now on they do not count as stored.
         self._stored -= orphans
         return frozenset(orphans)
 

@@ -1,4 +1,4 @@
-"""The bytes of ``state.json``: indented JSON, for people too."""
+"""The bytes of ``state.json``: indented JSON, so that people can read it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dagster_checkpoints.execution.pipeline_state import VERSION, PipelineState
 from dagster_checkpoints.storage.errors import CorruptPipelineState, UnknownPipelineStateVersion
 
 _READABLE = frozenset({1, 2, VERSION})
-"""Version 2 added how a job ended, its stop's savepoint, and claimed savepoints; version 3 what asked for the stop, the job's
-runs, and where the pipeline is defined. All have defaults."""
+"""Version 2 added how a job ended, the savepoint of its stop, and claimed savepoints; version 3 the requester of the stop, the
+job's runs, and where the pipeline is defined. All these fields have defaults."""
 
 
 class _Version(msgspec.Struct):
@@ -31,23 +31,23 @@ def decode_state(data: bytes, where: str) -> PipelineState:
 
     Args:
         data: the file's bytes.
-        where: its URL, for the text of errors.
+        where: the file's URL, for the text of errors.
 
     Raises:
-        UnknownPipelineStateVersion: a newer release wrote it.
-        CorruptPipelineState: it is no such file.
+        UnknownPipelineStateVersion: a newer release wrote the file.
+        CorruptPipelineState: the bytes are not a pipeline's state.
     """
     try:
         version = _VERSIONS.decode(data).version
         if version in _READABLE:
-            # What is written next is of this version.
+            # The next write has the newest version.
             return msgspec.structs.replace(_STATES.decode(data), version=VERSION)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptPipelineState(
             f"expected the state of a pipeline as JSON in {where}, found {len(data)} bytes that are not: "
-            f"{error}. It is written by this package alone and replaced whole: restore the file from a "
-            "backup, or, with every run stopped, delete it and start anew; a checkpoint can then be named "
-            "explicitly"
+            f"{error}. Only this package writes the file, and replaces it as a whole: restore it from a "
+            "backup; or stop every run, delete the file and start the pipeline again: the run can then name the "
+            "checkpoint to restore from"
         ) from error
     raise UnknownPipelineStateVersion(
         f"expected version {VERSION} or older in {where}, found version {version}: a newer release of "

@@ -1,6 +1,6 @@
-"""State files between the local file system and a store, one at a time or many in parallel.
+"""Copies state files between the local file system and a store, one file or many in parallel.
 
-Knows paths, hashes and the store; must not know what a checkpoint is beyond its name.
+Knows paths, hashes and the store; of a checkpoint it knows only the name.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ REMEDY = (
     "Nothing was restored from it. Restore the object from a backup or a replica, or say explicitly that the "
     "run may restore from an older retained checkpoint"
 )
-"""What to do about a state file of a checkpoint that is corrupt or gone."""
+"""The remedy in the errors about a checkpoint's corrupt or missing state file."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class StateFileLike(Protocol):
-    """What is needed of a file that metadata names."""
+    """The properties that this module needs of a file that metadata names."""
 
     @property
     def path(self) -> str:
-        """Where it goes, relative, ``/`` between parts."""
+        """Path of the file below the destination directory, with ``/`` between parts."""
 
     @property
     def sha256(self) -> str: ...
@@ -53,7 +53,7 @@ class StateFileLike(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in ``shared/``; a savepoint calls its files by their sha256."""
+        """The file's name in ``shared/``; in a savepoint, its sha256."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class StoredFile:
     """A local file that is in storage now.
 
     Args:
-        sha256: of its bytes, hexadecimal.
-        size: bytes.
-        uploaded: False if storage had it already.
-        stored_by: epoch in its name in ``shared/``; 0 in a savepoint, whose names have none.
+        sha256: sha256 of the file's bytes, hexadecimal.
+        size: the file's size in bytes.
+        uploaded: False if storage held the file already.
+        stored_by: the epoch in the file's name in ``shared/``; 0 in a savepoint, whose file names have no epoch.
     """
 
     sha256: str
@@ -74,9 +74,9 @@ class StoredFile:
 
 
 class HashCache:
-    """Hashes of files that were read before, by inode, size and time of change: state files never change.
+    """Hashes of files that were read before, by inode, size and modification time: state files never change.
 
-    A snapshot links the same SST files again and again; without this each checkpoint would read all of them.
+    Every snapshot links the same SST files again; without the cache each checkpoint would read all of them.
     """
 
     def __init__(self, entries: int = 100_000) -> None:
@@ -93,7 +93,7 @@ class HashCache:
             return self._hashes.get(key)
 
     def put(self, stat: os.stat_result, sha256: str) -> None:
-        """Remember a hash; the least recently used one is forgotten when there are too many."""
+        """Store a hash; remove the least recently used one if the cache is full."""
         with self._lock:
             self._hashes[_identity(stat)] = sha256
             if len(self._hashes) > self._entries:
@@ -102,13 +102,13 @@ class HashCache:
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A local file whose hash is known; it must stay as it is until it is stored.
+    """A local file whose hash is known; the file must not change until it is stored.
 
     Args:
-        path: where it is.
-        stat: as it was when it was hashed.
-        sha256: of its bytes.
-        data: its bytes, if they were just read and are few.
+        path: the file's path.
+        stat: the file's ``stat`` when it was hashed.
+        sha256: sha256 of the file's bytes.
+        data: the file's bytes, if they were just read and the file is small (8 MiB at most).
     """
 
     path: Path
@@ -122,11 +122,11 @@ class LocalFile:
 
 
 def hash_file(cache: HashCache, path: Path) -> LocalFile:
-    """Find out a file's sha256, by reading it only if it was never read before.
+    """A file's sha256; the file is read only if the cache does not hold its hash.
 
     Raises:
-        StateFileChanged: it changed meanwhile.
-        FileNotFoundError: it is not there.
+        StateFileChanged: the file changed while it was read.
+        FileNotFoundError: the file does not exist.
     """
     stat = path.stat()
     sha256, data = cache.get(stat), None
@@ -140,7 +140,7 @@ def put_file(store: ObjectStore, key: str, file: LocalFile) -> None:
     """Write a hashed file's bytes under a key.
 
     Raises:
-        StateFileChanged: it has changed since it was hashed; nothing is left under the key.
+        StateFileChanged: the file has changed since it was hashed; the object has been deleted again.
     """
     if file.data is not None:
         store.put(key, file.data)
@@ -154,15 +154,15 @@ def put_file(store: ObjectStore, key: str, file: LocalFile) -> None:
 def fetch_file(
     store: ObjectStore, key: str, file: StateFileLike, destination: Path, checkpoint: str, remedy: str = REMEDY
 ) -> None:
-    """Fetch one state file; it appears verified and whole, or not at all.
+    """Fetch one state file; it appears verified and complete, or not at all.
 
     Args:
-        store: where it is.
-        key: of its bytes.
-        file: what the metadata says of it.
-        destination: it becomes ``destination/<file.path>``.
-        checkpoint: that names it, for the text of errors.
-        remedy: what to do if it is corrupt or gone, likewise.
+        store: the object store that holds the file.
+        key: the file's key in the store.
+        file: the metadata's entry for the file.
+        destination: the directory in which the file ``destination/<file.path>`` is created.
+        checkpoint: name of the checkpoint that names the file, for the text of errors.
+        remedy: what to do if the file is corrupt or missing, for the text of errors.
     """
     where = f"{store.url}/{key}"
     target = destination / validate_key(file.path)
@@ -186,12 +186,14 @@ def fetch_file(
 
 
 def run_all(executor: Executor, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """``function`` of every item, in parallel and in order; the first failure cancels what has not begun."""
+    """The results of ``function`` for all items, computed in parallel, in the items' order; the first failure cancels the calls
+    that have not begun.
+    """
     futures = [executor.submit(function, item) for item in items]
     _, pending = wait(futures, return_when=FIRST_EXCEPTION)
     for future in pending:
         future.cancel()
-    wait(futures)  # nothing of ours runs on after we return
+    wait(futures)  # no call is still running when this function returns
     for future in futures:
         if not future.cancelled() and (error := future.exception()) is not None:
             raise error
@@ -199,13 +201,13 @@ def run_all(executor: Executor, function: Callable[[T], R], items: Iterable[T]) 
 
 
 def read_through(store: ObjectStore, key: str, target: BinaryIO | None = None) -> tuple[int, str]:
-    """Read an object, once more if its bytes break off, and write them to ``target`` if there is one.
+    """Read an object, and write its bytes to ``target`` if that is given; read again if the bytes break off.
 
     Returns:
-        Its size and sha256.
+        The object's size in bytes, and its sha256.
 
     Raises:
-        NotFound, StorageUnavailable: it cannot be read.
+        NotFound, StorageUnavailable: the object cannot be read.
     """
     for attempt in range(_FETCH_ATTEMPTS):
         digest, size = hashlib.sha256(), 0
@@ -220,14 +222,14 @@ def read_through(store: ObjectStore, key: str, target: BinaryIO | None = None) -
                     target.write(chunk)
             return size, digest.hexdigest()
         except StorageUnavailable:
-            # An answer that broke off half-way; a store that is away for longer has been retried below.
+            # The answer broke off before its end; the store itself has already retried requests without an answer.
             if attempt == _FETCH_ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
 
 
 def _hash(path: Path, stat: os.stat_result) -> tuple[str, bytes | None]:
-    """The file's sha256, and its bytes if they are few: what is hashed is then what is uploaded."""
+    """The file's sha256, and its bytes if the file is small: then exactly the hashed bytes are uploaded."""
     if stat.st_size <= _SMALL:
         data = path.read_bytes()
         if len(data) != stat.st_size:
@@ -239,8 +241,8 @@ def _hash(path: Path, stat: os.stat_result) -> tuple[str, bytes | None]:
 
 def _changed(path: Path) -> StateFileChanged:
     return StateFileChanged(
-        f"expected {path} to stay as it is while a checkpoint uploads it, found it changed. Files of a "
-        "snapshot must be links or copies that nobody writes to"
+        f"expected {path} not to change while a checkpoint uploads it, found it changed. Files of a "
+        "snapshot must be links or copies that no program writes to"
     )
 
 

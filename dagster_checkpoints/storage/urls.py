@@ -1,6 +1,6 @@
-"""URLs of storage: their parts, and when two of them mean the same directory.
+"""URLs of storage: their parts, and one spelling for each directory.
 
-Text only: nothing here opens or looks at anything.
+Text only: must not access files or servers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dagster_checkpoints.storage.errors import InvalidStorageUrl
 _HADOOP = frozenset({"dbfs", "file", "hdfs", "nfs", "s3", "s3a", "s3n", "viewfs", "webhdfs"})
 _CLOUDS = frozenset({"abfs", "abfss", "adl", "az", "azure", "gcs", "gs", "oss", "r2", "swift", "wasb", "wasbs"})
 _SCHEMES = _HADOOP | _CLOUDS | {"ftp", "http", "https", "sftp"}
-"""With these, also what follows the colon without a slash was meant as a URL: no directory is called ``s3:bucket``."""
+"""Text with one of these schemes is a URL even without a slash after the colon: ``s3:bucket`` is not a directory's name."""
 
 
 def url_scheme(text: str) -> str | None:
-    """The scheme of a URL, in small letters; None of a path, also of a relative one or one that begins with a drive's letter."""
+    """The scheme of a URL, in small letters; None for a path, also a relative one or one that begins with a drive's letter."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.\-]+):(/?)", text)
     if match is None or not (match[2] or match[1].lower() in _SCHEMES):
         return None
@@ -27,16 +27,16 @@ def url_scheme(text: str) -> str | None:
 
 
 def validate_root(url: str) -> str | None:
-    """Refuse what can be no root of a storage; nothing is opened.
+    """Refuse a text that cannot be a storage root; opens nothing.
 
     Args:
         url: ``s3://bucket/prefix``, ``file:///path`` or a path.
 
     Returns:
-        Its scheme: ``s3`` or ``file``, None of a path.
+        The URL's scheme, ``s3`` or ``file``; None for a path.
 
     Raises:
-        InvalidStorageUrl: another kind of URL, one without a bucket or path, or nothing.
+        InvalidStorageUrl: another kind of URL, a URL without a bucket or path, or an empty text.
     """
     scheme = url_scheme(url)
     if not url.strip():
@@ -52,7 +52,7 @@ def validate_root(url: str) -> str | None:
 
 
 def local_path(url: str) -> Path | None:
-    """The path in a ``file:`` URL, or an absolute path; None of anything else."""
+    """The path in a ``file:`` URL, or an absolute path; None for any other text."""
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
         return Path(unquote(parts.path))
@@ -63,12 +63,12 @@ def s3_parts(url: str) -> tuple[str, str]:
     """Bucket and prefix of an ``s3:`` URL.
 
     Raises:
-        InvalidStorageUrl: it names no bucket, or its prefix could mean two things.
+        InvalidStorageUrl: the URL names no bucket, or its prefix has empty, ``.`` or ``..`` parts.
     """
     # Not urlsplit: '?' and '#' are ordinary characters of a key.
     _, _, rest = url.partition(":")
     if not rest.startswith("//"):
-        raise invalid_url(url, f"it has two slashes: s3://{rest.lstrip('/')}")
+        raise invalid_url(url, f"an S3 URL has two slashes: s3://{rest.lstrip('/')}")
     bucket, _, prefix = rest[2:].partition("/")
     if not bucket:
         raise invalid_url(url, "it names no bucket")
@@ -79,13 +79,13 @@ def s3_parts(url: str) -> tuple[str, str]:
 
 
 def validate_directory(url: str) -> str:
-    """Refuse a directory that storage does not understand, or that would be another one in another process.
+    """Refuse a directory that storage does not understand, or that means another directory in another process.
 
     Args:
         url: ``s3://bucket/prefix``, ``file:///path`` or an absolute path.
 
     Returns:
-        The URL as the store there writes it: the same directory has one URL, however it was given.
+        The URL as its store spells it: each directory has one URL, for all spellings of ``url``.
 
     Raises:
         InvalidStorageUrl: another kind of URL, a relative path, or an incomplete one.
@@ -100,7 +100,7 @@ def validate_directory(url: str) -> str:
 
 
 def split_directory(url: str) -> tuple[str, str]:
-    """Parent and name of a directory, whose URL is valid; the name is empty where it has no parent, as a whole bucket."""
+    """Parent and name of a directory with a valid URL; the name is empty if the directory has no parent, like a whole bucket."""
     path = local_path(url)
     if path is not None:
         return path.parent.as_uri(), path.name

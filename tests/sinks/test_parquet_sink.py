@@ -303,7 +303,7 @@ def test_instances_of_a_stage_share_a_table_and_recover_apart(path: Path, segmen
 
 
 @pytest.mark.parametrize(("choice", "rows"), [("keep", [1, 2, 3]), ("replace", [3])])
-def test_what_a_new_start_does_to_earlier_rows(path: Path, segment: Any, choice: str, rows: Sequence[int]) -> None:
+def test_a_new_start_treats_earlier_rows_as_configured(path: Path, segment: Any, choice: str, rows: Sequence[int]) -> None:
     for job_id, row in ((1, 1), (2, 2), (3, 3)):
         sink = _opened(path, choice, job_id=job_id, attempt=f"a{job_id}")
         sink.start_new()
@@ -345,7 +345,7 @@ def test_what_a_new_start_does_to_earlier_rows(path: Path, segment: Any, choice:
         ("another stage's rows", "keep", SinkPathInUse, ["stage 'arrivals' of pipeline 'flights' writes there"]),
     ],
 )
-def test_what_is_found_before_a_new_start(
+def test_the_check_before_a_new_start(
     path: Path, segment: Any, found: str, choice: Any, error: type[Exception] | None, expected: Sequence[str]
 ) -> None:
     match found.split():
@@ -428,7 +428,7 @@ def test_resuming_after_a_new_start_removes_nothing(path: Path, segment: Any) ->
     assert _rows(path) == [1]
 
 
-def test_going_back_to_an_older_checkpoint_takes_back_what_came_after_it(path: Path, segment: Any) -> None:
+def test_restoring_an_older_checkpoint_takes_back_later_rows(path: Path, segment: Any) -> None:
     earlier = _opened(path, job_id=1)
     earlier.write(BATCH, [segment(100)], 0)
     earlier.commit(_checkpoint(earlier, 9))
@@ -536,7 +536,7 @@ def test_committing_over_another_transactions_rows_is_refused(path: Path, segmen
 
 
 @pytest.mark.parametrize("at_new_start", ["keep", "replace"])
-def test_another_checkpoint_storage_counts_its_jobs_anew(path: Path, segment: Any, at_new_start: Any) -> None:
+def test_another_checkpoint_storage_counts_its_jobs_from_1(path: Path, segment: Any, at_new_start: Any) -> None:
     """Its job 1 is not the job 1 whose rows are here: neither kept for its own, nor written over by it."""
 
     def committed(history: str, row: int) -> None:

@@ -205,7 +205,7 @@ def test_a_savepoint_restored_under_a_new_job_id_is_no_new_start(tmp_path: Path,
     assert job.rows() == (["0", "1", "2", "3"] if at_new_start == "keep" else ["0"])
 
 
-def test_a_savepoint_taken_before_the_first_checkpoint_lies_on_a_branch_of_its_own(job: Job) -> None:
+def test_a_savepoint_taken_before_the_first_checkpoint_is_on_a_separate_branch(job: Job) -> None:
     sink = job.attempt(None)
     job.write(sink, "1")
     transactions, files = job.savepoint(sink, 1)
@@ -219,7 +219,7 @@ def test_a_savepoint_taken_before_the_first_checkpoint_lies_on_a_branch_of_its_o
         assert job.rows() == ["1", "2"]
 
 
-def test_a_new_start_that_overwrites_removes_what_earlier_jobs_took_back(tmp_path: Path) -> None:
+def test_a_new_start_that_replaces_removes_the_taken_back_rows_of_earlier_jobs(tmp_path: Path) -> None:
     job = Job(tmp_path, "replace")
     sink = job.attempt(None)
     earlier = committed(job, sink, 1, "1")

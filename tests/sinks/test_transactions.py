@@ -21,7 +21,7 @@ from dagster_checkpoints.sinks.transactions import (
 )
 
 
-def test_a_checkpoint_holds_all_that_is_pending_and_commits_what_is_not_later() -> None:
+def test_a_checkpoint_holds_all_pending_transactions_and_commits_those_up_to_it() -> None:
     pending = PendingTransactions[str]()
     for checkpoint_id, transaction in ((3, "a"), (4, "b"), (6, "c")):
         pending.add(checkpoint_id, transaction)
@@ -65,7 +65,7 @@ def test_only_what_a_newer_owner_has_staged_is_left_alone() -> None:
     st.frozensets(st.integers(1, 12)),
     st.frozensets(st.integers(1, 12)),
 )
-def test_a_settlement_shows_exactly_what_is_on_the_way(
+def test_a_settlement_shows_exactly_the_rows_on_the_way(
     gone: list[tuple[int, int]], restored: int, visible: frozenset[int], hidden: frozenset[int]
 ) -> None:
     branches = Branches()

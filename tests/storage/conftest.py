@@ -1,4 +1,4 @@
-"""Both kinds of storage, a clock that tests turn, and a store whose answers get lost."""
+"""Both kinds of storage, a clock that tests set, and a store that loses answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State files and metadata: incremental, verified, deleted only when nobody names them."""
+"""State files and metadata: incremental, verified, deleted only when no checkpoint names them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _complete(storage: CheckpointStorage, number: int, paths: dict[str, Path]) -
     return location, files
 
 
-def test_files_go_there_and_back(owned: CheckpointStorage, source: Path, tmp_path: Path) -> None:
+def test_files_are_stored_and_restored(owned: CheckpointStorage, source: Path, tmp_path: Path) -> None:
     paths = _write(source, a=b"aaa", empty=b"", same=b"aaa", big=os.urandom(9 * 1024 * 1024))
     stored = owned.upload_files(1, paths)
     assert list(stored) == list(paths)
@@ -89,7 +89,7 @@ def test_files_go_there_and_back(owned: CheckpointStorage, source: Path, tmp_pat
     assert len(list((tmp_path / "there" / "restored").iterdir())) == 4
 
 
-def test_only_what_is_new_is_uploaded(owned: CheckpointStorage, source: Path, faulty: Any) -> None:
+def test_only_new_files_are_uploaded(owned: CheckpointStorage, source: Path, faulty: Any) -> None:
     owned.upload_files(1, _write(source, a=b"a", b=b"b"))
     before = faulty.puts
     stored = owned.upload_files(2, _write(source, a=b"a", b=b"b", c=b"c"))
@@ -97,7 +97,7 @@ def test_only_what_is_new_is_uploaded(owned: CheckpointStorage, source: Path, fa
     assert {name: one.uploaded for name, one in stored.items()} == {"a": False, "b": False, "c": True}
 
 
-def test_what_retained_metadata_names_is_not_uploaded_again_once_it_is_verified(
+def test_a_verified_file_that_retained_metadata_names_is_not_uploaded_again(
     owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner
 ) -> None:
     location, [file] = _complete(owned, 1, _write(source, a=b"a"))
@@ -236,7 +236,7 @@ def test_written_is_not_completed(owned: CheckpointStorage) -> None:
     assert [found.checkpoint_id for found in owned.stored_metadata()] == [10, 9]
 
 
-def test_deleting_a_checkpoint_keeps_what_another_names(
+def test_deleting_a_checkpoint_keeps_files_that_another_names(
     owned: CheckpointStorage, second: CheckpointStorage, source: Path
 ) -> None:
     owner = owned.ownership
@@ -262,7 +262,7 @@ def test_an_aborted_checkpoint_leaves_nothing_of_its_own(owned: CheckpointStorag
     assert _shared(owned) == _names(b"a", b"b")
 
 
-def test_what_a_dead_owner_left_is_swept(owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner) -> None:
+def test_files_of_a_dead_owner_are_swept(owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner) -> None:
     [kept] = _files(owned.upload_files(1, _write(source, kept=b"kept")))
     owned.upload_files(2, _write(source, orphan=b"orphan"))
     owned.store.put(f"flights/shared/{_sha256(b'older')}", b"older")  # by a release without epochs in names
@@ -272,7 +272,7 @@ def test_what_a_dead_owner_left_is_swept(owned: CheckpointStorage, second: Check
     assert _shared(second) == _names(b"kept") | _names(b"pending", b"orphan", epoch=2)
 
 
-def test_what_somebody_else_put_there_stays(owned: CheckpointStorage) -> None:
+def test_files_of_other_programs_stay(owned: CheckpointStorage) -> None:
     theirs = {"readme.txt", f"copies/{'0' * 64}", f"{'0' * 64}-x", f"{'0' * 64}-0"}
     for name in theirs:
         owned.store.put(f"flights/shared/{name}", b"somebody else's")

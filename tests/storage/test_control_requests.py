@@ -1,4 +1,4 @@
-"""Requests and answers: asked once, read once, answered once, whatever gets lost or is broken."""
+"""Requests and answers: requested once, read once, answered once, although messages get lost or are corrupt."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_of_many_that_ask_under_one_id_all_get_the_same_request(store: ObjectSto
 
 
 @pytest.mark.parametrize("faults", [["lost answer"], ["lost request"], ["lost request", "lost answer"]])
-def test_what_gets_lost_on_the_way_is_asked_and_answered_once(owner: RequestBox, faulty: Any, faults: list[str]) -> None:
+def test_a_request_whose_files_get_lost_is_carried_out_once(owner: RequestBox, faulty: Any, faults: list[str]) -> None:
     faulty.faults = list(faults)
     assert owner.ask(_request()) == _request()
     faulty.faults = list(faults)
@@ -162,7 +162,9 @@ BROKEN = [
 
 @pytest.mark.parametrize("store", ["local"], indirect=True)
 @pytest.mark.parametrize("content", BROKEN)
-def test_a_broken_request_is_refused_and_stops_nobody(asker: RequestBox, owner: RequestBox, store: Any, content: bytes) -> None:
+def test_a_corrupt_request_is_refused_and_disturbs_no_other(
+    asker: RequestBox, owner: RequestBox, store: Any, content: bytes
+) -> None:
     store.put("flights/requests/bad.json", content)
     asker.ask(_request("fine"))
     assert _ids(owner.open_requests(3)) == ["fine"]
@@ -172,7 +174,7 @@ def test_a_broken_request_is_refused_and_stops_nobody(asker: RequestBox, owner: 
     assert _ids(owner.open_requests(3)) == ["fine"]
 
 
-def test_a_broken_request_that_cannot_be_answered_stops_nobody(asker: RequestBox, owner: RequestBox, faulty: Any) -> None:
+def test_a_corrupt_request_that_cannot_be_answered_disturbs_no_other(asker: RequestBox, owner: RequestBox, faulty: Any) -> None:
     asker.ask(_request("fine"))
     faulty.inner.put("flights/requests/bad.json", b"?")
     faulty.faults = ["unavailable"]
@@ -182,7 +184,7 @@ def test_a_broken_request_that_cannot_be_answered_stops_nobody(asker: RequestBox
     assert asker.read_answer("bad") is not None
 
 
-def test_files_of_somebody_else_are_left_alone(
+def test_files_of_other_programs_are_left_alone(
     asker: RequestBox, owner: RequestBox, store: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("readme.txt", "with space.json", "sub/one.json", ".json"):
@@ -216,7 +218,9 @@ def test_files_of_somebody_else_are_left_alone(
         ({"deadline_seconds": float("nan")}, "deadline"),
     ],
 )
-def test_what_no_pipeline_could_do_is_not_asked(asker: RequestBox, store: Any, changes: dict[str, Any], text: str) -> None:
+def test_a_request_that_no_pipeline_could_carry_out_is_not_written(
+    asker: RequestBox, store: Any, changes: dict[str, Any], text: str
+) -> None:
     with pytest.raises(InvalidRequest, match=text):
         asker.ask(_request(**changes))
     assert list(store.list("flights/")) == []
@@ -224,7 +228,7 @@ def test_what_no_pipeline_could_do_is_not_asked(asker: RequestBox, store: Any, c
 
 @pytest.mark.parametrize("store", ["local"], indirect=True)
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"version": 2}', b"[" * 100_000])
-def test_what_cannot_be_read_is_named(asker: RequestBox, owner: RequestBox, store: Any, content: bytes) -> None:
+def test_an_unreadable_file_is_named(asker: RequestBox, owner: RequestBox, store: Any, content: bytes) -> None:
     store.put("flights/requests/one.json", content)
     with pytest.raises(CorruptRequest, match=f"{store.url}/flights/requests/one.json"):
         asker.read_request("one")

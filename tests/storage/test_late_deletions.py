@@ -1,4 +1,4 @@
-"""Owners of a pipeline one after another: what an earlier one deletes late is nothing that a later one relies on."""
+"""Successive owners of a pipeline: a late deletion by an earlier owner never hits a file that a later owner needs."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_restored_file_that_was_deleted_comes_again_under_the_new_owners_name(
     assert later.names(later.complete(3, "ab")) == {"a": 1, "b": 2} and later.uploaded == "b"
 
 
-def test_what_was_not_listed_any_more_is_stored_again(
+def test_a_file_that_is_no_longer_listed_is_stored_again(
     storage: CheckpointStorage, second: CheckpointStorage, tmp_path: Path, alice: Owner, bob: Owner, faulty: Any
 ) -> None:
     """An explicitly named checkpoint that the owner before was deleting when it lost the pipeline."""
@@ -239,7 +239,7 @@ class Suspended(Exception):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whenever_owners_are_suspended_what_is_listed_stays_whole(tmp_path: Path, clock: Any, seed: int) -> None:
+def test_listed_checkpoints_stay_complete_whenever_owners_are_suspended(tmp_path: Path, clock: Any, seed: int) -> None:
     print(f"seed {seed}")
     chance = random.Random(seed)
     store = LocalStore(tmp_path / "root")

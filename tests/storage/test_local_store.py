@@ -1,4 +1,4 @@
-"""What is particular to a directory."""
+"""Properties that only the local store has."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_create_is_exclusive_without_hard_links(local: LocalStore, monkeypatch: 
     assert local.get("key") == b"first"
 
 
-def test_what_a_crash_leaves_half_written_is_no_object(local: LocalStore) -> None:
+def test_a_file_that_a_crash_leaves_half_written_is_not_an_object(local: LocalStore) -> None:
     local.put("folder/key", b"x")
     (local.root / "folder" / ".~tmp-left").write_bytes(b"half")
     assert [info.key for info in local.list()] == ["folder/key"]

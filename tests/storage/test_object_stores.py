@@ -1,4 +1,4 @@
-"""What both kinds of store promise."""
+"""The contract of the object store, for both kinds of store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dagster_checkpoints.storage import (
 from dagster_checkpoints.storage.s3 import S3Store
 
 
-def test_what_was_put_is_read_back(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_written_object_is_read_back(store: ObjectStore, tmp_path: Path) -> None:
     store.put("a/b", b"hello")
     store.get_file("a/b", tmp_path / "copy")
     assert store.get("a/b") == b"hello"
@@ -43,7 +43,7 @@ def test_empty_objects_are_objects(store: ObjectStore) -> None:
         store.put("empty", b"", "create")
 
 
-def test_what_is_not_there_is_not_found(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_missing_object_is_not_found(store: ObjectStore, tmp_path: Path) -> None:
     store.put("folder/object", b"")
     for key in ("nothing", "folder"):
         with pytest.raises(NotFound, match=key):
@@ -56,7 +56,7 @@ def test_what_is_not_there_is_not_found(store: ObjectStore, tmp_path: Path) -> N
     assert list(tmp_path.glob("*copy*")) == []
 
 
-def test_create_refuses_what_exists_and_leaves_it(store: ObjectStore) -> None:
+def test_create_refuses_an_existing_object_and_leaves_it(store: ObjectStore) -> None:
     store.put("key", b"first", "create")
     with pytest.raises(AlreadyExists, match="key"):
         store.put("key", b"first", "create")
@@ -65,7 +65,7 @@ def test_create_refuses_what_exists_and_leaves_it(store: ObjectStore) -> None:
     assert store.get("key") == b"first"
 
 
-def test_update_needs_the_version_that_is_there(store: ObjectStore) -> None:
+def test_update_needs_the_current_version(store: ObjectStore) -> None:
     old = store.put("key", b"1", "create")
     new = store.put("key", b"2", UpdateVersion(old))
     with pytest.raises(Precondition, match="key"):

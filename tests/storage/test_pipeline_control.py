@@ -1,4 +1,4 @@
-"""The asker's side: who is there to ask, how an answer comes, and what is said when none will."""
+"""The requester's side: whether a pipeline is running, how the answer arrives, and the error when there will be none."""
 
 from __future__ import annotations
 
@@ -147,7 +147,9 @@ def test_a_request_repeated_after_the_end_finds_its_answer(control: PipelineCont
         control.stop(request_id="another", drain=False)
 
 
-def test_where_nobody_runs_nobody_is_asked(control: PipelineControl, storage: CheckpointStorage, alice: Owner, box: Any) -> None:
+def test_a_pipeline_that_is_not_running_gets_no_request(
+    control: PipelineControl, storage: CheckpointStorage, alice: Owner, box: Any
+) -> None:
     with pytest.raises(NoRunningPipeline, match=f"'flights' \\({storage.url}\\) is not running. It has never run here"):
         control.checkpoint()
     owner = storage.acquire(alice, LEASE)
@@ -210,7 +212,7 @@ def test_a_slow_owner_that_renews_is_not_declared_dead(control: PipelineControl,
     assert handle.wait(20 * LEASE).final
 
 
-def test_a_request_refused_by_the_next_owner_says_that_nobody_ran_it(
+def test_a_request_refused_by_the_next_owner_says_that_it_was_not_carried_out(
     control: PipelineControl, running: CheckpointStorage, box: Any, bob: Owner, clock: Any
 ) -> None:
     handle = control.checkpoint()
@@ -235,7 +237,7 @@ def test_storage_may_be_away_for_a_while(control: PipelineControl, running: Any,
         handle.poll()
 
 
-def test_an_id_that_nobody_asked_under_is_said_so(control: PipelineControl, running: Any) -> None:
+def test_an_unknown_request_id_is_reported(control: PipelineControl, running: Any) -> None:
     handle = control.handle("never-asked")
     for action in (handle.poll, lambda: handle.wait(5), lambda: handle.request):
         with pytest.raises(UnknownRequest, match=r"'never-asked'.*'flights'"):
@@ -244,7 +246,7 @@ def test_an_id_that_nobody_asked_under_is_said_so(control: PipelineControl, runn
         control.handle("a/b")
 
 
-def test_what_makes_no_sense_is_refused_before_anybody_is_looked_for(control: PipelineControl) -> None:
+def test_an_invalid_request_is_refused_before_storage_is_read(control: PipelineControl) -> None:
     actions: tuple[Callable[[], object], ...] = (
         lambda: control.savepoint(target="here"),
         lambda: control.savepoint(name="a/b"),

@@ -163,7 +163,7 @@ def test_renewals_bridge_an_outage_but_not_a_longer_one(
 
 
 @pytest.mark.parametrize("faults", [["lost answer"], ["lost request"], ["lost request", "lost answer"]])
-def test_a_completion_whose_answer_is_lost_is_recognised(
+def test_a_completion_with_a_lost_answer_is_recognised(
     storage: CheckpointStorage, second: CheckpointStorage, alice: Owner, faulty: Any, faults: list[str]
 ) -> None:
     owner = storage.acquire(alice, LEASE)
@@ -391,7 +391,7 @@ _ACTIONS = st.lists(
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=_ACTIONS)
-def test_whatever_gets_lost_what_was_completed_stays_completed(
+def test_a_completed_checkpoint_stays_completed_after_any_lost_answers(
     storage: CheckpointStorage, faulty: Any, clock: Any, alice: Owner, actions: list[tuple[str, str]]
 ) -> None:
     """An owner that was told "completed" finds it, one that was told "no" does not, epochs grow."""

@@ -1,4 +1,4 @@
-"""What ``state.json`` says of savepoints and of how a job ended; every version of it stays readable."""
+"""Savepoints and the end of a job in ``state.json``; every version of the file stays readable."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_version_3_stays_readable() -> None:
     assert state.origin == Origin(code_location="flights", instance="0f1e", assets=("live", "team/hourly"))
 
 
-def test_an_owner_goes_on_from_what_version_1_said(storage: CheckpointStorage, alice: Owner) -> None:
+def test_an_owner_continues_from_a_state_of_version_1(storage: CheckpointStorage, alice: Owner) -> None:
     storage.store.put(STATE, (EXAMPLES / "state-version-1-finished.json").read_bytes())
     owner = storage.acquire(alice, LEASE)
     assert (owner.epoch, owner.highest_checkpoint_id) == (5, 58)
@@ -164,7 +164,7 @@ def test_a_claimed_savepoint_is_retained_until_it_is_forgotten(owner: Ownership,
     assert [pointer.checkpoint_id for pointer in _state(second).retained] == [10]
 
 
-def test_what_is_about_to_be_deleted_is_listed_no_more(owner: Ownership, second: CheckpointStorage) -> None:
+def test_a_savepoint_that_is_about_to_be_deleted_is_no_longer_listed(owner: Ownership, second: CheckpointStorage) -> None:
     owner.complete(3, "checkpoints/chk-3-1")
     owner.complete(4, "checkpoints/chk-4-1")
     owner.forget("checkpoints/chk-3-1")
@@ -230,7 +230,7 @@ def test_a_suspend_is_resumed_from_its_savepoint(owner: Ownership, storage: Chec
 
 
 @pytest.mark.parametrize(("ended_by", "kind", "named"), [("drain", "savepoint", True), ("end_of_data", "checkpoint", False)])
-def test_a_job_that_is_over_leaves_its_savepoint_and_nothing_to_resume(
+def test_an_ended_job_leaves_its_savepoint_and_nothing_to_resume(
     owner: Ownership, second: CheckpointStorage, ended_by: Any, kind: str, named: bool
 ) -> None:
     owner.complete(3, "checkpoints/chk-3-1")

@@ -1,4 +1,4 @@
-"""The status a run writes of itself: there and back, readable by later releases, clear errors."""
+"""The status that a run writes: encoding and decoding, readable by later releases, clear errors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ STATUS = PipelineStatus(
 )
 
 
-def test_a_status_goes_there_and_back(storage: CheckpointStorage, second: CheckpointStorage) -> None:
+def test_a_status_is_encoded_and_decoded(storage: CheckpointStorage, second: CheckpointStorage) -> None:
     assert read_status(second) is None
     write_status(storage, STATUS)
     assert read_status(second) == STATUS
@@ -93,7 +93,7 @@ def test_a_status_of_version_1_stays_readable() -> None:
     assert decode_status((examples / "status-version-1-statistics.json").read_bytes(), "example") == STATUS
 
 
-def test_what_a_later_release_adds_is_passed_over() -> None:
+def test_fields_that_a_later_release_adds_are_ignored() -> None:
     data = encode_status(STATUS).replace(b'{"pipeline"', b'{"mood": "good", "pipeline"')
     assert decode_status(data, "here") == STATUS
 

@@ -1,4 +1,4 @@
-"""Whether an owner's process is known to be gone; and the take-over that need not wait for its lease."""
+"""Whether an owner's process is known to have ended; and the take-over that then does not wait for the lease."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_process_is_told_from_every_other_one(proc: Proc) -> None:
         ("proc hides it", {}, None, False),
     ],
 )
-def test_what_is_known_of_a_process(
+def test_whether_a_process_is_known_to_have_ended(
     what: str, owner: dict[str, Any], other: dict[str, Any] | None, gone: bool, proc: Proc
 ) -> None:
     """All of it about a number under which a process lives: that of the process that has started this one."""

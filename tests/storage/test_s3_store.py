@@ -1,4 +1,4 @@
-"""What is particular to S3: what failures of a network and of a service mean."""
+"""Properties that only the S3 store has: the meaning of failures of the network and of the service."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_own_write_is_recognised_without_another_attempt(s3: EmbeddedS3, s3_s
     assert s3_store.get_with_etag("key") == (b"2", etag)
 
 
-def test_equal_bytes_of_somebody_else_are_not_an_own_write(s3: EmbeddedS3, s3_store: S3Store) -> None:
+def test_equal_bytes_of_another_writer_are_not_an_own_write(s3: EmbeddedS3, s3_store: S3Store) -> None:
     s3_store.put("key", b"same", "create")
     with pytest.raises(AlreadyExists):
         s3_store.put("key", b"same", "create")
@@ -68,7 +68,7 @@ def test_equal_bytes_of_somebody_else_are_not_an_own_write(s3: EmbeddedS3, s3_st
 
 
 @pytest.mark.parametrize("action", ["lose_answer", "drop"])
-def test_nobody_knows_when_nothing_can_be_read_back(s3: EmbeddedS3, s3_store: S3Store, action: Any) -> None:
+def test_the_outcome_is_unknown_when_the_object_cannot_be_read_back(s3: EmbeddedS3, s3_store: S3Store, action: Any) -> None:
     landed = action == "lose_answer"
     with (
         s3.fault(action, method="PUT"),
@@ -100,7 +100,7 @@ def test_a_lost_answer_is_not_forgotten_when_the_last_attempt_is_refused(s3: Emb
         (400, "RequestTimeout", StorageUnavailable),
     ],
 )
-def test_what_an_answer_means_for_a_write(
+def test_the_meaning_of_an_answer_to_a_write(
     s3: EmbeddedS3, s3_store: S3Store, status: int, code: str, error: type[Exception]
 ) -> None:
     s3.inject(Fault("answer", "PUT", times=None, status=status, code=code))
@@ -110,7 +110,7 @@ def test_what_an_answer_means_for_a_write(
     assert f"{s3_store.url}/key" in str(caught.value)
 
 
-def test_a_server_that_is_not_there_is_named(s3: EmbeddedS3) -> None:
+def test_an_unreachable_server_is_named(s3: EmbeddedS3) -> None:
     with EmbeddedS3() as gone:
         store = S3Store("bucket", "root", client=gone.client(retries={"total_max_attempts": 1}))
         endpoint = gone.endpoint_url
@@ -133,7 +133,7 @@ def test_a_silent_server_ends_in_an_unknown_outcome(s3: EmbeddedS3, s3_store: S3
         store.put("key", b"1", "create")
 
 
-def test_a_bucket_that_is_not_there_says_how_to_create_it(s3: EmbeddedS3) -> None:
+def test_the_error_for_a_missing_bucket_says_how_to_create_it(s3: EmbeddedS3) -> None:
     with pytest.raises(BucketMissing, match=r"aws s3 mb s3://absent"):
         S3Store("absent", client=s3.client()).check()
 

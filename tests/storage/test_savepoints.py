@@ -1,4 +1,4 @@
-"""A savepoint's directory: self-contained, verified, deleted whole, never in another's way."""
+"""A savepoint's directory: self-contained, verified, deleted completely, never mixed with other files."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_metadata_in_doubt_is_said_to_be(owned: CheckpointStorage, faulty: Any, 
 # -- what storage holds already
 
 
-def test_what_shared_holds_is_copied_by_the_store(store: Any, alice: Owner, source: Path, tmp_path: Path) -> None:
+def test_files_in_shared_are_copied_by_the_store(store: Any, alice: Owner, source: Path, tmp_path: Path) -> None:
     storage = CheckpointStorage(store, "flights")
     owner = storage.acquire(alice, LEASE)
     paths = _write(source, {"a": b"a", "b": b"b" * 1000, "big": os.urandom(BIG)})
@@ -346,7 +346,7 @@ def test_whether_a_target_can_be_written_is_found_out_beforehand(owned: Checkpoi
 
 
 @pytest.mark.parametrize("location", ["savepoints/savepoint-9-none", "savepoints/../state.json", "savepoints/x/../../y"])
-def test_what_is_not_there_names_what_is(owned: CheckpointStorage, source: Path, location: str) -> None:
+def test_the_error_for_a_missing_savepoint_names_the_existing_ones(owned: CheckpointStorage, source: Path, location: str) -> None:
     there = _complete(owned, source).location
     owned.savepoint_directory(8, "unfinished").upload_files(_write(source, {"a": b"a"}))
     if ".." in location:
@@ -376,7 +376,7 @@ def test_a_directory_of_savepoints_named_instead_of_one_says_which(
 
 
 @pytest.mark.parametrize("location", ["checkpoints/chk-1-1", "nonsense", "", "/"])
-def test_what_can_be_no_savepoint_is_said_so(owned: CheckpointStorage, location: str) -> None:
+def test_a_location_that_cannot_be_a_savepoint_is_refused(owned: CheckpointStorage, location: str) -> None:
     with pytest.raises((InvalidKey, MissingSavepoint)):
         owned.open_savepoint(location)
 
@@ -524,7 +524,7 @@ def test_a_claimed_savepoint_is_deleted_like_a_checkpoint(
 # -- what killed runs leave behind
 
 
-def test_what_a_killed_run_began_is_swept_and_nothing_else(
+def test_only_incomplete_savepoints_of_a_killed_run_are_swept(
     owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner
 ) -> None:
     complete = _complete(owned, source)
@@ -627,7 +627,7 @@ def test_metadata_that_was_never_completed_is_swept(
     assert _shared(second) == {f"{_sha256(b'1')}-1", f"{_sha256(b'2')}-1"}
 
 
-def test_metadata_of_what_is_restored_is_not_swept(owned: CheckpointStorage, second: CheckpointStorage, bob: Owner) -> None:
+def test_metadata_of_the_restored_savepoint_is_not_swept(owned: CheckpointStorage, second: CheckpointStorage, bob: Owner) -> None:
     owned.write_metadata(1, 1, b"named by restore_from, though no longer retained")
     second.acquire(bob, LEASE)
     second.register("checkpoints/chk-1-1", [])

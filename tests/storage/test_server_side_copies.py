@@ -1,4 +1,4 @@
-"""What storage holds already is copied there: no byte of it comes through this process."""
+"""Files that storage already holds are copied within it: none of their bytes passes through this process."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_copy_of_an_empty_object(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("size", [None, 1])
-def test_what_is_not_there_is_not_copied(store: ObjectStore, size: int | None) -> None:
+def test_a_missing_object_is_not_copied(store: ObjectStore, size: int | None) -> None:
     with pytest.raises(NotFound, match=f"{store.url}/absent"):
         store.copy_from(store, "absent", "copy", size)
     assert store.head("copy") is None
@@ -199,7 +199,7 @@ def test_a_savepoint_downloads_nothing(client: Any, parts: S3Store, elsewhere: s
         assert directory.verify({one.sha256: one.size for one in stored.values()}) == []
 
 
-def test_what_is_new_goes_in_parallel_parts(client: Any, parts: S3Store, tmp_path: Path, alice: Owner) -> None:
+def test_new_bytes_are_sent_in_parallel_parts(client: Any, parts: S3Store, tmp_path: Path, alice: Owner) -> None:
     storage = CheckpointStorage(parts, "flights")
     storage.acquire(alice, 600.0)
     requests = Requests(client)
@@ -243,7 +243,9 @@ def test_a_server_that_will_not_copy_gets_the_bytes(
         (Fault("drop", "PUT", "/copy", None), OutcomeUnknown),
     ],
 )
-def test_a_copy_that_fails_says_what_is_known(s3: EmbeddedS3, parts: S3Store, fault: Fault, error: type[Exception]) -> None:
+def test_a_failed_copy_reports_whether_its_outcome_is_known(
+    s3: EmbeddedS3, parts: S3Store, fault: Fault, error: type[Exception]
+) -> None:
     parts.put("a", b"a")
     s3.inject(fault)
     with pytest.raises(error) as caught:

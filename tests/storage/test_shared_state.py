@@ -1,4 +1,4 @@
-"""Who names which file, and who waits for whom while files are deleted."""
+"""References of checkpoints to shared files, and who waits while files are deleted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEPS = st.lists(
 
 
 @given(steps=_STEPS)
-def test_a_file_is_given_up_exactly_when_nobody_names_it(steps: list[tuple[str, int, set[str]]]) -> None:
+def test_a_file_is_deleted_exactly_when_no_checkpoint_names_it(steps: list[tuple[str, int, set[str]]]) -> None:
     registry = SharedStateRegistry()
     names: dict[int, set[str]] = {}
     stored: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a URL, a location and a directory's name mean."""
+"""The meaning of URLs, locations and directory names."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_directory_has_one_url(given: str, url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["", " ", "a", "./a", "~", "s3:", "s3://", "s3:///a", "s3://b/a//c", "s3://b/..", "gs://b", "file://h/a"]
 )
-def test_what_names_no_directory_is_refused(url: str) -> None:
+def test_a_text_that_names_no_directory_is_refused(url: str) -> None:
     with pytest.raises(InvalidStorageUrl, match="expected a storage URL"):
         validate_directory(url)
 
@@ -64,7 +64,7 @@ def test_what_names_no_directory_is_refused(url: str) -> None:
         ("s3://bucket", ("s3://bucket", "")),
     ],
 )
-def test_a_directory_lies_in_another(url: str, parts: tuple[str, str]) -> None:
+def test_a_directory_is_inside_another(url: str, parts: tuple[str, str]) -> None:
     assert split_directory(url) == parts
 
 
@@ -97,7 +97,7 @@ def test_names_that_cannot_be_files_are_refused(name: str) -> None:
             validate(name)
 
 
-def test_what_is_no_hash_names_no_state_file() -> None:
+def test_a_text_that_is_not_a_hash_names_no_state_file() -> None:
     assert sha256_in(f"flights/shared/{'a' * 64}") == "a" * 64
     assert sha256_in("flights/shared/readme.txt") == sha256_in(f"shared/{'A' * 64}") == ""
     for text in ("", "../" + "a" * 61, "a" * 63, "a" * 64 + "\n"):
@@ -107,14 +107,14 @@ def test_what_is_no_hash_names_no_state_file() -> None:
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 42])
-def test_what_metadata_calls_a_state_file_is_its_name_in_storage(epoch: int) -> None:
+def test_a_state_files_name_in_metadata_is_its_name_in_storage(epoch: int) -> None:
     name = StateFile("offsets/4", "a" * 64, 1, epoch).name
     assert SharedName.parse(name) == ("a" * 64, epoch) and str(SharedName("a" * 64, epoch)) == name
     assert LAYOUT.shared_file(name) == f"flights/shared/{name}"
 
 
 @pytest.mark.parametrize("ending", ["-", "-0", "-01", "-x", "-1-1", "--1", "-1\n", ".parquet"])
-def test_what_no_owner_gives_as_a_name_is_none(ending: str) -> None:
+def test_a_name_that_no_owner_gives_is_none(ending: str) -> None:
     assert SharedName.parse("a" * 64 + ending) is None
     with pytest.raises(InvalidKey, match="<sha256>-<epoch>"):
         LAYOUT.shared_file("a" * 64 + ending)
