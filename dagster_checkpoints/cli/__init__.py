@@ -1,9 +1,10 @@
 """The command line: `dagster-checkpoints`.
 
-`app` is the command with its sub-commands, each in a module of its own that is imported only when it is run: what needs
-neither Spark nor Dagster starts without them. `exits` says which exit code means what, `where` finds storage and pipeline,
-`output` writes tables and JSON. The commands: `listing`, `showing`, `watching`, `graphs` look; `asking` asks a running
-pipeline; `verifying` and `disposing` are for savepoints at rest.
+`app` is the command. Each sub-command is imported only when it is run, so that a command which needs neither Spark nor Dagster
+starts without them. Shared by all of them: `exits` (exit codes), `storage_options` (storage and pipeline), `locate` (from a
+user's text to a checkpoint) and `output` (tables and JSON). Commands that read: `listing`, `show`, `watch`, `graphs`, `replay`;
+`requests` sends requests to a running pipeline; `verify` and `dispose` are for checkpoints and savepoints in storage; `check` is
+for a pipeline's code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`check`: can the stages of a pipeline run? Every plan is built and checked, without data."""
+"""`check`: whether the stages of a pipeline can run. Builds and checks every plan, without data."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @code_options
-@click.option("--pipeline", metavar="NAME", help="Only the pipeline of this name. Default: all that are there.")
+@click.option("--pipeline", metavar="NAME", help="Only the pipeline of this name. Default: all pipelines in the code.")
 @click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
 def check(module: str | None, file: str | None, attribute: str | None, pipeline: str | None, as_json: bool) -> None:
     """Build and check the plan of every stage, as a run would at its start. For continuous integration.
 
-    The functions of the stages are called, so what a source opens has to exist; nothing is read from it. No storage is asked and
-    no sink is touched. Spark runs in this process, with the settings of the code location's CheckpointCoordinatorResource and one
-    core. Exit code 1 if a stage cannot run or the code cannot be imported.
+    The functions of the stages are called, so the inputs that a source opens have to exist; they are not read. No storage and no
+    sink is used. Spark runs in this process, with the settings of the code location's CheckpointCoordinatorResource and one core.
+    Exit code 1 if a stage cannot run or the code cannot be imported.
     """
     click.get_current_context().find_root().meta[JSON] = as_json
     try:
         code = load_code(module, file)
     except CodeNotImported as error:
-        _tell_import(error, as_json)
+        _report_import(error, as_json)
         click.get_current_context().exit(int(Exit.FAILED))
     pipelines = code.one_or_more(attribute, pipeline)
     reports = _reports(code, pipelines)
@@ -62,7 +62,7 @@ def _reports(code: LoadedCode, pipelines: list[Pipeline]) -> list[PlanReport]:
         spark.stop()
 
 
-def _tell_import(error: CodeNotImported, as_json: bool) -> None:
+def _report_import(error: CodeNotImported, as_json: bool) -> None:
     if as_json:
         write_json({"ok": False, "pipelines": [], "error": str(error)})
     click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
@@ -71,13 +71,13 @@ def _tell_import(error: CodeNotImported, as_json: bool) -> None:
 def _as_json(pipeline: Pipeline, report: PlanReport) -> dict[str, Any]:
     stages = []
     for stage in pipeline.stages:
-        told: dict[str, Any] = {"name": stage.name, "location": str(stage.location), "result": _result(stage, report)}
+        entry: dict[str, Any] = {"name": stage.name, "location": str(stage.location), "result": _result(stage, report)}
         if stage.name in report.failed:
             error = report.failed[stage.name]
-            told |= {"error": type(error).__name__, "message": str(error)}
+            entry |= {"error": type(error).__name__, "message": str(error)}
         elif stage.name in report.unchecked:
-            told["because_of"] = report.unchecked[stage.name]
-        stages.append(told)
+            entry["because_of"] = report.unchecked[stage.name]
+        stages.append(entry)
     queries = [list(chain.stages) for chain in report.chains]
     return {"name": pipeline.name, "ok": report.ok, "stages": stages, "queries": queries, "warnings": report.warnings}
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, per stage and instance, as numbers to show."""
+"""The contents of a checkpoint per stage and instance, as numbers for display."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from dagster_checkpoints.cli.locate import Found
+from dagster_checkpoints.cli.locate import StoredCheckpoint
 from dagster_checkpoints.state import (
     CheckpointMetadata,
     QuerySnapshot,
@@ -29,7 +29,7 @@ InstanceState = Literal["running", "at end of data", "finished"]
 
 @dataclass(frozen=True)
 class Amount:
-    """Distinct files, and their bytes."""
+    """Number and bytes of distinct files."""
 
     bytes: int
     files: int
@@ -40,14 +40,14 @@ class InstanceContent:
     """One instance of a stage in a checkpoint.
 
     Attributes:
-        state: of the instance when the checkpoint was taken.
-        rows: emitted so far; None inside a chain, where nobody counts.
-        shared_with: first stage of the chain whose query holds this one's state, if that is another one.
-        query, in_flight, tables, transactions: what lies in files: the Spark query's state; records on their way to the
-            instance; its static inputs; rows that its sink has not committed yet.
+        state: state of the instance when the checkpoint was taken.
+        rows: number of rows emitted so far; None inside a chain, where rows are not counted.
+        shared_with: first stage of the chain whose query holds this stage's state; "" if this is that stage.
+        total, query, in_flight, tables, transactions: state files: all of them; of the Spark query's state; of records on their
+            way to the instance; of its static inputs; of rows that its sink has not committed yet.
         transactions_pending: number of transactions that its sink has not committed yet.
         watermark_ms: output watermark, milliseconds since 1970.
-        offsets: how far its input has been read: positions of its channels, or what the source's Spark query says.
+        offsets: how far its input has been read: positions of its channels, or the offsets of the source's Spark query.
     """
 
     name: str
@@ -67,7 +67,7 @@ class InstanceContent:
 
 @dataclass(frozen=True)
 class StageContent:
-    """One stage in a checkpoint; rows, emitted and dropped as late, are those of finished instances too."""
+    """One stage in a checkpoint; its numbers of emitted and of late rows include those of finished instances."""
 
     name: str
     finished: bool
@@ -77,14 +77,14 @@ class StageContent:
 
 
 def contents(metadata: CheckpointMetadata, offsets: dict[tuple[str, int], str]) -> tuple[StageContent, ...]:
-    """Every stage, in topological order.
+    """The content of every stage, in topological order.
 
     Args:
-        metadata: the checkpoint's.
-        offsets: by chain and index, see :func:`source_offsets`.
+        metadata: metadata of the checkpoint.
+        offsets: offsets by chain and index, see :func:`source_offsets`.
     """
     chain_of = {stage: chain for chain in metadata.chains for stage in chain.stages}
-    found = []
+    stages = []
     for stage in metadata.stages:
         chain = chain_of.get(stage.name)
         instances = []
@@ -95,14 +95,14 @@ def contents(metadata: CheckpointMetadata, offsets: dict[tuple[str, int], str]) 
             else:
                 read = offsets.get((chain.name, index), "")
                 instances.append(_instance(name, index, stage.name, chain.stages, task, read))
-        found.append(StageContent(stage.name, stage.fully_finished, stage.rows, tuple(instances), stage.late_rows))
-    return tuple(found)
+        stages.append(StageContent(stage.name, stage.fully_finished, stage.rows, tuple(instances), stage.late_rows))
+    return tuple(stages)
 
 
-def source_offsets(found: Found, metadata: CheckpointMetadata) -> dict[tuple[str, int], str]:
-    """How far the sources have read, as their Spark queries say; by chain and index. Fetches one small file each.
+def source_offsets(stored: StoredCheckpoint, metadata: CheckpointMetadata) -> dict[tuple[str, int], str]:
+    """The offsets up to which the sources have read, by chain and index. Fetches one small file for each source.
 
-    What cannot be read is left out: whether the checkpoint is whole is another question, see `verify`.
+    Files that cannot be read are left out: `verify` checks whether the checkpoint is complete.
     """
     wanted: dict[tuple[str, int], StateFile] = {}
     for chain in metadata.chains:
@@ -114,7 +114,7 @@ def source_offsets(found: Found, metadata: CheckpointMetadata) -> dict[tuple[str
     with tempfile.TemporaryDirectory(prefix="offsets-") as folder:
         for number, (key, file) in enumerate(wanted.items()):
             try:
-                found.fetch([msgspec.structs.replace(file, path=str(number))], Path(folder))
+                stored.fetch([msgspec.structs.replace(file, path=str(number))], Path(folder))
                 read[key] = _read_offsets(Path(folder, str(number)))
             except (StorageError, StateError, OSError, ValueError):
                 continue

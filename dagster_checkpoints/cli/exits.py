@@ -1,4 +1,4 @@
-"""Exit codes, and which error means which."""
+"""Exit codes, and the exit code of each error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dagster_checkpoints.storage import (
 
 
 class Exit(IntEnum):
-    """What the command line's exit codes mean; part of its interface."""
+    """The exit codes of the command line; part of its interface."""
 
     DONE = 0
     FAILED = 1
@@ -45,15 +45,15 @@ MEANINGS = {
 
 
 class NothingThere(DagsterCheckpointsError):
-    """What the user has named does not exist."""
+    """A pipeline, checkpoint or file that the user has named does not exist."""
 
 
 class UsageProblem(DagsterCheckpointsError):
-    """The command cannot be meant so; found out only after storage was looked at."""
+    """The arguments do not fit what the storage or the code holds."""
 
 
 def exit_code(error: BaseException) -> Exit:
-    """The exit code for an error that is no bug."""
+    """The exit code of an error that is raised on purpose."""
     for kinds, code in _CODES:
         if isinstance(error, kinds):
             return code

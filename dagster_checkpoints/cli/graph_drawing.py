@@ -25,7 +25,7 @@ _TEXT, _MUTED, _LINE, _ROOT = "#111827", "#6b7280", "#9ca3af", "#16a34a"
 
 
 def as_text(graph: PipelineGraph) -> Text:
-    """A line or two per stage, chain by chain."""
+    """One or two lines per stage, chain by chain."""
     from rich.text import Text
 
     width = max((len(_counted(stage)) for stage in graph.stages), default=0)
@@ -33,9 +33,9 @@ def as_text(graph: PipelineGraph) -> Text:
     for chain in graph.chains:
         for position, name in enumerate(chain):
             stage = graph.stage(name)
-            said = [stage.kind if stage.kind != "stage" else "", "root" if stage.root else "", stage.state]
-            said += [f"to {stage.sink}" if stage.sink else "", "in the same query" if position else ""]
-            text = f"{'  └ ' if position else '  '}{_counted(stage).ljust(width)}  {', '.join(one for one in said if one)}"
+            facts = [stage.kind if stage.kind != "stage" else "", "root" if stage.root else "", stage.state]
+            facts += [f"to {stage.sink}" if stage.sink else "", "in the same query" if position else ""]
+            text = f"{'  └ ' if position else '  '}{_counted(stage).ljust(width)}  {', '.join(fact for fact in facts if fact)}"
             style = "dim" if stage.state == "finished" else "bold" if stage.root else ""
             lines.append(Text(text.rstrip(), style=style))
             reads = [edge.source + (" (table)" if edge.table else "") for edge in graph.reads(name) if edge.source not in chain]
@@ -78,11 +78,11 @@ def as_mermaid(graph: PipelineGraph) -> str:
 
 
 def _mermaid_label(stage: GraphStage) -> str:
-    return "<br/>".join(text.replace('"', "&quot;") for text in (stage.name, _under(stage)) if text)
+    return "<br/>".join(text.replace('"', "&quot;") for text in (stage.name, _caption(stage)) if text)
 
 
-def _under(stage: GraphStage) -> str:
-    """What is said of a stage below its name."""
+def _caption(stage: GraphStage) -> str:
+    """The text below the name of a stage: kind, instances, state, root, sink."""
     count = f"{stage.instances} instances" if stage.instances > 1 else ""
     root = "root" if stage.root else ""
     sink = f"to {stage.sink}" if stage.sink else ""
@@ -118,7 +118,7 @@ class _Box:
 
 
 def as_svg(graph: PipelineGraph) -> str:
-    """A drawing that stands alone; it takes no fonts or styles from elsewhere."""
+    """A complete SVG document; it loads no fonts or styles."""
     boxes, hulls, width, height = _lay_out(graph)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
@@ -164,7 +164,7 @@ def _lay_out(graph: PipelineGraph) -> tuple[dict[str, _Box], list[_Box], float, 
 
 
 def _width(stage: GraphStage) -> float:
-    return max(_CHARACTER * len(stage.name) * 1.12, _CHARACTER * 0.86 * len(_under(stage))) + 24
+    return max(_CHARACTER * len(stage.name) * 1.12, _CHARACTER * 0.86 * len(_caption(stage))) + 24
 
 
 def _chain_width(graph: PipelineGraph, chain: tuple[str, ...]) -> float:
@@ -174,16 +174,16 @@ def _chain_width(graph: PipelineGraph, chain: tuple[str, ...]) -> float:
 def _svg_stage(stage: GraphStage, box: _Box) -> str:
     stroke, thick = (_ROOT, 2.5) if stage.root else (_LINE, 1)
     color = _MUTED if stage.state == "finished" else _TEXT
-    center, under = box.x + box.width / 2, _under(stage)
-    lift = 3 if under else -5
+    center, caption = box.x + box.width / 2, _caption(stage)
+    lift = 3 if caption else -5
     text = (
         f'<text x="{center:.1f}" y="{box.middle - lift:.1f}" font-size="13" font-weight="600" text-anchor="middle" '
         f'fill="{color}">{escape(stage.name)}</text>'
     )
-    if under:
+    if caption:
         text += (
             f'<text x="{center:.1f}" y="{box.middle + 14:.1f}" font-size="11" text-anchor="middle" fill="{_MUTED}">'
-            f"{escape(under)}</text>"
+            f"{escape(caption)}</text>"
         )
     return (
         f'<g><rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height}" rx="8" '
@@ -199,8 +199,8 @@ def _svg_edge(graph: PipelineGraph, edge: GraphEdge, source: _Box, target: _Box)
     )
     dashes = ' stroke-dasharray="5 4"' if edge.table else ""
     thick = 2.2 if _is_shuffle(graph, edge) else 1.4
-    said = "read as a table" if edge.table else edge.pattern or "read"
-    title = f"<title>{escape(f'{edge.source} → {edge.target}: {said}')}</title>"
+    reading = "read as a table" if edge.table else edge.pattern or "read"
+    title = f"<title>{escape(f'{edge.source} → {edge.target}: {reading}')}</title>"
     return (
         f'<path d="{path}" fill="none" stroke="{_MUTED}" stroke-width="{thick}"{dashes} marker-end="url(#arrow)">{title}</path>'
     )

@@ -1,4 +1,4 @@
-"""A pipeline's graph as it is drawn: from its code, from a running pipeline, from a checkpoint, or from several of these."""
+"""A pipeline's graph for a drawing: made from its code, a running pipeline, a checkpoint, or several of these."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class GraphStage:
     """A stage.
 
     Attributes:
-        kind: "bounded source", "unbounded source", "stage"; empty if only the code could say.
-        instances: how many.
-        state: empty if nothing runs, or ran.
-        root: the next checkpoint starts here.
-        sink: what its rows are committed to, in a word; empty if nothing is known of one.
+        kind: "bounded source", "unbounded source" or "stage"; "" without the code, which alone contains it.
+        instances: number of instances.
+        state: state of the stage; "" if the graph comes from the code alone.
+        root: whether the next checkpoint starts at this stage.
+        sink: name of the class of its sink; "" if it has none, or without the code.
     """
 
     name: str
@@ -42,7 +42,7 @@ class GraphStage:
 
 @dataclass(frozen=True)
 class GraphEdge:
-    """A stage reads another; `table` once that has ended."""
+    """One stage reads another; `table`: as a static input, after that stage has ended."""
 
     source: str
     target: str
@@ -52,11 +52,11 @@ class GraphEdge:
 
 @dataclass(frozen=True)
 class PipelineGraph:
-    """What is drawn.
+    """A pipeline's graph.
 
     Attributes:
-        seen: what the state of its stages is that of: "as the code says", "running", "checkpoint 42".
-        chains: stages that share a query, first to last; every stage is in one.
+        seen: where the states of the stages come from: "as the code says", "running", "checkpoint 42".
+        chains: stages that share a query, from first to last; every stage is in exactly one chain.
     """
 
     name: str
@@ -73,8 +73,8 @@ class PipelineGraph:
         return [edge for edge in self.edges if edge.target == name]
 
 
-def of_code(pipeline: Pipeline) -> PipelineGraph:
-    """As the code says: what would start from nothing."""
+def graph_of_code(pipeline: Pipeline) -> PipelineGraph:
+    """The graph that the code defines, as a new start would begin."""
     stages = tuple(
         GraphStage(
             stage.name,
@@ -98,8 +98,8 @@ def of_code(pipeline: Pipeline) -> PipelineGraph:
     return PipelineGraph(pipeline.name, "as the code says", stages, edges, chains)
 
 
-def of_checkpoint(metadata: CheckpointMetadata) -> PipelineGraph:
-    """As a checkpoint has it. Of a chain that had finished nobody has recorded what it read."""
+def graph_of_checkpoint(metadata: CheckpointMetadata) -> PipelineGraph:
+    """The graph that a checkpoint recorded. The inputs of a finished chain are not recorded, so the edges to it are missing."""
     states: dict[str, StageState] = {}
     for stage in metadata.stages:
         states[stage.name] = "finished" if stage.fully_finished else "partly finished" if stage.finished else "running"
@@ -127,8 +127,8 @@ def of_checkpoint(metadata: CheckpointMetadata) -> PipelineGraph:
     return _with_roots(graph)
 
 
-def of_status(status: PipelineStatus) -> PipelineGraph:
-    """As the running pipeline says: its chains, but not who reads whom."""
+def graph_of_status(status: PipelineStatus) -> PipelineGraph:
+    """The graph of a running pipeline: its chains; the edges between chains are not in its status."""
     stages = []
     for stage in status.stages:
         ended = [instance.state == "FINISHED" for instance in stage.instances]
@@ -146,19 +146,22 @@ def of_status(status: PipelineStatus) -> PipelineGraph:
     return PipelineGraph(status.pipeline, status.phase, tuple(stages), tuple(edges), chains)
 
 
-def combined(structure: PipelineGraph, seen: PipelineGraph) -> PipelineGraph:
-    """The stages and edges of one graph, in the states and chains of another one.
+def combine(structure: PipelineGraph, seen: PipelineGraph) -> PipelineGraph:
+    """The stages and edges of one graph with the states and chains of another one.
 
-    Stages that only the second one has are added: a checkpoint of an older version of the code.
+    Args:
+        structure: the graph whose stages and edges are taken.
+        seen: the graph whose states and chains are taken. Stages that only this graph has are added: a checkpoint of an older
+            version of the code has them.
     """
     states = {stage.name: stage for stage in seen.stages}
-    stages = [_seen(stage, states.get(stage.name)) for stage in structure.stages]
+    stages = [_with_state(stage, states.get(stage.name)) for stage in structure.stages]
     known = {stage.name for stage in stages}
     stages += [stage for stage in seen.stages if stage.name not in known]
     edges = {(edge.source, edge.target): edge for edge in (*seen.edges, *structure.edges)}
     names = {stage.name for stage in stages}
-    laid_out = {name for chain in seen.chains for name in chain}
-    chains = [*seen.chains, *(tuple(n for n in c if n not in laid_out) for c in structure.chains)]
+    chained = {name for chain in seen.chains for name in chain}
+    chains = [*seen.chains, *(tuple(name for name in chain if name not in chained) for chain in structure.chains)]
     graph = PipelineGraph(
         structure.name,
         seen.seen,
@@ -170,7 +173,7 @@ def combined(structure: PipelineGraph, seen: PipelineGraph) -> PipelineGraph:
 
 
 def layers(graph: PipelineGraph) -> list[list[tuple[str, ...]]]:
-    """The chains in columns: each to the right of all that it reads, and near to it."""
+    """The chains in columns, for a drawing: each chain is to the right of all chains that it reads, and close to them."""
     chain_of = {name: chain for chain in graph.chains for name in chain}
     reads: dict[tuple[str, ...], list[tuple[str, ...]]] = {chain: [] for chain in graph.chains}
     for edge in graph.edges:
@@ -195,14 +198,14 @@ def _mean(places: Sequence[float]) -> float:
 def _depths(reads: Mapping[tuple[str, ...], Sequence[tuple[str, ...]]]) -> dict[tuple[str, ...], int]:
     depth = dict.fromkeys(reads, 0)
     for _ in reads:  # as many rounds as there are chains at most: the graph has no cycle
-        moved = False
+        changed = False
         for chain, sources in reads.items():
             wanted = max((depth[source] + 1 for source in sources), default=0)
             if wanted > depth[chain] and wanted < len(reads):
-                depth[chain], moved = wanted, True
-        if not moved:
+                depth[chain], changed = wanted, True
+        if not changed:
             break
-    # A source stands as close to its reader as it can.
+    # Move each source as close to its readers as possible.
     for chain, sources in reads.items():
         if not sources:
             readers = [depth[reader] for reader, read in reads.items() if chain in read]
@@ -210,14 +213,14 @@ def _depths(reads: Mapping[tuple[str, ...], Sequence[tuple[str, ...]]]) -> dict[
     return depth
 
 
-def _seen(stage: GraphStage, seen: GraphStage | None) -> GraphStage:
+def _with_state(stage: GraphStage, seen: GraphStage | None) -> GraphStage:
     if seen is None:
         return replace(stage, root=False)
     return replace(stage, state=seen.state, root=seen.root, instances=seen.instances)
 
 
 def _with_roots(graph: PipelineGraph) -> PipelineGraph:
-    """Where a checkpoint would start: first stages of chains that have not finished, and all that they read has."""
+    """Mark the roots: first stages of unfinished chains whose inputs have all finished."""
     finished = {stage.name for stage in graph.stages if stage.state == "finished"}
     roots = {
         chain[0]

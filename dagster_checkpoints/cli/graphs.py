@@ -1,4 +1,4 @@
-"""`graph`: a drawing of the pipeline, as its code says, as it runs, or as a checkpoint has it."""
+"""`graph`: a drawing of the pipeline from its code, from the running pipeline or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import click
 
 from dagster_checkpoints.cli.exits import NothingThere, UsageProblem
 from dagster_checkpoints.cli.graph_drawing import as_mermaid, as_svg, as_text
-from dagster_checkpoints.cli.graph_model import PipelineGraph, combined, of_checkpoint, of_code, of_status
+from dagster_checkpoints.cli.graph_model import PipelineGraph, combine, graph_of_checkpoint, graph_of_code, graph_of_status
 from dagster_checkpoints.cli.loading import code_options, load_pipeline
-from dagster_checkpoints.cli.locate import WHAT, Found, finding, found
+from dagster_checkpoints.cli.locate import LOCATION_HELP, StoredCheckpoint, from_pointer, located
 from dagster_checkpoints.cli.output import write, write_json
 from dagster_checkpoints.cli.status_view import current
-from dagster_checkpoints.cli.storage_options import Where, storage_options
+from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 from dagster_checkpoints.control import read_status
 from dagster_checkpoints.plugin.storage_root import NoStorageError
 from dagster_checkpoints.state import StateError
 from dagster_checkpoints.storage import CheckpointStorage, StorageError, StorageUnavailable
 
 
-@click.command(epilog=WHAT)
+@click.command(epilog=LOCATION_HELP)
 @click.argument("location", required=False)
 @code_options
-@click.option("--code", "only_code", is_flag=True, help="Only what the code says; storage is not asked.")
+@click.option("--code", "only_code", is_flag=True, help="Draw the code alone; no storage is read.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["text", "mermaid", "svg"]),
-    help="Default: as the output file's name says (.svg, .mmd), else text.",
+    help="Default: the format of the output file's name (.svg, .mmd), else text.",
 )
-@click.option("--output", "-o", metavar="FILE", help="Write it to this file.")
+@click.option("--output", "-o", metavar="FILE", help="Write the drawing to this file.")
 @storage_options
 def graph(
-    where: Where,
+    options: StorageOptions,
     location: str | None,
     module: str | None,
     file: str | None,
@@ -42,54 +42,54 @@ def graph(
     form: str | None,
     output: str | None,
 ) -> None:
-    """The pipeline's stages: who reads whom, which share a query, what has finished, and the roots, where a checkpoint starts.
+    """Draw the pipeline: stages, edges, shared queries, finished stages, and the roots, where a checkpoint starts.
 
-    Of the running pipeline, else of its newest checkpoint, or of the one at LOCATION. With -m or -f the code says what storage
-    does not know: kinds of stages, sinks, and all edges; without it they are those that the newest checkpoint has recorded.
+    Draws the running pipeline, else its newest checkpoint, or the one at LOCATION. With -m or -f the code adds what storage
+    does not contain: kinds of stages, sinks, and all edges; without it the edges are those that the newest checkpoint recorded.
     """
-    pipeline = load_pipeline(module, file, attribute, where.pipeline)
+    pipeline = load_pipeline(module, file, attribute, options.pipeline)
     if pipeline is None and only_code:
-        raise UsageProblem("--code needs the code: say where it is with -m or -f")
-    code = of_code(pipeline) if pipeline is not None else None
-    seen = None if only_code else _seen(where, location, code)
+        raise UsageProblem("--code needs the code: name it with -m or -f")
+    code = graph_of_code(pipeline) if pipeline is not None else None
+    stored = None if only_code else _stored_graph(options, location, code)
     if code is not None:
-        drawn = combined(code, seen) if seen is not None else code
-    elif seen is not None:
-        drawn = seen
+        drawn = combine(code, stored) if stored is not None else code
+    elif stored is not None:
+        drawn = stored
     else:
         raise NothingThere("expected a pipeline that runs or has a checkpoint, found neither. Name its code with -m or -f")
-    _write(where, drawn, form or _form(output), output)
+    _write(options, drawn, form or _form(output), output)
 
 
-def _seen(where: Where, location: str | None, code: PipelineGraph | None) -> PipelineGraph | None:
-    """The graph in storage; None if there is none, and the code alone is to be drawn."""
+def _stored_graph(options: StorageOptions, location: str | None, code: PipelineGraph | None) -> PipelineGraph | None:
+    """The graph in storage; None if storage has none and the code is drawn alone."""
     if location is not None:
-        with finding(where, location) as named:
-            return of_checkpoint(named.read())
+        with located(options, location) as checkpoint:
+            return graph_of_checkpoint(checkpoint.read())
     try:
-        with where.open() as storage:
-            return _of_storage(where, storage)
+        with options.open() as storage:
+            return _graph_of_storage(options, storage)
     except (NothingThere, NoStorageError):
         if code is None:
             raise
         return None
 
 
-def _of_storage(where: Where, storage: CheckpointStorage) -> PipelineGraph | None:
-    state = where.state(storage)
-    told = current(state, read_status(storage))
-    recorded = _recorded(found(storage, state.newest)) if state.newest is not None else None
-    if told is None or not told.stages:
+def _graph_of_storage(options: StorageOptions, storage: CheckpointStorage) -> PipelineGraph | None:
+    state = options.state(storage)
+    status = current(state, read_status(storage))
+    recorded = _recorded(from_pointer(storage, state.newest)) if state.newest is not None else None
+    if status is None or not status.stages:
         return recorded
-    return combined(recorded, of_status(told)) if recorded is not None else of_status(told)
+    return combine(recorded, graph_of_status(status)) if recorded is not None else graph_of_status(status)
 
 
-def _recorded(checkpoint: Found) -> PipelineGraph | None:
+def _recorded(checkpoint: StoredCheckpoint) -> PipelineGraph | None:
     try:
-        return of_checkpoint(checkpoint.read())
+        return graph_of_checkpoint(checkpoint.read())
     except StorageUnavailable:
         raise
-    except (StateError, StorageError):  # a running pipeline may have replaced it this moment
+    except (StateError, StorageError):  # the running pipeline may just have deleted it
         return None
 
 
@@ -98,8 +98,8 @@ def _form(output: str | None) -> str:
     return endings.get(Path(output).suffix.lower(), "text") if output else "text"
 
 
-def _write(where: Where, drawn: PipelineGraph, form: str, output: str | None) -> None:
-    if where.as_json:
+def _write(options: StorageOptions, drawn: PipelineGraph, form: str, output: str | None) -> None:
+    if options.as_json:
         write_json(drawn)
         return
     if form == "text":

@@ -1,4 +1,4 @@
-"""`list`: what there is in storage."""
+"""`list`: the checkpoints and savepoints in storage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_checkpoints.cli.exits import NothingThere
-from dagster_checkpoints.cli.locate import found
+from dagster_checkpoints.cli.locate import from_pointer
 from dagster_checkpoints.cli.output import (
     NOTHING,
     age_in_words,
@@ -22,7 +22,7 @@ from dagster_checkpoints.cli.output import (
     write_json,
 )
 from dagster_checkpoints.cli.status_view import next_start
-from dagster_checkpoints.cli.storage_options import Where, pipelines, storage_options
+from dagster_checkpoints.cli.storage_options import StorageOptions, pipelines, storage_options
 from dagster_checkpoints.execution.pipeline_state import describe_owner
 from dagster_checkpoints.plugin.verification import file_sizes
 from dagster_checkpoints.state import CheckpointMetadata, StateError, decode
@@ -45,9 +45,10 @@ class Entry:
     """A checkpoint or savepoint in the list.
 
     Attributes:
-        job_id: of the job that it belongs to; None if it cannot be read.
-        completed_at: by the clock of the run that made it; when its metadata was written if it cannot be read.
-        next_start: the next run begins from it, unless it is told otherwise.
+        job_id: id of the job that it belongs to; None if its metadata cannot be read.
+        completed_at: time of completion by the clock of the run that made it; if its metadata cannot be read, the time when the
+            metadata was written.
+        next_start: whether the next run begins from it by default.
     """
 
     checkpoint_id: int
@@ -61,27 +62,27 @@ class Entry:
 
 
 @click.command("list")
-@click.option("--long", "-l", "detailed", is_flag=True, help="Read each one's metadata: size, files, what has finished.")
+@click.option("--long", "-l", "detailed", is_flag=True, help="Read the metadata of each: size, files, finished stages.")
 @storage_options
-def list_command(where: Where, detailed: bool) -> None:
-    """Checkpoints and savepoints in storage, newest first; of all pipelines there unless --pipeline names one.
+def list_command(options: StorageOptions, detailed: bool) -> None:
+    """Checkpoints and savepoints in storage, newest first; of all pipelines in it, unless --pipeline names one.
 
-    Newest by time: the ids of a job that begins from nothing count from 1 again. The one marked with * is what the pipeline's
-    next run begins from by default. A job that has ended by itself, or was drained, is followed by a new start.
+    Newest by time: the ids of a new start's job count from 1 again. The pipeline's next run begins from the one marked with * by
+    default. After a job that has ended by itself, or was drained, the next run is a new start.
     """
-    store = where.store()
-    names = [where.pipeline] if where.pipeline is not None else pipelines(store)
-    shown, parts = [], []
+    store = options.store()
+    names = [options.pipeline] if options.pipeline is not None else pipelines(store)
+    documents, parts = [], []
     for name in names:
-        with where.storage_of(store, name) as storage:
+        with options.storage_of(store, name) as storage:
             state = storage.read_state()
-            if state is None and where.pipeline is not None and not storage.list_savepoints():
-                where.state(storage)
+            if state is None and options.pipeline is not None and not storage.list_savepoints():
+                options.state(storage)
             entries = _entries(storage, state, detailed)
-            shown.append(_as_json(storage, state, entries))
+            documents.append(_as_json(storage, state, entries))
             parts += _as_text(storage, state, entries, detailed)
-    if where.as_json:
-        write_json({"storage": store.url, "pipelines": shown})
+    if options.as_json:
+        write_json({"storage": store.url, "pipelines": documents})
     elif not names:
         raise NothingThere(f"expected the state of a pipeline in {store.url}, found none. Is it the right --storage?")
     else:
@@ -92,17 +93,18 @@ def _entries(storage: CheckpointStorage, state: PipelineState | None, detailed: 
     start = next_start(state)
     entries = {}
     for pointer in state.retained if state else ():
-        url, at = found(storage, pointer).url, pointer.completed_at
+        url, completed_at = from_pointer(storage, pointer).url, pointer.completed_at
         is_start = pointer.location == start
         entries[pointer.location] = Entry(
-            pointer.checkpoint_id, pointer.kind, pointer.location, url, pointer.job_id, at, is_start, {}
+            pointer.checkpoint_id, pointer.kind, pointer.location, url, pointer.job_id, completed_at, is_start, {}
         )
-    unlisted = [one for one in storage.list_savepoints() if one.location not in entries]
-    for one in unlisted:  # state.json does not name it: what it says of itself is in its metadata
-        entries[one.location] = Entry(
-            one.checkpoint_id, "savepoint", one.location, one.url, None, one.modified, one.location == start, {}
+    unlisted = [savepoint for savepoint in storage.list_savepoints() if savepoint.location not in entries]
+    for savepoint in unlisted:  # state.json does not name it: its job and time are in its metadata
+        location = savepoint.location
+        entries[location] = Entry(
+            savepoint.checkpoint_id, "savepoint", location, savepoint.url, None, savepoint.modified, location == start, {}
         )
-    to_read = list(entries.values()) if detailed else [entries[one.location] for one in unlisted]
+    to_read = list(entries.values()) if detailed else [entries[savepoint.location] for savepoint in unlisted]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         read = dict(zip((entry.location for entry in to_read), pool.map(partial(_read, storage), to_read), strict=True))
     complete = [_with_metadata(entry, read.get(entry.location), detailed) for entry in entries.values()]
@@ -174,8 +176,8 @@ def _as_text(
     title = Text.assemble((storage.pipeline, "bold"), f"  {storage.url}\n", (about[:1].upper() + about[1:], "dim"))
     if not entries:
         return [title, Text("No checkpoints, no savepoints.\n")]
-    more = ("size", "files", "finished") if detailed else ()
-    columns = ("", "id", "job", "completed (UTC)", "age", *more, "location")
+    detail_columns = ("size", "files", "finished") if detailed else ()
+    columns = ("", "id", "job", "completed (UTC)", "age", *detail_columns, "location")
     rows = [
         [
             "*" if entry.next_start else "",

@@ -1,4 +1,4 @@
-"""The pipeline in a user's code: -m, -f and -a, as Dagster's own command line has them."""
+"""The pipeline in a user's code, named by -m, -f and -a as on Dagster's command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OPTIONS = (
         "-a",
         "--attribute",
         metavar="NAME",
-        help="The variable there that holds the pipeline or the definitions. Default: the only pipeline there, or --pipeline.",
+        help="Variable that holds the pipeline or the definitions. Default: the only pipeline in the code, or --pipeline.",
     ),
 )
 
@@ -40,14 +40,17 @@ def code_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class CodeNotImported(UsageProblem):
-    """A user's code raises when it is imported."""
+    """A user's code cannot be imported: it raises an error."""
 
 
 def load_pipeline(module: str | None, file: str | None, attribute: str | None, name: str | None) -> Pipeline | None:
     """The pipeline that the options name, or None if they name no code.
 
     Args:
-        name: of the pipeline, to choose among several.
+        module: name of the module; None if -m is not given.
+        file: path of the file; None if -f is not given.
+        attribute: name of the variable; None if -a is not given.
+        name: name of the pipeline, to choose among several; None for the only one.
 
     Raises:
         UsageProblem: the code cannot be imported, or has no such pipeline.
@@ -59,63 +62,64 @@ def load_pipeline(module: str | None, file: str | None, attribute: str | None, n
 def load_chosen(
     module: str | None, file: str | None, attribute: str | None, name: str | None
 ) -> tuple[LoadedCode, Pipeline] | None:
-    """As :func:`load_pipeline`, with the code in which the pipeline is: it is imported once.
+    """As :func:`load_pipeline`, but returns the imported code as well, so that it is imported once.
 
     Raises:
         UsageProblem: the code cannot be imported, or has no such pipeline.
     """
     if module is None and file is None:
         if attribute is not None:
-            raise UsageProblem("-a names something in a module or file: say which one with -m or -f")
+            raise UsageProblem("-a names a variable of a module or file: name that with -m or -f")
         return None
     code = load_code(module, file)
-    fitting = code.one_or_more(attribute, name)
-    if len(fitting) == 1:
-        return code, fitting[0]
-    raise UsageProblem(f"expected one pipeline in {code.where}, found {len(fitting)}. {code.overview()}")
+    chosen = code.one_or_more(attribute, name)
+    if len(chosen) == 1:
+        return code, chosen[0]
+    raise UsageProblem(f"expected one pipeline in {code.origin}, found {len(chosen)}. {code.overview()}")
 
 
 @dataclass(frozen=True)
 class LoadedCode:
-    """A module of a user's, with its pipelines.
+    """A user's module with its pipelines.
 
     Attributes:
-        where: the module or file, as it was named.
-        pipelines: by the names under which they are found, an attribute's or a pipeline's own; a pipeline may have several.
-        definitions: Dagster's, of a code location; none in a module that defines pipelines only.
+        origin: the module or file, as the user named it.
+        module: the imported module.
+        pipelines: the pipelines by name: the variable's name, or the pipeline's own; a pipeline may have several names.
+        definitions: Dagster definitions of a code location; empty in a module that only defines pipelines.
     """
 
-    where: str
+    origin: str
     module: ModuleType
     pipelines: Mapping[str, Pipeline]
     definitions: Sequence[Definitions]
 
     def one_or_more(self, attribute: str | None, name: str | None) -> list[Pipeline]:
-        """The pipelines that an attribute or a pipeline's name chooses; all of them if neither is given.
+        """The pipelines that the name of a variable or of a pipeline selects; all of them if neither is given.
 
         Raises:
-            UsageProblem: there is none; or the attribute is no pipeline, and no code location with pipelines.
+            UsageProblem: the code has no such pipeline, or the variable holds neither a pipeline nor definitions with pipelines.
         """
         if attribute is None:
-            found = list({id(pipeline): pipeline for pipeline in self.pipelines.values()}.values())
+            candidates = list({id(pipeline): pipeline for pipeline in self.pipelines.values()}.values())
         else:
             value = getattr(self.module, attribute, None)
-            found = [value] if isinstance(value, Pipeline) else _of_code_locations(_code_locations({attribute: value}))
-            if not found:
+            candidates = [value] if isinstance(value, Pipeline) else _of_code_locations(_code_locations({attribute: value}))
+            if not candidates:
                 other = "nothing of that name" if value is None else f"a {type(value).__name__}"
                 raise UsageProblem(
-                    f"expected a Pipeline called {attribute!r} in {self.where}, or Definitions with assets of one, "
+                    f"expected a Pipeline called {attribute!r} in {self.origin}, or Definitions with assets of one, "
                     f"found {other}. {self.overview()}"
                 )
-        fitting = [pipeline for pipeline in found if name is None or pipeline.name == name]
-        if not fitting:
+        chosen = [pipeline for pipeline in candidates if name is None or pipeline.name == name]
+        if not chosen:
             raise UsageProblem(
-                f"expected a pipeline{f' {name!r}' if name else ''} in {self.where}, found none. {self.overview()}"
+                f"expected a pipeline{f' {name!r}' if name else ''} in {self.origin}, found none. {self.overview()}"
             )
-        return fitting
+        return chosen
 
     def spark_settings(self) -> dict[str, str]:
-        """Those of the first CheckpointCoordinatorResource of the code location; empty if it has none.
+        """The Spark settings of the code location's first CheckpointCoordinatorResource; empty if it has none.
 
         Raises:
             SparkSettingError: checkpoints cannot work with one of the settings.
@@ -131,19 +135,20 @@ class LoadedCode:
         return {}
 
     def overview(self) -> str:
-        """What there is to choose from, for errors."""
-        return f"Pipelines there: {', '.join(self.pipelines) or 'none'}; name one with -a or --pipeline"
+        """The pipelines to choose from, for errors."""
+        return f"Its pipelines: {', '.join(self.pipelines) or 'none'}; name one with -a or --pipeline"
 
 
 def load_code(module: str | None, file: str | None) -> LoadedCode:
-    """Import a user's code and find its pipelines: in its variables, and behind the assets of its Dagster definitions.
+    """Import a user's code with its pipelines: those in its variables, and those of the assets in its Dagster definitions.
 
     Raises:
-        UsageProblem: not exactly one of the two is given, or the code cannot be imported.
+        UsageProblem: both arguments or none of them are given, or the code cannot be imported.
     """
     if (module is None) == (file is None):
-        raise UsageProblem("expected the code, by -m or -f" if module is None else "expected -m or -f, found both")
-    where = module or file or ""
+        raise UsageProblem(
+            "expected -m or -f with the code, found neither" if module is None else "expected either -m or -f, found both"
+        )
     loaded = _import(module, file)
     locations = _code_locations(vars(loaded))
     pipelines = {name: value for name, value in vars(loaded).items() if isinstance(value, Pipeline)}
@@ -151,17 +156,17 @@ def load_code(module: str | None, file: str | None) -> LoadedCode:
     for pipeline in _of_code_locations(locations):
         if id(pipeline) not in known:
             pipelines[pipeline.name] = pipeline
-    return LoadedCode(where, loaded, pipelines, locations)
+    return LoadedCode(module or file or "", loaded, pipelines, locations)
 
 
 def _code_locations(values: Mapping[str, Any]) -> list[Definitions]:
     """Dagster's definitions among a module's variables; those behind `@dagster.definitions` are loaded."""
     dagster: Any = sys.modules.get("dagster")
-    if dagster is None:  # the code has not imported it, so it has none
+    if dagster is None:  # the code has not imported Dagster, so it has no definitions
         return []
     from dagster.components.definitions import LazyDefinitions
 
-    found = []
+    definitions = []
     for name, value in list(values.items()):
         if isinstance(value, LazyDefinitions):
             try:
@@ -169,8 +174,8 @@ def _code_locations(values: Mapping[str, Any]) -> list[Definitions]:
             except Exception as error:
                 raise UsageProblem(f"the definitions {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
         if isinstance(value, dagster.Definitions):
-            found.append(value)
-    return found
+            definitions.append(value)
+    return definitions
 
 
 def _of_code_locations(locations: Sequence[Definitions]) -> list[Pipeline]:
@@ -201,8 +206,8 @@ def _import(module: str | None, file: str | None) -> ModuleType:
     except UsageProblem:
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
         # The innermost line outside of Python's own import machinery and of this module.
-        lines = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
-        at = f"\n  at {lines[-1].filename}:{lines[-1].lineno}" if lines else ""
-        raise CodeNotImported(f"{module or file} cannot be imported: {type(error).__name__}: {error}{at}") from error
+        traced = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in traced if "importlib" not in frame.filename and frame.filename != __file__]
+        location = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        raise CodeNotImported(f"{module or file} cannot be imported: {type(error).__name__}: {error}{location}") from error

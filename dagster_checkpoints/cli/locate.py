@@ -1,4 +1,4 @@
-"""From what a user types to a checkpoint or savepoint: a number, `latest`, a location, a URL or a path."""
+"""Locates the checkpoint or savepoint that a user names: by its number, `latest`, a location, a URL or a path."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from dagster_checkpoints.cli.exits import NothingThere, UsageProblem
-from dagster_checkpoints.cli.storage_options import Where
+from dagster_checkpoints.cli.storage_options import StorageOptions
 from dagster_checkpoints.state import CheckpointMetadata, StateFile, decode
 from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage
 
-WHAT = (
+LOCATION_HELP = (
     "LOCATION is a checkpoint's or savepoint's number, 'latest' (the latest job's newest checkpoint, or the savepoint that it "
     "was stopped with), its location as 'list' shows it, a URL, or a path."
 )
@@ -24,11 +24,12 @@ _ELSEWHERE = "elsewhere"
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint or savepoint that a user has named.
+class StoredCheckpoint:
+    """A checkpoint or savepoint in storage.
 
     Attributes:
-        location: as the storage floor takes it.
+        storage: the open storage that holds it.
+        location: its location, as the storage floor takes it.
     """
 
     storage: CheckpointStorage
@@ -37,7 +38,7 @@ class Found:
 
     @property
     def url(self) -> str:
-        """Where it lies, for people."""
+        """Its URL, for people."""
         return self.location if "://" in self.location else self.storage.url_of(self.location)
 
     def read(self) -> CheckpointMetadata:
@@ -45,7 +46,7 @@ class Found:
         return decode(self.storage.read_metadata(self.location), self.url)
 
     def fetch(self, files: Iterable[StateFile], destination: Path) -> None:
-        """Fetch some of its files, verified."""
+        """Fetch some of its files into a directory, and verify them."""
         if self.kind == "savepoint":
             self.storage.open_savepoint(self.location).fetch_state(files, destination)
         else:
@@ -53,32 +54,32 @@ class Found:
 
 
 @contextmanager
-def finding(where: Where, named: str | None) -> Iterator[Found]:
-    """What the user has named; the newest if nothing.
+def located(options: StorageOptions, named: str | None) -> Iterator[StoredCheckpoint]:
+    """The checkpoint or savepoint that the user has named; the newest one if the user has named none.
 
     Raises:
-        NothingThere: there is nothing by that name; says what there is.
+        NothingThere: it does not exist; the text names those that do.
     """
-    with opened_for(where, named or "") as storage:
-        yield find(storage, named)
+    with opened_for(options, named or "") as storage:
+        yield locate(storage, named)
 
 
 @contextmanager
-def opened_for(where: Where, named: str) -> Iterator[CheckpointStorage]:
-    """The storage that what the user has named lies in: a URL or path says it, whatever the options say."""
+def opened_for(options: StorageOptions, named: str) -> Iterator[CheckpointStorage]:
+    """The storage that holds the named checkpoint: the one that a URL or path names, otherwise that of the options."""
     absolute = _absolute(named)
     if absolute is None:
-        with where.open() as storage:
+        with options.open() as storage:
             yield storage
         return
     match = _IN_STORAGE.fullmatch(absolute)
     root, pipeline = (match["root"], match["pipeline"]) if match else (absolute.rstrip("/").rpartition("/")[0], _ELSEWHERE)
-    with where.storage_of(where.store(root), where.pipeline or pipeline) as storage:
+    with options.storage_of(options.store(root), options.pipeline or pipeline) as storage:
         yield storage
 
 
-def find(storage: CheckpointStorage, named: str | None) -> Found:
-    """See :func:`finding`; in a storage that is open already."""
+def locate(storage: CheckpointStorage, named: str | None) -> StoredCheckpoint:
+    """As :func:`located`, in a storage that is open already."""
     named = (named or "latest").strip()
     if named in ("latest", "newest"):
         return _newest(storage)
@@ -87,49 +88,49 @@ def find(storage: CheckpointStorage, named: str | None) -> Found:
         return _numbered(storage, int(number))
     location = _absolute(named) or named
     if storage.is_savepoint(location):
-        return Found(storage, "savepoint", storage.open_savepoint(location).location)
-    return Found(storage, "checkpoint", storage.relative(location))
+        return StoredCheckpoint(storage, "savepoint", storage.open_savepoint(location).location)
+    return StoredCheckpoint(storage, "checkpoint", storage.relative(location))
 
 
-def found(storage: CheckpointStorage, pointer: CheckpointPointer) -> Found:
-    """What `state.json` names."""
-    return Found(storage, "savepoint" if pointer.kind == "savepoint" else "checkpoint", pointer.location)
+def from_pointer(storage: CheckpointStorage, pointer: CheckpointPointer) -> StoredCheckpoint:
+    """The checkpoint or savepoint that an entry of `state.json` names."""
+    return StoredCheckpoint(storage, "savepoint" if pointer.kind == "savepoint" else "checkpoint", pointer.location)
 
 
-def _newest(storage: CheckpointStorage) -> Found:
+def _newest(storage: CheckpointStorage) -> StoredCheckpoint:
     """The newest checkpoint of the latest job or, once the job has ended for good, the savepoint that it was stopped with."""
     state = storage.read_state()
     if state is not None and state.newest is not None:
-        return found(storage, state.newest)
+        return from_pointer(storage, state.newest)
     if state is not None and state.job.savepoint:
-        return Found(storage, "savepoint", storage.open_savepoint(state.job.savepoint).location)
-    why = "the pipeline never ran there" if state is None else "its latest job has none"
-    there = [savepoint.location for savepoint in storage.list_savepoints()]
-    named = f". Savepoints there, newest first: {', '.join(there)}; name one of them" if there else ""
+        return StoredCheckpoint(storage, "savepoint", storage.open_savepoint(state.job.savepoint).location)
+    reason = "the pipeline never ran in this storage" if state is None else "its latest job has none"
+    savepoints = [savepoint.location for savepoint in storage.list_savepoints()]
+    choice = f". Its savepoints, newest first: {', '.join(savepoints)}; name one of them" if savepoints else ""
     raise NothingThere(
-        f"expected a completed checkpoint of pipeline {storage.pipeline!r} in {storage.url}, found that {why}{named}"
+        f"expected a completed checkpoint of pipeline {storage.pipeline!r} in {storage.url}, found that {reason}{choice}"
     )
 
 
-def _numbered(storage: CheckpointStorage, number: int) -> Found:
+def _numbered(storage: CheckpointStorage, number: int) -> StoredCheckpoint:
     checkpoints, savepoints = storage.list_checkpoints(), storage.list_savepoints()
     for pointer in checkpoints:
         if pointer.checkpoint_id == number:
-            return found(storage, pointer)
-    fitting = [savepoint.location for savepoint in savepoints if savepoint.checkpoint_id == number]
-    if len(fitting) > 1:
-        raise UsageProblem(f"{number} fits several savepoints: {', '.join(fitting)}. Name one of them by its location")
-    if fitting:
-        return Found(storage, "savepoint", fitting[0])
-    there = sorted({*(one.checkpoint_id for one in checkpoints), *(one.checkpoint_id for one in savepoints)})
+            return from_pointer(storage, pointer)
+    matching = [savepoint.location for savepoint in savepoints if savepoint.checkpoint_id == number]
+    if len(matching) > 1:
+        raise UsageProblem(f"several savepoints have the number {number}: {', '.join(matching)}. Name one by its location")
+    if matching:
+        return StoredCheckpoint(storage, "savepoint", matching[0])
+    numbers = sorted({*(one.checkpoint_id for one in checkpoints), *(one.checkpoint_id for one in savepoints)})
     raise NothingThere(
-        f"expected a checkpoint or savepoint {number} in {storage.url}, found none. Numbers there: "
-        f"{', '.join(map(str, there)) or 'none'}; savepoints elsewhere are named by their URL or path"
+        f"expected a checkpoint or savepoint {number} in {storage.url}, found none. Its numbers: "
+        f"{', '.join(map(str, numbers)) or 'none'}; name a savepoint outside of this directory by its URL or path"
     )
 
 
 def _absolute(named: str) -> str | None:
-    """A URL or an absolute path, if the user has named one."""
+    """The URL or the absolute path that the user has named; None for anything else."""
     if "://" in named:
         return named
     if named.startswith(("/", "~", "./", "../")):

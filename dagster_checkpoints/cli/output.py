@@ -1,6 +1,6 @@
-"""How commands write: tables for people, JSON for programs, numbers and times in words.
+"""The output of commands: tables for people, JSON for programs, numbers and times as text.
 
-Results go to standard output, what is said meanwhile to standard error.
+Results go to standard output, progress and errors to standard error.
 """
 
 from __future__ import annotations
@@ -19,96 +19,96 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 JSON = "dagster_checkpoints.cli.json"
-"""Key in click's `meta`: whether the output is for a program."""
+"""Key in click's `meta`: whether the output is JSON."""
 
 NOTHING = "-"
 _WIDTH_OF_A_FILE = 160
 
 
 def write_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Write one JSON document to standard output."""
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def write_json_line(value: Any) -> None:
-    """One JSON document on one line, at once: for what goes on."""
+    """Write one JSON document on one line: for a command that writes several, one after the other."""
     click.echo(msgspec.json.encode(value).decode())
 
 
 def console(*, error: bool = False) -> Console:
-    """Standard output, or standard error, as a terminal; without colours where it is none, and then wide."""
+    """A console on standard output or standard error; if that is no terminal, without colours and 160 columns wide."""
     from rich.console import Console
 
-    made = Console(stderr=error, highlight=False)
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = _WIDTH_OF_A_FILE
-    return made
+    created = Console(stderr=error, highlight=False)
+    if not created.is_terminal and "COLUMNS" not in os.environ:
+        created.width = _WIDTH_OF_A_FILE
+    return created
 
 
 def write(*parts: RenderableType) -> None:
-    """Tables and lines for people. Text is no markup: names may have brackets."""
+    """Write tables and lines for people. Text is not read as markup, because names may have brackets."""
     from rich.text import Text
 
-    out = console()
+    target = console()
     for part in parts:
-        # A line that is too long is the terminal's to wrap: what is copied from it is then whole.
-        out.print(part, markup=False, soft_wrap=isinstance(part, str | Text))
+        # The terminal wraps long lines: text copied from it then has no line breaks.
+        target.print(part, markup=False, soft_wrap=isinstance(part, str | Text))
 
 
 def table(*columns: str, right: Iterable[str] = (), keep: Iterable[str] = ()) -> Table:
     """An empty table.
 
     Args:
-        columns: headings.
-        right: those of numbers.
-        keep: those that are never wrapped.
+        columns: headings of the columns.
+        right: headings of the columns with numbers, which are aligned right.
+        keep: headings of the columns whose cells are never wrapped.
     """
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    empty = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     numbers, kept = set(right), set(keep)
     for column in columns:
         number = column in numbers
-        made.add_column(column, justify="right" if number else "left", no_wrap=number or column in kept, overflow="fold")
-    return made
+        empty.add_column(column, justify="right" if number else "left", no_wrap=number or column in kept, overflow="fold")
+    return empty
 
 
 def facts(*pairs: tuple[str, str]) -> Text:
-    """Names and values below each other; empty values are left out."""
+    """Names with their values, one per line; empty values are left out."""
     from rich.text import Text
 
-    said = [(name, value) for name, value in pairs if value]
-    width = max((len(name) for name, _ in said), default=0)
-    lines = [Text.assemble((name.ljust(width), "dim"), f"  {value}") for name, value in said]
+    known = [(name, value) for name, value in pairs if value]
+    width = max((len(name) for name, _ in known), default=0)
+    lines = [Text.assemble((name.ljust(width), "dim"), f"  {value}") for name, value in known]
     return Text("\n").join(lines)
 
 
 def aligned(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = (), bold: Iterable[int] = ()) -> Text:
-    """A table whose last column is there to be copied: a terminal that is too narrow wraps its lines itself.
+    """A table whose last column can be copied: its lines have no breaks, a narrow terminal wraps them.
 
     Args:
-        columns: headings.
-        rows: cells.
-        right: columns of numbers.
-        bold: numbers of the rows that stand out.
+        columns: headings of the columns.
+        rows: texts of the cells, row by row.
+        right: headings of the columns with numbers, which are aligned right.
+        bold: numbers of the rows that are printed bold, from 0.
     """
     from rich.text import Text
 
-    cells = [list(columns), *(list(one) for one in rows)]
-    widths = [max(len(one[number]) for one in cells) for number in range(len(columns))]
-    numbers = {number for number, column in enumerate(columns) if column in set(right)}
-    strong = {0, *(number + 1 for number in bold)}
+    lines = [list(columns), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
+    numeric = {number for number, column in enumerate(columns) if column in set(right)}
+    bold_lines = {0, *(number + 1 for number in bold)}
 
-    def line(one: list[str]) -> str:
-        padded = [c.rjust(widths[n]) if n in numbers else c.ljust(widths[n]) for n, c in enumerate(one)]
+    def text(line: list[str]) -> str:
+        padded = [c.rjust(widths[n]) if n in numeric else c.ljust(widths[n]) for n, c in enumerate(line)]
         return "  ".join(padded).rstrip()
 
-    return Text("\n").join(Text(line(one), style="bold" if n in strong else "") for n, one in enumerate(cells))
+    return Text("\n").join(Text(text(line), style="bold" if n in bold_lines else "") for n, line in enumerate(lines))
 
 
 def row(*values: str, style: str = "") -> Sequence[RenderableType]:
-    """Cells whose text is no markup."""
+    """The cells of a table's row; their text is not read as markup."""
     from rich.text import Text
 
     return [Text(value, style=style) for value in values]
@@ -139,7 +139,7 @@ def seconds_in_words(seconds: float) -> str:
 
 
 def moment_in_words(moment: datetime | float | None) -> str:
-    """A wall-clock time, in UTC; seconds since 1970 are understood too."""
+    """A wall-clock time in UTC, `2026-01-31 12:00:00`; `moment` may be seconds since 1970."""
     if moment is None:
         return NOTHING
     if isinstance(moment, int | float):
@@ -148,7 +148,7 @@ def moment_in_words(moment: datetime | float | None) -> str:
 
 
 def age_in_words(moment: datetime | float | None) -> str:
-    """How long ago, by this machine's clock."""
+    """Time since `moment` by this machine's clock, `3 min 20 s`; `moment` may be seconds since 1970."""
     if moment is None:
         return NOTHING
     then = moment if isinstance(moment, int | float) else moment.timestamp()

@@ -1,4 +1,4 @@
-"""`replay`: the trace of a run as a readable history, and whether this version's machines answer as the run's did."""
+"""`replay`: the trace of a run as a readable history, and whether this version's state machines decide the same as the run's."""
 
 from __future__ import annotations
 
@@ -18,83 +18,83 @@ from dagster_checkpoints.execution.trace import Created, Difference, Handled, ab
 from dagster_checkpoints.execution.trace_codec import CorruptTrace, Opaque, decode
 from dagster_checkpoints.pipeline import TaskId
 
-_LONGEST = 160
-_WHO = 24
+_LONGEST_TEXT = 160
+_MACHINE_WIDTH = 24
 _EMPTY: tuple[Any, ...] = (None, "", (), [], {}, frozenset())
 
 
 @click.command("replay")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--all", "everything", is_flag=True, help="Also the events that nothing followed from.")
+@click.option("--all", "everything", is_flag=True, help="Show the events without a decision, too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
 @click.pass_context
 def replay_command(context: click.Context, file: Path, everything: bool, as_json: bool) -> None:
-    """The history of a run from the trace that it has recorded: when, which machine, what it decided, and why.
+    """The history of a run from its recorded trace: time, state machine, decision, and the event that caused it.
 
-    FILE: written by a run whose resource has `trace` set. The trace is replayed, too: the machines of this version take the same
-    events, and must decide the same. Needs neither storage nor Spark.
+    FILE is the trace that a run writes if its resource has `trace` set. The trace is replayed as well: the state machines of this
+    version handle the same events and must decide the same. Needs neither storage nor Spark.
     """
     context.find_root().meta[JSON] = as_json
     if not file.is_file():
         raise NothingThere(f"expected a trace at {file}, found no such file")
     with file.open(encoding="utf-8") as lines:
-        of_run = about(lines.readline())
+        header = about(lines.readline())
     with file.open(encoding="utf-8") as lines:
         entries = list(read(lines))
     differences = list(replay(entries))
     if as_json:
-        write_json({"about": dict(of_run), "entries": len(entries), "differences": [str(found) for found in differences]})
+        write_json({"about": dict(header), "entries": len(entries), "differences": list(map(str, differences))})
     else:
-        click.echo("".join(f"{name}: {value}\n" for name, value in of_run.items()))
+        click.echo("".join(f"{name}: {value}\n" for name, value in header.items()))
         for line in history(entries, everything=everything):
             click.echo(line)
         click.echo(verdict(entries, differences))
     if differences:
         raise TraceDiffers(
-            f"{count_of(len(differences), 'answer')} of the machines differ from the trace; the first: {differences[0]}. "
-            "Was the trace recorded by another version?"
+            f"{count_of(len(differences), 'decision')} of this version's machines differ from the trace; the first: "
+            f"{differences[0]}. Did another version record the trace?"
         )
 
 
 class TraceDiffers(CorruptTrace):
-    """The machines of this version decide otherwise than those of the run."""
+    """The state machines of this version decide otherwise than those of the run."""
 
 
 def verdict(entries: list[Created | Handled], differences: list[Difference]) -> str:
-    """What the replay has shown, in one line."""
+    """The result of the replay, in one line."""
     events = sum(isinstance(entry, Handled) for entry in entries)
-    same = "the machines of this version answer the same" if not differences else f"{len(differences)} answers differ"
+    same = "this version's machines decide the same" if not differences else f"{count_of(len(differences), 'decision')} differ"
     return f"\nreplayed: {count_of(events, 'event')} of {count_of(len(entries) - events, 'machine')}; {same}"
 
 
 def history(entries: list[Created | Handled], *, everything: bool = False) -> Iterator[str]:
-    """One line for each thing that a machine decided: seconds since the trace began, machine, what, why.
+    """One line for each decision: seconds since the trace began, state machine, decision, event.
 
     Args:
-        entries: of the trace.
-        everything: also the events that nothing followed from.
+        entries: entries of the trace.
+        everything: whether events without a decision get a line, too.
     """
     began = entries[0].at if entries else 0.0
     for entry in entries:
-        start = f"{entry.at - began:10.3f} s  {entry.machine:<{_WHO}}  "
+        start = f"{entry.at - began:10.3f} s  {entry.machine:<{_MACHINE_WIDTH}}  "
         if isinstance(entry, Created):
-            yield f"{start}made: {in_words(_parts(entry.arguments))}"
+            yield f"{start}created: {in_words(_parts(entry.arguments))}"
             continue
-        why = in_words(entry.event)
+        event = in_words(entry.event)
         if entry.raised:
-            yield f"{start}raised {entry.raised}, on: {why}"
+            yield f"{start}raised {entry.raised}, on: {event}"
         elif entry.actions:
-            decided = [in_words(decode(action)) for action in entry.actions]
-            yield f"{start}{decided[0]}  <- {why}"
-            yield from (f"{'':{len(start)}}{what}" for what in decided[1:])
+            decisions = [in_words(decode(action)) for action in entry.actions]
+            yield f"{start}{decisions[0]}  <- {event}"
+            yield from (f"{'':{len(start)}}{decision}" for decision in decisions[1:])
         elif everything:
-            yield f"{start}-  <- {why}"
+            yield f"{start}-  <- {event}"
 
 
 def in_words(value: Any) -> str:
-    """A value of a trace for people: the words of its type's name, and its fields."""
+    """A value of a trace as text: the words of its type's name, and its fields."""
     text = _in_words(value)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."
 
 
 def _in_words(value: Any) -> str:
@@ -116,13 +116,13 @@ def _in_words(value: Any) -> str:
         case tuple() | list():
             return "[" + ", ".join(map(_in_words, value)) + "]"
     if dataclasses.is_dataclass(value) or isinstance(value, msgspec.Struct):
-        parts = _in_words_of_fields(_parts(value))
+        parts = _fields_in_words(_parts(value))
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(value).__name__).lower()
         return f"{words} ({parts})" if parts else words
     return str(value)
 
 
-def _in_words_of_fields(fields: Mapping[str, Any]) -> str:
+def _fields_in_words(fields: Mapping[str, Any]) -> str:
     return ", ".join(_field_in_words(name, value) for name, value in fields.items() if value not in _EMPTY)
 
 
@@ -138,6 +138,6 @@ def _parts(value: Any) -> Mapping[str, Any]:
         return value
     if isinstance(value, msgspec.Struct):
         defaults = dict(zip(reversed(value.__struct_fields__), reversed(value.__struct_defaults__), strict=False))
-        return {name: found for name in value.__struct_fields__ if (found := getattr(value, name)) != defaults.get(name, ...)}
+        return {name: item for name in value.__struct_fields__ if (item := getattr(value, name)) != defaults.get(name, ...)}
     fields = [field for field in dataclasses.fields(value) if field.init]
-    return {field.name: found for field in fields if (found := getattr(value, field.name)) != field.default}
+    return {field.name: item for field in fields if (item := getattr(value, field.name)) != field.default}

@@ -23,18 +23,25 @@ from dagster_checkpoints.cli.output import (
     write,
     write_json,
 )
-from dagster_checkpoints.cli.storage_options import Where, asked_by, storage_options
+from dagster_checkpoints.cli.storage_options import StorageOptions, asked_by, storage_options
 from dagster_checkpoints.control import NO_RUNNING_PIPELINE, Answer, ControlRequest, PipelineControl, RequestHandle
 from dagster_checkpoints.storage import CheckpointStorage, StorageError
 
-_GRACE_SECONDS = 15.0  # the owner counts its deadline from when it finds the request
+_GRACE_SECONDS = 15.0  # the owner counts its deadline from when it sees the request
 _STATUS_SECONDS = 2.0
-_WAITING = "dagster_checkpoints.cli.waiting"
+_UPDATE = "dagster_checkpoints.cli.update"
+"""Key in click's `meta`: the function that updates the progress display."""
 
 
 @dataclass(frozen=True)
-class Asking:
-    """How a request is asked, whatever it is for."""
+class RequestOptions:
+    """The options that all requests share.
+
+    Attributes:
+        deadline: seconds that the pipeline may try.
+        wait: whether the command waits for the answer.
+        request_id: id of the request; None for a random one.
+    """
 
     deadline: float
     wait: bool
@@ -42,11 +49,11 @@ class Asking:
 
 
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of every command that asks; the command gets them as `asking`, an :class:`Asking`."""
+    """The options of every command that sends a request; the command gets them as `sending`, a :class:`RequestOptions`."""
 
     @wraps(command)
     def called(deadline: float, wait: bool, request_id: str | None, **others: Any) -> Any:
-        return command(asking=Asking(deadline, wait, request_id), **others)
+        return command(sending=RequestOptions(deadline, wait, request_id), **others)
 
     for option in reversed(_REQUEST_OPTIONS):
         called = option(called)
@@ -62,15 +69,17 @@ _REQUEST_OPTIONS = (
         show_default=True,
         help="How long the pipeline may try.",
     ),
-    click.option("--wait/--no-wait", default=True, help="Wait for the answer, or only ask.", show_default=True),
+    click.option("--wait/--no-wait", default=True, help="Wait for the answer, or only send the request.", show_default=True),
     click.option(
         "--request-id",
         metavar="ID",
-        help="Ask under this id. The same id again asks only once, and gets the same answer.",
+        help="Id of the request. A second request under the same id has no effect and gets the same answer.",
     ),
 )
 _target = click.option(
-    "--target", metavar="DIR", help="Where the savepoint is made: a URL or a directory. Default: the pipeline's own savepoints."
+    "--target",
+    metavar="DIR",
+    help="Directory (or URL) in which the savepoint is made. Default: that of the pipeline's savepoints.",
 )
 _name = click.option("--name", metavar="NAME", help="Part of the savepoint's directory's name.")
 
@@ -78,11 +87,11 @@ _name = click.option("--name", metavar="NAME", help="Part of the savepoint's dir
 @click.command()
 @request_options
 @storage_options
-def trigger(where: Where, asking: Asking) -> None:
-    """Ask the running pipeline for a checkpoint now, between the periodic ones."""
-    with _control(where) as control:
-        handle = control.checkpoint(request_id=asking.request_id, deadline=asking.deadline)
-        _follow(where, control, handle, asking)
+def trigger(options: StorageOptions, sending: RequestOptions) -> None:
+    """Request a checkpoint of the running pipeline now, between the periodic ones."""
+    with _control(options) as control:
+        handle = control.checkpoint(request_id=sending.request_id, deadline=sending.deadline)
+        _show_answer(options, control, handle, sending)
 
 
 @click.command()
@@ -90,53 +99,53 @@ def trigger(where: Where, asking: Asking) -> None:
 @_name
 @request_options
 @storage_options
-def savepoint(where: Where, asking: Asking, target: str | None, name: str | None) -> None:
-    """Ask the running pipeline for a savepoint; it runs on.
+def savepoint(options: StorageOptions, sending: RequestOptions, target: str | None, name: str | None) -> None:
+    """Request a savepoint of the running pipeline; the pipeline runs on.
 
-    A savepoint is self-contained: it may be copied, moved and kept, and is deleted only by `dispose`.
+    A savepoint is self-contained: it may be copied, moved and kept, and only `dispose` deletes it.
     """
-    with _control(where) as control:
+    with _control(options) as control:
         handle = control.savepoint(
-            target=_absolute(target), name=name or "", request_id=asking.request_id, deadline=asking.deadline
+            target=_absolute(target), name=name or "", request_id=sending.request_id, deadline=sending.deadline
         )
-        _follow(where, control, handle, asking)
+        _show_answer(options, control, handle, sending)
 
 
 @click.command()
 @click.option(
-    "--drain", is_flag=True, help="End all sources first, so that every window comes out. A drained pipeline is not resumed."
+    "--drain", is_flag=True, help="End all sources first, so that every window is emitted. A drained pipeline is not resumed."
 )
 @_target
 @_name
 @request_options
 @storage_options
-def stop(where: Where, asking: Asking, drain: bool, target: str | None, name: str | None) -> None:
+def stop(options: StorageOptions, sending: RequestOptions, drain: bool, target: str | None, name: str | None) -> None:
     """Stop the running pipeline with a savepoint: everything before it is committed, nothing after it is processed.
 
     By default the pipeline is suspended, and its next run resumes from that savepoint. If the savepoint fails, a suspended
     pipeline runs on; one that was to be drained restarts from its latest checkpoint.
     """
-    with _control(where) as control:
+    with _control(options) as control:
         handle = control.stop(
             drain=drain,
             target=_absolute(target),
             name=name or "",
-            request_id=asking.request_id,
-            deadline=asking.deadline,
+            request_id=sending.request_id,
+            deadline=sending.deadline,
         )
-        _follow(where, control, handle, asking)
+        _show_answer(options, control, handle, sending)
 
 
 @click.command("end-source")
 @click.argument("stage")
-@click.option("--instance", metavar="NAME", help="Only this instance of it. Default: all.")
+@click.option("--instance", metavar="NAME", help="Only this instance of the source. Default: all instances.")
 @request_options
 @storage_options
-def end_source(where: Where, asking: Asking, stage: str, instance: str | None) -> None:
-    """End the source STAGE as if its input were exhausted: what depends on it alone finishes as well."""
-    with _control(where) as control:
-        handle = control.end_source(stage, instance, request_id=asking.request_id, deadline=asking.deadline)
-        _follow(where, control, handle, asking)
+def end_source(options: StorageOptions, sending: RequestOptions, stage: str, instance: str | None) -> None:
+    """End the source STAGE as if its input were exhausted. Stages that read only this source finish as well."""
+    with _control(options) as control:
+        handle = control.end_source(stage, instance, request_id=sending.request_id, deadline=sending.deadline)
+        _show_answer(options, control, handle, sending)
 
 
 @click.command()
@@ -151,82 +160,84 @@ def end_source(where: Where, asking: Asking, stage: str, instance: str | None) -
     help="How long to wait.",
 )
 @storage_options
-def requests(where: Where, request_id: str | None, wait: bool, timeout: float) -> None:
-    """What was asked of the pipeline and not long ago answered, newest first; or one of it."""
+def requests(options: StorageOptions, request_id: str | None, wait: bool, timeout: float) -> None:
+    """The requests to the pipeline, newest first, or the one with REQUEST_ID. Requests answered long ago are deleted."""
     if request_id is None and wait:
         raise UsageProblem("--wait needs a REQUEST_ID to wait for")
-    with where.open() as storage:
-        where.state(storage)
+    with options.open() as storage:
+        options.state(storage)
         control = PipelineControl(storage, asked_by=asked_by(), sleep=_sleep)
         if request_id is not None:
-            _follow(where, control, control.handle(request_id), Asking(timeout, wait, request_id), asked=False)
+            _show_answer(options, control, control.handle(request_id), RequestOptions(timeout, wait, request_id), just_sent=False)
         else:
-            _list(where, storage, control)
+            _list(options, storage, control)
 
 
-# Asking
+# Sending
 
 
 @contextmanager
-def _control(where: Where) -> Iterator[PipelineControl]:
-    with where.open() as storage:
-        where.state(storage)
+def _control(options: StorageOptions) -> Iterator[PipelineControl]:
+    with options.open() as storage:
+        options.state(storage)
         yield PipelineControl(storage, asked_by=asked_by(), sleep=_sleep)
 
 
 def _sleep(seconds: float) -> None:
-    """Between two looks at the answer: says what the pipeline is doing meanwhile."""
-    waiting = click.get_current_context().meta.get(_WAITING)
-    if waiting is not None:
-        waiting()
+    """Pause between two reads of the answer, and update the progress display."""
+    update = click.get_current_context().meta.get(_UPDATE)
+    if update is not None:
+        update()
     sleep(seconds)
 
 
 def _absolute(target: str | None) -> str:
-    """A relative path is meant relative to where the user is; the pipeline may be elsewhere."""
+    """The target as an absolute path or URL: a relative path is relative to the user's directory, not to the pipeline's."""
     if not target or "://" in target:
         return target or ""
     return os.path.abspath(os.path.expanduser(target))
 
 
-def _follow(where: Where, control: PipelineControl, handle: RequestHandle, asking: Asking, *, asked: bool = True) -> None:
-    if not asking.wait:
-        _tell(where, handle.request, handle.poll())
+def _show_answer(
+    options: StorageOptions, control: PipelineControl, handle: RequestHandle, sending: RequestOptions, *, just_sent: bool = True
+) -> None:
+    if not sending.wait:
+        _show_result(options, handle.request, handle.poll())
         return
-    timeout = asking.deadline + (_GRACE_SECONDS if asked else 0.0)
+    timeout = sending.deadline + (_GRACE_SECONDS if just_sent else 0.0)
     try:
-        with _meanwhile(where, control, handle):
+        with _progress_display(options, control, handle):
             answer = handle.wait(timeout)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"interrupted; the request stands. To see its answer: dagster-checkpoints requests {handle.request_id}"
         ) from None
-    _tell(where, handle.request, answer)
+    _show_result(options, handle.request, answer)
 
 
 @contextmanager
-def _meanwhile(where: Where, control: PipelineControl, handle: RequestHandle) -> Iterator[None]:
-    """Show on a terminal that, and for what, we wait."""
-    out = console(error=True)
-    if where.as_json or not out.is_terminal:
+def _progress_display(options: StorageOptions, control: PipelineControl, handle: RequestHandle) -> Iterator[None]:
+    """On a terminal, show the request that the command waits for, and the pipeline's progress."""
+    terminal = console(error=True)
+    if options.as_json or not terminal.is_terminal:
         yield
         return
-    subject = f"{_wish(handle.request)}, request {handle.request_id}"
-    looked = monotonic() - _STATUS_SECONDS
+    subject = f"{_subject(handle.request)}, request {handle.request_id}"
+    updated_at = monotonic() - _STATUS_SECONDS
     context = click.get_current_context()
-    with out.status(f"Waiting for {subject}") as spinner:
+    with terminal.status(f"Waiting for {subject}") as spinner:
 
-        def look() -> None:
-            nonlocal looked
-            if monotonic() - looked >= _STATUS_SECONDS:
-                looked = monotonic()
+        def update() -> None:
+            nonlocal updated_at
+            if monotonic() - updated_at >= _STATUS_SECONDS:
+                updated_at = monotonic()
                 spinner.update(f"Waiting for {subject}{_progress(control)}")
 
-        context.meta[_WAITING] = look
+        context.meta[_UPDATE] = update
         try:
             yield
         finally:
-            context.meta.pop(_WAITING, None)
+            context.meta.pop(_UPDATE, None)
 
 
 def _progress(control: PipelineControl) -> str:
@@ -236,16 +247,16 @@ def _progress(control: PipelineControl) -> str:
         return ""
     if status is None:
         return ""
-    doing = [f"{p.kind} {p.checkpoint_id}: {p.acknowledged} of {p.expected} tasks" for p in status.pending]
+    activities = [f"{p.kind} {p.checkpoint_id}: {p.acknowledged} of {p.expected} tasks" for p in status.pending]
     if status.phase != "running":
-        doing.insert(0, status.phase)
-    return f" ({'; '.join(doing)})" if doing else ""
+        activities.insert(0, status.phase)
+    return f" ({'; '.join(activities)})" if activities else ""
 
 
-# Telling
+# Showing
 
 
-def _wish(request: ControlRequest) -> str:
+def _subject(request: ControlRequest) -> str:
     match request.kind:
         case "checkpoint":
             return "a checkpoint"
@@ -254,11 +265,15 @@ def _wish(request: ControlRequest) -> str:
         case "stop":
             return "a stop with drain" if request.drain else "a stop (suspend)"
         case "end_source":
-            return f"the end of source {request.stage}" + (f"[{request.instance}]" if request.instance is not None else "")
+            return f"the end of source {_source(request)}"
 
 
-def _tell(where: Where, request: ControlRequest, answer: Answer | None) -> None:
-    if where.as_json:
+def _source(request: ControlRequest) -> str:
+    return request.stage + (f"[{request.instance}]" if request.instance is not None else "")
+
+
+def _show_result(options: StorageOptions, request: ControlRequest, answer: Answer | None) -> None:
+    if options.as_json:
         write_json({"request": request, "answer": answer, "status": answer.status if answer else "asked"})
     else:
         write(*_in_words(request, answer))
@@ -271,13 +286,13 @@ def _in_words(request: ControlRequest, answer: Answer | None) -> list[Any]:
     from rich.text import Text
 
     if answer is None or not answer.final:
-        state = "accepted" if answer is not None else "asked for"
+        state = "accepted" if answer is not None else "requested"
         return [
-            Text(f"{_wish(request).capitalize()} is {state}: request {request.request_id}"),
+            Text(f"{_subject(request).capitalize()} is {state}: request {request.request_id}"),
             Text(f"To see its answer: dagster-checkpoints requests {request.request_id}", style="dim"),
         ]
     if answer.status == "failed":
-        return [Text(f"{_wish(request).capitalize()} failed: {answer.reason}: {answer.message}", style="red")]
+        return [Text(f"{_subject(request).capitalize()} failed: {answer.reason}: {answer.message}", style="red")]
     took = seconds_in_words((answer.answered_at - request.asked_at).total_seconds())
     about = facts(
         ("location", answer.location),
@@ -285,10 +300,10 @@ def _in_words(request: ControlRequest, answer: Answer | None) -> list[Any]:
         ("request", f"{request.request_id}, answered after {took}"),
         *((name, str(value)) for name, value in answer.details.items() if isinstance(value, str | int | float)),
     )
-    return [Text(_done(request, answer), style="bold"), about, *([Text(answer.message)] if answer.message else [])]
+    return [Text(_outcome(request, answer), style="bold"), about, *([Text(answer.message)] if answer.message else [])]
 
 
-def _done(request: ControlRequest, answer: Answer) -> str:
+def _outcome(request: ControlRequest, answer: Answer) -> str:
     number = "" if answer.checkpoint_id is None else f" {answer.checkpoint_id}"
     match request.kind:
         case "checkpoint":
@@ -300,11 +315,11 @@ def _done(request: ControlRequest, answer: Answer) -> str:
         case "stop":
             return f"Suspended with savepoint{number}; the next run resumes from it"
         case _:
-            return f"{_wish(request).capitalize()} has come"
+            return f"Source {_source(request)} has received the request to end"
 
 
-def _list(where: Where, storage: CheckpointStorage, control: PipelineControl) -> None:
-    found = []
+def _list(options: StorageOptions, storage: CheckpointStorage, control: PipelineControl) -> None:
+    answered = []
     for info in storage.store.list(storage.layout.requests):
         file = storage.layout.parse_request(info.key)
         if file is None or file.part != "request":
@@ -316,14 +331,14 @@ def _list(where: Where, storage: CheckpointStorage, control: PipelineControl) ->
             click.echo(f"{file.request_id}: {error}", err=True)
             continue
         if request is not None:
-            found.append((request, answer))
-    found.sort(key=lambda one: one[0].asked_at, reverse=True)
-    if where.as_json:
-        write_json([{"request": request, "answer": answer} for request, answer in found])
+            answered.append((request, answer))
+    answered.sort(key=lambda pair: pair[0].asked_at, reverse=True)
+    if options.as_json:
+        write_json([{"request": request, "answer": answer} for request, answer in answered])
         return
-    made = table("request", "asked (UTC)", "for", "by", "answer", keep=("asked (UTC)",))
-    for request, answer in found:
-        said = "none yet" if answer is None else f"{answer.status} {answer.location or answer.reason}".strip()
-        asker = request.asked_by.removesuffix(" (dagster-checkpoints)")
-        made.add_row(*row(request.request_id, moment_in_words(request.asked_at), _wish(request), asker, said))
-    write(made if found else f"Nothing was asked of {storage.pipeline} lately.")
+    listing = table("request", "asked (UTC)", "for", "by", "answer", keep=("asked (UTC)",))
+    for request, answer in answered:
+        outcome = "none yet" if answer is None else f"{answer.status} {answer.location or answer.reason}".strip()
+        requester = request.asked_by.removesuffix(" (dagster-checkpoints)")
+        listing.add_row(*row(request.request_id, moment_in_words(request.asked_at), _subject(request), requester, outcome))
+    write(listing if answered else f"There are no recent requests to {storage.pipeline}.")

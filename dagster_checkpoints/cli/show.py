@@ -1,4 +1,4 @@
-"""`show`: a checkpoint or savepoint per stage and instance, or the running pipeline."""
+"""`show`: a checkpoint or savepoint by stage and instance, or the running pipeline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_checkpoints.cli.contents import InstanceContent, StageContent, contents, source_offsets
-from dagster_checkpoints.cli.locate import WHAT, Found, finding
+from dagster_checkpoints.cli.locate import LOCATION_HELP, StoredCheckpoint, located
 from dagster_checkpoints.cli.output import (
     NOTHING,
     bytes_in_words,
@@ -21,7 +21,7 @@ from dagster_checkpoints.cli.output import (
     write_json,
 )
 from dagster_checkpoints.cli.status_view import next_start, status_as_json, status_as_text
-from dagster_checkpoints.cli.storage_options import Where, storage_options
+from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 from dagster_checkpoints.control import read_status
 from dagster_checkpoints.plugin.verification import file_sizes
 from dagster_checkpoints.state import CheckpointMetadata
@@ -31,46 +31,46 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-@click.command(epilog=WHAT)
+@click.command(epilog=LOCATION_HELP)
 @click.argument("location", required=False)
-@click.option("--offsets/--no-offsets", default=True, help="Read how far each source has come: one small file per source.")
+@click.option("--offsets/--no-offsets", default=True, help="Read the offset of each source: one small file per source.")
 @storage_options
-def show(where: Where, location: str | None, offsets: bool) -> None:
-    """A checkpoint or savepoint in detail; without LOCATION: how the pipeline runs, or how it ended.
+def show(options: StorageOptions, location: str | None, offsets: bool) -> None:
+    """A checkpoint or savepoint in detail; without LOCATION, the progress of the running pipeline, or how it ended.
 
-    Per stage and instance: whether it runs or has finished, rows, bytes of state, watermark, and how far its input was read.
+    For each stage and instance: whether it runs or has finished, rows, bytes of state, watermark, and how far its input was read.
     """
     if location is None:
-        with where.open() as storage:
-            _show_pipeline(where, storage)
+        with options.open() as storage:
+            _show_pipeline(options, storage)
         return
-    with finding(where, location) as found:
-        metadata = found.read()
-        stages = contents(metadata, source_offsets(found, metadata) if offsets else {})
-        state = found.storage.read_state()
-        if where.as_json:
-            write_json(_as_json(found, metadata, stages, state))
+    with located(options, location) as stored:
+        metadata = stored.read()
+        stages = contents(metadata, source_offsets(stored, metadata) if offsets else {})
+        state = stored.storage.read_state()
+        if options.as_json:
+            write_json(_as_json(stored, metadata, stages, state))
         else:
-            write(*_as_text(found, metadata, stages, state))
+            write(*_as_text(stored, metadata, stages, state))
 
 
-def _show_pipeline(where: Where, storage: CheckpointStorage) -> None:
-    state, status = where.state(storage), read_status(storage)
-    if where.as_json:
+def _show_pipeline(options: StorageOptions, storage: CheckpointStorage) -> None:
+    state, status = options.state(storage), read_status(storage)
+    if options.as_json:
         write_json(status_as_json(state, status))
     else:
         write(*status_as_text(state, status))
 
 
 def _as_json(
-    found: Found, metadata: CheckpointMetadata, stages: tuple[StageContent, ...], state: PipelineState | None
+    stored: StoredCheckpoint, metadata: CheckpointMetadata, stages: tuple[StageContent, ...], state: PipelineState | None
 ) -> dict[str, Any]:
     sizes = file_sizes(metadata)
     return {
         "id": metadata.checkpoint_id,
         "kind": metadata.kind,
-        "location": found.location,
-        "url": found.url,
+        "location": stored.location,
+        "url": stored.url,
         "pipeline": metadata.pipeline,
         "job_id": metadata.job_id,
         "run_id": metadata.run_id,
@@ -81,7 +81,7 @@ def _as_json(
         "files": len(sizes),
         "spark_version": metadata.spark_version,
         "format_version": metadata.version,
-        "next_start": next_start(state) == found.location,
+        "next_start": next_start(state) == stored.location,
         "statistics": metadata.statistics,
         "chains": [chain.stages for chain in metadata.chains],
         "stages": stages,
@@ -89,15 +89,15 @@ def _as_json(
 
 
 def _as_text(
-    found: Found, metadata: CheckpointMetadata, stages: tuple[StageContent, ...], state: PipelineState | None
+    stored: StoredCheckpoint, metadata: CheckpointMetadata, stages: tuple[StageContent, ...], state: PipelineState | None
 ) -> list[RenderableType]:
     from rich.text import Text
 
     sizes = file_sizes(metadata)
     new = metadata.statistics.get("new_bytes")
     about = facts(
-        ("location", found.location),
-        ("url", found.url if found.url != found.location else ""),
+        ("location", stored.location),
+        ("url", stored.url if stored.url != stored.location else ""),
         ("pipeline", metadata.pipeline),
         ("job", f"{metadata.job_id}, run {metadata.run_id}" if metadata.run_id else metadata.job_id),
         (
@@ -112,14 +112,14 @@ def _as_text(
         ),
         ("written by", f"Spark {metadata.spark_version or 'of an unknown version'}, format {metadata.version}"),
         ("late rows", ", ".join(f"{stage.name} {stage.late_rows:,}" for stage in stages if stage.late_rows)),
-        ("next run", "begins from this, unless it is told otherwise" if next_start(state) == found.location else ""),
+        ("next run", "begins from this one by default" if next_start(state) == stored.location else ""),
     )
     title = Text(f"{metadata.kind.capitalize()} {metadata.checkpoint_id} of {metadata.pipeline}", style="bold")
     return [title, about, Text(""), _stages(stages)]
 
 
 def _stages(stages: tuple[StageContent, ...]) -> RenderableType:
-    made = table(
+    stage_table = table(
         "stage",
         "instance",
         "state",
@@ -132,12 +132,12 @@ def _stages(stages: tuple[StageContent, ...]) -> RenderableType:
     )
     for stage in stages:
         if stage.finished:
-            made.add_row(*row(stage.name, _instances(stage), "finished", f"{stage.rows:,}", "", "", "", style="dim"))
+            stage_table.add_row(*row(stage.name, _instances(stage), "finished", f"{stage.rows:,}", "", "", "", style="dim"))
             continue
         for number, instance in enumerate(stage.instances):
             cells = _cells(instance)
-            made.add_row(*row("" if number else stage.name, *cells, style="dim" if instance.state == "finished" else ""))
-    return made
+            stage_table.add_row(*row("" if number else stage.name, *cells, style="dim" if instance.state == "finished" else ""))
+    return stage_table
 
 
 def _instances(stage: StageContent) -> str:

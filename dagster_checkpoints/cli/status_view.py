@@ -1,4 +1,4 @@
-"""How a pipeline runs, from `status.json` and `state.json`: as JSON and as tables."""
+"""The progress of a pipeline, from `status.json` and `state.json`: as JSON and as tables."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _BAR = 24
 
 
 def current(state: PipelineState, status: PipelineStatus | None) -> PipelineStatus | None:
-    """The status, if it is that of the run that owns the pipeline, and not one that an earlier run has left behind."""
+    """The status, if the run that owns the pipeline wrote it; None for the status of an earlier run."""
     if status is None or state.lease is None or status.epoch != state.epoch:
         return None
     return status
 
 
 def next_start(state: PipelineState | None) -> str | None:
-    """The location that the next run begins from by default; None if it is a new start."""
+    """The location that the next run restores by default; None if the next run is a new start."""
     if state is None or state.newest is None:
         return None
-    over = state.job.status in ("FINISHED", "NONE") and state.job.ended_by != "suspend"
-    return None if over else state.newest.location
+    ended = state.job.status in ("FINISHED", "NONE") and state.job.ended_by != "suspend"
+    return None if ended else state.newest.location
 
 
 def status_as_json(state: PipelineState, status: PipelineStatus | None) -> dict[str, Any]:
-    """Everything that is known."""
+    """The content of both files, as one document."""
     return {
         "pipeline": state.pipeline,
         "running": state.lease is not None,
@@ -60,38 +60,40 @@ def status_as_text(
     """A few lines and a table of stages.
 
     Args:
-        rates: rows a second, by stage; the table has a column of them if there are any.
+        state: content of `state.json`.
+        status: content of `status.json`; None if no run has written it.
+        rates: rows per second, by stage; None leaves out that column.
     """
     from rich.text import Text
 
-    told = current(state, status)
-    title = Text.assemble((state.pipeline, "bold"), "  ", _phase(state, told))
+    status = current(state, status)
+    title = Text.assemble((state.pipeline, "bold"), "  ", _phase(state, status))
     if state.lease is None:
         start = next_start(state)
         more = facts(("latest job", describe_end(state)), ("next run", f"begins from {start}" if start else "is a new start"))
         return [title, more]
     owner = state.lease.owner
     run = f"{owner.run_id} on {owner.host} (process {owner.pid}) since {moment_in_words(state.lease.acquired_at)} UTC"
-    if told is None:
+    if status is None:
         more = facts(("run", run), ("newest", state.newest.location if state.newest else "no checkpoint yet"))
-        return [title, more, Text("The run has not said yet how it goes.")]
+        return [title, more, Text("The run has not written its status yet.")]
     about = facts(
         ("run", run),
-        ("job", f"{told.job_id}" + (f", attempt {told.attempt}" if told.attempt > 1 else "")),
-        ("roots", ", ".join(told.roots)),
-        ("newest", _last(told.last_checkpoint) if told.last_checkpoint else "no checkpoint in this run yet"),
-        *_slowest(told.last_checkpoint),
-        *_counts(told),
+        ("job", f"{status.job_id}" + (f", attempt {status.attempt}" if status.attempt > 1 else "")),
+        ("roots", ", ".join(status.roots)),
+        ("newest", _last(status.last_checkpoint) if status.last_checkpoint else "no checkpoint in this run yet"),
+        *_slowest(status.last_checkpoint),
+        *_counts(status),
     )
-    return [title, about, *_under_way(told), Text(""), _stages(told, rates)]
+    return [title, about, *_under_way(status), Text(""), _stages(status, rates)]
 
 
-def _phase(state: PipelineState, told: PipelineStatus | None) -> tuple[str, str]:
+def _phase(state: PipelineState, status: PipelineStatus | None) -> tuple[str, str]:
     if state.lease is None:
         return ("not running", "yellow")
-    if told is None:
+    if status is None:
         return ("starting", "yellow")
-    return (told.phase, "green" if told.phase == "running" else "yellow")
+    return (status.phase, "green" if status.phase == "running" else "yellow")
 
 
 def _last(last: CompletedCheckpointStatus) -> str:
@@ -102,7 +104,7 @@ def _last(last: CompletedCheckpointStatus) -> str:
 
 
 def _slowest(last: CompletedCheckpointStatus | None) -> list[tuple[str, str]]:
-    """What the newest checkpoint waited for, where there is a choice."""
+    """The vertex that acknowledged the newest checkpoint last, if there are several."""
     if last is None or len(last.parts) < 2:
         return []
     part = max(last.parts, key=lambda part: part.acknowledged_after)
@@ -111,64 +113,64 @@ def _slowest(last: CompletedCheckpointStatus | None) -> list[tuple[str, str]]:
     return [("slowest", f"{' + '.join(part.stages)}, acknowledged after {seconds_in_words(part.acknowledged_after)} ({taken})")]
 
 
-def _counts(told: PipelineStatus) -> list[tuple[str, str]]:
-    made, failure = told.checkpoints, told.last_failure
-    if made is None:
+def _counts(status: PipelineStatus) -> list[tuple[str, str]]:
+    counts, failure = status.checkpoints, status.last_failure
+    if counts is None:
         return []
-    savepoints = f" ({made.savepoints} of them savepoints)" if made.savepoints else ""
-    said = f"{made.completed} completed{savepoints}, {made.failed} failed"
-    if made.completed:
-        took = ((made.duration_p50, "p50"), (made.duration_p99, "p99"), (made.duration_max, "at most"))
-        said += "; " + ", ".join(f"{seconds_in_words(seconds)} {what}" for seconds, what in took)
-    lines = [("in this run", said)]
+    savepoints = f" ({counts.savepoints} of them savepoints)" if counts.savepoints else ""
+    summary = f"{counts.completed} completed{savepoints}, {counts.failed} failed"
+    if counts.completed:
+        durations = ((counts.duration_p50, "p50"), (counts.duration_p99, "p99"), (counts.duration_max, "at most"))
+        summary += "; " + ", ".join(f"{seconds_in_words(seconds)} {what}" for seconds, what in durations)
+    lines = [("in this run", summary)]
     if failure is not None:
         ago = age_in_words(failure.failed_at)
         lines.append(("latest failure", f"{failure.checkpoint_id}, {ago} ago: {failure.message} ({failure.reason})"))
     return lines
 
 
-def _under_way(told: PipelineStatus) -> list[RenderableType]:
+def _under_way(status: PipelineStatus) -> list[RenderableType]:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
     lines: list[RenderableType] = []
-    if told.stop is not None:
-        how = "drain" if told.stop.drain else "suspend"
-        state = told.stop.state.lower().replace("_", " ")
-        lines.append(Text(f"Stopping ({how}): {state}; request {told.stop.request_id}", style="yellow"))
-    if told.pending:
-        made = Table.grid(padding=(0, 2))
-        for pending in told.pending:
-            made.add_row(
+    if status.stop is not None:
+        how = "drain" if status.stop.drain else "suspend"
+        state = status.stop.state.lower().replace("_", " ")
+        lines.append(Text(f"Stopping ({how}): {state}; request {status.stop.request_id}", style="yellow"))
+    if status.pending:
+        grid = Table.grid(padding=(0, 2))
+        for pending in status.pending:
+            grid.add_row(
                 Text(f"{pending.kind} {pending.checkpoint_id}"),
                 ProgressBar(total=max(pending.expected, 1), completed=pending.acknowledged, width=_BAR),
                 Text(f"{pending.acknowledged} of {pending.expected} tasks, {seconds_in_words(pending.seconds)}"),
             )
-        lines.append(made)
+        lines.append(grid)
     return lines
 
 
-def _stages(told: PipelineStatus, rates: Mapping[str, float] | None) -> RenderableType:
-    late = any(stage.late_rows for stage in told.stages)
+def _stages(status: PipelineStatus, rates: Mapping[str, float] | None) -> RenderableType:
+    late = any(stage.late_rows for stage in status.stages)
     more = (("rows/s",) if rates is not None else ()) + (("late rows",) if late else ())
     right = ("rows", "rows/s", "late rows")
-    made = table("stage", "instance", "state", "rows", *more, "watermark (UTC)", right=right, keep=("stage", "instance"))
-    inside = {stage for chain in told.chains for stage in chain[:-1]}  # nobody counts rows, or watermarks, within a query
-    for stage in told.stages:
+    stage_table = table("stage", "instance", "state", "rows", *more, "watermark (UTC)", right=right, keep=("stage", "instance"))
+    inside = {stage for chain in status.chains for stage in chain[:-1]}  # rows and watermarks are not known within a query
+    for stage in status.stages:
         count = [f"{stage.rows:,}" if stage.name not in inside else NOTHING]
         if rates is not None:
             count.append(_rate(rates, stage) if stage.name not in inside else NOTHING)
         if late:
             count.append(f"{stage.late_rows:,}")
         if stage.finished or not stage.instances:
-            made.add_row(*row(stage.name, _names(stage), "finished", *count, "", style="dim"))
+            stage_table.add_row(*row(stage.name, _names(stage), "finished", *count, "", style="dim"))
             continue
         for number, instance in enumerate(stage.instances):
             name, numbers = ("", [""] * len(count)) if number else (stage.name, count)
             watermark = _watermark(instance) if stage.name not in inside else NOTHING
-            made.add_row(*row(name, instance.name, _state(instance), *numbers, watermark))
-    return made
+            stage_table.add_row(*row(name, instance.name, _state(instance), *numbers, watermark))
+    return stage_table
 
 
 def _rate(rates: Mapping[str, float], stage: StageStatus) -> str:

@@ -1,4 +1,4 @@
-"""Which storage and which pipeline a command is about: the options that all commands share."""
+"""The options that all commands share: the storage and the pipeline."""
 
 from __future__ import annotations
 
@@ -22,11 +22,16 @@ from dagster_checkpoints.storage.layout import Layout
 
 
 @dataclass(frozen=True)
-class Where:
-    """What the shared options say.
+class StorageOptions:
+    """The values of the shared options; None for an option that is not given.
 
     Attributes:
-        as_json: the output is for a program.
+        storage: root of the storage: a URL or a path.
+        pipeline: name of the pipeline.
+        endpoint_url: URL of an S3 server other than AWS.
+        region: AWS region.
+        profile: AWS profile.
+        as_json: whether the output is JSON.
     """
 
     storage: str | None
@@ -37,12 +42,15 @@ class Where:
     as_json: bool
 
     def store(self, root: str | None = None) -> ObjectStore:
-        """The root of the storage, or another one.
+        """The object store at the root of the storage.
+
+        Args:
+            root: URL or path of another root; by default that of the options.
 
         Raises:
-            NoStorageError: nothing says where it is.
-            InvalidStorageUrl: it can be none.
-            UsageProblem: the options for S3 make no sense.
+            NoStorageError: neither an option nor the environment names the storage.
+            InvalidStorageUrl: the root is not a URL or path of a storage.
+            UsageProblem: the options for S3 cannot be used.
         """
         url = root or storage_root(self.storage, setting="--storage", shared_parts=_shared_parts)
         try:
@@ -58,11 +66,11 @@ class Where:
 
     @contextmanager
     def open(self) -> Iterator[CheckpointStorage]:
-        """The storage of the pipeline that was named, or of the only one there.
+        """The storage of the pipeline that the options name, or of the only pipeline in the storage.
 
         Raises:
-            NothingThere: no such pipeline ever ran on this storage.
-            UsageProblem: there are several, and none was named.
+            NothingThere: no pipeline ever ran in this storage.
+            UsageProblem: the storage has several pipelines, and the options name none.
         """
         store = self.store()
         name = self.pipeline if self.pipeline is not None else _only_one(store)
@@ -70,13 +78,13 @@ class Where:
             yield storage
 
     def state(self, storage: CheckpointStorage) -> PipelineState:
-        """What `state.json` says. Raises NothingThere if the pipeline never ran there."""
+        """The content of `state.json`. Raises NothingThere if the pipeline never ran in this storage."""
         state = storage.read_state()
         if state is None:
-            there = ", ".join(pipelines(storage.store)) or "none"
+            names = ", ".join(pipelines(storage.store)) or "none"
             raise NothingThere(
-                f"expected a pipeline {storage.pipeline!r} in {storage.store.url}, found that none of that name ever ran there. "
-                f"Pipelines there: {there}. Is it the right --storage?"
+                f"expected a pipeline {storage.pipeline!r} in {storage.store.url}, found no pipeline of that name in it. "
+                f"Its pipelines: {names}. Is it the right --storage?"
             )
         return state
 
@@ -86,29 +94,29 @@ def _shared_parts() -> list[str]:
     try:
         return shared_parts_below(home) if home else []
     except ValueError as error:
-        raise UsageProblem(f"{error}. Say with --storage where checkpoints are stored") from error
+        raise UsageProblem(f"{error}. Name the storage of the checkpoints with --storage") from error
 
 
 def pipelines(store: ObjectStore) -> list[str]:
-    """The names of all pipelines that ever ran on this storage, sorted."""
-    found = []
+    """The names of all pipelines that ever ran in this storage, sorted."""
+    names = []
     for name in store.folders():
-        with suppress(InvalidKey):  # a directory of something else
+        with suppress(InvalidKey):  # a directory that is not a pipeline's
             if store.head(Layout(name).state) is not None:
-                found.append(name)
-    return sorted(found)
+                names.append(name)
+    return sorted(names)
 
 
 def asked_by() -> str:
-    """Who asks, for people."""
-    user = "somebody"
+    """The requester, as people read it: user and host."""
+    user = "unknown user"
     with suppress(OSError, KeyError, ImportError):
         user = getpass.getuser()
     return f"{user}@{socket.gethostname()} (dagster-checkpoints)"
 
 
 def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of every command; the command gets them as its first argument, a :class:`Where`."""
+    """The options of every command; the command gets them as its first argument, a :class:`StorageOptions`."""
 
     @wraps(command)
     def called(
@@ -121,7 +129,7 @@ def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **others: Any,
     ) -> Any:
         click.get_current_context().find_root().meta[JSON] = as_json
-        return command(Where(storage, pipeline, endpoint_url, region, profile, as_json), **others)
+        return command(StorageOptions(storage, pipeline, endpoint_url, region, profile, as_json), **others)
 
     for option in reversed(_OPTIONS):
         called = option(called)
@@ -129,12 +137,12 @@ def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _only_one(store: ObjectStore) -> str:
-    found = pipelines(store)
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    names = pipelines(store)
+    if len(names) == 1:
+        return names[0]
+    if not names:
         raise NothingThere(f"expected the state of a pipeline in {store.url}, found none. Is it the right --storage?")
-    raise UsageProblem(f"{store.url} has several pipelines: {', '.join(found)}. Say which one with --pipeline")
+    raise UsageProblem(f"{store.url} has several pipelines: {', '.join(names)}. Name one with --pipeline")
 
 
 _OPTIONS = (
@@ -145,7 +153,7 @@ _OPTIONS = (
         "DAGSTER_HOME/checkpoints.",
     ),
     click.option("--pipeline", metavar="NAME", help="Default: the only one in the storage."),
-    click.option("--endpoint-url", metavar="URL", help="Of an S3 server other than AWS. Default: boto3's own configuration."),
+    click.option("--endpoint-url", metavar="URL", help="URL of an S3 server other than AWS. Default: boto3's own configuration."),
     click.option("--region", metavar="NAME", help="AWS region. Default: boto3's own configuration."),
     click.option("--profile", metavar="NAME", help="AWS profile. Default: boto3's own configuration."),
     click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs."),

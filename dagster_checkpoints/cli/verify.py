@@ -1,4 +1,4 @@
-"""`verify`: is a checkpoint or savepoint whole, and does it fit a pipeline?"""
+"""`verify`: whether a checkpoint or savepoint is complete, and whether it fits a pipeline."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import click
 
 from dagster_checkpoints.cli.exits import Exit
 from dagster_checkpoints.cli.loading import LoadedCode, code_options, load_chosen
-from dagster_checkpoints.cli.locate import WHAT, find, opened_for
+from dagster_checkpoints.cli.locate import LOCATION_HELP, locate, opened_for
 from dagster_checkpoints.cli.output import bytes_in_words, count_of, write, write_json
-from dagster_checkpoints.cli.storage_options import Where, storage_options
+from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.verification import Problem, VerificationReport, verify_savepoint
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-@click.command(epilog=WHAT)
+@click.command(epilog=LOCATION_HELP)
 @click.argument("location")
 @code_options
-@click.option("--allow-non-restored-state", is_flag=True, help="State of stages that the pipeline no longer has is no problem.")
+@click.option("--allow-non-restored-state", is_flag=True, help="Accept state of stages that the pipeline no longer has.")
 @click.option(
     "--plans/--no-plans",
     default=True,
-    help="Whether stages' plans are compared with the state, for which Spark is started. Default: yes, with -m or -f.",
+    help="Compare the stages' plans with the state, for which Spark is started. Default: yes, with -m or -f.",
 )
 @storage_options
 def verify(
-    where: Where,
+    options: StorageOptions,
     location: str,
     module: str | None,
     file: str | None,
@@ -38,25 +38,25 @@ def verify(
     allow_non_restored_state: bool,
     plans: bool,
 ) -> None:
-    """Read all of a checkpoint or savepoint: metadata, and each file's size and sha256.
+    """Read a whole checkpoint or savepoint: its metadata, and the size and sha256 of each file.
 
-    With -m or -f also whether the pipeline in that code can be restored from it: its stages and inputs, and the stateful
-    operators and sources of their plans. For the plans, Spark runs in this process, with the settings of the code location's
-    CheckpointCoordinatorResource; the functions of the stages are called. Exit code 1 if anything is wrong.
+    With -m or -f it also checks whether the pipeline in that code can be restored from it: its stages and inputs, and the
+    stateful operators and sources of their plans. For the plans, Spark runs in this process, with the settings of the code
+    location's CheckpointCoordinatorResource, and the functions of the stages are called. Exit code 1 if there is a problem.
     """
-    with opened_for(where, location) as storage:
-        found = find(storage, location)
-        chosen = load_chosen(module, file, attribute, where.pipeline)
+    with opened_for(options, location) as storage:
+        stored = locate(storage, location)
+        chosen = load_chosen(module, file, attribute, options.pipeline)
         pipeline = chosen[1] if chosen is not None else None
-        report = verify_savepoint(storage, found.location, pipeline, allow_non_restored_state=allow_non_restored_state)
+        report = verify_savepoint(storage, stored.location, pipeline, allow_non_restored_state=allow_non_restored_state)
         if chosen is not None and plans:
-            more = _plan_problems(*chosen, report, found.location, allow_non_restored_state)
-            report = replace(report, problems=(*report.problems, *more))
-        if where.as_json:
+            plan_problems = _plan_problems(*chosen, report, stored.location, allow_non_restored_state)
+            report = replace(report, problems=(*report.problems, *plan_problems))
+        if options.as_json:
             write_json(
                 {
                     "url": report.url,
-                    "location": found.location,
+                    "location": stored.location,
                     "ok": report.ok,
                     "problems": report.problems,
                     "files": report.files,
@@ -73,7 +73,7 @@ def verify(
 def _plan_problems(
     code: LoadedCode, pipeline: Pipeline, report: VerificationReport, location: str, allow_non_restored_state: bool
 ) -> list[Problem]:
-    """What of the stages' plans does not fit the state; nothing where the pipeline does not fit for another reason."""
+    """The problems of the stages' plans with the state; empty if the pipeline does not fit for another reason."""
     from dagster_checkpoints.spark.job.plan_check import check_plans
     from dagster_checkpoints.spark.session.spark_session import build_session
     from dagster_checkpoints.spark.snapshots.restored_state import Restored
@@ -82,7 +82,7 @@ def _plan_problems(
     if report.metadata is None:
         return []
     queries = [task.query for chain in report.metadata.chains for task in chain.tasks.values() if task.query is not None]
-    if all(query.sources is None for query in queries):  # of a release that did not record plans, or no query has begun
+    if all(query.sources is None for query in queries):  # a release that recorded no plans wrote it, or no query had begun
         return []
     try:
         plan = validate_restore(pipeline, report.metadata, allow_non_restored_state)
@@ -108,7 +108,7 @@ def _as_text(report: VerificationReport, pipeline: str | None) -> list[Renderabl
     size = f"{count_of(report.files, 'file')}, {bytes_in_words(report.bytes)}"
     if report.ok:
         fits = f", and pipeline {pipeline} can be restored from it" if pipeline else ""
-        return [Text(f"{report.url}\n{size}: all there and unchanged{fits}.")]
+        return [Text(f"{report.url}\n{size}: all files are present and unchanged{fits}.")]
     parts: list[RenderableType] = [
         Text(report.url),
         Text(f"{count_of(len(report.problems), 'problem')}; {size} named by its metadata" if report.metadata else "", "bold red"),

@@ -1,4 +1,4 @@
-"""`watch`: how the pipeline runs, as it runs."""
+"""`watch`: the progress of the running pipeline, live."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from dagster_checkpoints.cli.exits import Exit
 from dagster_checkpoints.cli.output import console, seconds_in_words, write, write_json, write_json_line
 from dagster_checkpoints.cli.status_view import current, status_as_json, status_as_text
-from dagster_checkpoints.cli.storage_options import Where, storage_options
+from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 from dagster_checkpoints.control import PipelineStatus, read_status
 from dagster_checkpoints.storage import CheckpointStorage, PipelineState, StorageUnavailable
 
@@ -22,27 +22,27 @@ _SILENT_INTERVALS = 4
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Show it once, and end.")
+@click.option("--once", is_flag=True, help="Show the progress once and end.")
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1),
     default=2.0,
     metavar="SECONDS",
     show_default=True,
-    help="Between two looks.",
+    help="Pause between two reads of the storage.",
 )
 @storage_options
-def watch(where: Where, once: bool, interval: float) -> None:
-    """How the pipeline runs: stages, rows, watermarks, checkpoints under way. Ends when the run does; Ctrl-C ends it before.
+def watch(options: StorageOptions, once: bool, interval: float) -> None:
+    """The progress of the pipeline: stages, rows, watermarks, checkpoints under way. Ends with the run, or with Ctrl-C.
 
-    With --json: one document a line, whenever something has changed. Exit code 3 if the pipeline is not running.
+    With --json: one document per line, whenever the progress has changed. Exit code 3 if the pipeline is not running.
     """
-    with where.open() as storage:
-        watcher = _Watcher(where, storage)
-        watcher.look()
+    with options.open() as storage:
+        watcher = _Watcher(options, storage)
+        watcher.read()
         if once or not watcher.running:
             watcher.show_once()
-        elif where.as_json or not console().is_terminal:
+        elif options.as_json or not console().is_terminal:
             watcher.follow_lines(interval)
         else:
             watcher.follow_live(interval)
@@ -52,37 +52,43 @@ def watch(where: Where, once: bool, interval: float) -> None:
 
 @dataclass
 class _Watcher:
-    """Looks at a pipeline again and again.
+    """Reads a pipeline's state and status repeatedly, and shows them.
 
     Attributes:
-        rates: rows a second between the last two statuses, by stage.
-        trouble: why storage could not be asked the last time.
+        options: the options of the command.
+        storage: storage of the pipeline.
+        state: content of `state.json` at the last successful read.
+        status: status of the running owner at that read; None if it has written none.
+        rates: rows per second between the last two statuses, by stage.
+        ever_ran: whether the pipeline was running at some read.
+        storage_error: why the last read of the storage failed; "" if it succeeded.
+        changed_at: monotonic seconds of the last read that showed a change.
     """
 
-    where: Where
+    options: StorageOptions
     storage: CheckpointStorage
     state: PipelineState | None = None
     status: PipelineStatus | None = None
     rates: dict[str, float] = field(default_factory=dict)
     ever_ran: bool = False
-    trouble: str = ""
+    storage_error: str = ""
     changed_at: float = field(default_factory=lambda: monotonic())
 
     @property
     def running(self) -> bool:
         return self.state is not None and self.state.lease is not None
 
-    def look(self) -> bool:
-        """Read storage once more. Returns whether anything has changed."""
+    def read(self) -> bool:
+        """Read state and status. Returns whether one of them has changed."""
         try:
-            state, status = self.where.state(self.storage), read_status(self.storage)
+            state, status = self.options.state(self.storage), read_status(self.storage)
         except StorageUnavailable as error:
             if self.state is None:
                 raise
-            self.trouble = str(error)
+            self.storage_error = str(error)
             return False
         before = (self.state.token if self.state else "", self.status.sequence if self.status else -1)
-        previous, self.state, self.status, self.trouble = self.status, state, current(state, status), ""
+        previous, self.state, self.status, self.storage_error = self.status, state, current(state, status), ""
         changed = before != (state.token, self.status.sequence if self.status else -1)
         if changed:
             self.changed_at = monotonic()
@@ -108,42 +114,42 @@ class _Watcher:
         assert self.state is not None
         parts = list(status_as_text(self.state, self.status, self.rates))
         notes = []
-        if self.trouble:
-            notes.append(f"Storage did not answer the last time: {self.trouble}")
-        silent = monotonic() - self.changed_at
-        promised = self.status.interval if self.status else 5.0
-        if self.running and silent > _SILENT_INTERVALS * promised:
-            notes.append(f"No news for {seconds_in_words(silent)}: the run is busy, or dead.")
+        if self.storage_error:
+            notes.append(f"The last read of the storage failed: {self.storage_error}")
+        unchanged = monotonic() - self.changed_at
+        status_interval = self.status.interval if self.status else 5.0
+        if self.running and unchanged > _SILENT_INTERVALS * status_interval:
+            notes.append(f"No new status for {seconds_in_words(unchanged)}: the run is busy or dead.")
         return Group(*parts, *(Text(note, style="yellow") for note in notes))
 
     def show_once(self) -> None:
         assert self.state is not None
-        if self.where.as_json:
+        if self.options.as_json:
             write_json(status_as_json(self.state, self.status))
         else:
             write(*status_as_text(self.state, self.status))
 
     def follow_lines(self, interval: float) -> None:
-        """Without a terminal: whenever something has changed."""
+        """Without a terminal: write the progress whenever it has changed."""
         changed = True
         while True:
             if changed:
                 assert self.state is not None
-                if self.where.as_json:
+                if self.options.as_json:
                     write_json_line(status_as_json(self.state, self.status))
                 else:
                     write(self.frame(), "")
             if not self.running:
                 return
             sleep(interval)
-            changed = self.look()
+            changed = self.read()
 
     def follow_live(self, interval: float) -> None:
-        """On a terminal: in place."""
+        """On a terminal: update the progress in place."""
         from rich.live import Live
 
         with Live(self.frame(), console=console(), auto_refresh=False, vertical_overflow="visible") as live:
             while self.running:
                 sleep(interval)
-                self.look()
+                self.read()
                 live.update(self.frame(), refresh=True)

@@ -47,11 +47,15 @@ def test_a_savepoint_is_asked_for_and_waited_for(world: Any) -> None:
         (("stop",), {"kind": "stop", "drain": False}, "Suspended with savepoint 43; the next run resumes from it"),
         (("stop", "--drain"), {"kind": "stop", "drain": True}, "Drained with savepoint 43; the next run is a new start"),
         (("stop", "--name", "last"), {"kind": "stop", "name": "last"}, "Suspended"),
-        (("end-source", "live"), {"kind": "end_source", "stage": "live", "instance": None}, "The end of source live has come"),
+        (
+            ("end-source", "live"),
+            {"kind": "end_source", "stage": "live", "instance": None},
+            "Source live has received the request to end",
+        ),
         (
             ("end-source", "live", "--instance", "EWR"),
             {"stage": "live", "instance": "EWR"},
-            "The end of source live[ewr] has come",
+            "Source live[ewr] has received the request to end",
         ),
     ],
 )
@@ -85,7 +89,7 @@ def test_a_failed_request_is_told_with_its_reason_and_the_savepoint_it_left(loca
 
 
 def test_nobody_to_ask(local: Any) -> None:
-    assert "none of that name ever ran there" in local.cli("savepoint", "--pipeline", "flights", code=6).stderr
+    assert "found no pipeline of that name in it" in local.cli("savepoint", "--pipeline", "flights", code=6).stderr
     local.run()
     local.checkpoint(42)
     local.end("FAILED")
@@ -124,7 +128,7 @@ def test_asking_without_waiting(local: Any) -> None:
 
 def test_requests_lists_what_was_asked_newest_first(world: Any) -> None:
     world.run()
-    assert "Nothing was asked of flights lately" in world.cli("requests").output
+    assert "There are no recent requests to flights" in world.cli("requests").output
     seen = world.answering(lambda r: failed(r, "CHECKPOINT_EXPIRED", "late") if r.kind == "checkpoint" else None)
     world.cli("trigger", "--request-id", "first", code=1)
     world.cli("savepoint", "--request-id", "second", "--no-wait")

@@ -114,7 +114,7 @@ def test_a_code_location_whose_pipeline_is_only_behind_its_assets(tmp_path: Path
     # `graph` and `verify` find a pipeline by the same means.
     found = load_pipeline(None, str(tmp_path / "location.py"), "defs", None)
     assert found is not None and found.name == "behind_assets"
-    with pytest.raises(UsageProblem, match=r"expected a pipeline 'other'.*Pipelines there: behind_assets"):
+    with pytest.raises(UsageProblem, match=r"expected a pipeline 'other'.*Its pipelines: behind_assets"):
         load_pipeline(None, str(tmp_path / "location.py"), None, "other")
 
 

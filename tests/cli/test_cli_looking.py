@@ -140,10 +140,10 @@ def test_all_pipelines_of_a_storage_are_listed_and_one_must_be_named_elsewhere(l
     local.store.put("notes/README", b"of somebody else")
     assert [p["pipeline"] for p in local.json("list")["pipelines"]] == ["flights", "trains"]
     error = local.json("show", code=2)
-    assert "several pipelines: flights, trains. Say which one with --pipeline" in error["message"]
+    assert "several pipelines: flights, trains. Name one with --pipeline" in error["message"]
     assert local.json("show", "--pipeline", "trains")["pipeline"] == "trains"
     missing = local.json("list", "--pipeline", "ships", code=6)
-    assert "Pipelines there: flights, trains" in missing["message"] and missing["exit_code"] == 6
+    assert "Its pipelines: flights, trains" in missing["message"] and missing["exit_code"] == 6
 
 
 def test_an_empty_storage_says_so(local: Any) -> None:
@@ -213,7 +213,7 @@ def test_show_finds_what_is_named_in_any_way(local: Any) -> None:
     for name in ("43", savepoint, f"{savepoint}/_metadata", f"{local.storage.url}/{savepoint}"):
         assert local.json("show", "--no-offsets", name)["location"] == savepoint
     missing = local.json("show", "44", code=6)
-    assert "Numbers there: 42, 43" in missing["message"]
+    assert "Its numbers: 42, 43" in missing["message"]
     assert savepoint in local.json("show", "savepoints/savepoint-7-x-abcdef", code=6)["message"]
     assert checkpoint in local.json("show", "checkpoints/chk-7-1", code=6)["message"]
 
@@ -253,7 +253,7 @@ def test_a_savepoint_number_that_fits_two_is_not_guessed(local: Any) -> None:
 def test_the_running_pipeline_is_shown_as_it_says_itself(world: Any) -> None:
     world.run()
     world.checkpoint(42)
-    assert "has not said yet" in world.cli("show").output
+    assert "has not written its status yet" in world.cli("show").output
     world.status(stop=world.stopping(drain=True), phase="stopping")
     shown = world.json("show")
     assert shown["running"] and shown["status"]["phase"] == "stopping" and shown["newest"]["checkpoint_id"] == 42
@@ -389,9 +389,9 @@ def test_graph_as_mermaid_and_svg(local: Any, code: str, tmp_path: Path) -> None
     [
         (("-m", "no_such_module"), "no_such_module cannot be imported: ModuleNotFoundError"),
         (("-f", "no_such_file.py"), "expected a Python file at"),
-        (("-a", "flights"), "say which one with -m or -f"),
+        (("-a", "flights"), "name that with -m or -f"),
         (("-m", "a", "-f", "b"), "found both"),
-        (("--code",), "say where it is with -m or -f"),
+        (("--code",), "name it with -m or -f"),
     ],
 )
 def test_code_that_cannot_be_found_is_wrong_usage(local: Any, options: tuple[str, ...], said: str) -> None:
@@ -399,7 +399,7 @@ def test_code_that_cannot_be_found_is_wrong_usage(local: Any, options: tuple[str
 
 
 def test_code_without_the_pipeline_says_what_it_has(local: Any, code: str, tmp_path: Path) -> None:
-    assert "found nothing of that name. Pipelines there: flights" in local.cli("graph", "-f", code, "-a", "ships", code=2).stderr
+    assert "found nothing of that name. Its pipelines: flights" in local.cli("graph", "-f", code, "-a", "ships", code=2).stderr
     assert "found a FunctionStage" in local.cli("graph", "-f", code, "-a", "live", code=2).stderr
     assert "'ships' in" in local.cli("graph", "-f", code, "--pipeline", "ships", code=2).stderr
     broken = tmp_path / "broken.py"
@@ -467,7 +467,7 @@ def test_watch_measures_rows_a_second_and_says_when_nothing_is_heard(local: Any,
     monkeypatch.setattr("rich.live.Live", Recorded)
     local.cli("watch")
     assert [" 50 " in frame for frame in frames] == [False, True, True, False]
-    assert ["No news for 21 s" in frame for frame in frames] == [False, False, True, False]
+    assert ["No new status for 21 s" in frame for frame in frames] == [False, False, True, False]
     assert "ended FAILED" in frames[-1]
 
 

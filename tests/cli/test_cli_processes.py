@@ -49,7 +49,7 @@ def test_a_second_process_finds_a_flipped_byte(world: Any) -> None:
     ("arguments", "code", "said"),
     [
         (("list",), 6, "Is it the right --storage?"),
-        (("trigger", "--pipeline", "flights"), 6, "none of that name ever ran there"),
+        (("trigger", "--pipeline", "flights"), 6, "found no pipeline of that name in it"),
         (("verify",), 2, "Missing argument 'LOCATION'"),
         (("nonsense",), 2, "No such command 'nonsense'"),
         (("list", "--storage", "ftp://x/y"), 2, "that kind is not supported"),

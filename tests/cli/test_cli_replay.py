@@ -52,7 +52,7 @@ def test_a_trace_is_a_history_of_when_who_what_and_why(tmp_path: Path) -> None:
     assert "1.000 s" in asked and "job" in asked and "checkpoint triggered (checkpoint_id 1" in asked and "nightly" in asked
     assert any("trigger task (task history[0], checkpoint barrier (checkpoint_id 1" in line for line in lines)
     assert not any("tick" in line for line in lines)  # nothing followed from it
-    assert lines[-1] == "replayed: 5 events of 1 machine; the machines of this version answer the same"
+    assert lines[-1] == "replayed: 5 events of 1 machine; this version's machines decide the same"
 
 
 def test_all_shows_the_events_without_consequences(tmp_path: Path) -> None:
@@ -65,7 +65,9 @@ def test_a_trace_of_other_machines_is_told_and_fails(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"request_id":"nightly"', '"request_id":"hourly"', 1))
     result = replayed(path)
     assert result.exit_code == 1
-    assert "answers of the machines differ from the trace; the first: entry 4: job at 101.000 s took" in result.stderr
+    assert (
+        "decisions of this version's machines differ from the trace; the first: entry 4: job at 101.000 s took" in result.stderr
+    )
     shown = replayed(path, "--json")
     assert shown.exit_code == 1
     document, _ = json.JSONDecoder().raw_decode(shown.stdout)

@@ -43,7 +43,7 @@ def test_verify_finds_nothing(world: Any, tmp_path: Path) -> None:
     fitting = code(tmp_path, ["EWR", "JFK", "LGA"])
     told = world.json("verify", savepoint, "-f", fitting)
     assert (told["ok"], told["problems"], told["files"], told["checked_against"]) == (True, [], 9, "flights")
-    assert "9 files, 180 B: all there and unchanged." in world.cli("verify", "43").output
+    assert "9 files, 180 B: all files are present and unchanged." in world.cli("verify", "43").output
     assert "pipeline flights can be restored from it" in world.cli("verify", "latest", "-f", fitting).output
 
 
@@ -76,7 +76,7 @@ def test_dispose_deletes_a_savepoint_that_nobody_needs(world: Any) -> None:
     world.checkpoint(42)
     kept, gone = world.savepoint(43, "kept"), world.savepoint(44, "gone")
     refused = world.cli("dispose", "44", code=2)
-    assert "say --yes" in refused.stderr and "Savepoint 44 of flights" in refused.stderr
+    assert "needs --yes" in refused.stderr and "Savepoint 44 of flights" in refused.stderr
     told = world.json("dispose", gone, "--yes")
     assert told["disposed"] == gone
     assert [entry["location"] for entry in world.json("list")["pipelines"][0]["entries"]] == [kept, "checkpoints/chk-42-1"]
