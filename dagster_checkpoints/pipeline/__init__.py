@@ -1,8 +1,8 @@
-"""Floor 1, pure: what a user writes, checked, and the graph that follows from it.
+"""Floor 1, pure: the definition of a pipeline by its user, its checks, and the graph that follows from it.
 
-Read `stages.py` and `decorators.py` (what a user writes; `edges.py`, `event_time.py`, `context.py` hold its
-parts), then `graph.py` (the pipeline as a whole), then `chains.py` (which stages share a query, and the
-execution graph). Nothing here may import Spark or Dagster, read a clock, start a thread or open a file.
+Read `stages.py` and `decorators.py` (what a user writes; `edges.py`, `event_time.py` and `context.py` hold its parts), then
+`graph.py` (the pipeline as a whole), then `chains.py` (which stages share a query, and the execution graph). No module of this
+package may import Spark or Dagster, read a clock, start a thread or open a file.
 """
 
 from __future__ import annotations

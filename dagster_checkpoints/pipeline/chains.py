@@ -1,7 +1,7 @@
 """Which stages share a Spark query, and the graph of tasks that follows.
 
-DESIGN "Chains". The execution graph is what the coordinator plans over: arrays per vertex, never an object
-per instance, so that a million instances cost nothing until one of them is spoken of.
+DESIGN "Chains". The execution graph is what the coordinator plans over: arrays per vertex, not an object
+per instance, so that a million instances cost nothing until one of them is used.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dagster_checkpoints.pipeline.names import suggestion
 class TaskId(NamedTuple):
     """One instance of a chain.
 
-    `index` counts instances of this vertex, from 0; it is no position in any other list.
+    `index` is the number of the instance within this vertex, from 0; it is not a position in any other list.
     """
 
     vertex: str
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a task
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used with tasks
 
     def __str__(self) -> str:
         return f"{self.vertex}[{self.index}]"
@@ -38,9 +38,9 @@ class Chain:
     """Stages that run as one query.
 
     Args:
-        name: That of its first stage.
-        stages: From the first to the last; each but the first reads exactly the one before it.
-        instances: Of every one of them.
+        name: Name of its first stage.
+        stages: Names of its stages, from the first to the last; each but the first reads exactly the one before it.
+        instances: Names of the instances, the same for every stage.
     """
 
     name: str
@@ -53,8 +53,8 @@ class Vertex:
     """A chain in the execution graph.
 
     Args:
-        name: The chain's name.
-        stages: Its stages, in order.
+        name: Name of the chain.
+        stages: Names of its stages, in order.
         parallelism: Number of its instances.
     """
 
@@ -84,12 +84,12 @@ class ExecutionGraph:
     parallelism.
 
     Args:
-        vertices: In topological order.
-        edges: One per edge between stages of different chains; two vertices may be joined by several.
+        vertices: The chains, in topological order.
+        edges: One edge per edge between stages of different chains; several may join the same two vertices.
 
     Raises:
-        InvalidExecutionGraphError: Names repeat, an instance count is not positive, or an edge does not lead
-            forward.
+        InvalidExecutionGraphError: Two vertices have one name, a parallelism is below 1, or an edge does not lead from an
+            earlier vertex to a later one.
     """
 
     vertices: tuple[Vertex, ...]
@@ -134,7 +134,7 @@ class ExecutionGraph:
         """The number of the vertex called `name`.
 
         Raises:
-            UnknownStageError: There is none.
+            UnknownStageError: The graph has no vertex of this name.
         """
         try:
             return self._index[name]
@@ -145,7 +145,7 @@ class ExecutionGraph:
             ) from None
 
     def tasks(self) -> Iterator[TaskId]:
-        """Every task, vertex by vertex; made one at a time."""
+        """Every task, vertex by vertex; each is created when the iterator reaches it."""
         for vertex in self.vertices:
             for index in range(vertex.parallelism):
                 yield TaskId(vertex.name, index)
@@ -160,8 +160,8 @@ def build_chains(pipeline: Pipeline, breaks: frozenset[str] = frozenset()) -> tu
     """Put the stages of a pipeline into chains.
 
     Args:
-        pipeline: What to lay out.
-        breaks: Stages that must begin a chain, because Spark refuses the combined plan.
+        pipeline: The pipeline whose stages are put into chains.
+        breaks: Names of stages that must begin a chain, because Spark refuses the combined plan.
 
     Returns:
         The chains in topological order; every stage is in exactly one.
@@ -183,31 +183,31 @@ def build_chains(pipeline: Pipeline, breaks: frozenset[str] = frozenset()) -> tu
 
 
 def may_join_upstream(pipeline: Pipeline, name: str) -> bool:
-    """Whether a stage may run in the query of the one stage it reads, as far as the graph alone can tell."""
+    """Whether a stage may run in the query of the one stage it reads, as far as the graph shows."""
     return chain_obstacle(pipeline, name) is None
 
 
 def chain_obstacle(pipeline: Pipeline, name: str) -> str | None:
-    """Why a stage cannot run in the query of what it reads, as far as the graph alone can tell; None if it can."""
+    """Why a stage cannot run in the query of the stage it reads, as far as the graph shows; None if it can."""
     stage, edges = pipeline.stage(name), [edge for edge in pipeline.edges if edge.target == name]
     if len(edges) != 1:
-        return f"{name!r} reads {len(edges)} stages, and expected is one"
+        return f"{name!r} reads {len(edges)} stages; expected one"
     if edges[0].input.mode != "stream" or edges[0].pattern is not EdgePattern.POINTWISE:
         how = "as a static input" if edges[0].input.mode != "stream" else "over ALL_TO_ALL"
-        return f"{name!r} reads {edges[0].source!r} {how}, and expected is a stream over POINTWISE"
+        return f"{name!r} reads {edges[0].source!r} {how}; expected a stream over POINTWISE"
     upstream = pipeline.stage(edges[0].source)
     if upstream.instances != stage.instances:
         return f"{name!r} has the instances {list(stage.instances)}, and {upstream.name!r} has {list(upstream.instances)}"
     consumers = pipeline.downstream(upstream.name)
     if len(consumers) > 1:
-        return f"{upstream.name!r} is read by {', '.join(map(repr, consumers))}, and expected is {name!r} alone"
+        return f"{upstream.name!r} is read by {', '.join(map(repr, consumers))}; expected {name!r} alone"
     if upstream.sink is not None:
         return f"{upstream.name!r} has a sink"
     if upstream.overrides_process_batch or upstream.overrides_finish:
         return f"{upstream.name!r} overrides {'process_batch' if upstream.overrides_process_batch else 'finish'}"
     if upstream.event_time_lateness_ms:
-        # A query has one watermark, and the one behind the upstream stage is earlier than the one in front of it.
-        return f"{upstream.name!r} declares a lateness of its own with event_time="
+        # A query has one watermark, and the watermark of the upstream stage's output is earlier than that of its input.
+        return f"{upstream.name!r} declares its own lateness with event_time="
     # A query has one output mode; in "update" an upstream aggregation would emit what it must still hold
     # back.
     return None if stage.output_mode == "append" else f"{name!r} has the output mode {stage.output_mode!r}"
@@ -217,15 +217,15 @@ def execution_graph(pipeline: Pipeline, chains: Sequence[Chain]) -> ExecutionGra
     """The graph of chains over which checkpoints are planned.
 
     Args:
-        pipeline: Whose edges to follow.
-        chains: From :func:`build_chains`, or as a checkpoint recorded them; in any order.
+        pipeline: The pipeline whose edges become the graph's edges.
+        chains: The result of :func:`build_chains`, or the chains that a checkpoint recorded; in any order.
 
     Returns:
-        A vertex per chain, ordered by the first stages' place in the pipeline; an edge per stage edge
+        A vertex per chain, ordered by the position of its first stage in the pipeline; an edge per stage edge
         between chains.
 
     Raises:
-        ChainLayoutError: A stage is in no chain or in two, or a chain joins what cannot be one query.
+        ChainLayoutError: A stage is in no chain or in two, or a chain joins stages that cannot be one query.
     """
     chain_of = _checked_layout(pipeline, chains)
     position = {stage.name: number for number, stage in enumerate(pipeline.stages)}
@@ -242,7 +242,7 @@ def execution_graph(pipeline: Pipeline, chains: Sequence[Chain]) -> ExecutionGra
 
 
 def _checked_layout(pipeline: Pipeline, chains: Sequence[Chain]) -> dict[str, str]:
-    """The chain of each stage, after checking that the layout is one that this pipeline can run in."""
+    """The chain of each stage; checks that the pipeline can run in this layout."""
     chain_of: dict[str, str] = {}
     for chain in chains:
         if not chain.stages or chain.name != chain.stages[0]:
@@ -255,13 +255,13 @@ def _checked_layout(pipeline: Pipeline, chains: Sequence[Chain]) -> dict[str, st
             if stage.instances != chain.instances:
                 raise ChainLayoutError(
                     f"Chain {chain.name!r} has instances {list(chain.instances)}, but {stage.where} has "
-                    f"{list(stage.instances)}; a restore with other instances needs a layout of its own."
+                    f"{list(stage.instances)}; a restore with other instances needs its own layout."
                 )
             if number and (pipeline.upstream(name) != (chain.stages[number - 1],) or not may_join_upstream(pipeline, name)):
                 raise ChainLayoutError(
                     f"{stage.where} cannot follow {chain.stages[number - 1]!r} in chain {chain.name!r}: it "
                     f"must read exactly that stage, instance by instance, no other stage may read that "
-                    f"stage's output, and that stage may declare no lateness of its own (event_time=). Was the "
+                    f"stage's output, and that stage may not declare its own lateness (event_time=). Was the "
                     f"pipeline changed since this layout was made?"
                 )
     absent = [stage.name for stage in pipeline.stages if stage.name not in chain_of]

@@ -1,6 +1,6 @@
-"""What a stage is given while it runs: the shape only; the runtime fills it in.
+"""The context that a running stage receives: its interface only; the runtime implements it.
 
-Knows nothing of how state is kept or where: the protocols are what a user's stage may rely on.
+Must not know how or where state is stored: a user's stage may rely on these protocols and no more.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class ListState(Protocol):
-    """A list of values (whatever JSON can hold), kept in every checkpoint.
+    """A list of JSON values, kept in every checkpoint.
 
-    As `context.state.list` an instance gets its own items again on a restore; they are dealt out evenly where the number
+    As `context.state.list` an instance gets its own items again on a restore; they are distributed evenly where the number
     of instances changes. As `context.state.union` every instance gets all the items of all instances on any restore. A
-    checkpoint holds an item of a union once, of the instance that put it in: after a restore `add` adds to an instance's
-    own items, `update` and `clear` replace them, and what other instances put in stays theirs. Flink: operator `ListState`.
+    checkpoint holds an item of a union once, with the instance that added it: after a restore `add` adds to an instance's
+    own items, `update` and `clear` replace them, and the items of other instances do not change. Flink: operator `ListState`.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -53,7 +53,7 @@ class BroadcastState(Protocol):
         ...
 
     def remove(self, key: str) -> None:
-        """Remove `key` if it is there."""
+        """Remove `key` if the state has it."""
         ...
 
     def items(self) -> Iterable[tuple[str, Any]]:
@@ -65,11 +65,11 @@ class OperatorStates(Protocol):
     """A stage's own state by name; the first use of a name creates it. Keyed state is Spark's own."""
 
     def list(self, name: str) -> ListState:
-        """State whose items are dealt out evenly on a restore."""
+        """State whose items are distributed evenly on a restore."""
         ...
 
     def union(self, name: str) -> ListState:
-        """State of which every instance gets everything on a restore."""
+        """State of which every instance gets all items on a restore."""
         ...
 
     def broadcast(self, name: str) -> BroadcastState:
@@ -79,14 +79,14 @@ class OperatorStates(Protocol):
 
 @dataclass(frozen=True)
 class StageContext:
-    """What one instance of a stage knows about itself.
+    """What one instance of a stage needs while it runs.
 
     Args:
-        spark: The session in which the stage's DataFrames live.
+        spark: Spark session of the stage's DataFrames.
         stage: Name of the stage.
         instance: Name of this instance, one of the stage's `instances`.
-        index: Its number among them, from 0.
-        parallelism: How many there are.
+        index: Number of this instance among them, from 0.
+        parallelism: Number of the stage's instances.
         state: The stage's own list, union list and broadcast state.
         log: Logger whose lines Dagster shows with the run.
     """

@@ -1,7 +1,7 @@
 """The decorators that turn a function into a stage.
 
-Each can be used bare or with keyword arguments; the function stays callable, so that it can be tried on
-DataFrames.
+Each can be used bare or with keyword arguments; the function stays callable, so that it can be tested
+with DataFrames.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 StageFunction = Callable[..., Any]
-"""A user's function: from the DataFrames of its upstream stages, and perhaps `context`, to a DataFrame."""
+"""A user's function from the DataFrames of its upstream stages, and optionally `context`, to a DataFrame."""
 
 
 class FunctionStage(Stage):
     """A stage whose `transform` is a function; made by the decorators.
 
     Args:
-        function: Its parameters, `context` apart, name the upstream stages.
-        name: By default the function's name.
-        options: As of :class:`Stage`.
+        function: The user's function; its parameters, except `context`, name the upstream stages.
+        name: Name of the stage; by default the function's name.
+        options: Further arguments of :class:`Stage`.
     """
 
     function: StageFunction
@@ -37,7 +37,7 @@ class FunctionStage(Stage):
         if not callable(function) or isinstance(function, type | Stage):
             raise StageSignatureError(
                 f"{function!r} cannot become a stage: the decorators expect a function. A subclass of Stage "
-                f"is not decorated but instantiated."
+                f"is instantiated, not decorated."
             )
         self.function = function
         self._wants_context = False
@@ -102,13 +102,13 @@ def stage(
         sink: Where the output is committed to; needed where no other stage reads it.
         instances: Names of the parallel instances; one by default.
         event_time: Event-time column of the output, where it is not that of the (first) input that has one; (column,
-            lateness) where rows of the output may be older than the input's watermark, by so much at most.
+            lateness) where rows of the output may be older than the input's watermark: the lateness is the largest difference.
         output_mode: Spark's output mode; "update" and "complete" only at a last stage whose sink supports
             them.
-        name: By default the function's name.
+        name: Name of the stage; by default the function's name.
 
     Raises:
-        PipelineDefinitionError: Something in the definition is not usable; the class says what.
+        PipelineDefinitionError: The definition cannot be used; the subclass names the mistake.
 
     Examples:
         >>> @stage(inputs={"airlines": StageInput(mode="static")})
@@ -153,18 +153,18 @@ def bounded_source(
     event_time: str | None = None,
     name: str | None = None,
 ) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
-    """Make a source of a function whose rows end: a stream over what is there, or a batch DataFrame.
+    """Make a source of a function whose rows end: a stream over input that exists, or a batch DataFrame.
 
     Args:
         watermark: Event-time column and allowed lateness, such as ("ts", "1 hour").
         idle_after: Seconds without a row after which an instance no longer holds back the watermark.
-        instances: Names of the parallel instances; `context.instance` tells the function which one it is.
+        instances: Names of the parallel instances; `context.instance` is the one that calls the function.
         sink: Where the output is committed to.
-        event_time: Only the watermark's column; accepted for symmetry.
-        name: By default the function's name.
+        event_time: The watermark's column, if given; no other is allowed.
+        name: Name of the stage; by default the function's name.
 
     Raises:
-        PipelineDefinitionError: Something in the definition is not usable; the class says what.
+        PipelineDefinitionError: The definition cannot be used; the subclass names the mistake.
 
     Examples:
         >>> @bounded_source(watermark=("ts", "1 hour"))
@@ -233,12 +233,12 @@ def _with_idle_after(watermark: Any, idle_after: float | None, function: StageFu
     if watermark is None:
         raise InvalidWatermarkError(
             f"{where}: idle_after={idle_after!r} without a watermark; only a source that declares event "
-            f'time, watermark=("ts", "1 hour"), can hold back others.'
+            f'time, watermark=("ts", "1 hour"), can hold back the watermark of other sources.'
         )
     if isinstance(watermark, Watermark):
         watermark = (watermark.column, watermark.lateness)
     if not isinstance(watermark, tuple | list) or len(watermark) != 2:
-        return watermark  # Stage says what is wrong with it
+        return watermark  # Stage refuses it with an error
     try:
         return Watermark(watermark[0], watermark[1], idle_after)
     except InvalidWatermarkError as error:

@@ -1,7 +1,7 @@
 """How one stage reads another: the options of an input, and which instances an edge joins.
 
-The two patterns are Flink's (`DistributionPattern`). Everything here is arithmetic on instance numbers;
-nothing knows what flows along an edge.
+The two patterns are Flink's (`DistributionPattern`). This module is arithmetic on instance numbers;
+it must not know which data an edge carries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class EdgePattern(Enum):
     """Which instances of the upstream stage an instance of the downstream stage reads."""
 
     POINTWISE = "pointwise"
-    """Neighbours only, see :func:`pointwise_producers`."""
+    """Each instance reads its neighbours, see :func:`pointwise_producers`."""
     ALL_TO_ALL = "all_to_all"
     """Every instance reads every instance."""
 
@@ -29,7 +29,7 @@ class StageInput:
     Args:
         mode: "stream" reads row by row as they come; "static" waits for the end of a bounded stage and reads
             the whole of it as a table.
-        edge: "pointwise", "all_to_all", or None to have it chosen: all_to_all for a static input or with a
+        edge: "pointwise", "all_to_all", or None for the default: all_to_all for a static input or with a
             `key`, pointwise otherwise.
         key: The column by which rows are distributed to the instances; equal keys meet in the same instance.
 
@@ -46,7 +46,7 @@ class StageInput:
             raise InvalidStageInputError(f'StageInput(mode={self.mode!r}): mode is "stream" or "static".')
         if self.edge not in (None, "pointwise", "all_to_all"):
             raise InvalidStageInputError(
-                f'StageInput(edge={self.edge!r}): edge is "pointwise", "all_to_all" or None (chosen for you).'
+                f'StageInput(edge={self.edge!r}): edge is "pointwise", "all_to_all" or None (the default).'
             )
         if self.key is not None and (not isinstance(self.key, str) or not self.key):
             raise InvalidStageInputError(f"StageInput(key={self.key!r}): key is the name of a column.")
@@ -85,7 +85,7 @@ def pointwise_producers(s: int, t: int, i: int) -> range:
 
 
 def pointwise_consumers(s: int, t: int, q: int) -> range:
-    """The downstream instances that producer `q` feeds over a POINTWISE edge; the inverse of the producers.
+    """The downstream instances that producer `q` feeds over a POINTWISE edge; the inverse of :func:`pointwise_producers`.
 
     Args:
         s: Number of upstream instances.

@@ -12,7 +12,7 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 
 
 class PipelineDefinitionError(DagsterCheckpointsError):
-    """A pipeline, or one of its stages, is not defined as it must be."""
+    """The definition of a pipeline, or of one of its stages, is not valid."""
 
     repeats: ClassVar[bool] = True
 
@@ -22,7 +22,7 @@ class InvalidNameError(PipelineDefinitionError):
 
 
 class InvalidInstancesError(PipelineDefinitionError):
-    """A stage's instances are empty, repeated, or no sequence of names."""
+    """The instances of a stage are empty, repeated, or not a sequence of names."""
 
 
 class StageSignatureError(PipelineDefinitionError):
@@ -30,7 +30,7 @@ class StageSignatureError(PipelineDefinitionError):
 
 
 class InvalidStageInputError(PipelineDefinitionError):
-    """The options of a stage's input contradict each other, or are no options at all."""
+    """The options of a stage's input contradict each other, or are not a StageInput."""
 
 
 class InvalidWatermarkError(PipelineDefinitionError):
@@ -70,19 +70,19 @@ class UnboundedStaticInputError(PipelineDefinitionError):
 
 
 class InstancesMismatchError(PipelineDefinitionError):
-    """A POINTWISE edge would lead each instance to one of another name."""
+    """A POINTWISE edge would join instances with different names."""
 
 
 class UnusedStageError(PipelineDefinitionError):
-    """Nobody reads a stage, and it has no sink: its output would be lost."""
+    """No stage reads the stage, and it has no sink: its output would be lost."""
 
 
 class OutputModeError(PipelineDefinitionError):
-    """A stage's output mode is unknown, or nobody behind it can take it."""
+    """A stage's output mode is unknown, or its sink or a stage that reads it does not support the mode."""
 
 
 class ChainLayoutError(PipelineDefinitionError):
-    """A layout of chains does not cover the pipeline, or joins what cannot run in one query."""
+    """A layout of chains does not cover the pipeline, or joins stages that cannot run in one query."""
 
 
 class InvalidExecutionGraphError(PipelineDefinitionError):
@@ -90,4 +90,4 @@ class InvalidExecutionGraphError(PipelineDefinitionError):
 
 
 class OverlappingSinksError(PipelineDefinitionError):
-    """Two stages' sinks write to one place, or one inside the other's."""
+    """The sinks of two stages write to the same location, or one location contains the other."""

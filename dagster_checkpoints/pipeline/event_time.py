@@ -1,7 +1,7 @@
-"""Event time as a source declares it: the column, how late rows may be, and when a silent channel is idle.
+"""Event time as a source declares it: the column, the lateness of rows, and when a channel without rows is idle.
 
-Spark parses the lateness again when a query starts; here it is read in order to refuse a wrong one where it
-is written, and because the coordination floor counts in milliseconds.
+Spark parses the lateness again when a query starts. This module parses it to refuse a wrong value at the stage that
+declares it, and because the coordination floor counts in milliseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MS_PER_UNIT = {
     "day": Fraction(86_400_000),
     "week": Fraction(7 * 86_400_000),
 }
-_LONGEST_MS = 253_402_300_799_000  # from 1970 to the end of 9999, where Spark's event time ends
+_LONGEST_MS = 253_402_300_799_000  # from 1970 to the end of 9999, the last event time of Spark
 _NUMBER = re.compile(r"\d{1,18}(\.\d{1,9})?", re.ASCII)
 
 
@@ -32,14 +32,13 @@ class Watermark:
 
     Args:
         column: The event-time column of the source's output: a top-level TIMESTAMP.
-        lateness: How long a row may come after later ones and still count, as Spark writes intervals: "10
-            seconds", "1 hour", "1 day 2 hours".
-        idle_after: Seconds without a row after which an instance no longer holds back the watermark of the
-            others;
-            None: it always does.
+        lateness: How much older than the newest row a row may be and still count, as a Spark interval: "10 seconds",
+            "1 hour", "1 day 2 hours".
+        idle_after: Seconds without a row after which an instance no longer holds back the watermark of the others; None: it
+            always holds it back.
 
     Raises:
-        InvalidWatermarkError: One of them is not usable.
+        InvalidWatermarkError: One of the arguments cannot be used.
     """
 
     column: str
@@ -67,11 +66,11 @@ def check_event_time_column(column: object, where: str = "") -> None:
     """Refuse an event-time column that cannot be a top-level one.
 
     Args:
-        column: The column's name.
-        where: Which stage says so, for the error.
+        column: Name of the column.
+        where: The stage that declares it, for the error.
 
     Raises:
-        InvalidWatermarkError: It is empty, not a text, or a path into a struct.
+        InvalidWatermarkError: The name is empty, not a text, or a path into a struct.
     """
     at_stage = f"{where}: " if where else ""
     if not isinstance(column, str) or not column.strip():
@@ -86,18 +85,18 @@ def check_event_time_column(column: object, where: str = "") -> None:
 def read_event_time(event_time: object, where: str) -> tuple[str, int]:
     """The column and the lateness that a stage's `event_time` declares.
 
-    The lateness says by how much rows of the stage's output may be older than the watermark of its input: those of a timer, of
-    a session's begin, of another column than the input's. The watermark that the stage sends on is earlier by so much.
+    The lateness is the largest time by which rows of the stage's output may be older than the watermark of its input: rows of a
+    timer, of the beginning of a session, of another event-time column. The stage sends its watermark on earlier by the lateness.
 
     Args:
-        event_time: A column's name, or (column, lateness).
-        where: Which stage says so, for the error.
+        event_time: Name of a column, or (column, lateness).
+        where: The stage that declares it, for the error.
 
     Returns:
         The column, and the lateness in whole milliseconds; 0 if none is declared.
 
     Raises:
-        InvalidWatermarkError: It is neither.
+        InvalidWatermarkError: `event_time` is neither of the two.
     """
     if isinstance(event_time, str):
         check_event_time_column(event_time, where)
@@ -116,15 +115,15 @@ def read_event_time(event_time: object, where: str) -> tuple[str, int]:
 
 
 def interval_ms(text: object) -> int:
-    """The length of an interval as Spark writes it, in whole milliseconds.
+    """The length of a Spark interval, in whole milliseconds.
 
     Args:
         text: Numbers with units from microseconds to weeks: "10 seconds", "1 day 2 hours", "interval 1.5
-            seconds". Only seconds may have a fraction. Months and years are left out: they have no fixed
+            seconds". Only seconds may have a fraction. Months and years are not allowed: they have no fixed
             length.
 
     Raises:
-        InvalidWatermarkError: It is anything else.
+        InvalidWatermarkError: `text` is not such an interval.
     """
     words = text.lower().split() if isinstance(text, str) else []
     if words[:1] == ["interval"]:

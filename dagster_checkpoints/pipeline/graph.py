@@ -1,7 +1,7 @@
 """A pipeline: stages put together into a directed acyclic graph, checked as a whole.
 
-PROTOCOL section 1. Everything that can be said about the graph without running it is said here: order, edges,
-boundedness, which column is event time. Knows nothing of chains, tasks or Spark.
+PROTOCOL section 1. Derives what the graph alone determines: order, edges, boundedness, event-time columns.
+Must not know chains, tasks or Spark.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Pipeline:
     """Stages that run together under one checkpoint.
 
     Args:
-        name: Letters, digits and underscores; part of the path of its checkpoints.
-        stages: In any order. In `stages` they are in topological order, and in this order wherever that
-            leaves a choice.
+        name: Name of the pipeline: letters, digits and underscores; part of the path of its checkpoints.
+        stages: The stages, in any order. The attribute `stages` has them in topological order; among stages that do not depend
+            on each other the given order is kept.
         chaining: Whether stages may share a Spark query (DESIGN "Chains").
 
     Raises:
-        PipelineDefinitionError: The graph is not one that can run; the class says why.
+        PipelineDefinitionError: The graph cannot run; the subclass names the mistake.
     """
 
     def __init__(self, name: str, stages: Iterable[Stage], chaining: bool = True) -> None:
@@ -87,10 +87,10 @@ class Pipeline:
         _check_sinks_apart(self.stages)
 
     def stage(self, name: str) -> Stage:
-        """The stage of that name.
+        """The stage called `name`.
 
         Raises:
-            UnknownStageError: There is none.
+            UnknownStageError: The pipeline has no stage of this name.
         """
         try:
             return self._by_name[name]
@@ -110,18 +110,18 @@ class Pipeline:
         return self._bounded[self.stage(name).name]
 
     def event_time(self, name: str) -> str | None:
-        """The event-time column of the stage's output, or None.
+        """The event-time column of the stage's output; None if it has none.
 
-        The stage's own `event_time`; else a source's watermark column, or that of the first streaming input
-        with one.
+        For a source it is the watermark's column. For another stage it is the column of `event_time`, else the event-time column
+        of the first streaming input that has one.
         """
         return self._event_time[self.stage(name).name]
 
     def event_time_lateness_ms(self, name: str) -> int | None:
         """Milliseconds by which rows at the stage may be late; None where no watermark reaches it.
 
-        The largest lateness of the sources with a watermark that reach it over streaming inputs, and what the stages on the
-        way add to it, this one included (`event_time=(column, lateness)`).
+        It is the largest lateness of the sources whose watermark reaches the stage over streaming inputs, plus the lateness that
+        the stages on the way declare, this one included (`event_time=(column, lateness)`).
         """
         return self._lateness_ms[self.stage(name).name]
 
@@ -138,7 +138,7 @@ class Pipeline:
                 if source not in self._by_name:
                     raise UnknownStageError(
                         f"{each.where} reads {source!r}, but pipeline {self.name!r} has no stage of that "
-                        f"name. {suggestion(source, self._by_name)} A parameter is named as the stage it "
+                        f"name. {suggestion(source, self._by_name)} The name of a parameter is the stage that it "
                         f"reads; every stage must be in the pipeline's list."
                     )
 
@@ -149,7 +149,7 @@ class Pipeline:
         return {name: tuple(targets) for name, targets in consumers.items()}
 
     def _derive(self, stage: Stage) -> None:
-        """Fill in what follows from the upstream stages, which have been filled in before."""
+        """Derive the stage's boundedness, event-time column and lateness from its upstream stages, derived before."""
         if stage.kind.is_source:
             self._bounded[stage.name] = stage.kind is StageKind.BOUNDED_SOURCE
             self._event_time[stage.name] = stage.watermark.column if stage.watermark else None
@@ -211,7 +211,7 @@ def _by_name(pipeline: str, stages: Sequence[object]) -> dict[str, Stage]:
 
 
 def _topological_order(by_name: Mapping[str, Stage]) -> tuple[Stage, ...]:
-    """Upstream first; where that leaves a choice, the first defined. Kahn's algorithm."""
+    """Upstream stages first; among independent stages the first defined one first. Kahn's algorithm."""
     position = {name: number for number, name in enumerate(by_name)}
     missing = {name: len(stage.inputs) for name, stage in by_name.items()}
     consumers: dict[str, list[str]] = {name: [] for name in by_name}
@@ -234,7 +234,7 @@ def _topological_order(by_name: Mapping[str, Stage]) -> tuple[Stage, ...]:
 
 
 def _cycle(by_name: Mapping[str, Stage], blocked: set[str]) -> StageCycleError:
-    """Walk upstream among the stages that wait for each other until one comes again."""
+    """The error for a cycle: follows inputs among the blocked stages until a stage repeats."""
     walk: list[str] = []
     name = next(name for name in by_name if name in blocked)
     while name not in walk:
@@ -253,7 +253,7 @@ def _cycle(by_name: Mapping[str, Stage], blocked: set[str]) -> StageCycleError:
 def _edge(source: Stage, target: Stage, options: StageInput) -> StageEdge:
     if options.mode == "static" or options.key is not None or options.edge == "all_to_all":
         return StageEdge(source.name, target.name, options, EdgePattern.ALL_TO_ALL)
-    # With one instance on both sides there is nothing to confuse, whatever the two are called.
+    # One instance on each side cannot be confused, so their names may differ.
     if source.parallelism == target.parallelism > 1 and source.instances != target.instances:
         pairs = zip(source.instances, target.instances, strict=True)
         one, other = next(pair for pair in pairs if pair[0] != pair[1])
@@ -289,17 +289,17 @@ def _check_output(stage: Stage, consumers: Sequence[str]) -> None:
 
 
 def _check_sinks_apart(stages: Iterable[Stage]) -> None:
-    """No two sinks may write to one place, or one inside the other's: readers, and a new start, would mix their rows up.
+    """Refuse two sinks with the same location, or one location inside the other: readers and a new start would mix their rows.
 
-    A sink says where it writes by its `location`: text whose parts are separated by "/". Without one nothing is known.
+    The `location` of a sink is a path whose parts are separated by "/". A sink without one is not checked.
     """
     located = [(tuple(str(at).rstrip("/").split("/")), s) for s in stages if (at := getattr(s.sink, "location", None))]
-    located.sort(key=lambda found: found[0])
+    located.sort(key=lambda pair: pair[0])
     for (outer, one), (inner, other) in pairwise(located):
-        if inner[: len(outer)] == outer:  # what is inside comes right behind it in this order
-            inside = f"{'/'.join(inner)}, which is {'the same place' if inner == outer else 'inside the other'}"
+        if inner[: len(outer)] == outer:  # sorted: a location inside another one directly follows it
+            inside = f"{'/'.join(inner)}, which is {'the same location' if inner == outer else 'inside the other'}"
             raise OverlappingSinksError(
-                f"expected sinks with places of their own, found that the sink of {one.where} writes to {'/'.join(outer)}, and "
-                f"that of {other.where} to {inside}. Readers of one would take the other's rows for its own. Give each sink a "
-                "path of its own, beside the other's."
+                f"expected sinks in separate locations, found that the sink of {one.where} writes to {'/'.join(outer)}, and "
+                f"that of {other.where} to {inside}. Readers of one would also read the other's rows. Give each sink its own "
+                "path, outside of the other's."
             )

@@ -1,7 +1,7 @@
-"""What a name may be, and how a misspelt one is reported.
+"""The rule for names, and suggestions for a misspelt one.
 
 Names of pipelines, stages and instances become parts of paths, object keys, Dagster asset keys and partition
-keys, so that all of them follow the narrowest of these rules.
+keys, so all of them follow the strictest of these rules.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _NAME = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 
 
 def check_name(kind: str, name: object, where: str = "") -> str:
-    """Return `name` when it is letters, digits and underscores only.
+    """Return `name` if it consists of letters, digits and underscores only.
 
     Args:
-        kind: What carries the name, for the error: "stage", "instance", "pipeline".
+        kind: What has the name, for the error: "stage", "instance", "pipeline".
         name: The name to check.
-        where: Where it was found, for the error.
+        where: Source location of the name, for the error.
 
     Raises:
-        InvalidNameError: It is not a text, is empty, or has any other character.
+        InvalidNameError: The name is not a text, is empty, or has any other character.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         found_at = f" ({where})" if where else ""
@@ -37,7 +37,7 @@ def check_name(kind: str, name: object, where: str = "") -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """A sentence that offers the names nearest to a misspelt one, or lists all of them."""
+    """A sentence with the known names that are most similar to a misspelt one, or with all known names."""
     choices = list(known)
     near = difflib.get_close_matches(name, choices, n=3, cutoff=0.6)
     if near:

@@ -1,6 +1,6 @@
-"""How the signature of a user's function is read: which stages it names, and where it stands.
+"""Reads the signature of a user's function: the stages that it names, and its source location.
 
-The only place that looks into functions; knows nothing of stages.
+The only module that inspects functions; must not know stages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Where the user's code stands.
+    """Source location of the user's code.
 
     Args:
         file: Path of the file as Python compiled it.
@@ -34,7 +34,7 @@ class SourceLocation:
 
 
 def locate(function: Callable[..., Any]) -> SourceLocation:
-    """Where a function was written; decorators that use `functools.wraps` are seen through."""
+    """The source location of a function; decorators that use `functools.wraps` are skipped."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return SourceLocation("<unknown>", 0)
@@ -44,19 +44,19 @@ def locate(function: Callable[..., Any]) -> SourceLocation:
 def function_inputs(
     function: Callable[..., Any], options: Mapping[str, StageInput], where: str
 ) -> tuple[Mapping[str, StageInput], bool]:
-    """The inputs that a function names, and whether it wants the context.
+    """The inputs that a function names, and whether it takes the context.
 
     Args:
-        function: Its parameters, `context` apart, name upstream stages.
-        options: Options for some of them.
+        function: The user's function; its parameters, except `context`, name upstream stages.
+        options: Options for some of the inputs, by name.
         where: The stage as errors name it.
 
     Returns:
         The inputs in the order of the parameters, and whether there is a parameter `context`.
 
     Raises:
-        StageSignatureError: A parameter cannot be passed by name, or an option belongs to none.
-        InvalidStageInputError: An option is no StageInput.
+        StageSignatureError: A parameter cannot be passed by name, or an option has no parameter of its name.
+        InvalidStageInputError: An option is not a StageInput.
     """
     parameters = inspect.signature(function).parameters
     names = _named(list(parameters.values()), where)
@@ -68,12 +68,12 @@ def method_inputs(
 ) -> Mapping[str, StageInput]:
     """The inputs that a subclass's `transform(self, context, ...)` names.
 
-    With `**inputs`, or `reads_rest`, the keys of `options` name further ones.
+    With `**inputs`, or `reads_rest`, the keys of `options` name further inputs.
 
     Raises:
-        StageSignatureError: `context` does not come first, a parameter cannot be passed by name, or an
-            option belongs to none.
-        InvalidStageInputError: An option is no StageInput.
+        StageSignatureError: `context` is not the first parameter, a parameter cannot be passed by name, or an
+            option has no parameter of its name.
+        InvalidStageInputError: An option is not a StageInput.
     """
     parameters = list(inspect.signature(transform).parameters.values())[1:]  # without self
     if not parameters or parameters[0].name != "context":

@@ -1,8 +1,7 @@
-"""What a user writes: stages, as functions or as classes.
+"""Stages, which users write as functions or as classes.
 
-A stage turns the DataFrames of its upstream stages into one DataFrame. The parameters of its function say
-which stages it reads. Knows nothing of the other stages (`graph.py` puts them together) nor of how a stage
-is run.
+A stage turns the DataFrames of its upstream stages into one DataFrame. The parameters of its function name the stages that it
+reads. A stage must not know the other stages (`graph.py` puts them together), nor how stages are run.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class StageKind(Enum):
     UNBOUNDED_SOURCE = "unbounded_source"
     """Reads from outside until it is stopped."""
     DERIVED = "derived"
-    """Reads other stages; it is bounded when all of them are."""
+    """Reads other stages; bounded if all of these are bounded."""
 
     @property
     def is_source(self) -> bool:
@@ -67,27 +66,28 @@ class StageKind(Enum):
 
 
 class Stage:
-    """One step of a pipeline, with the whole life cycle open to a subclass.
+    """One step of a pipeline; a subclass can override its whole life cycle.
 
-    A subclass overrides `transform`, and whatever else it needs; class attributes of the same names give
-    defaults for the arguments below. The parameters of `transform` after `context` name the upstream stages,
-    unless it takes `**inputs`: then `inputs` names them. The runtime works on a copy per instance
-    (:meth:`for_instance`), so that what an instance remembers belongs on `self`, made in `open`.
+    A subclass overrides `transform`, and other methods if it needs them; class attributes of the same names are the
+    defaults of the arguments below. The parameters of `transform` after `context` name the upstream stages,
+    unless it takes `**inputs`: then `inputs` names them. The runtime makes a copy per instance (:meth:`for_instance`), so an
+    instance may keep its own data in attributes of `self`, created in `open`.
 
     Args:
-        name: Letters, digits and underscores; by default the class's name in snake case.
+        name: Name of the stage: letters, digits and underscores; by default the class's name in snake case.
         inputs: Options for some or all of the upstream stages, by their names.
         instances: Names of the stage's parallel instances.
         sink: Where the stage's output is committed to.
         watermark: Event time, at a source only: a :class:`Watermark` or (column, lateness).
         event_time: Event-time column of the output where it is not that of the input; (column, lateness) where its rows
-            may be older than the input's watermark, by so much at most: "10 minutes".
-        output_mode: "update" and "complete" need a sink that supports them, and no consumer.
-        kind: Whether the stage is a source, and which.
+            may be older than the input's watermark: the lateness ("10 minutes") is the largest difference.
+        output_mode: Spark's output mode; "update" and "complete" need a sink that supports them, and no stage that reads the
+            output.
+        kind: Bounded source, unbounded source or derived stage.
 
     Raises:
-        PipelineDefinitionError: Some argument, or the signature of `transform`, is not usable; the class
-            says which.
+        PipelineDefinitionError: An argument, or the signature of `transform`, cannot be used; the subclass names the
+            mistake.
 
     Examples:
         >>> class Dedup(Stage):
@@ -108,7 +108,7 @@ class Stage:
     event_time_column: str | None = None
     """The column that `event_time` names; None where it names none."""
     event_time_lateness_ms: int = 0
-    """By how many milliseconds rows of the output may be older than the watermark of the input, as `event_time` says."""
+    """Milliseconds by which rows of the output may be older than the watermark of the input, as `event_time` declares."""
     location: SourceLocation
     _defined: bool = False
 
@@ -144,7 +144,7 @@ class Stage:
     # The life cycle, in the order in which the runtime calls it.
 
     def open(self, context: StageContext) -> None:
-        """Acquire what this instance needs; called once, before `transform`, also after a restore."""
+        """Acquire the resources of this instance; called once, before `transform`, also after a restore."""
 
     def transform(self, context: StageContext, *args: Any, **inputs: Any) -> DataFrame:
         """Build this instance's output from its inputs (one DataFrame each, by name).
@@ -156,18 +156,18 @@ class Stage:
         return frame
 
     def process_batch(self, batch: DataFrame, batch_id: int) -> DataFrame | None:
-        """Handle one micro-batch of the output; what it returns is emitted. Spark: `foreachBatch`."""
+        """Handle one micro-batch of the output; the returned rows are emitted. Spark: `foreachBatch`."""
         return batch
 
     def end_input(self, name: str) -> None:
         """The upstream stage `name` has no more rows. Flink: `BoundedMultiInput.endInput`."""
 
     def finish(self) -> DataFrame | None:
-        """No more rows at all: return what was still held back. FLIP-147: `StreamOperator.finish`."""
+        """All inputs have ended: return the rows that were held back. FLIP-147: `StreamOperator.finish`."""
         return None
 
     def snapshot_state(self, checkpoint_id: int) -> None:
-        """Put what this instance must remember into `context.state`; part of checkpoint `checkpoint_id`."""
+        """Write the data of this instance into `context.state`, which becomes part of checkpoint `checkpoint_id`."""
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Checkpoint `checkpoint_id` is complete: side effects that waited for it may be made."""
@@ -176,9 +176,9 @@ class Stage:
         """Checkpoint `checkpoint_id` will never be complete."""
 
     def close(self) -> None:
-        """Release what `open` acquired; called once, also after a failure."""
+        """Release the resources that `open` acquired; called once, also after a failure."""
 
-    # What the rest of the house asks.
+    # Properties that the other floors read.
 
     @property
     def overrides_process_batch(self) -> bool:
@@ -187,7 +187,7 @@ class Stage:
 
     @property
     def overrides_finish(self) -> bool:
-        """Whether the stage may hold rows back until the end, which ends its chain."""
+        """Whether the stage may hold back rows until the end of its input, which ends its chain."""
         return type(self).finish is not Stage.finish
 
     @property
@@ -197,7 +197,7 @@ class Stage:
 
     @property
     def description(self) -> str | None:
-        """What the user's documentation says about the stage, or None."""
+        """The docstring of the user's class; None if it has none."""
         return None if type(self) is Stage else type(self).__doc__
 
     @property
@@ -206,7 +206,7 @@ class Stage:
         return f"Stage {self.name!r} ({self.location})"
 
     def for_instance(self) -> Self:
-        """A shallow copy for one instance to work on, so that instances do not share what they remember."""
+        """A shallow copy for one instance, so that instances do not share attributes."""
         return copy.copy(self)
 
     def __repr__(self) -> str:
@@ -246,7 +246,7 @@ class Stage:
         if repeated:
             raise InvalidInstancesError(
                 f"{self.where}: instances names {', '.join(map(repr, repeated))} more than once; each "
-                f"instance needs a name of its own."
+                f"instance needs its own name."
             )
         return names
 
@@ -255,8 +255,8 @@ class Stage:
             return None
         if not self.kind.is_source:
             raise InvalidWatermarkError(
-                f"{self.where} declares a watermark, but is no source. Event time is declared where it "
-                f"enters, at the sources, and flows; use event_time= if this stage's output has another "
+                f"{self.where} declares a watermark, but is not a source. Event time is declared at the "
+                f"sources, and passed on to the stages behind them; use event_time= if this stage's output has another "
                 f"event-time column."
             )
         if isinstance(watermark, Watermark):

@@ -50,7 +50,7 @@ def test_a_savepoint_is_asked_for_and_waited_for(world: Any) -> None:
         (
             ("end-source", "live"),
             {"kind": "end_source", "stage": "live", "instance": None},
-            "Source live has received the request to end",
+            "Source live has received the request",
         ),
         (
             ("end-source", "live", "--instance", "EWR"),

@@ -65,9 +65,7 @@ def test_a_trace_of_other_machines_is_told_and_fails(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"request_id":"nightly"', '"request_id":"hourly"', 1))
     result = replayed(path)
     assert result.exit_code == 1
-    assert (
-        "decisions of this version's machines differ from the trace; the first: entry 4: job at 101.000 s took" in result.stderr
-    )
+    assert "this version's machines differ from the trace; the first: entry 4: job at 101.000 s took" in result.stderr
     shown = replayed(path, "--json")
     assert shown.exit_code == 1
     document, _ = json.JSONDecoder().raw_decode(shown.stdout)
