@@ -1,0 +1,278 @@
+"""The coordinator of a job, the requests to it, and its tasks: what one of them asks for, done by the others.
+
+What the coordinator says of a request goes to the requests; what they want goes to the coordinator or to the sources. Must not
+know: attempts, restarts, how a job begins or ends (`job_machine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence, Set
+from dataclasses import dataclass
+
+from dagster_checkpoints.coordination import (
+    AcknowledgeAnswered,
+    CheckpointCompleted,
+    CheckpointCoordinator,
+    CheckpointPlan,
+    CompletedCheckpoint,
+    CoordinatorAction,
+    CoordinatorEvent,
+    DiscardCheckpoint,
+    DiscardLateState,
+    DrainBegan,
+    FailJob,
+    FailOver,
+    JobStatus,
+    NotifyAborted,
+    NotifyComplete,
+    NotifySavepointComplete,
+    RequestCompleted,
+    RequestFailed,
+    StopRequested,
+    TaskState,
+    TaskStateChanged,
+    TriggerReceived,
+    TriggerTask,
+)
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.execution.job_events import (
+    EndedBy,
+    Failure,
+    ForgetSavepoints,
+    JobAction,
+    SendToTasks,
+    StopAskedBy,
+    TaskFailure,
+    TaskHasFinished,
+)
+from dagster_checkpoints.execution.job_requests import (
+    AnswerRequest,
+    EndSources,
+    JobRequests,
+    RequestAction,
+    SourceInstance,
+    ToCoordinator,
+)
+from dagster_checkpoints.execution.messages import EndInput, TaskMessage
+from dagster_checkpoints.pipeline import TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnd:
+    """Why an attempt ends before every task has finished.
+
+    Attributes:
+        failure: None if the job was canceled.
+        final: how the job ends with it; None if there may be another attempt.
+        task: the one that has failed.
+    """
+
+    failure: Failure | None
+    final: JobStatus | None = None
+    task: TaskId | None = None
+
+
+class JobCoordination:
+    """The coordinator, the requests and the tasks of one job.
+
+    Args:
+        pipeline: name of the pipeline, for messages.
+
+    Attributes:
+        actions: what is to be done, in this order.
+        requests: the requests to the job.
+        coordinator: None before the first attempt is deployed.
+        finished: the tasks that have finished, in the present attempt or in what it was restored from.
+        ended_sources: (stage, instance) of the sources that were asked to end.
+        deployed: the tasks of an attempt are there and were not told to stop.
+        end: why the present attempt ends.
+        fatal: what fails the job although no attempt is deployed.
+    """
+
+    def __init__(self, pipeline: str) -> None:
+        self.actions: list[JobAction] = []
+        self.requests = JobRequests(pipeline)
+        self.coordinator: CheckpointCoordinator | None = None
+        self.finished: set[TaskId] = set()
+        self.ended_sources: set[tuple[str, str]] = set()
+        self.deployed = False
+        self.end: AttemptEnd | None = None
+        self.fatal: Failure | None = None
+        self._pipeline = pipeline
+        self._tasks: tuple[TaskId, ...] = ()
+        self._sources: tuple[SourceInstance, ...] = ()
+        self._passed_over: tuple[CompletedCheckpoint, ...] = ()
+        self._drained = False
+        self._now = 0.0
+
+    def at(self, now: float) -> None:
+        """What follows happens at this time, seconds; what is to be done is collected from here on."""
+        self._now = now
+        self.actions = []
+
+    def begin(
+        self, coordinator: CheckpointCoordinator, tasks: Iterable[TaskId], passed_over: tuple[CompletedCheckpoint, ...]
+    ) -> None:
+        """The job has its tasks, and with them its coordinator.
+
+        Args:
+            coordinator: of all attempts.
+            tasks: all that there are.
+            passed_over: checkpoints that are later than the one that the job has gone on from.
+        """
+        self.coordinator = coordinator
+        self._tasks = tuple(tasks)
+        self._passed_over = passed_over
+
+    def attempt_deployed(self, finished: Set[TaskId], sources: tuple[SourceInstance, ...]) -> None:
+        """The tasks of an attempt are there; these have finished before."""
+        self.finished, self._sources = set(finished), sources
+
+    @property
+    def runs(self) -> bool:
+        """Whether an attempt is deployed, and does not end."""
+        return self.deployed and self.end is None
+
+    @property
+    def all_finished(self) -> bool:
+        """Whether every task has finished, and the outcome of every checkpoint is known."""
+        if self.coordinator is None or len(self.finished) < len(self._tasks):
+            return False
+        return self.coordinator.finalizing is None
+
+    @property
+    def ended_by(self) -> EndedBy:
+        """How the job comes to its end, if every task finishes now."""
+        stopped = self.requests.stopped
+        if stopped is not None:
+            return "drain" if stopped.drain else "suspend"
+        return "drain" if self._drained else "end_of_data"
+
+    @property
+    def stop_asked_by(self) -> StopAskedBy:
+        """Who has asked for the stop that has succeeded; empty without one."""
+        stopped = self.requests.stopped
+        if stopped is None:
+            return ""
+        return "termination" if stopped.termination else "request"
+
+    # Tasks
+
+    def take_report(self, report: CoordinatorEvent | TaskFailure) -> None:
+        """A task of the present attempt reports something."""
+        if isinstance(report, TaskFailure):
+            return self.fail(report.failure, report.task)
+        self.to_coordinator(report)
+        if isinstance(report, TaskStateChanged) and report.state is TaskState.FINISHED:
+            self.finished.add(report.task)
+            self.actions.append(TaskHasFinished(report.task))
+
+    def fail(self, failure: Failure, task: TaskId | None = None) -> None:
+        """The present attempt has failed; another one may follow. Only the first failure counts."""
+        if self.end is None:
+            self.end = AttemptEnd(failure, task=task)
+
+    def tasks_are_gone(self, failed: TaskId | None) -> None:
+        """No checkpoint is triggered, and none waits for a task, until the restart.
+
+        Args:
+            failed: the task that has failed; the others were canceled.
+        """
+        for task in self._tasks:
+            if task not in self.finished:
+                self.to_coordinator(TaskStateChanged(task, TaskState.FAILED if task == failed else TaskState.CANCELED))
+
+    def end_sources(self, action: EndSources) -> None:
+        """End sources as if their input were exhausted; after a restart they end again."""
+        if action.stops_job:
+            self._send(self._unfinished(self._tasks), life.DrainAnnounced())
+        chosen = [s for s in self._sources if action.stage in (None, s.stage) and action.instance in (None, s.instance)]
+        if not action.stops_job:
+            self.ended_sources.update((source.stage, source.instance) for source in chosen)
+        self._send(self._unfinished(source.task for source in chosen), EndInput())
+
+    def _unfinished(self, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:
+        return tuple(task for task in tasks if task not in self.finished)
+
+    def _send(self, tasks: Collection[TaskId], message: TaskMessage) -> None:
+        if tasks and self.deployed:
+            self.actions.append(SendToTasks(tasks, message))
+
+    # The coordinator
+
+    def to_coordinator(self, event: CoordinatorEvent) -> None:
+        """Hand the event to the coordinator, and do what it asks for."""
+        coordinator = self.coordinator
+        assert coordinator is not None
+        for action in coordinator.handle(event, self._now):
+            self._do(action, coordinator)
+
+    def _do(self, action: CoordinatorAction, coordinator: CheckpointCoordinator) -> None:
+        match action:
+            case TriggerTask(task, barrier):
+                self._send((task,), TriggerReceived(barrier))
+            case NotifyComplete(tasks, checkpoint_id):
+                self._send(tasks, life.CheckpointCompleted(checkpoint_id))
+            case NotifySavepointComplete(tasks, checkpoint_id):
+                self._send(tasks, life.SavepointCompleted(checkpoint_id))
+            case NotifyAborted(tasks, checkpoint_id):
+                self._send(tasks, life.CheckpointAborted(checkpoint_id))
+            case CheckpointCompleted(completed):
+                self._completed(completed, coordinator.completed)
+                self.actions.append(action)
+            case RequestCompleted(request_id, completed):
+                self.actions.append(action)
+                self.perform(self.requests.completed(request_id, completed))
+            case RequestFailed(request_id, reason, message):
+                self.actions.append(action)
+                self.perform(self.requests.failed(request_id, reason, message, restarting=not self.runs))
+            case FailJob(reason, message):
+                self._fail_job(Failure(f"Pipeline {self._pipeline!r}: {message} ({reason.name})."))
+            case AcknowledgeAnswered() | DiscardLateState():
+                pass  # late states are accounted for by checkpoint, and go with it
+            case _:
+                self.actions.append(action)
+
+    def _completed(self, completed: CompletedCheckpoint, retained: Sequence[CompletedCheckpoint]) -> None:
+        # The job has gone on from an earlier checkpoint: the later ones are of no use, now that there is a new one.
+        self.actions += [DiscardCheckpoint(later) for later in self._passed_over]
+        self._passed_over = ()
+        if not completed.is_savepoint:
+            self.actions.append(ForgetSavepoints(frozenset(kept.location for kept in retained)))
+
+    def _fail_job(self, failure: Failure) -> None:
+        if self.deployed:
+            self.fail(failure)
+        else:
+            self.fatal = failure
+
+    # Requests
+
+    def advance_requests(self, *, all_run: bool) -> None:
+        """Hand over what can be done now, and withdraw what is overdue.
+
+        Args:
+            all_run: the tasks were started; whether all of them run by now is asked of the coordinator.
+        """
+        ready: bool | None = None
+        for request_id in self.requests.open_ids:
+            if ready is None and self.requests.is_waiting(request_id):
+                ready = all_run and self.coordinator is not None and isinstance(self.coordinator.plan(), CheckpointPlan)
+            can_do = ready is True and self.runs
+            self.perform(self.requests.advance(request_id, self._now, self._sources if can_do else None))
+
+    def perform(self, actions: Iterable[RequestAction]) -> None:
+        """Do what the requests ask for."""
+        for action in actions:
+            match action:
+                case ToCoordinator(event):
+                    self._drained = self._drained or isinstance(event, DrainBegan)
+                    self.to_coordinator(event)
+                    if isinstance(event, StopRequested) and self.requests.is_open(event.request_id):
+                        self.perform(self.requests.stop_accepted(event.request_id))
+                case EndSources():
+                    self.end_sources(action)
+                case AnswerRequest():
+                    self.actions.append(action)
+                case FailOver(message):
+                    self.fail(Failure(message))
