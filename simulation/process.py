@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import CompletedCheckpoint
 from dagster_checkpoints.execution import job_events as on
-from dagster_checkpoints.execution.job_events import Failure, JobAction, JobEvent, JobStart, RestorePoint
+from dagster_checkpoints.execution.job_events import Failure, JobAction, JobBeginning, JobEvent, RestorePoint
 from dagster_checkpoints.execution.job_machine import JobMachine, JobPhase
 from dagster_checkpoints.execution.job_requests import RequestReceived, SourceInstance
 from dagster_checkpoints.execution.start_point import NothingToRestoreError, completed_checkpoint, is_job_over
@@ -98,7 +98,7 @@ class Process(Loop):
                 event = yield from self._guarded(self._claim())
             case on.ConfirmOwnership():
                 event = yield from self._guarded(self._confirm())
-            case on.ReadCheckpoint(checkpoint):
+            case on.ReadNewest(checkpoint):
                 event = yield from self._guarded(self._read_checkpoint(checkpoint))
             case on.StopTasks():
                 self._stop_tasks()
@@ -131,7 +131,7 @@ class Process(Loop):
         self._set_lineage(start)
         restored = restore_point(start.restored) if start.restored is not None else None
         claims = start.claimed and start.pointer is not None
-        return on.StartChosen(JobStart(restored, start.next_checkpoint_id, start.retained, start.passed_over, claims))
+        return on.StartChosen(JobBeginning(restored, start.next_checkpoint_id, start.retained, start.passed_over, claims))
 
     def _set_lineage(self, start: StartPoint) -> None:
         restored = start.restored
@@ -195,14 +195,14 @@ class Process(Loop):
             return on.OwnershipConfirmed()
         return on.OwnershipConfirmed(completed_checkpoint(newest), newest.epoch)
 
-    def _read_checkpoint(self, checkpoint: CompletedCheckpoint) -> Steps[on.CheckpointRead | on.StorageSilent]:
+    def _read_checkpoint(self, checkpoint: CompletedCheckpoint) -> Steps[on.NewestRead | on.StorageSilent]:
         try:
             yield from self._read()
         except StorageUnavailable:
             return on.StorageSilent()
         if self.superseded:
             raise OwnershipLost
-        return on.CheckpointRead(restore_point(read_restored(self.world.store, checkpoint.location, self.world.shapes)))
+        return on.NewestRead(restore_point(read_restored(self.world.store, checkpoint.location, self.world.shapes)))
 
     def _stop_tasks(self) -> None:
         """Those that had not finished are cancelled."""

@@ -36,12 +36,10 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution.job_events import (
-    EndedBy,
     Failure,
     ForgetSavepoints,
     JobAction,
     SendToTasks,
-    StopAskedBy,
     TaskFailure,
     TaskHasFinished,
 )
@@ -54,6 +52,7 @@ from dagster_checkpoints.execution.job_requests import (
     ToCoordinator,
 )
 from dagster_checkpoints.execution.messages import EndInput, TaskMessage
+from dagster_checkpoints.execution.pipeline_state import EndedBy, StopAskedBy
 from dagster_checkpoints.pipeline import TaskId
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 from dataclasses import dataclass, field
-from typing import Literal
 
 from dagster_checkpoints.coordination import (
     CheckpointCompleted,
@@ -30,6 +29,7 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.execution.job_requests import AnswerRequest, RequestReceived, SourceInstance
 from dagster_checkpoints.execution.messages import TaskMessage
+from dagster_checkpoints.execution.pipeline_state import EndedBy, StopAskedBy
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
 # Values
@@ -66,8 +66,8 @@ class RestorePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class JobStart:
-    """What a job starts from.
+class JobBeginning:
+    """What a job begins with.
 
     Attributes:
         restored: None for a new start.
@@ -82,10 +82,6 @@ class JobStart:
     retained: tuple[CompletedCheckpoint, ...] = ()
     passed_over: tuple[CompletedCheckpoint, ...] = ()
     claims: bool = False
-
-
-EndedBy = Literal["", "end_of_data", "drain", "suspend"]
-StopAskedBy = Literal["", "request", "termination"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +110,7 @@ class JobOutcome:
 class StartChosen:
     """What the job starts from is known, and fits; nothing has been restored yet."""
 
-    start: JobStart
+    start: JobBeginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +171,7 @@ class StorageSilent:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRead:
+class NewestRead:
     """The checkpoint that a restart begins from was read, and fits."""
 
     restored: RestorePoint
@@ -270,7 +266,7 @@ JobEvent = (
     | SavepointClaimed
     | OwnershipConfirmed
     | StorageSilent
-    | CheckpointRead
+    | NewestRead
     | StartFailed
     | TasksStopped
     | JobEndRecorded
@@ -330,8 +326,8 @@ class ConfirmOwnership:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadCheckpoint:
-    """Read what a restart begins from. Answered with CheckpointRead, StorageSilent or FatalError."""
+class ReadNewest:
+    """Read what a restart begins from. Answered with NewestRead, StorageSilent or FatalError."""
 
     checkpoint: CompletedCheckpoint
 
@@ -439,7 +435,7 @@ JobAction = (
     | BeginJob
     | ClaimSavepoint
     | ConfirmOwnership
-    | ReadCheckpoint
+    | ReadNewest
     | StopTasks
     | EndJob
     | FinishWork

@@ -39,7 +39,7 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_coordination import AttemptEnd, JobCoordination
-from dagster_checkpoints.execution.job_events import Failure, JobAction, JobEvent, JobOutcome, JobStart, RestorePoint
+from dagster_checkpoints.execution.job_events import Failure, JobAction, JobBeginning, JobEvent, JobOutcome, RestorePoint
 from dagster_checkpoints.execution.job_requests import EndSources, JobRequests, RequestReceived
 from dagster_checkpoints.pipeline import TaskId
 
@@ -96,7 +96,7 @@ class JobMachine:
         self._job = JobCoordination(pipeline)
         self._phase = JobPhase.CHOOSING
         self._attempt = 0
-        self._start: JobStart | None = None
+        self._start: JobBeginning | None = None
         self._begun = False
         self._restored: RestorePoint | None = None
         """What the present attempt, or the next one, starts from."""
@@ -198,7 +198,7 @@ class JobMachine:
                 self._job.to_coordinator(event)
             case on.StartChosen() | on.Deployed() | on.DeployFailed() | on.JobBegun() | on.SavepointClaimed():
                 self._take_beginning(event)
-            case on.OwnershipConfirmed() | on.StorageSilent() | on.CheckpointRead():
+            case on.OwnershipConfirmed() | on.StorageSilent() | on.NewestRead():
                 self._take_storage(event)
             case on.StartFailed() | on.TasksStopped():
                 self._take_tasks(event)
@@ -263,7 +263,7 @@ class JobMachine:
                 self._begin_attempt()
 
     @property
-    def _started_from(self) -> JobStart:
+    def _started_from(self) -> JobBeginning:
         assert self._start is not None
         return self._start
 
@@ -304,12 +304,12 @@ class JobMachine:
 
     # Storage's answers
 
-    def _take_storage(self, event: on.OwnershipConfirmed | on.StorageSilent | on.CheckpointRead) -> None:
+    def _take_storage(self, event: on.OwnershipConfirmed | on.StorageSilent | on.NewestRead) -> None:
         match event:
             case on.StorageSilent():
                 self._expect(event, JobPhase.CONFIRMING, JobPhase.READING)
                 self._retry_at = self._now + RETRY_SECONDS
-            case on.CheckpointRead(restored):
+            case on.NewestRead(restored):
                 self._expect(event, JobPhase.READING)
                 self._restart_from(restored)
             case on.OwnershipConfirmed() if self._phase is JobPhase.READING:
@@ -322,7 +322,7 @@ class JobMachine:
         """Storage may name a checkpoint whose write has reported an unknown outcome: it is asked, not the coordinator."""
         self._newest = event.newest if event.epoch == self._epoch else None
         if self._newest is not None:
-            self._ask(on.ReadCheckpoint(self._newest))
+            self._ask(on.ReadNewest(self._newest))
         else:
             self._restart_from(self._started_from.restored)
 

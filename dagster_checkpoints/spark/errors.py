@@ -99,7 +99,3 @@ class RestoredSchemaError(DagsterCheckpointsError):
     """A finished stage's output schema is not in the checkpoint, so its consumers cannot be restored."""
 
     repeats: ClassVar[bool] = True
-
-
-class StopFailedError(DagsterCheckpointsError):
-    """A stop with savepoint failed, and the job must restart from its latest checkpoint."""

@@ -49,7 +49,6 @@ class WithCause(Exception):
         (errors.StagePlanFailedError("s", "0", "p"), True),
         (errors.StageFailedError("s", "0", "p"), False),
         (errors.QueryStoppedError("s", "0", "p"), False),
-        (errors.StopFailedError("p"), False),
         (errors.JobFailedError("p"), False),
         (StorageUnavailable("p"), False),
         (DagsterCheckpointsError("p"), False),

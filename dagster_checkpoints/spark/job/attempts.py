@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.coordination import CheckpointBarrier, CoordinatorEvent
+from dagster_checkpoints.execution.job_events import TaskFailure, TaskReport
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job.deployment import AttemptSettings, Deployer, Deployment
+from dagster_checkpoints.spark.job.job_messages import Item, NewsOfTask, failure_of
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
-from dagster_checkpoints.spark.tasks.messages import FromAttempt, Item, TaskFailed, TaskNews
+from dagster_checkpoints.spark.tasks.messages import TaskFailed, TaskFirstBatch, TaskNews, TaskQueryStarted, TaskWaiting
 from dagster_checkpoints.storage import CheckpointStorage, StoredFile
 
 if TYPE_CHECKING:
@@ -41,7 +43,6 @@ class Attempts:
         check_canceled: Raises if the job was cancelled; asked between two tasks.
 
     Attributes:
-        number: Of the newest attempt, through all runs.
     """
 
     def __init__(
@@ -66,17 +67,14 @@ class Attempts:
         self._uploads = uploads
         self._epoch = storage.ownership.epoch
         self._deployer = Deployer(pipeline, spark, storage, log, check_canceled)
-        self.number = self._epoch * _PER_RUN
 
-    @property
-    def next_in_run(self) -> int:
-        """Number of the attempt that `deploy` builds next, within the run: 1 for the first."""
-        return self.number % _PER_RUN + 1
-
-    def deploy(self, restored: Restored | None, job_id: int, ended_sources: Collection[tuple[str, str]]) -> Deployment:
-        """Build the next attempt.
+    def deploy(
+        self, attempt: int, restored: Restored | None, job_id: int, ended_sources: Collection[tuple[str, str]]
+    ) -> Deployment:
+        """Build an attempt.
 
         Args:
+            attempt: Its number within the run, from 1.
             restored: What it starts from; None for a new start.
             job_id: Of the job, which need not have begun: nothing is told of it before the tasks are started.
             ended_sources: Sources (stage, instance) that were asked to end.
@@ -85,25 +83,25 @@ class Attempts:
             StageError: A stage cannot be built; nothing was started.
             StorageError: State cannot be fetched, or is corrupt.
         """
-        self.number += 1
-        number = self.number
 
         def report(event: CoordinatorEvent | TaskFailed | TaskNews) -> None:
-            self._items.put(FromAttempt(number, event))
+            self._items.put(_as_item(attempt, event))
 
         uploader = SnapshotUploader(self._upload, self._uploads, report)
-        deployment = self._deployer.deploy(self._settings(restored, job_id, ended_sources), restored, uploader, report)
+        deployment = self._deployer.deploy(self._settings(attempt, restored, job_id, ended_sources), restored, uploader, report)
         if restored is not None and restored.savepoint is None:
             self._storage.known(restored.location, restored.metadata.files())  # each was fetched and verified just now
         return deployment
 
-    def _settings(self, restored: Restored | None, job_id: int, ended_sources: Collection[tuple[str, str]]) -> AttemptSettings:
-        assert self._storage.ownership is not None
-        attempt = self.number % _PER_RUN
-        later = restored is not None and self._storage.ownership.has_later(restored.plan.checkpoint_id)
+    def _settings(
+        self, attempt: int, restored: Restored | None, job_id: int, ended_sources: Collection[tuple[str, str]]
+    ) -> AttemptSettings:
+        ownership = self._storage.ownership
+        assert ownership is not None
+        later = restored is not None and ownership.has_later(restored.plan.checkpoint_id)
         return AttemptSettings(
             folder=self._work.create(self._epoch, attempt),
-            number=self.number,
+            number=self._epoch * _PER_RUN + attempt,
             token=f"e{self._epoch}a{attempt}",
             job_id=job_id,
             max_queued_bytes=self._options.max_queued_bytes,
@@ -116,3 +114,14 @@ class Attempts:
         if barrier.properties.is_savepoint:
             return self._savepoints.directory(barrier.checkpoint_id, barrier.properties).upload_files(files)
         return self._storage.upload_files(barrier.checkpoint_id, files)
+
+
+def _as_item(attempt: int, event: CoordinatorEvent | TaskFailed | TaskNews) -> Item:
+    """What a task or an upload of an attempt reports, for the queue of the job's loop."""
+    match event:
+        case TaskFailed(task, error):
+            return TaskReport(attempt, TaskFailure(task, failure_of(error)))
+        case TaskWaiting() | TaskQueryStarted() | TaskFirstBatch():
+            return NewsOfTask(attempt, event)
+        case _:
+            return TaskReport(attempt, event)

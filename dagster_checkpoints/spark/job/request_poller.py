@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
 from dagster_checkpoints.coordination import FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.spark.job.job_messages import Asked
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointPlace, SavepointsInProgress
-from dagster_checkpoints.spark.tasks.messages import Asked
 from dagster_checkpoints.storage import StorageError
 
 KEEP_ANSWERS_SECONDS = 7 * 24 * 3600.0

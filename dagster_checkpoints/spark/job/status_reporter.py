@@ -30,18 +30,20 @@ from dagster_checkpoints.control import (
 )
 from dagster_checkpoints.coordination import (
     MAX_WATERMARK_MS,
+    CheckpointCoordinator,
     CheckpointRecord,
     CheckpointStatistics,
     TaskState,
     VertexStatistics,
 )
+from dagster_checkpoints.execution.job_machine import JobPhase
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.reporting import late_rows, stage_rows
 from dagster_checkpoints.storage import CheckpointStorage, StorageError
 
 if TYPE_CHECKING:
-    from dagster_checkpoints.spark.job.job_loop import JobLoop
+    from dagster_checkpoints.spark.job.job_driver import JobDriver
 
 
 class StatusReporter:
@@ -77,18 +79,18 @@ class StatusReporter:
         self._writing: Future[None] | None = None
         self._troubled = False
 
-    def report(self, phase: Phase, loop: JobLoop | None = None) -> None:
+    def report(self, phase: Phase, job: JobDriver | None = None) -> None:
         """Write a version if one is due, or the phase has changed."""
         now = self._monotonic()
         writing = self._writing is not None and not self._writing.done()
         if writing or (now < self._due and phase == self._phase):
             return
         self._due, self._phase = now + self._seconds, phase
-        self._writing = self._writer.submit(self._write, self._status(phase, loop))
+        self._writing = self._writer.submit(self._write, self._status(phase, job))
 
-    def close(self, loop: JobLoop | None) -> None:
+    def close(self, job: JobDriver | None) -> None:
         """The run is over: say so, as the last version."""
-        self._writer.submit(self._write, self._status("ended", loop))
+        self._writer.submit(self._write, self._status("ended", job))
         self._writer.shutdown(wait=True)
 
     def _write(self, status: PipelineStatus) -> None:
@@ -100,7 +102,7 @@ class StatusReporter:
                 self._log.warning("The status of the pipeline cannot be written now: %s", error)
             self._troubled = True
 
-    def _status(self, phase: Phase, loop: JobLoop | None) -> PipelineStatus:
+    def _status(self, phase: Phase, job: JobDriver | None) -> PipelineStatus:
         ownership = self._storage.ownership
         assert ownership is not None
         self._sequence += 1
@@ -115,17 +117,18 @@ class StatusReporter:
             job_id=ownership.job_id,
             interval=self._seconds,
         )
-        if loop is None or loop.deployment is None:
+        if job is None or job.reporter.deployment is None or job.machine.coordinator is None:
             return status
-        return _of_checkpoints(_of_loop(status, loop, loop.deployment), loop.coordinator.statistics, self._monotonic())
+        status = _of_job(status, job, job.reporter.deployment, job.machine.coordinator)
+        return _of_checkpoints(status, job.machine.coordinator.statistics, self._monotonic())
 
 
-def _of_loop(status: PipelineStatus, loop: JobLoop, deployment: Deployment) -> PipelineStatus:
+def _of_job(status: PipelineStatus, job: JobDriver, deployment: Deployment, coordinator: CheckpointCoordinator) -> PipelineStatus:
     stages = []
-    for stage in loop.pipeline.stages:
+    for stage in job.pipeline.stages:
         chain = next(c for c in deployment.chains if stage.name in c.stages)
-        instances = tuple(_instance(loop, chain, index) for index in range(stage.parallelism))
-        finished = stage.name in loop.announced
+        instances = tuple(_instance(deployment, coordinator, chain, index) for index in range(stage.parallelism))
+        finished = stage.name in job.reporter.announced
         stages.append(
             StageStatus(
                 name=stage.name,
@@ -135,26 +138,26 @@ def _of_loop(status: PipelineStatus, loop: JobLoop, deployment: Deployment) -> P
                 instances=instances,
             )
         )
-    stop = loop.control.stop
+    stop, machine = job.machine.requests.stop, job.machine
     return msgspec.structs.replace(
         status,
-        attempt=loop.attempt % 10_000,
-        roots=() if loop.restarting else loop.coordinator.roots,
+        attempt=machine.attempt,
+        roots=coordinator.roots if machine.phase is JobPhase.RUNNING else (),
         chains=tuple(chain.stages for chain in deployment.chains),
         stages=tuple(stages),
         stop=StopStatus(request_id=stop.request_id, drain=stop.drain, state=stop.state.name) if stop else None,
     )
 
 
-def _instance(loop: JobLoop, chain: Chain, index: int) -> InstanceStatus:
-    task = loop.tasks.get(TaskId(chain.name, index))
+def _instance(deployment: Deployment, coordinator: CheckpointCoordinator, chain: Chain, index: int) -> InstanceStatus:
+    task = deployment.tasks.get(TaskId(chain.name, index))
     name = chain.instances[index]
     if task is None:
         return InstanceStatus(name=name, state=TaskState.FINISHED.name, end_of_data=True, caught_up=True)
     watermark = task.output_watermark
     return InstanceStatus(
         name=name,
-        state=loop.coordinator.state_of(task.id).name,
+        state=coordinator.state_of(task.id).name,
         end_of_data=task.lifecycle.operators_finished,
         caught_up=task.caught_up,
         watermark_ms=watermark if watermark is not None and watermark < MAX_WATERMARK_MS else None,

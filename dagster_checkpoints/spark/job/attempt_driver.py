@@ -1,0 +1,230 @@
+"""The tasks of one attempt after the other on Spark: building, starting, stopping them, and sending messages to them.
+
+It must not know when that is done: `execution.job_machine` decides it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+from dagster_checkpoints.coordination import TriggerReceived
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.execution import job_events as on
+from dagster_checkpoints.execution.job_events import JobEvent as MachineEvent
+from dagster_checkpoints.execution.job_requests import SourceInstance
+from dagster_checkpoints.execution.messages import TaskMessage
+from dagster_checkpoints.pipeline import Pipeline, TaskId
+from dagster_checkpoints.sinks import SinkError
+from dagster_checkpoints.spark.errors import StageError
+from dagster_checkpoints.spark.job.attempts import Attempts
+from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.job.events import JobEvent
+from dagster_checkpoints.spark.job.job_messages import Item, failure_of
+from dagster_checkpoints.spark.job.job_options import JobOptions
+from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
+from dagster_checkpoints.spark.job.spark_start import prove_work_directory, start_spark
+from dagster_checkpoints.spark.session.spark_session import check_session
+from dagster_checkpoints.spark.session.work_directory import WorkDirectory
+from dagster_checkpoints.spark.snapshots.restored_state import Restored
+from dagster_checkpoints.spark.tasks.messages import (
+    CheckpointIsAborted,
+    CheckpointIsComplete,
+    EndInput,
+    Mail,
+    SavepointIsComplete,
+    TriggerCheckpoint,
+)
+from dagster_checkpoints.spark.tasks.task import Task
+from dagster_checkpoints.storage import CheckpointStorage, CorruptStateFile, MissingStateFile, StorageUnavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CANCEL_SECONDS = 30.0
+
+
+class AttemptDriver:
+    """Performs what concerns the tasks of a job.
+
+    Args:
+        pipeline: What runs.
+        storage: Owned by the run.
+        options: The settings.
+        session: Creates or joins the Spark session, once.
+        savepoints: Where those being taken go.
+        work: The work directory.
+        items: The queue of the job's loop, which receives what tasks and uploads report.
+        uploads: Stores snapshots.
+        check_canceled: Raises if the job was cancelled.
+        on_event: Told how Spark starts.
+        log: Where stages' `context.log` goes.
+
+    Attributes:
+        deployment: The present attempt's tasks; None before the first.
+        seconds: That building them took, with the start of Spark.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        storage: CheckpointStorage,
+        options: JobOptions,
+        session: Callable[[], SparkSession],
+        savepoints: SavepointsInProgress,
+        work: WorkDirectory,
+        items: queue.SimpleQueue[Item],
+        uploads: Executor,
+        check_canceled: Callable[[], None],
+        on_event: Callable[[JobEvent], None],
+        log: logging.Logger,
+    ) -> None:
+        self.deployment: Deployment | None = None
+        self.seconds = 0.0
+        self._pipeline = pipeline
+        self._storage = storage
+        self._options = options
+        self._session = session
+        self._savepoints = savepoints
+        self._work = work
+        self._items = items
+        self._uploads = uploads
+        self._check_canceled = check_canceled
+        self._on_event = on_event
+        self._log = log
+        self._spark: SparkSession | None = None
+        self._attempts: Attempts | None = None
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session in which the tasks run."""
+        assert self._spark is not None
+        return self._spark
+
+    def prepare(self) -> None:
+        """Start Spark, and prove that it can run the job.
+
+        Raises:
+            DagsterCheckpointsError: It cannot.
+            Exception: What `check_canceled` raises.
+        """
+        ownership = self._storage.ownership
+        assert ownership is not None
+        self._spark = spark = start_spark(self._session, self._on_event)
+        check_session(spark)
+        prove_work_directory(
+            spark,
+            self._work,
+            ownership.epoch,
+            named=self._options.work_directory_named,
+            check_canceled=self._check_canceled,
+            log=self._log,
+        )
+        self._attempts = Attempts(
+            self._pipeline,
+            spark,
+            self._storage,
+            self._options,
+            self._savepoints,
+            self._work,
+            self._items,
+            self._uploads,
+            self._check_canceled,
+            self._log,
+        )
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether Spark has started."""
+        return self._attempts is not None
+
+    def deploy(self, action: on.Deploy, restored: Restored | None, job_id: int) -> MachineEvent:
+        """Build the tasks of an attempt.
+
+        Args:
+            action: The attempt.
+            restored: What it starts from; None for a new start.
+            job_id: Of the job, which need not have begun.
+
+        Raises:
+            Exception: What ends the job.
+        """
+        assert self._attempts is not None
+        began = time.monotonic()
+        try:
+            deployment = self._attempts.deploy(action.attempt, restored, job_id, action.ended_sources)
+        except (CorruptStateFile, MissingStateFile) as error:
+            return on.DeployFailed(failure_of(error), unusable=True)
+        except (StageError, StorageUnavailable) as error:
+            return on.DeployFailed(failure_of(error), may_pass=True)
+        self.deployment, self.seconds = deployment, time.monotonic() - began
+        return on.Deployed(deployment.graph, deployment.finished, self._sources(deployment))
+
+    def _sources(self, deployment: Deployment) -> tuple[SourceInstance, ...]:
+        chain_of = {chain.stages[0]: chain for chain in deployment.chains}
+        return tuple(
+            SourceInstance(stage.name, instance, TaskId(chain_of[stage.name].name, index))
+            for stage in self._pipeline.stages
+            if stage.kind.is_source
+            for index, instance in enumerate(stage.instances)
+        )
+
+    def start(self) -> MachineEvent | None:
+        """Start the tasks. Returns what has failed, if another attempt may go better.
+
+        Raises:
+            Exception: What ends the job.
+        """
+        assert self.deployment is not None
+        try:
+            self.deployment.settle_finished_sinks()
+        except SinkError as error:
+            return on.StartFailed(failure_of(error))
+        for task in self.deployment.tasks.values():
+            task.start()
+        return None
+
+    def send(self, tasks: Collection[TaskId], message: TaskMessage) -> None:
+        """Put a message into the mailboxes of these tasks."""
+        assert self.deployment is not None
+        mail = _mail(message)
+        if mail is not None:
+            for task in tasks:
+                self.deployment.tasks[task].send(mail)
+
+    def stop(self, finished: Collection[TaskId]) -> None:
+        """Cancel the tasks that have not finished, and wait for all of them."""
+        assert self.deployment is not None
+        tasks: list[Task] = list(self.deployment.tasks.values())
+        unfinished = [task for task in tasks if task.id not in finished]
+        for task in unfinished:
+            task.cancel()
+        if unfinished:
+            self.spark.sparkContext.cancelAllJobs()
+        deadline = time.monotonic() + CANCEL_SECONDS
+        for task in tasks:
+            if not task.join(max(0.1, deadline - time.monotonic())):
+                self._log.warning("Task %s did not stop within %.0f s; it can no longer commit.", task.id, CANCEL_SECONDS)
+        for task in tasks:
+            for channel in task.output.channels:
+                channel.close()
+
+
+def _mail(message: TaskMessage) -> Mail | None:
+    match message:
+        case TriggerReceived(barrier):
+            return TriggerCheckpoint(barrier)
+        case life.CheckpointCompleted(checkpoint_id):
+            return CheckpointIsComplete(checkpoint_id)
+        case life.SavepointCompleted(checkpoint_id):
+            return SavepointIsComplete(checkpoint_id)
+        case life.CheckpointAborted(checkpoint_id):
+            return CheckpointIsAborted(checkpoint_id)
+        case life.DrainAnnounced():
+            return None  # tasks on Spark wait for checkpoints in any case
+        case _:
+            return EndInput()

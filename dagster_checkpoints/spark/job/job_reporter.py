@@ -1,0 +1,172 @@
+"""What a job tells of itself while it runs: the actions of the job machine as events for people.
+
+For the thread of the job's loop; `progress` and `rows` for any thread. It must not decide anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from dagster_checkpoints.control import ControlRequest
+from dagster_checkpoints.coordination import (
+    CheckpointCompleted,
+    CheckpointCoordinator,
+    CheckpointFailed,
+    CheckpointTriggered,
+    CompletedCheckpoint,
+    RequestCompleted,
+    RequestFailed,
+)
+from dagster_checkpoints.pipeline import Pipeline, TaskId
+from dagster_checkpoints.spark.job import events
+from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.job.events import JobEvent, StageProgress
+from dagster_checkpoints.spark.job.query_starts import QueryStarts
+from dagster_checkpoints.spark.job.reporting import checkpoint_done, late_rows, savepoint_done, stage_progress, stage_rows
+from dagster_checkpoints.spark.snapshots.restored_state import Restored
+from dagster_checkpoints.spark.tasks.messages import TaskNews
+
+CoordinatorsReport = CheckpointTriggered | CheckpointCompleted | CheckpointFailed | RequestCompleted | RequestFailed
+
+
+class JobReporter:
+    """Tells of one run.
+
+    Args:
+        pipeline: What runs.
+        on_event: Receives the events.
+
+    Attributes:
+        deployment: Of the present attempt; None before the first.
+        coordinator: Of all attempts; None before the first.
+        announced: Stages whose end was told.
+    """
+
+    def __init__(self, pipeline: Pipeline, on_event: Callable[[JobEvent], None]) -> None:
+        self.deployment: Deployment | None = None
+        self.coordinator: CheckpointCoordinator | None = None
+        self.announced: set[str] = set()
+        self._pipeline = pipeline
+        self._on_event = on_event
+        self._finished: set[TaskId] = set()
+        self._told: set[TaskId] = set()
+        """Tasks whose end was told in this run."""
+        self._triggered: set[str] = set()
+        """Requests whose checkpoint was triggered: of its failure more is told than of the request's."""
+        self._query_starts: QueryStarts | None = None
+
+    # For any thread
+
+    def progress(self) -> Mapping[str, StageProgress]:
+        """How far each stage is now; empty before the start."""
+        if self.deployment is None or self.coordinator is None:
+            return {}
+        latest = self.coordinator.latest_completed
+        return stage_progress(self.deployment, self._finished, latest.statistics if latest else {})
+
+    def rows(self) -> Mapping[str, int]:
+        """Rows that each stage has emitted since the job began; empty before the start."""
+        deployment = self.deployment
+        return {} if deployment is None else {s.name: stage_rows(deployment, s.name) for s in self._pipeline.stages}
+
+    # An attempt
+
+    def attempt_began(
+        self,
+        deployment: Deployment,
+        coordinator: CheckpointCoordinator,
+        attempt: int,
+        job_id: int,
+        restored: Restored | None,
+        seconds: float,
+    ) -> None:
+        """An attempt is about to be started.
+
+        Args:
+            deployment: Of the attempt.
+            coordinator: Of all attempts.
+            attempt: Its number within the run, from 1.
+            job_id: Of the job.
+            restored: What it starts from; None for a new start.
+            seconds: That building it took.
+        """
+        self.deployment, self.coordinator, self._finished = deployment, coordinator, set(deployment.finished)
+        starting = [task.id for task in deployment.tasks.values() if not task.restored_after_finish]
+        self._query_starts = QueryStarts(deployment.chains, starting, time.monotonic())
+        fully = tuple(s.name for s in self._pipeline.stages if restored and s.name in restored.plan.fully_finished)
+        checkpoint_id = restored.plan.checkpoint_id if restored else None
+        self._on_event(
+            events.JobStarted(
+                attempt=attempt,
+                job_id=job_id,
+                restored_checkpoint=checkpoint_id,
+                restored_location=restored.location if restored else None,
+                finished_stages=fully,
+                chains=tuple(chain.stages for chain in deployment.chains),
+                seconds=seconds,
+            )
+        )
+        for stage in (name for name in fully if name not in self.announced):
+            self.announced.add(stage)
+            rows, late = stage_rows(deployment, stage), late_rows(deployment, stage)
+            self._on_event(events.StageFinished(stage, rows, checkpoint_id, True, late))
+
+    def task_news(self, news: TaskNews) -> None:
+        """A task of the present attempt has come further."""
+        told = self._query_starts.take(news, time.monotonic()) if self._query_starts else None
+        if told is not None:
+            self._on_event(told)
+
+    def task_finished(self, task: TaskId) -> None:
+        """A task of the present attempt is FINISHED."""
+        deployment = self.deployment
+        assert deployment is not None
+        self._finished.add(task)
+        if deployment.tasks[task].suspended:
+            return  # its data has not ended: it goes on when the job is resumed
+        chain = next(c for c in deployment.chains if c.name == task.vertex)
+        tail = chain.stages[-1]
+        if task not in self._told:  # a task restored after its finish ends once more
+            self._told.add(task)
+            for stage in chain.stages:
+                rows = deployment.tasks[task].rows_out if stage == tail else 0
+                self._on_event(events.InstanceFinished(stage, chain.instances[task.index], rows))
+        tasks = [TaskId(chain.name, index) for index in range(len(chain.instances))]
+        suspended = any(i in deployment.tasks and deployment.tasks[i].suspended for i in tasks)
+        if all(i in self._finished for i in tasks) and not suspended:
+            latest = self.coordinator.latest_completed if self.coordinator is not None else None
+            for stage in (name for name in chain.stages if name not in self.announced):
+                self.announced.add(stage)
+                rows, late = stage_rows(deployment, stage), late_rows(deployment, stage)
+                self._on_event(events.StageFinished(stage, rows, latest.checkpoint_id if latest else None, late_rows=late))
+
+    # Checkpoints
+
+    def tell(self, action: CoordinatorsReport, asked: ControlRequest | None) -> None:
+        """The coordinator says what has become of a checkpoint, or of a request for one.
+
+        Args:
+            asked: The request that a completed savepoint was taken for, if it is open.
+        """
+        match action:
+            case CheckpointTriggered(_, _, request_id):
+                if request_id is not None:
+                    self._triggered.add(request_id)
+            case CheckpointCompleted(completed):
+                self._on_event(self._done(completed, asked))
+            case CheckpointFailed(checkpoint_id, reason, message):
+                self._on_event(events.CheckpointNotDone(checkpoint_id, reason.name, message))
+            case RequestCompleted(request_id):
+                self._triggered.discard(request_id)
+            case RequestFailed(request_id, reason, message):
+                if reason.pre_flight and request_id not in self._triggered:  # else its checkpoint's failure was told
+                    self._on_event(events.CheckpointNotDone(None, reason.name, message))
+                self._triggered.discard(request_id)
+
+    def _done(self, completed: CompletedCheckpoint, asked: ControlRequest | None) -> JobEvent:
+        assert self.deployment is not None and self.coordinator is not None
+        counts = self.coordinator.statistics.counts
+        if completed.is_savepoint:
+            return savepoint_done(self.deployment, completed, counts, asked)
+        return checkpoint_done(self.deployment, completed, counts)
