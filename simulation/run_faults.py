@@ -24,7 +24,7 @@ def _ended_sources_forgotten() -> Patches:
     deploy = JobMachine._deploy
 
     def broken(self: Any) -> None:
-        with patch.multiple(self, _ended_sources=set()):
+        with patch.multiple(self._job, ended_sources=set()):
             deploy(self)
 
     yield JobMachine, "_deploy", broken
@@ -94,7 +94,7 @@ def _deleted_before_the_end_is_recorded() -> Patches:
 
     def broken(self: Any, *arguments: Any) -> None:
         finish(self, *arguments)
-        self._actions = [*self._actions[:-1], *self._to_discard, self._actions[-1]]
+        self._job.actions[-1:-1] = self._to_discard
         self._to_discard = []
 
     yield JobMachine, "_finish", broken
@@ -104,8 +104,8 @@ def _passed_over_deleted_at_once() -> Patches:
     begin = JobMachine._begin_attempt
 
     def broken(self: Any) -> None:
-        self._actions += [DiscardCheckpoint(later) for later in self._passed_over]
-        self._passed_over = ()
+        self._job.actions += [DiscardCheckpoint(later) for later in self._job._passed_over]
+        self._job._passed_over = ()
         begin(self)
 
     yield JobMachine, "_begin_attempt", broken
