@@ -36,6 +36,7 @@ from dagster_checkpoints.execution.job_events import JobAction, JobBeginning, Jo
 from dagster_checkpoints.execution.job_events import JobEvent as MachineEvent
 from dagster_checkpoints.execution.job_machine import JobMachine, JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest
+from dagster_checkpoints.execution.start_point import completed_checkpoint
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.job import events
@@ -47,7 +48,7 @@ from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.job_reporter import CoordinatorsReport, JobReporter
 from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.requesters import Requesters
-from dagster_checkpoints.spark.job.restoring import StartPoint, completed_checkpoint, read_restored
+from dagster_checkpoints.spark.job.restoring import StartPoint, read_restored
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
