@@ -18,7 +18,7 @@ SCHEMA = "k string, ts timestamp, v long"
 def take_checkpoint(job: Any) -> Any:
     """Ask for a checkpoint as soon as there can be one, and wait until it is complete."""
     before = len(job.checkpoints())
-    job.wait_until(lambda: job.execution._run is not None and bool(job.execution._run.coordinator.roots))
+    job.wait_until(lambda: job.execution.coordinator is not None and bool(job.execution.coordinator.roots))
     job.execution.trigger_checkpoint(f"asked-{before}")
     job.wait_until(lambda: len(job.checkpoints()) > before)
     return job.checkpoints()[-1]
@@ -198,7 +198,7 @@ def test_windows_that_were_due_at_the_checkpoint_come_out_after_a_restore_withou
     lab.spark.conf.set(no_data, "false")  # so every batch is followed by the moment that the test is about
     try:
         first = lab.start(pipeline, interval=3600.0)
-        first.wait_until(lambda: first.execution._run is not None and windows_read(first, last_ms, chaining))
+        first.wait_until(lambda: first.execution.coordinator is not None and windows_read(first, last_ms, chaining))
         take_checkpoint(first)
         first.cancel()
         assert first.result().status == "CANCELED"
@@ -220,7 +220,7 @@ def test_windows_that_were_due_at_the_checkpoint_come_out_after_a_restore_withou
 
 def windows_read(job: Any, watermark_ms: int, chaining: bool) -> bool:
     """Whether the chain that counts windows has read everything: a committed batch has been told the last watermark."""
-    deployment = job.execution._run.deployment
+    deployment = job.execution.deployment
     if deployment is None:
         return False
     tasks = {task_id.vertex: task for task_id, task in deployment.tasks.items()}

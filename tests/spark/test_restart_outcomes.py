@@ -65,7 +65,7 @@ def test_a_savepoint_that_is_being_written_when_the_last_task_ends_is_answered(l
         asked = job.ask("savepoint", name="last")
         job.wait_until(lambda: store.held > 0)
         job.drain()
-        job.wait_until(lambda: job.execution._run is not None and job.execution._run.coordinator.all_at_end_of_data)
+        job.wait_until(lambda: job.execution.coordinator is not None and job.execution.coordinator.all_at_end_of_data)
         assert not job.of(StageFinished), "its outcome is waited for, and then the final checkpoint"
     answer = asked.result(150)
     assert (answer.status, answer.checkpoint_id) == ("done", 1), answer

@@ -44,7 +44,7 @@ def test_a_task_that_ends_during_a_suspend_is_left_out(lab: Any) -> None:
     job.wait_until(lambda: job.execution.rows() == {"history": 10, "live": 10, "copied": 10})
     job.done("checkpoint")
     stopped = job.ask("stop", name="overtaken")
-    job.wait_until(lambda: job.execution._run.coordinator.pending_ids != ())
+    job.wait_until(lambda: job.execution.coordinator.pending_ids != ())
     hold.unlink()
     answer = stopped.result(150)
     assert (answer.status, job.finished().ended_by) == ("done", "suspend"), f"{answer}; {job.story()}"

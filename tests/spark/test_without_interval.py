@@ -75,8 +75,8 @@ class Scene:
         """Its data has ended: the task waits, or has ended."""
 
         def over() -> bool:
-            run = job.execution._run
-            tasks = run.tasks if run is not None else {}
+            deployment = job.execution.deployment
+            tasks = deployment.tasks if deployment is not None else {}
             task = tasks.get(TaskId("history", 0))
             return task is not None and task.lifecycle.state not in (LifecycleState.RUNNING, LifecycleState.FINISHING)
 

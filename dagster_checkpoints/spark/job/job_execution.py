@@ -16,10 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
-from dagster_checkpoints.coordination import CheckpointRequested
+from dagster_checkpoints.coordination import CheckpointCoordinator, CheckpointRequested
 from dagster_checkpoints.execution.job_events import CancelRequested, DrainRequested, EndSourceRequested, FatalError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job import events
+from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.events import JobEvent, JobResult, StageProgress
 from dagster_checkpoints.spark.job.job_driver import JobDriver
 from dagster_checkpoints.spark.job.job_messages import Asked, Item, failure_of
@@ -130,6 +131,16 @@ class JobExecution:
     def progress(self) -> Mapping[str, StageProgress]:
         """How far each stage is now; empty before the start. Any thread."""
         return self._driver.reporter.progress() if self._driver is not None else {}
+
+    @property
+    def coordinator(self) -> CheckpointCoordinator | None:
+        """The coordinator of the job, to be looked at only; None before the first attempt is deployed."""
+        return self._driver.machine.coordinator if self._driver is not None else None
+
+    @property
+    def deployment(self) -> Deployment | None:
+        """The tasks of the present attempt, to be looked at only; None before the first."""
+        return self._driver.reporter.deployment if self._driver is not None else None
 
     # The job
 

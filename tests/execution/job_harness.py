@@ -1,0 +1,123 @@
+"""A job on paper for the tests of the job machine: two sources and a stage behind them, driven action by action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from dagster_checkpoints.coordination import (
+    Acknowledged,
+    CheckpointConfig,
+    CompletedCheckpoint,
+    FixedDelayRestart,
+    MetadataWritten,
+    RestartStrategy,
+    TaskState,
+    TaskStateChanged,
+    TaskStatistics,
+    WriteMetadata,
+)
+from dagster_checkpoints.execution import job_events as on
+from dagster_checkpoints.execution.job_events import Failure, JobAction, JobBeginning, JobEvent, RestorePoint
+from dagster_checkpoints.execution.job_machine import JobMachine
+from dagster_checkpoints.execution.job_requests import Request, RequestReceived, SourceInstance
+from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
+
+A, B, C = TaskId("history", 0), TaskId("live", 0), TaskId("delays", 0)
+ALL = (A, B, C)
+GRAPH = ExecutionGraph(
+    (Vertex("history", ("history",), 1), Vertex("live", ("live",), 1), Vertex("delays", ("delays",), 1)),
+    (VertexEdge(0, 2, EdgePattern.ALL_TO_ALL), VertexEdge(1, 2, EdgePattern.ALL_TO_ALL)),
+)
+SOURCES = (SourceInstance("history", "0", A), SourceInstance("live", "EWR", B))
+EPOCH = 3
+BROKEN = Failure("a plane without wings")
+
+T = TypeVar("T")
+
+
+def pick(actions: Iterable[JobAction], kind: type[T]) -> list[T]:
+    """The actions of one kind."""
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def sent(actions: Iterable[JobAction]) -> list[tuple[tuple[TaskId, ...], object]]:
+    """The messages to tasks."""
+    return [(tuple(action.tasks), action.message) for action in pick(actions, on.SendToTasks)]
+
+
+def restore_point(checkpoint_id: int, *finished: TaskId) -> RestorePoint:
+    return RestorePoint(checkpoint_id, f"chk-{checkpoint_id}", frozenset(finished), state=object())
+
+
+class Job:
+    """A job machine, and its clock."""
+
+    def __init__(self, restart: RestartStrategy | None = None, beginning: JobBeginning = JobBeginning(), **config: Any) -> None:
+        settings = CheckpointConfig(**{"interval": None, **config})
+        self.machine = JobMachine("flights", settings, restart or FixedDelayRestart(2, 5.0), EPOCH)
+        self.beginning = beginning
+        self.now = 100.0
+
+    def do(self, event: JobEvent, after: float = 0.0) -> list[JobAction]:
+        """Hand an event in, some seconds later."""
+        self.now += after
+        return self.machine.handle(event, self.now)
+
+    def report(self, event: Any, attempt: int | None = None) -> list[JobAction]:
+        return self.do(on.TaskReport(self.machine.attempt if attempt is None else attempt, event))
+
+    def deploy(self, *finished: TaskId) -> list[JobAction]:
+        return self.do(on.Deployed(GRAPH, frozenset(finished), SOURCES))
+
+    def confirm(self, newest: CompletedCheckpoint | None = None, epoch: int = EPOCH) -> list[JobAction]:
+        return self.do(on.OwnershipConfirmed(newest, epoch))
+
+    def begin(self) -> list[JobAction]:
+        """From nothing to the tasks that run; returns the last actions."""
+        self.do(on.StartChosen(self.beginning))
+        restored = self.beginning.restored
+        self.deploy(*(restored.finished if restored is not None else ()))
+        self.do(on.JobBegun())
+        if self.beginning.claims:
+            self.do(on.SavepointClaimed())
+        return self.run_tasks()
+
+    def run_tasks(self) -> list[JobAction]:
+        """Ownership is confirmed, and every task reports that it runs."""
+        actions = self.confirm()
+        for task in ALL:
+            if task not in self.machine.finished:
+                actions += self.report(TaskStateChanged(task, TaskState.RUNNING))
+        return actions
+
+    def ask(self, kind: Any, requester: int = 1, seconds: float = 60.0, **what: Any) -> list[JobAction]:
+        """A request; its id is its kind, unless it is given."""
+        request = Request(what.pop("request_id", kind), kind, seconds, **what)
+        return self.do(RequestReceived(request, requester, self.now))
+
+    def acknowledge(self, checkpoint_id: int, *, finished: bool = False) -> list[JobAction]:
+        """Every unfinished task acknowledges: returns the actions of the last one, with which the metadata is to be written."""
+        actions: list[JobAction] = []
+        for task in ALL:
+            if task not in self.machine.finished:
+                statistics = TaskStatistics(operators_finished=finished)
+                actions = self.report(Acknowledged(task, checkpoint_id, None, statistics))
+        assert [a.checkpoint.checkpoint_id for a in pick(actions, WriteMetadata)] == [checkpoint_id]
+        return actions
+
+    def complete(self, checkpoint_id: int, *, finished: bool = False) -> list[JobAction]:
+        """A triggered checkpoint completes."""
+        self.acknowledge(checkpoint_id, finished=finished)
+        return self.do(MetadataWritten(checkpoint_id, f"chk-{checkpoint_id}"))
+
+    def finish(self, *tasks: TaskId) -> list[JobAction]:
+        actions: list[JobAction] = []
+        for task in tasks or ALL:
+            actions = self.report(TaskStateChanged(task, TaskState.FINISHED))
+        return actions
+
+    def fail(self, failure: Failure = BROKEN, task: TaskId = B) -> list[JobAction]:
+        """A task fails, and the tasks are stopped: returns what follows."""
+        assert self.report(on.TaskFailure(task, failure))[-1] == on.StopTasks()
+        return self.do(on.TasksStopped())
