@@ -31,6 +31,7 @@ GRAPH = ExecutionGraph(
 )
 SOURCES = (SourceInstance("history", "0", A), SourceInstance("live", "EWR", B))
 EPOCH = 3
+NEW_START = JobBeginning()
 BROKEN = Failure("a plane without wings")
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ def restore_point(checkpoint_id: int, *finished: TaskId) -> RestorePoint:
 class Job:
     """A job machine, and its clock."""
 
-    def __init__(self, restart: RestartStrategy | None = None, beginning: JobBeginning = JobBeginning(), **config: Any) -> None:
+    def __init__(self, restart: RestartStrategy | None = None, beginning: JobBeginning = NEW_START, **config: Any) -> None:
         settings = CheckpointConfig(**{"interval": None, **config})
         self.machine = JobMachine("flights", settings, restart or FixedDelayRestart(2, 5.0), EPOCH)
         self.beginning = beginning
