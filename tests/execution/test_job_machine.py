@@ -1,0 +1,887 @@
+"""One execution of a job: its beginning, its attempts and restarts, its end; row by row."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.coordination import (
+    Acknowledged,
+    CheckpointCompleted,
+    CheckpointFailed,
+    CheckpointProperties,
+    CheckpointRequested,
+    CheckpointTriggered,
+    CompletedCheckpoint,
+    Declined,
+    DiscardCheckpoint,
+    DiscardStates,
+    EndOfDataReached,
+    FailureReason,
+    FixedDelayRestart,
+    JobStatus,
+    MetadataOutcomeUnknown,
+    MetadataWriteFailed,
+    MetadataWritten,
+    NoRestart,
+    RequestCompleted,
+    RequestFailed,
+    TaskState,
+    TaskStateChanged,
+    Tick,
+    TriggerReceived,
+    UnexpectedEvent,
+    WriteMetadata,
+)
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.execution import job_events as on
+from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobEvent, JobOutcome
+from dagster_checkpoints.execution.job_machine import RETRY_SECONDS, JobPhase
+from dagster_checkpoints.execution.job_requests import AnswerRequest
+from dagster_checkpoints.execution.messages import EndInput
+from tests.execution.job_harness import (
+    ALL,
+    BROKEN,
+    EPOCH,
+    GRAPH,
+    SOURCES,
+    A,
+    B,
+    C,
+    Job,
+    pick,
+    restore_point,
+    sent,
+)
+
+OWN = CompletedCheckpoint(4, "chk-4")
+RESTORED = restore_point(3, A)
+RESUMED = JobBeginning(RESTORED, 6, (CompletedCheckpoint(3, "chk-3"),), (CompletedCheckpoint(5, "chk-5"),))
+
+
+# The beginning
+
+
+def test_a_job_begins_in_this_order() -> None:
+    job = Job()
+    assert job.machine.next_deadline() is None and job.machine.coordinator is None
+    assert job.do(on.StartChosen(JobBeginning())) == [on.Sweep(), on.Deploy(1, None)]
+    assert job.machine.attempt == 1 and not job.machine.begun
+    assert job.deploy() == [on.BeginJob()], "only once all of its state is here"
+    assert not job.machine.begun
+    assert job.do(on.JobBegun()) == [on.AttemptBegan(1, None), on.ConfirmOwnership()]
+    assert job.machine.begun and job.machine.phase is JobPhase.CONFIRMING
+    assert job.confirm() == [on.StartTasks()], "the sinks are touched only now"
+    assert job.machine.phase is JobPhase.RUNNING and job.machine.outcome is None
+
+
+def test_a_job_that_claims_its_savepoint_does_so_once_it_has_begun() -> None:
+    job = Job(beginning=JobBeginning(RESTORED, 4, claims=True))
+    assert job.do(on.StartChosen(job.beginning)) == [on.Sweep(), on.Deploy(1, RESTORED)]
+    job.deploy(A)
+    assert job.do(on.JobBegun()) == [on.ClaimSavepoint()]
+    assert job.do(on.SavepointClaimed()) == [on.AttemptBegan(1, RESTORED), on.ConfirmOwnership()]
+
+
+def test_the_coordinator_goes_on_from_what_was_restored() -> None:
+    job = Job(beginning=RESUMED)
+    job.begin()
+    coordinator = job.machine.coordinator
+    assert coordinator is not None
+    assert job.machine.finished == {A} and coordinator.state_of(A) is TaskState.FINISHED
+    assert coordinator.completed == RESUMED.retained
+    assert coordinator.statistics.counts.restored == 1
+    [triggered] = pick(job.ask("checkpoint"), CheckpointTriggered)
+    assert triggered.checkpoint_id == 6
+
+
+def test_a_new_start_restores_nothing() -> None:
+    job = Job(beginning=JobBeginning(None, 1, (CompletedCheckpoint(3, "chk-3"),)))
+    job.begin()
+    assert job.machine.coordinator is not None
+    assert job.machine.coordinator.statistics.counts.restored == 0
+
+
+def test_storage_that_is_silent_is_asked_again_after_a_while() -> None:
+    job = Job()
+    job.do(on.StartChosen(JobBeginning()))
+    job.deploy()
+    job.do(on.JobBegun())
+    assert job.do(on.StorageSilent()) == []
+    assert job.machine.next_deadline() == job.now + RETRY_SECONDS
+    assert job.do(Tick(), after=RETRY_SECONDS / 2) == []
+    assert job.do(Tick(), after=RETRY_SECONDS / 2) == [on.ConfirmOwnership()]
+    assert job.machine.next_deadline() is None
+    assert job.do(Tick(), after=RETRY_SECONDS) == [], "once"
+    assert job.do(on.StorageSilent()) == []
+    assert job.do(Tick(), after=RETRY_SECONDS) == [on.ConfirmOwnership()]
+    assert job.do(on.StorageSilent()) == []
+    assert job.confirm() == [on.StartTasks()]
+    assert job.do(Tick(), after=RETRY_SECONDS) == []
+
+
+@pytest.mark.parametrize("requested", [on.CancelRequested(), on.FatalError(BROKEN)])
+@pytest.mark.parametrize("until", range(5))
+def test_a_job_that_is_ended_before_its_tasks_run(until: int, requested: JobEvent) -> None:
+    job = Job(beginning=JobBeginning(RESTORED, 4, claims=True))
+    steps: list[JobEvent] = [
+        on.StartChosen(job.beginning),
+        on.Deployed(GRAPH, frozenset({A}), SOURCES),
+        on.JobBegun(),
+        on.SavepointClaimed(),
+    ]
+    for step in steps[:until]:
+        job.do(step)
+    begun = until >= 3
+    canceled = isinstance(requested, on.CancelRequested)
+    status = JobStatus.CANCELED if canceled else JobStatus.FAILED
+    actions = job.do(requested)
+    if until == 4:
+        assert actions == [on.StopTasks()], "they were deployed"
+        actions = job.do(on.TasksStopped())
+    assert actions == [on.FinishWork()]
+    assert job.machine.outcome == JobOutcome(status, "" if canceled else BROKEN.message, None if canceled else BROKEN)
+    assert job.machine.phase is JobPhase.CLOSING
+    assert job.do(on.WorkEnded()) == [on.Release(status if begun else None)]
+    assert job.machine.phase is JobPhase.OVER
+    for late in (on.CancelRequested(), on.FatalError(BROKEN), Tick()):
+        assert job.do(late) == []
+
+
+def test_a_first_deployment_that_fails_ends_the_job() -> None:
+    job = Job()
+    job.do(on.StartChosen(JobBeginning()))
+    assert job.do(on.DeployFailed(BROKEN, may_pass=True)) == [on.FinishWork()]
+    assert job.machine.outcome == JobOutcome(JobStatus.FAILED, BROKEN.message, BROKEN)
+    assert job.do(on.WorkEnded()) == [on.Release(None)]
+
+
+def test_a_start_that_cannot_be_read_is_followed_by_an_older_one() -> None:
+    job = Job()
+    job.do(on.StartChosen(RESUMED))
+    assert job.do(on.DeployFailed(BROKEN, unusable=True)) == [on.ChooseOlderStart(BROKEN)]
+    older = restore_point(2)
+    assert job.do(on.StartChosen(JobBeginning(older, 6))) == [on.Deploy(2, older)]
+    assert job.deploy() == [on.BeginJob()]
+    assert job.do(on.JobBegun()) == [on.AttemptBegan(2, older), on.ConfirmOwnership()]
+
+
+# Running
+
+
+def test_what_the_coordinator_asks_for_is_sent_to_the_tasks_in_its_words() -> None:
+    job = Job(retained=1)
+    job.begin()
+    actions = job.ask("checkpoint")
+    [triggered] = pick(actions, CheckpointTriggered)
+    messages = sent(actions)
+    assert [tasks for tasks, _ in messages] == [(A,), (B,)], "the roots"
+    assert all(isinstance(message, TriggerReceived) and message.barrier.checkpoint_id == 1 for _, message in messages)
+    actions = job.complete(triggered.checkpoint_id)
+    assert sent(actions) == [(ALL, life.CheckpointCompleted(1))]
+    assert [type(action) for action in actions] == [
+        on.ForgetSavepoints,
+        CheckpointCompleted,
+        on.SendToTasks,
+        RequestCompleted,
+        AnswerRequest,
+    ]
+    assert pick(actions, on.ForgetSavepoints) == [on.ForgetSavepoints(frozenset({"chk-1"}))]
+    job.ask("savepoint")
+    actions = job.complete(2)
+    assert sent(actions) == [(ALL, life.SavepointCompleted(2))]
+    assert not pick(actions, on.ForgetSavepoints)
+    job.ask("checkpoint")
+    actions = job.report(Declined(B, 3))
+    assert sent(actions) == [(ALL, life.CheckpointAborted(3))]
+    assert pick(actions, CheckpointFailed) and pick(actions, DiscardStates)
+    [answer] = pick(actions, AnswerRequest)
+    assert answer.reason is FailureReason.CHECKPOINT_DECLINED
+
+
+def test_an_older_checkpoint_is_deleted_when_a_newer_one_completes() -> None:
+    job = Job(retained=1)
+    job.begin()
+    for number in (1, 2):
+        job.ask("checkpoint")
+        actions = job.complete(number)
+    assert [action.checkpoint.location for action in pick(actions, DiscardCheckpoint)] == ["chk-1"]
+
+
+def test_acknowledgements_are_answered_with_nothing() -> None:
+    job = Job()
+    job.begin()
+    job.ask("checkpoint")
+    assert job.report(Acknowledged(A, 1)) == []
+    assert job.report(Acknowledged(A, 1)) == [], "a duplicate"
+
+
+def test_checkpoints_of_which_a_resumed_job_makes_no_use_are_deleted_after_its_first_own_one() -> None:
+    job = Job(beginning=RESUMED)
+    actions = job.begin()
+    job.ask("checkpoint")
+    actions += job.acknowledge(6)
+    assert not pick(actions, DiscardCheckpoint)
+    actions = job.do(MetadataWritten(6, "chk-6"))
+    assert actions[0] == DiscardCheckpoint(CompletedCheckpoint(5, "chk-5"))
+    assert [action.checkpoint.location for action in pick(actions, DiscardCheckpoint)] == ["chk-5", "chk-3"]
+    job.ask("checkpoint")
+    assert [a.checkpoint.location for a in pick(job.complete(7), DiscardCheckpoint)] == ["chk-6"], "once"
+
+
+def test_a_report_of_another_attempt_is_ignored() -> None:
+    job = Job()
+    job.begin()
+    for attempt in (0, 2):
+        assert job.report(TaskStateChanged(A, TaskState.FINISHED), attempt=attempt) == []
+        assert job.report(on.TaskFailure(A, BROKEN), attempt=attempt) == []
+    assert job.machine.finished == frozenset() and job.machine.phase is JobPhase.RUNNING
+
+
+def test_a_report_is_ignored_once_the_tasks_are_told_to_stop() -> None:
+    job = Job()
+    job.begin()
+    job.report(on.TaskFailure(A, BROKEN))
+    assert job.report(TaskStateChanged(B, TaskState.FINISHED)) == []
+    assert job.report(on.TaskFailure(B, Failure("another"))) == []
+    [restarting] = pick(job.do(on.TasksStopped()), on.AttemptRestarting)
+    assert restarting.failure == BROKEN
+
+
+def test_periodic_checkpoints_are_triggered_when_they_are_due() -> None:
+    job = Job(interval=10.0)
+    job.begin()
+    assert job.machine.next_deadline() == job.now + 10.0
+    assert job.do(Tick(), after=9.0) == []
+    assert len(pick(job.do(Tick(), after=1.0), CheckpointTriggered)) == 1
+
+
+def test_a_job_may_be_asked_for_a_checkpoint_without_an_answer() -> None:
+    job = Job()
+    job.begin()
+    assert pick(job.do(CheckpointRequested("by hand", CheckpointProperties())), CheckpointTriggered)
+    assert pick(job.complete(1), AnswerRequest) == []
+
+
+# Requests
+
+
+def test_a_request_waits_until_every_task_runs() -> None:
+    job = Job()
+    job.do(on.StartChosen(JobBeginning()))
+    assert job.ask("checkpoint") == []
+    job.deploy()
+    job.do(on.JobBegun())
+    job.confirm()
+    assert job.report(TaskStateChanged(A, TaskState.RUNNING)) == []
+    assert job.report(TaskStateChanged(B, TaskState.RUNNING)) == []
+    assert pick(job.report(TaskStateChanged(C, TaskState.RUNNING)), CheckpointTriggered)
+
+
+def test_a_request_is_not_handed_over_before_the_tasks_are_started() -> None:
+    job = Job()
+    job.do(on.StartChosen(JobBeginning()))
+    job.deploy()
+    job.do(on.JobBegun())
+    for task in ALL:
+        job.report(TaskStateChanged(task, TaskState.RUNNING))
+    assert job.ask("checkpoint") == []
+    assert pick(job.confirm(), CheckpointTriggered)
+
+
+def test_a_request_is_given_up_at_its_deadline_also_before_the_start() -> None:
+    job = Job()
+    job.ask("checkpoint", seconds=5.0)
+    assert job.machine.next_deadline() == job.now + 5.0
+    [answer] = pick(job.do(Tick(), after=5.0), AnswerRequest)
+    assert answer.reason is FailureReason.CHECKPOINT_EXPIRED
+
+
+def test_a_checkpoint_that_takes_too_long_is_withdrawn() -> None:
+    job = Job()
+    job.begin()
+    job.ask("checkpoint", seconds=5.0)
+    actions = job.do(Tick(), after=5.0)
+    [answer] = pick(actions, AnswerRequest)
+    assert answer.reason is FailureReason.CHECKPOINT_EXPIRED and "5 s" in answer.message
+    assert sent(actions) == [(ALL, life.CheckpointAborted(1))]
+
+
+def test_a_suspend_ends_the_job_and_is_answered_at_its_end() -> None:
+    job = Job()
+    job.begin()
+    actions = job.ask("stop", termination=True)
+    assert pick(actions, CheckpointTriggered) and not any(isinstance(message, EndInput) for _, message in sent(actions))
+    actions = job.complete(1)
+    assert sent(actions) == [(ALL, life.CheckpointCompleted(1))] and not pick(actions, AnswerRequest)
+    assert job.machine.requests.stopped is not None
+    actions = job.finish()
+    assert actions == [on.TaskHasFinished(C), on.StopTasks()]
+    assert job.do(on.TasksStopped()) == [on.EndJob(True, "suspend", "termination")], "its savepoint is the user's"
+    assert job.do(on.JobEndRecorded()) == [on.FinishWork()]
+    [answer, release] = job.do(on.WorkEnded())
+    assert isinstance(answer, AnswerRequest) and answer.done and answer.location == "chk-1"
+    assert release == on.Release(JobStatus.FINISHED)
+    assert job.machine.outcome == JobOutcome(JobStatus.FINISHED, ended_by="suspend")
+
+
+def test_a_drain_with_savepoint_is_announced_to_every_task_and_ends_the_sources() -> None:
+    job = Job()
+    job.begin()
+    actions = job.ask("stop", drain=True)
+    assert sent(actions) == [(ALL, life.DrainAnnounced()), ((A, B), EndInput())]
+    for task in (A, B):
+        assert not pick(job.report(EndOfDataReached(task)), CheckpointTriggered)
+    assert pick(job.report(EndOfDataReached(C)), CheckpointTriggered)
+    job.complete(1, finished=True)
+    job.finish()
+    assert job.do(on.TasksStopped()) == [on.EndJob(True, "drain", "request")]
+
+
+def test_a_stop_that_is_refused_is_answered_and_ends_nothing() -> None:
+    job = Job()
+    job.begin()
+    job.ask("stop", request_id="first")
+    actions = job.ask("stop", request_id="second", drain=True)
+    [answer] = pick(actions, AnswerRequest)
+    assert (answer.request_id, answer.reason) == ("second", FailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
+    assert sent(actions) == []
+    assert job.machine.requests.stop is not None and job.machine.requests.stop.request_id == "first"
+
+
+def test_a_drain_whose_savepoint_fails_restarts_the_job_and_its_sources_go_on() -> None:
+    job = Job()
+    job.begin()
+    job.ask("stop", drain=True, seconds=5.0)
+    actions = job.do(Tick(), after=5.0)
+    [answer] = pick(actions, AnswerRequest)
+    assert answer.reason is FailureReason.CHECKPOINT_EXPIRED
+    assert actions[-1] == on.StopTasks()
+    [restarting] = pick(job.do(on.TasksStopped()), on.AttemptRestarting)
+    assert restarting.failure.message.startswith("the drain's savepoint failed: not done within")
+    job.do(Tick(), after=5.0)
+    assert job.confirm()[-1] == on.Deploy(2, None, frozenset())
+
+
+def test_a_suspend_that_fails_lets_the_job_go_on() -> None:
+    job = Job()
+    job.begin()
+    job.ask("stop")
+    actions = job.report(Declined(B, 1))
+    assert pick(actions, AnswerRequest) and job.machine.phase is JobPhase.RUNNING
+    assert job.machine.requests.stop is None
+
+
+def test_a_source_ends_by_request_and_again_after_every_restart() -> None:
+    job = Job()
+    job.begin()
+    actions = job.ask("end_source", stage="live")
+    assert sent(actions) == [((B,), EndInput())]
+    [answer] = pick(actions, AnswerRequest)
+    assert answer.ended == ("live[EWR]",)
+    for attempt in (2, 3):
+        job.fail()
+        job.do(Tick(), after=5.0)
+        assert job.confirm()[-1] == on.Deploy(attempt, None, frozenset({("live", "EWR")}))
+        job.deploy()
+        job.run_tasks()
+
+
+@pytest.mark.parametrize(
+    ("stage", "instance", "tasks"), [("live", None, (B,)), ("live", "EWR", (B,)), ("history", "0", (A,)), ("live", "LGA", ())]
+)
+def test_a_source_ends_at_the_word_of_the_runs_own_process(stage: str, instance: str | None, tasks: Any) -> None:
+    job = Job()
+    job.begin()
+    assert sent(job.do(on.EndSourceRequested(stage, instance))) == ([(tasks, EndInput())] if tasks else [])
+
+
+def test_a_drain_ends_every_source_that_has_not_finished_and_is_remembered() -> None:
+    job = Job(interval=10.0)
+    job.begin()
+    job.finish(A)
+    assert sent(job.do(on.DrainRequested())) == [((B,), EndInput())]
+    assert job.machine.next_deadline() is None, "no periodic checkpoint any more"
+    job.fail()
+    job.do(Tick(), after=5.0)
+    assert job.confirm()[-1] == on.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
+
+
+def test_a_drain_behind_a_stop_goes_on_when_the_stop_fails() -> None:
+    job = Job()
+    job.begin()
+    job.ask("stop")
+    assert job.do(on.DrainRequested()) == []
+    actions = job.report(Declined(B, 1))
+    assert sent(actions)[-1] == ((A, B), EndInput())
+
+
+def test_a_drain_behind_a_stop_goes_on_after_the_restart() -> None:
+    job = Job()
+    job.begin()
+    job.ask("stop")
+    job.do(on.DrainRequested())
+    job.fail()
+    job.do(Tick(), after=5.0)
+    actions = job.confirm()
+    assert sent(actions) == [], "no task is there"
+    assert actions[-1] == on.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
+
+
+# Restarts
+
+
+def test_a_failed_attempt_is_followed_by_another_after_the_delay() -> None:
+    job = Job()
+    job.begin()
+    job.ask("checkpoint")
+    actions = job.fail()
+    assert actions[0] == on.AttemptRestarting(2, 5.0, BROKEN)
+    [answer] = pick(actions, AnswerRequest)
+    assert answer.reason is FailureReason.TASK_FAILURE, "the checkpoint waits for no task that is gone"
+    assert sent(actions) == []
+    assert job.machine.coordinator is not None
+    assert [job.machine.coordinator.state_of(task) for task in ALL] == [
+        TaskState.CANCELED,
+        TaskState.FAILED,
+        TaskState.CANCELED,
+    ]
+    assert job.machine.next_deadline() == job.now + 5.0
+    assert job.do(Tick(), after=4.9) == []
+    assert job.ask("checkpoint") == [], "no task runs"
+    assert job.do(Tick(), after=0.1) == [on.ConfirmOwnership()]
+    assert job.machine.phase is JobPhase.READING
+    assert job.confirm() == [on.Deploy(2, None)]
+    assert job.deploy() == [on.AttemptBegan(2, None), on.ConfirmOwnership()], "the job begins once"
+    assert pick(job.run_tasks(), CheckpointTriggered), "of the request that has waited"
+
+
+def test_a_restart_waits_for_the_outcome_of_what_is_being_finalized() -> None:
+    job = Job()
+    job.begin()
+    job.ask("checkpoint")
+    job.acknowledge(1)
+    job.fail()
+    assert job.machine.next_deadline() == job.now + 60.0, "the request's; not the restart's"
+    assert job.do(Tick(), after=5.0) == []
+    actions = job.do(MetadataWritten(1, "chk-1"))
+    assert sent(actions) == [] and pick(actions, AnswerRequest)[0].done
+    assert actions[-1] == on.ConfirmOwnership()
+
+
+def test_a_restart_begins_from_the_checkpoint_that_storage_says_is_the_newest() -> None:
+    job = Job(beginning=RESUMED)
+    job.begin()
+    job.fail()
+    job.do(Tick(), after=5.0)
+    assert job.confirm(OWN) == [on.ReadNewest(OWN)]
+    newest = restore_point(4, A, B)
+    actions = job.do(on.NewestRead(newest))
+    assert actions[-1] == on.Deploy(2, newest, frozenset())
+    assert job.machine.finished == {A, B}
+    assert job.machine.coordinator is not None and job.machine.coordinator.latest_completed == OWN, "it was told"
+    job.deploy(A, B)
+    assert job.machine.finished == {A, B}
+
+
+@pytest.mark.parametrize(("newest", "epoch"), [(None, 0), (None, EPOCH), (OWN, EPOCH - 1)])
+def test_a_restart_without_a_checkpoint_of_its_own_begins_where_the_run_began(
+    newest: CompletedCheckpoint | None, epoch: int
+) -> None:
+    job = Job(beginning=RESUMED)
+    job.begin()
+    job.finish(B)
+    assert job.machine.finished == {A, B}
+    job.fail(task=C)
+    job.do(Tick(), after=5.0)
+    assert job.confirm(newest, epoch) == [on.Deploy(2, RESTORED)]
+    assert job.machine.finished == {A}
+    assert job.machine.coordinator is not None and job.machine.coordinator.state_of(B) is TaskState.CREATED
+
+
+def test_a_second_restart_forgets_what_the_first_one_was_told() -> None:
+    job = Job()
+    job.begin()
+    job.fail()
+    job.do(Tick(), after=5.0)
+    job.confirm(OWN)
+    job.do(on.NewestRead(restore_point(4)))
+    job.deploy()
+    job.run_tasks()
+    job.fail()
+    job.do(Tick(), after=5.0)
+    assert job.confirm(CompletedCheckpoint(9, "chk-9"), EPOCH - 1)[-1] == on.Deploy(3, None)
+
+
+def test_a_restart_waits_for_storage() -> None:
+    job = Job()
+    job.begin()
+    job.fail()
+    job.do(Tick(), after=5.0)
+    assert job.do(on.StorageSilent()) == []
+    assert job.do(Tick(), after=RETRY_SECONDS) == [on.ConfirmOwnership()]
+    job.confirm(OWN)
+    assert job.do(on.StorageSilent()) == []
+    assert job.do(Tick(), after=RETRY_SECONDS) == [on.ConfirmOwnership()], "the newest may be another one by now"
+    assert job.confirm(OWN) == [on.ReadNewest(OWN)]
+
+
+def test_a_stage_that_cannot_be_built_again_is_another_failure() -> None:
+    job = Job(FixedDelayRestart(2, 5.0))
+    job.begin()
+    job.fail()
+    job.do(Tick(), after=5.0)
+    job.confirm()
+    other = Failure("no such column")
+    assert job.do(on.DeployFailed(other, may_pass=True))[0] == on.AttemptRestarting(3, 5.0, other)
+    job.do(Tick(), after=5.0)
+    assert job.confirm()[-1] == on.Deploy(3, None)
+    assert job.do(on.DeployFailed(other, may_pass=True)) == [on.FinishWork()]
+    assert job.machine.outcome is not None and job.machine.outcome.given_up
+
+
+@pytest.mark.parametrize("unusable", [False, True])
+def test_what_cannot_be_restored_in_a_restart_ends_the_job(unusable: bool) -> None:
+    job = Job()
+    job.begin()
+    job.fail()
+    job.do(Tick(), after=5.0)
+    job.confirm()
+    assert job.do(on.DeployFailed(BROKEN, unusable=unusable)) == [on.FinishWork()]
+    assert job.machine.outcome == JobOutcome(JobStatus.FAILED, BROKEN.message, BROKEN)
+    assert job.do(on.WorkEnded()) == [on.Release(JobStatus.FAILED)]
+
+
+@pytest.mark.parametrize(
+    ("restart", "failure", "because"),
+    [
+        (FixedDelayRestart(2, 5.0), Failure("wings", repeats=True), "another attempt would fail in the same way"),
+        (NoRestart(), Failure("wings"), "the restart strategy is none"),
+    ],
+)
+def test_a_job_gives_up(restart: Any, failure: Failure, because: str) -> None:
+    job = Job(restart)
+    job.begin()
+    assert job.fail(failure) == [on.FinishWork()]
+    message = f"Pipeline 'flights' failed, and {because}. wings"
+    assert job.machine.outcome == JobOutcome(JobStatus.FAILED, message, failure, given_up=True)
+
+
+def test_tasks_that_cannot_be_started_are_a_failure_of_the_attempt() -> None:
+    job = Job()
+    job.do(on.StartChosen(JobBeginning()))
+    job.deploy()
+    job.do(on.JobBegun())
+    job.confirm()
+    assert job.do(on.StartFailed(BROKEN)) == [on.StopTasks()]
+    assert job.do(on.TasksStopped())[0] == on.AttemptRestarting(2, 5.0, BROKEN)
+
+
+def test_the_requester_of_a_stop_whose_commits_fail_is_told_where_the_savepoint_is() -> None:
+    job = Job()
+    job.begin()
+    job.ask("stop")
+    job.complete(1)
+    [answer] = pick(job.fail(), AnswerRequest)
+    assert answer.location == "chk-1" and BROKEN.message in answer.message
+    assert job.machine.requests.stopped is None
+
+
+def test_a_savepoint_of_a_stop_that_completes_while_the_job_restarts_is_named_as_well() -> None:
+    job = Job()
+    job.begin()
+    job.ask("stop")
+    job.acknowledge(1)
+    assert not pick(job.fail(), AnswerRequest), "its outcome is open"
+    job.do(Tick(), after=5.0)
+    actions = job.do(MetadataWritten(1, "chk-1"))
+    [answer] = pick(actions, AnswerRequest)
+    assert answer.location == "chk-1" and BROKEN.message in answer.message
+    assert actions[-1] == on.ConfirmOwnership()
+
+
+def test_too_many_failed_checkpoints_are_a_failure_of_the_attempt() -> None:
+    job = Job(tolerable_failed_checkpoints=0)
+    job.begin()
+    job.ask("checkpoint")
+    actions = job.report(Declined(B, 1, message="no room"))
+    assert actions[-1] == on.StopTasks()
+    [restarting] = pick(job.do(on.TasksStopped()), on.AttemptRestarting)
+    assert re.fullmatch(r"Pipeline 'flights': .*no room \(CHECKPOINT_DECLINED\)\.", restarting.failure.message)
+
+
+def test_too_many_failed_checkpoints_between_two_attempts_end_the_job() -> None:
+    job = Job(tolerable_failed_checkpoints=0)
+    job.begin()
+    job.ask("checkpoint")
+    job.acknowledge(1)
+    job.fail()
+    assert job.do(MetadataWriteFailed(1, "disk full"))[-1] == on.FinishWork()
+    assert job.machine.outcome is not None and not job.machine.outcome.given_up
+    assert "disk full (FINALIZE_CHECKPOINT_FAILURE)" in job.machine.outcome.message
+
+
+def test_the_first_failure_of_an_attempt_is_the_one_that_counts() -> None:
+    job = Job()
+    job.begin()
+    job.ask("stop", drain=True, seconds=5.0)
+    job.do(Tick(), after=5.0)
+    assert job.report(on.TaskFailure(A, BROKEN)) == []
+    [restarting] = pick(job.do(on.TasksStopped()), on.AttemptRestarting)
+    assert restarting.failure != BROKEN
+
+
+@pytest.mark.parametrize("requested", [on.CancelRequested(), on.FatalError(BROKEN)])
+@pytest.mark.parametrize("when", ["running", "stopping", "restarting", "reading", "deploying", "finalizing"])
+def test_a_job_is_ended_whenever_that_is_asked_for(when: str, requested: JobEvent) -> None:
+    job = Job()
+    job.begin()
+    tasks = when in ("running", "finalizing")
+    if when == "finalizing":
+        job.ask("savepoint")
+        job.acknowledge(1)
+        assert job.finish() == [on.TaskHasFinished(C)], "the outcome of the savepoint is waited for"
+    elif when == "stopping":
+        job.report(on.TaskFailure(A, Failure("another")))
+        assert job.do(requested) == []
+        tasks = False
+    elif when != "running":
+        job.fail(Failure("another"))
+        if when != "restarting":
+            job.do(Tick(), after=5.0)
+        if when == "deploying":
+            job.confirm()
+    actions = job.do(on.TasksStopped() if when == "stopping" else requested)
+    if tasks:
+        assert actions == [on.StopTasks()]
+        actions = job.do(on.TasksStopped())
+    assert actions[-1] == on.FinishWork() and not pick(actions, on.AttemptRestarting)
+    status = JobStatus.CANCELED if isinstance(requested, on.CancelRequested) else JobStatus.FAILED
+    assert job.machine.outcome is not None
+    assert (job.machine.outcome.status, job.machine.outcome.given_up) == (status, False)
+    actions = job.do(on.WorkEnded())
+    assert actions[-1] == on.Release(status)
+    assert len(pick(actions, AnswerRequest)) == (when == "finalizing")
+
+
+def test_of_two_ends_that_are_asked_for_the_first_counts() -> None:
+    job = Job()
+    job.begin()
+    job.do(on.CancelRequested())
+    assert job.do(on.FatalError(BROKEN)) == []
+    job.do(on.TasksStopped())
+    assert job.machine.outcome == JobOutcome(JobStatus.CANCELED)
+
+
+def test_a_canceled_job_discards_what_its_pending_checkpoints_have_uploaded() -> None:
+    job = Job()
+    job.begin()
+    job.ask("checkpoint")
+    job.do(on.CancelRequested())
+    actions = job.do(on.TasksStopped())
+    assert [type(action) for action in actions] == [DiscardStates, on.FinishWork]
+
+
+# The end
+
+
+def finished(*, own: bool = True, **config: Any) -> Job:
+    """A job whose tasks have all finished and stopped."""
+    job = Job(retained=2, **config)
+    job.begin()
+    if own:
+        job.ask("checkpoint")
+        job.complete(1)
+    assert job.finish()[-1] == on.StopTasks()
+    return job
+
+
+def test_the_end_of_a_job_is_recorded_before_its_checkpoints_are_deleted() -> None:
+    job = finished()
+    assert job.do(on.TasksStopped()) == [on.EndJob(False, "end_of_data")]
+    older = CompletedCheckpoint(1, "chk-older")
+    actions = job.do(on.JobEndRecorded((CompletedCheckpoint(1, "chk-1"), older)))
+    assert [action.checkpoint.location for action in pick(actions, DiscardCheckpoint)] == ["chk-1", "chk-older"]
+    assert actions[-1] == on.FinishWork()
+    assert job.machine.outcome == JobOutcome(JobStatus.FINISHED, ended_by="end_of_data")
+
+
+def test_an_end_that_storage_does_not_say_deletes_nothing() -> None:
+    job = finished()
+    job.do(on.TasksStopped())
+    assert job.do(on.JobEndNotRecorded()) == [on.FinishWork()]
+    assert job.do(on.WorkEnded()) == [on.Release(JobStatus.FINISHED)]
+
+
+def test_checkpoints_that_the_configuration_keeps_are_kept() -> None:
+    job = finished(keep_on_finish=True)
+    assert job.do(on.TasksStopped()) == [on.EndJob(True, "end_of_data")]
+    assert job.do(on.JobEndRecorded()) == [on.FinishWork()]
+
+
+def test_a_drained_job_says_so() -> None:
+    job = Job()
+    job.begin()
+    job.do(on.DrainRequested())
+    job.finish()
+    assert job.do(on.TasksStopped()) == [on.EndJob(True, "drain")]
+    assert job.machine.outcome == JobOutcome(JobStatus.FINISHED, ended_by="drain")
+
+
+def test_a_canceled_drain_has_not_ended_by_the_drain() -> None:
+    job = Job()
+    job.begin()
+    job.do(on.DrainRequested())
+    job.do(on.CancelRequested())
+    job.do(on.TasksStopped())
+    assert job.machine.outcome == JobOutcome(JobStatus.CANCELED)
+
+
+def test_what_is_being_written_has_an_outcome_before_the_job_ends() -> None:
+    job = Job()
+    job.begin()
+    job.ask("savepoint")
+    job.acknowledge(1)
+    assert job.finish() == [on.TaskHasFinished(C)]
+    actions = job.do(MetadataOutcomeUnknown(1, "time-out"))
+    assert pick(actions, AnswerRequest) and actions[-1] == on.StopTasks()
+
+
+def test_a_finished_job_stays_finished() -> None:
+    job = finished()
+    for late in (on.CancelRequested(), on.FatalError(BROKEN), on.DrainRequested()):
+        assert pick(job.do(late), on.StopTasks) == []
+    job.do(on.TasksStopped())
+    for late in (on.CancelRequested(), on.FatalError(BROKEN), on.DrainRequested(), on.EndSourceRequested("live")):
+        assert job.do(late) == []
+    job.do(on.JobEndRecorded())
+    assert job.do(on.WorkEnded()) == [on.Release(JobStatus.FINISHED)]
+    assert job.machine.outcome is not None and job.machine.outcome.status is JobStatus.FINISHED
+
+
+def test_a_drain_that_comes_when_the_job_has_ended_has_not_ended_it() -> None:
+    job = finished()
+    job.do(on.TasksStopped())
+    job.do(on.DrainRequested())
+    assert job.machine.outcome is not None and job.machine.outcome.ended_by == "end_of_data"
+
+
+def test_requests_that_come_late_are_answered() -> None:
+    job = finished()
+    job.do(on.TasksStopped())
+    job.do(on.JobEndRecorded())
+    assert job.ask("checkpoint", requester=7) == []
+    answer, release = job.do(on.WorkEnded())
+    assert isinstance(answer, AnswerRequest) and answer.requesters == (7,)
+    assert answer.message == "the pipeline's run has ended FINISHED" and isinstance(release, on.Release)
+    [later] = job.ask("stop", requester=8)
+    assert isinstance(later, AnswerRequest) and later.requesters == (8,)
+    assert job.machine.next_deadline() is None
+
+
+def test_a_request_to_a_job_that_could_not_start_is_told_so() -> None:
+    job = Job()
+    job.ask("checkpoint")
+    job.do(on.FatalError(BROKEN))
+    [answer] = pick(job.do(on.WorkEnded()), AnswerRequest)
+    assert answer.message == "the pipeline's run has ended before it began"
+
+
+def test_a_stop_that_a_failure_overtakes_names_the_failure() -> None:
+    job = Job(NoRestart())
+    job.begin()
+    job.ask("stop")
+    job.fail()
+    [answer] = pick(job.do(on.WorkEnded()), AnswerRequest)
+    assert answer.reason is FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN or "wings" in answer.message
+
+
+def test_a_metadata_outcome_after_the_end_changes_nothing() -> None:
+    job = Job()
+    job.begin()
+    job.ask("checkpoint")
+    assert pick(job.acknowledge(1), WriteMetadata)
+    job.do(on.CancelRequested())
+    job.do(on.TasksStopped())
+    assert job.do(MetadataWritten(1, "chk-1")) == []
+    assert pick(job.do(CheckpointRequested("late")), RequestFailed)
+
+
+# Events out of order
+
+
+RESULTS: tuple[JobEvent, ...] = (
+    on.StartChosen(JobBeginning()),
+    on.Deployed(GRAPH),
+    on.DeployFailed(BROKEN),
+    on.JobBegun(),
+    on.SavepointClaimed(),
+    on.OwnershipConfirmed(),
+    on.StorageSilent(),
+    on.NewestRead(RESTORED),
+    on.StartFailed(BROKEN),
+    on.TasksStopped(),
+    on.JobEndRecorded(),
+    on.JobEndNotRecorded(),
+    on.WorkEnded(),
+)
+EXPECTED: dict[JobPhase, tuple[type, ...]] = {
+    JobPhase.CHOOSING: (on.StartChosen,),
+    JobPhase.DEPLOYING: (on.Deployed, on.DeployFailed),
+    JobPhase.BEGINNING: (on.JobBegun,),
+    JobPhase.CLAIMING: (on.SavepointClaimed,),
+    JobPhase.CONFIRMING: (on.OwnershipConfirmed, on.StorageSilent),
+    JobPhase.RUNNING: (on.StartFailed,),
+    JobPhase.STOPPING: (on.TasksStopped,),
+    JobPhase.RESTARTING: (),
+    JobPhase.READING: (on.OwnershipConfirmed, on.StorageSilent, on.NewestRead),
+    JobPhase.ENDING: (on.JobEndRecorded, on.JobEndNotRecorded),
+    JobPhase.CLOSING: (on.WorkEnded,),
+    JobPhase.OVER: (),
+}
+
+
+def in_phase(phase: JobPhase) -> Job:
+    """A job that has come so far."""
+    job = Job(beginning=JobBeginning(RESTORED, 4, claims=True))
+    way: dict[JobPhase, Any] = {
+        JobPhase.CHOOSING: lambda: job.do(on.StartChosen(job.beginning)),
+        JobPhase.DEPLOYING: lambda: job.deploy(A),
+        JobPhase.BEGINNING: lambda: job.do(on.JobBegun()),
+        JobPhase.CLAIMING: lambda: job.do(on.SavepointClaimed()),
+        JobPhase.CONFIRMING: lambda: job.confirm(),
+        JobPhase.RUNNING: lambda: job.report(on.TaskFailure(B, BROKEN)) if restarts else job.finish(B, C),
+        JobPhase.STOPPING: lambda: job.do(on.TasksStopped()),
+        JobPhase.RESTARTING: lambda: job.do(Tick(), after=5.0),
+        JobPhase.ENDING: lambda: job.do(on.JobEndRecorded()),
+        JobPhase.CLOSING: lambda: job.do(on.WorkEnded()),
+    }
+    restarts = phase in (JobPhase.RESTARTING, JobPhase.READING)
+    while job.machine.phase is not phase:
+        way[job.machine.phase]()
+    return job
+
+
+@pytest.mark.parametrize("phase", JobPhase)
+@pytest.mark.parametrize("event", RESULTS, ids=lambda event: type(event).__name__)
+def test_a_result_of_what_was_not_asked_for_is_refused(phase: JobPhase, event: JobEvent) -> None:
+    job = in_phase(phase)
+    if isinstance(event, EXPECTED[phase]):
+        job.do(event)
+        return
+    with pytest.raises(UnexpectedEvent, match=f"A job that is {phase.name} cannot take {type(event).__name__}"):
+        job.do(event)
+
+
+@pytest.mark.parametrize("phase", [JobPhase.CHOOSING, JobPhase.DEPLOYING])
+@pytest.mark.parametrize(
+    "event",
+    [on.DrainRequested(), on.EndSourceRequested("live"), CheckpointRequested("r"), MetadataWritten(1, "chk-1")],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_needs_tasks_is_refused_before_the_first_deployment(phase: JobPhase, event: JobEvent) -> None:
+    with pytest.raises(UnexpectedEvent, match="needs tasks before the first attempt is deployed"):
+        in_phase(phase).do(event)
+    assert in_phase(phase).do(Tick()) == []
