@@ -27,9 +27,7 @@ from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import Failure, JobAction, JobEvent, TaskFailure, TaskReport
 from dagster_checkpoints.execution.job_requests import AnswerRequest, RequestReceived
-from dagster_checkpoints.execution.messages import TaskMessage
 from simulation.storage import StorageError
-from simulation.task import Task
 from simulation.task_life import TaskLife
 from simulation.user_requests import UserRequest
 from simulation.violations import Violation, check
@@ -75,7 +73,7 @@ class Loop(Writer):
             case on.SendToTasks(tasks, message):
                 self._check_named(message)
                 for task in tasks:
-                    self._deliver(self.tasks[task], message)
+                    self.tasks[task].mailbox.append(message)
             case AnswerRequest():
                 for requester in action.requesters:
                     self._answer(self._requesters[requester], action)
@@ -157,10 +155,6 @@ class Loop(Writer):
             self.world.store.check_whole(answer.location)
 
     # Tasks
-
-    @staticmethod
-    def _deliver(task: Task, message: TaskMessage) -> None:
-        task.mailbox.append(message)
 
     def report(self, attempt: int, event: object) -> None:
         item = TaskReport(attempt, event)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Writing a fully acknowledged checkpoint or savepoint, and reading it again for a restart within the run.
+"""Writing a fully acknowledged checkpoint or savepoint, and deleting it.
 
 The commit point is one conditional replacement of the pipeline's `state.json`; see `storage.ownership`. It must not know
 when checkpoints are taken.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dagster_checkpoints.coordination import (
@@ -21,9 +21,7 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.pipeline import Pipeline, TaskId
 from dagster_checkpoints.spark.job.deployment import Deployment
-from dagster_checkpoints.spark.job.restoring import read_restored
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
-from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.state import (
     ChainMetadata,
     CheckpointMetadata,
@@ -35,7 +33,7 @@ from dagster_checkpoints.state import (
     recorded_inputs,
     task_files,
 )
-from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage, OutcomeUnknown, OwnershipLost, StorageUnavailable
+from dagster_checkpoints.storage import CheckpointStorage, OutcomeUnknown, OwnershipLost
 
 Outcome = MetadataWritten | MetadataWriteFailed | MetadataOutcomeUnknown
 
@@ -188,37 +186,6 @@ class CheckpointWriter:
             elif task in deployment.tasks:
                 rows += deployment.tasks[task].late_rows.of(stage)
         return rows
-
-    @property
-    def epoch(self) -> int:
-        """Of this execution: its own checkpoints carry it."""
-        assert self._storage.ownership is not None
-        return self._storage.ownership.epoch
-
-    @property
-    def newest(self) -> CheckpointPointer | None:
-        """The newest completed checkpoint that storage names, as far as is known."""
-        assert self._storage.ownership is not None
-        return self._storage.ownership.newest
-
-    def latest(self, pipeline: Pipeline, allow_non_restored_state: bool) -> Restored | None:
-        """The newest completed checkpoint of this job, as storage has it; None before the first.
-
-        Raises:
-            StorageUnavailable: Storage cannot be asked.
-            StorageError: Another run owns the pipeline, or the checkpoint is gone.
-        """
-        assert self._storage.ownership is not None
-        if not self._storage.ownership.renew():  # after an unknown outcome this learns which write has landed
-            raise StorageUnavailable(f"expected {self._storage.url} to say which checkpoint is the newest, found no answer")
-        newest = self._storage.ownership.newest
-        return None if newest is None else read_restored(pipeline, self._storage, newest.location, allow_non_restored_state)
-
-    def forget_savepoints(self, retained: Sequence[CompletedCheckpoint]) -> None:
-        """A savepoint that is retained no longer is nobody's restart point; it stays where it is."""
-        ownership = self._storage.ownership
-        assert ownership is not None
-        ownership.forget_savepoints({checkpoint.location for checkpoint in retained})
 
     def delete(self, checkpoint: CompletedCheckpoint) -> None:
         """Delete a checkpoint that is no longer retained, and the files that only it names."""
