@@ -1,8 +1,8 @@
 """The two Python streaming sources behind every stage input: its records and its watermark.
 
-*Channels* reads the Parquet segments of all channels of one input, up to the positions to which the task's gate has
-opened, so the task decides exactly where a micro-batch ends. *Watermark* carries one row at W + lateness whenever the
-task's watermark W moves; a filter drops the row again, but `withWatermark` below it has seen the time.
+`ChannelsSource` reads the Parquet segments of all channels of one input, up to the positions to which the task's gate has
+opened, so the task decides exactly where a micro-batch ends. `WatermarkSource` emits one row at W + lateness whenever the
+task's watermark W moves; a filter drops the row again, after `withWatermark` has read its time.
 
 This module is sent to Spark's workers by value, and they may not have the package: it must import nothing of it.
 
@@ -41,7 +41,7 @@ def read_gate(path: str) -> dict[str, Any]:
 
 
 def _end_quietly() -> None:
-    """In a source's own process: Spark ends it by closing its socket, which is no error to print."""
+    """Do not print an error when Spark ends a source's process by closing its socket."""
     usual = sys.excepthook
 
     def hook(kind: Any, error: BaseException, trace: Any) -> None:
@@ -52,18 +52,18 @@ def _end_quietly() -> None:
 
 
 def balanced(files: Sequence[str], groups: int) -> list[list[str]]:
-    """Deal files out to at most so many groups of about the same number of bytes."""
-    dealt: list[tuple[int, list[str]]] = [(0, []) for _ in range(min(groups, len(files)))]
+    """Divide files into at most `groups` groups of about the same number of bytes."""
+    sized: list[tuple[int, list[str]]] = [(0, []) for _ in range(min(groups, len(files)))]
     for size, file in sorted(((os.path.getsize(file), file) for file in files), reverse=True):
-        smallest = min(range(len(dealt)), key=lambda group: dealt[group][0])
-        dealt[smallest] = (dealt[smallest][0] + size, [*dealt[smallest][1], file])
-    return [members for _, members in dealt]
+        smallest = min(range(len(sized)), key=lambda group: sized[group][0])
+        sized[smallest] = (sized[smallest][0] + size, [*sized[smallest][1], file])
+    return [members for _, members in sized]
 
 
-class Channels(DataSource):
+class ChannelsSource(DataSource):
     """All channels of one stage input.
 
-    Options: `gate`, `logs` (JSON, channel to log file), `base` (JSON, first positions), `tasks` (how many may read at once).
+    Options: `gate`, `logs` (JSON, channel to log file), `base` (JSON, first positions), `tasks` (maximum concurrent readers).
     """
 
     @classmethod
@@ -76,7 +76,7 @@ class Channels(DataSource):
 
 
 class ChannelsReader(DataSourceStreamReader):
-    """Offset: `{channel: position}`, the number of log elements consumed of each channel."""
+    """Reads the channels. Offset: `{channel: position}`, the number of log elements consumed of each channel."""
 
     def __init__(self, options: Any, schema: StructType) -> None:
         self.gate = options["gate"]
@@ -104,7 +104,7 @@ class ChannelsReader(DataSourceStreamReader):
             files += [file for position in range(first, last) for file in known.get(position, ())]
             for position in [p for p in known if p < first]:
                 del known[position]
-        # A Python task costs tens of milliseconds whatever it reads, and a batch may have to catch up on very many files.
+        # A Python task costs tens of milliseconds even for few rows, and a batch may have to read very many files.
         return [InputPartition(tuple(group)) for group in balanced(files, self.tasks)]
 
     def _follow(self, channel: str, until: int) -> None:
@@ -123,8 +123,8 @@ class ChannelsReader(DataSourceStreamReader):
             if position < until:
                 if time.monotonic() > deadline:
                     raise RuntimeError(
-                        f"Channel log {self.logs[channel]}: expected {until} elements (the gate is open to there), found "
-                        f"{position}. Is the work directory on a file system that every process sees alike?"
+                        f"Channel log {self.logs[channel]}: expected {until} elements, since the gate is open up to this "
+                        f"position, found {position}. Is the work directory on a file system that all processes share?"
                     )
                 time.sleep(0.05)
         self.read_to[channel] = (position, offset)
@@ -154,7 +154,7 @@ class ChannelsReader(DataSourceStreamReader):
                 yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
-class Watermark(DataSource):
+class WatermarkSource(DataSource):
     """The watermark of one stage input. Options: `gate`, `attempt`, `column`, `lateness_ms`."""
 
     @classmethod
@@ -167,7 +167,10 @@ class Watermark(DataSource):
 
 
 class WatermarkReader(DataSourceStreamReader):
-    """Offset: `{"watermark": ms, "attempt": n}`. A new attempt says its watermark again, since Spark forgets it per input."""
+    """Reads the watermark. Offset: `{"watermark": ms, "attempt": n}`.
+
+    A new attempt emits its watermark again, since Spark does not restore the watermark of each input.
+    """
 
     def __init__(self, options: Any, schema: StructType) -> None:
         self.gate = options["gate"]
@@ -191,7 +194,7 @@ class WatermarkReader(DataSourceStreamReader):
         from pyspark.sql.pandas.types import to_arrow_schema
 
         wanted = to_arrow_schema(self.schema, timezone="UTC")
-        moment_us = (partition.value + self.lateness_ms) * 1000  # may lie behind the year 9999, which datetime cannot say
+        moment_us = (partition.value + self.lateness_ms) * 1000  # may be after the year 9999, which datetime cannot represent
         arrays = [
             pa.array([moment_us], pa.int64()).cast(field.type) if field.name == self.column else pa.nulls(1, field.type)
             for field in wanted

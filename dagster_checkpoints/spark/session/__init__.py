@@ -1,1 +1,1 @@
-"""The Spark session, its Java, and the proof that every executor shares the work directory."""
+"""The Spark session, its Java, and the check that every executor shares the work directory."""

@@ -1,7 +1,7 @@
-"""Before a job starts: every executor proves that it sees the driver's work directory, and can write there.
+"""The check, before a job starts, that every executor sees the driver's work directory and can write to it.
 
-An executor that comes later is not asked: a batch in which it takes part is refused by the count of its rows (`segments`).
-It must not know jobs.
+An executor that registers later is not checked: if it does not share the directory, the count of its batch's rows is wrong, and
+the batch is refused (`segments`). Must not know jobs.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 SETTLE_SECONDS = 5.0
-"""A shared file system shows what another machine has written after some time, NFS after its attribute cache's."""
+"""Maximum seconds until a shared file system shows a file that another machine has written (NFS: its attribute cache)."""
 ALL_SECONDS = 60.0
-"""From the first answer on: for the others of those executors that are registered."""
+"""Maximum seconds from the first answer to the answers of all registered executors."""
 _REMIND_SECONDS = 30.0
 _POLL_SECONDS = 0.1
-_MOST_TASKS = 8  # per executor
+_MAX_TASKS_EACH = 8  # per executor
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What one executor has found.
+class ProbeResult:
+    """The result of the probe on one executor.
 
     Attributes:
-        executor: Differs between any two executors.
-        host: Its machine's name.
-        file: What it has written, a name within the folder; empty if it has not.
-        problem: Why the folder is not the driver's; empty if it is.
+        executor: Unique name of the executor.
+        host: Name of the executor's machine.
+        file: Name of the file that the executor has written to the folder; empty if it has written none.
+        problem: Why the executor's folder is not the driver's; empty if it is.
     """
 
     executor: str
@@ -49,13 +49,13 @@ class Answer:
 
 
 class ExecutorCheck:
-    """Asks the executors of a Spark application.
+    """Checks the executors of a Spark application.
 
     Args:
-        context: Spark's.
-        folder: A new one in the work directory.
-        check_canceled: Raises if the job was cancelled; asked again and again while executors are waited for.
-        log: Told what is waited for, and of executors that could not be asked.
+        context: The Spark context.
+        folder: A new folder in the work directory.
+        check_canceled: Raises if the job was cancelled; called repeatedly while the check waits for executors.
+        log: Gets a line while the check waits, and a warning about executors that could not be checked.
     """
 
     def __init__(self, context: SparkContext, folder: Path, check_canceled: Callable[[], None], log: logging.Logger) -> None:
@@ -66,54 +66,54 @@ class ExecutorCheck:
         self._group = f"work-directory-{uuid4().hex}"
 
     def run(self) -> int:
-        """Ask until each executor that is registered has answered. Returns how many have.
+        """Probe until each registered executor has answered. Returns the number of executors that have.
 
-        It waits for the first executor as long as Spark itself does. One that cannot be asked in time, because all of its
-        cores are busy, is passed over with a warning.
+        Waits for the first executor as long as Spark itself does. An executor that cannot be probed in time, because all of its
+        cores are busy, is skipped with a warning.
 
         Raises:
             WorkDirectoryNotSharedError: An executor sees another directory; names its host.
         """
         word = uuid4().hex
         (self._folder / QUESTION).write_text(word, encoding="utf-8")
-        answers: dict[str, Answer] = {}
+        results: dict[str, ProbeResult] = {}
         until: float | None = None
         tasks_each = 1
         with ThreadPoolExecutor(1, thread_name_prefix="executor-check") as thread:
             while True:
                 tasks = max(1, len(self._registered())) * tasks_each
-                found = self._wait(thread.submit(self._ask, tasks, word))
-                answers.update((answer.executor, answer) for answer in found)
-                self._check(answers, word)
+                new_results = self._wait(thread.submit(self._probe, tasks, word))
+                results.update((result.executor, result) for result in new_results)
+                self._check(results, word)
                 registered = self._registered()
-                if len(answers) >= len(registered):
-                    return len(answers)
+                if len(results) >= len(registered):
+                    return len(results)
                 until = until or time.monotonic() + ALL_SECONDS
                 if time.monotonic() >= until:
                     self._log.warning(
                         "%d of %d executors have not proven within %.0f s that they see the work directory %s; registered are "
                         "%s. A batch whose rows do not reach the driver fails.",
-                        len(registered) - len(answers),
+                        len(registered) - len(results),
                         len(registered),
                         ALL_SECONDS,
                         self._folder.parent,
                         ", ".join(registered),
                     )
-                    return len(answers)
-                tasks_each = min(2 * tasks_each, _MOST_TASKS)
+                    return len(results)
+                tasks_each = min(2 * tasks_each, _MAX_TASKS_EACH)
 
-    def _ask(self, tasks: int, word: str) -> list[Answer]:
-        """Run this number of tasks at the same time. Spark deals them out to all executors that have a free core."""
+    def _probe(self, tasks: int, word: str) -> list[ProbeResult]:
+        """Run this number of probes at the same time. Spark distributes them to all executors with a free core."""
         folder, seconds = str(self._folder), SETTLE_SECONDS
         self._context.setJobGroup(self._group, "Does every executor see the work directory?", interruptOnCancel=True)
-        found = self._context.parallelize(range(tasks), tasks).map(lambda _: probe(folder, word, seconds)).collect()
-        return [Answer(**answer) for answer in found]
+        fields = self._context.parallelize(range(tasks), tasks).map(lambda _: probe(folder, word, seconds)).collect()
+        return [ProbeResult(**each) for each in fields]
 
-    def _wait(self, asked: Future[list[Answer]]) -> list[Answer]:
+    def _wait(self, results: Future[list[ProbeResult]]) -> list[ProbeResult]:
         remind_at = time.monotonic() + _REMIND_SECONDS
         while True:
             try:
-                return asked.result(_POLL_SECONDS)
+                return results.result(_POLL_SECONDS)
             except NotYet:
                 pass
             try:
@@ -125,29 +125,29 @@ class ExecutorCheck:
                 remind_at = time.monotonic() + _REMIND_SECONDS
                 self._log.info("The start waits for an executor of %s with a free core.", self._context.master)
 
-    def _check(self, answers: dict[str, Answer], word: str) -> None:
+    def _check(self, results: dict[str, ProbeResult], word: str) -> None:
         until = time.monotonic() + SETTLE_SECONDS
         problems = []
-        for answer in answers.values():
-            problem = answer.problem or self._unseen(answer, word, until)
+        for result in results.values():
+            problem = result.problem or self._problem_with_file(result, word, until)
             if problem:
-                problems.append(f"an executor on host {answer.host}: {problem}")
+                problems.append(f"an executor on host {result.host}: {problem}")
         if problems:
             raise WorkDirectoryNotSharedError(
                 f"Not every executor of Spark's master {self._context.master} shares the work directory with the driver. "
-                f"Expected in {self._folder}, on each, what the driver writes there, and on the driver what the executor writes. "
+                f"Expected that each executor sees the driver's file in {self._folder}, and the driver the executor's file. "
                 f"Found {'; '.join(sorted(set(problems)))}. {SHARED_REMEDY}. Nothing was started"
             )
 
-    def _unseen(self, answer: Answer, word: str, until: float) -> str:
-        """Why the driver does not see what an executor has written; empty if it does."""
+    def _problem_with_file(self, result: ProbeResult, word: str, until: float) -> str:
+        """Why the driver does not see the executor's file; empty if it does."""
         while True:
             try:
-                if (self._folder / answer.file).read_text(encoding="utf-8") == word:
+                if (self._folder / result.file).read_text(encoding="utf-8") == word:
                     return ""
-                problem = "it has written something else"
+                problem = "its file has another content"
             except OSError as error:
-                problem = f"the driver does not see what it has written: {error}"
+                problem = f"the driver does not see its file: {error}"
             if time.monotonic() >= until:
                 return problem
             time.sleep(_POLL_SECONDS)

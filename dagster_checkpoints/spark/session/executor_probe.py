@@ -1,4 +1,4 @@
-"""What an executor does to prove that it sees the driver's work directory: it reads a word there, and writes one.
+"""The probe that an executor runs to prove that it sees the driver's work directory: it reads a word and writes a file.
 
 This module is sent to Spark's workers by value, and they may not have the package: it must import nothing of it.
 """
@@ -14,15 +14,15 @@ QUESTION = "driver"
 
 
 def probe(folder: str, word: str, seconds: float) -> dict[str, str]:
-    """Read the driver's word in a folder, and write an answer beside it; in a worker of an executor.
+    """Read the driver's word in a folder, and write a file beside it; runs in a worker of an executor.
 
     Args:
         folder: The path of the driver's folder.
-        word: What the driver has written there.
-        seconds: A shared file system may show the file late: how long it is looked for.
+        word: The word that the driver has written to the folder.
+        seconds: How long to wait for the driver's file: a shared file system may show it late.
 
     Returns:
-        The fields of `executor_check.Answer`: plain values, since a class of this module would not be found on the way back.
+        The fields of `executor_check.ProbeResult`: plain values, since the driver could not unpickle a class of this module.
     """
     host = socket.gethostname()
     # Spark gives its workers the executor's own directories for temporary files; their names are random.
@@ -47,6 +47,6 @@ def probe(folder: str, word: str, seconds: float) -> dict[str, str]:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        problem = f"it sees the directory, but cannot write there: {error}"
+        problem = f"it sees the directory, but cannot write to it: {error}"
         return {"executor": executor, "host": host, "problem": problem}
     return {"executor": executor, "host": host, "file": name}

