@@ -99,7 +99,7 @@ def test_every_mistake_of_every_pipeline_is_told_at_once(tmp_path: Path) -> None
     }
     messages = {stage["name"]: stage.get("message", "") for stage in sales["stages"] + clicks["stages"]}
     assert "mistakes.py:" in messages["total"] and "`value`" in messages["total"]
-    assert "declare it @bounded_source" in messages["ending"]
+    assert "declare the source @bounded_source" in messages["ending"]
     assert [stage["because_of"] for stage in sales["stages"] if stage["result"] == "unchecked"] == ["total"]
     assert any("maxFilesPerTrigger" in warning for warning in sales["warnings"])
     assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in str(path)) == before

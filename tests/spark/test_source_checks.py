@@ -181,7 +181,7 @@ def test_a_source_that_is_not_known_to_keep_its_rows_is_warned_of(spark: Any, mo
     assert source_checks.check_source(call, frame) == []
     monkeypatch.setattr(source_checks, "_KEEPS_ROWS", frozenset({"kafka"}))
     [warning] = source_checks.check_source(call, frame)
-    assert warning.startswith("Stage 'ticks': what rate in ") and "is not known here" in warning and "they are lost" in warning
+    assert warning.startswith("Stage 'ticks': it is not known what rate in ") and "they are lost" in warning
 
 
 def test_what_is_hardly_meant_is_said_once_for_all_instances(lab: Any, caplog: pytest.LogCaptureFixture) -> None:

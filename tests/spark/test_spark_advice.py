@@ -51,11 +51,11 @@ def subquery(flights: Any) -> Any:
             None,
             lambda flights: flights.dropDuplicatesWithinWatermark(["k"]),
             PlanRefusedError,
-            r"How long to remember a row is not known: .*Declare watermark=",
+            r"It is not known how long rows must be kept to find duplicates: .*Declare watermark=",
         ),
         (None, outer_join, PlanRefusedError, r"outer join.*declare watermark=\(column, lateness\) at the sources of both inputs"),
-        (None, writes, StageFailedError, r"returns the DataFrame: name where they go with sink="),
-        (None, lambda flights: [flights.count()], StageFailedError, r"asks a stream for rows.*return the DataFrame"),
+        (None, writes, StageFailedError, r"returns the DataFrame: set sink= of the stage"),
+        (None, lambda flights: [flights.count()], StageFailedError, r"reads rows of a stream.*return the DataFrame"),
         (None, subquery, StageFailedError, r"reads a stream in a subquery.*mode=\"static\""),
     ],
 )
@@ -92,7 +92,7 @@ def test_changed_state_is_told_with_the_remedy_and_a_warning_of_sparks_own_hint(
         run("v")
     assert "stateSchemaCheck" in str(raised.value)
     advice = advice_on_failed_query(raised.value)
-    assert "take that change back and resume" in advice
+    assert "revert that change and resume" in advice
     assert "Do not delete the checkpoint" in advice
     assert "do not set the Spark configuration" in advice
     assert advice_on_failed_query(ValueError("[STATE]")) == ""

@@ -73,7 +73,7 @@ def column_without_a_type(flights: Any) -> Any:
         (no_watermark_in_reach, PlanRefusedError, ["Spark refuses", "output mode 'append'"]),
         (raises, StageFailedError, ["no_such_column", "# the user's own line", "in raises"]),
         (twice_the_same_column, StageResultError, ["more than one column 'v'", "Rename or drop"]),
-        (column_without_a_type, StageResultError, ["no type for column 'nothing'", "Cast it"]),
+        (column_without_a_type, StageResultError, ["no type for column 'nothing'", "Cast the column"]),
     ],
 )
 def test_a_stage_that_cannot_run_is_refused_by_name_before_anything_starts(

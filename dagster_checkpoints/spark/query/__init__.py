@@ -1,4 +1,4 @@
-"""One Spark query: the plan from the user's functions, checks of that plan, and the query's own log.
+"""One Spark query: its plan, built from the user's functions, the checks of that plan, and Spark's log of the query.
 
-Read `plans` and `stage_inputs` (the user's functions and what they receive), `query` and `query_log`.
+Read `plans` and `stage_inputs` (the user's functions and their inputs), then `query` and `query_log`.
 """

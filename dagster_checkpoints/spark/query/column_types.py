@@ -1,6 +1,6 @@
-"""Which types of columns can leave a query: everything is written as Parquet, and a channel is read as Arrow.
+"""The column types that a query's output may have: every output is written as Parquet, and a channel is read as Arrow.
 
-An unknown type counts as one that cannot: it would fail in the middle of the job, or be read as something else.
+An unknown type is refused: it would fail in the middle of the job, or be read as another type.
 
 Source: https://spark.apache.org/docs/latest/sql-ref-datatypes.html
 """
@@ -33,17 +33,17 @@ _PARQUET_ONLY = (t.GeographyType, t.GeometryType, t.VariantType, t.YearMonthInte
 
 
 def not_written(schema: t.StructType) -> list[tuple[str, t.DataType]]:
-    """The columns, nested ones included, whose type Parquet files of Spark cannot hold: path and type."""
+    """The columns, nested ones included, whose type Spark's Parquet files cannot hold: path and type of each."""
     return [(path, kind) for path, kind in _atoms(schema) if not isinstance(kind, _BOTH + _PARQUET_ONLY)]
 
 
 def not_carried(schema: t.StructType) -> list[tuple[str, t.DataType]]:
-    """The columns, nested ones included, whose type a channel cannot carry: path and type."""
+    """The columns, nested ones included, whose type a channel cannot carry: path and type of each."""
     return [(path, kind) for path, kind in _atoms(schema) if not isinstance(kind, _BOTH)]
 
 
 def text_of(path: str, kind: t.DataType) -> str:
-    """An expression that turns such a column into one that can be carried, for an error's advice."""
+    """An expression that converts such a column into a type that a channel can carry, for an error's advice."""
     column = path.split(".")[0]
     match kind:
         case t.VariantType():

@@ -1,7 +1,7 @@
-"""Which stage of a chain an error comes from, and which line of the user's code.
+"""The location of an error: the stage of a chain, and the line of the user's code.
 
 Stages of a chain share one query, and a user's function may have run in one of Spark's workers, whose traceback arrives as
-text. It must not know tasks.
+text. Must not know tasks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORKER_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in 
 
 @dataclass(frozen=True)
 class CodeLine:
-    """A place in somebody's code."""
+    """A line of code."""
 
     file: str
     line: int
@@ -31,26 +31,33 @@ class CodeLine:
 
 
 def own_line(error: BaseException, inside: str | None) -> CodeLine | None:
-    """Where an error was raised: the innermost frame in the file `inside`, here or in a worker; else the innermost here."""
-    here = [CodeLine(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    """The line that raised an error.
+
+    Args:
+        inside: The user's file: the innermost frame in this file is returned, a worker's frame before a frame of this process.
+
+    Returns:
+        Without a frame in that file, the innermost frame of this process; None if there is none.
+    """
+    in_driver = [CodeLine(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
     in_worker = [CodeLine(m["file"], int(m["line"]), m["function"]) for m in _WORKER_FRAME.finditer(str(error))]
-    for frames in (in_worker, here):
+    for frames in (in_worker, in_driver):
         within = [frame for frame in frames if frame.file == inside]
         if within:
             return within[-1]
-    return here[-1] if here else None
+    return in_driver[-1] if in_driver else None
 
 
 def stage_of(error: BaseException, stages: Sequence[Stage]) -> Stage | None:
-    """The stage within whose code an error was raised, if that can be told."""
+    """The stage whose code raised an error; None if that is not known."""
     for stage in stages:
-        found = own_line(error, stage.location.file)
-        if found is not None and found.file == stage.location.file and _holds(stage, found.line):
+        line = own_line(error, stage.location.file)
+        if line is not None and line.file == stage.location.file and _contains(stage, line.line):
             return stage
     return None
 
 
-def _holds(stage: Stage, line: int) -> bool:
+def _contains(stage: Stage, line: int) -> bool:
     code = stage.function if isinstance(stage, FunctionStage) else type(stage)
     try:
         lines, first = inspect.getsourcelines(code)

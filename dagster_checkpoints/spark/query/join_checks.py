@@ -1,10 +1,10 @@
-"""Joins of two streams that keep their rows for ever.
+"""Finds joins of two streams that keep their rows for ever.
 
-Spark drops a row of a stream-stream join from its state once no partner can come any more. It can tell that from a watermark
-on the join's keys, or from a watermark on both sides and a condition that bounds the one time by the other.
+Spark drops a row of a stream-stream join from its state when no matching row can arrive any more. It derives that from a
+watermark on the join's keys, or from a watermark on both sides and a condition that bounds one time by the other.
 
 Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#stream-stream-joins, and Spark's
-`StreamingSymmetricHashJoinHelper.getStateWatermarkPredicates`, whose conditions are asked here.
+`StreamingSymmetricHashJoinHelper.getStateWatermarkPredicates`, whose conditions this module evaluates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
-_ANY_WATERMARK_MS = 1 << 40  # Spark adds it to the bound that it finds; only whether it finds one matters here
+_ANY_WATERMARK_MS = 1 << 40  # Spark adds it to the bound; this module only needs to know whether there is a bound
 
 
 def check_joins(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> list[str]:
@@ -25,7 +25,7 @@ def check_joins(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataF
 
     Args:
         frame: The stage's result.
-        arguments: Its inputs; their own joins are those of stages in front of it in the chain.
+        arguments: The stage's inputs; their joins belong to earlier stages of the chain.
     """
     if not _joins(analyzed(frame)):
         return []
@@ -35,7 +35,7 @@ def check_joins(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataF
     sides = " and ".join(dict.fromkeys(kept))
     return [
         f"Stage {call.stage.name!r} ({call.stage.location}): its join of two streams keeps every row of its {sides} side for "
-        "ever, since nothing tells Spark when a row can find no more partner: its state and every checkpoint grow without end. "
+        "ever, since Spark cannot know when a row has no more matching rows: its state and every checkpoint grow without end. "
         "Declare watermark= at the sources of both inputs, and join on the event time as well: equal times, or a range such as "
         "right_ts BETWEEN left_ts AND left_ts + INTERVAL 1 HOUR."
     ]

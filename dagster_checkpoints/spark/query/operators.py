@@ -1,7 +1,7 @@
-"""The stateful operators of a query, as its executed plan shows them: watermarks, rows dropped as late, timers.
+"""The stateful operators in a query's executed plan: their watermarks, the rows dropped as late, and timers.
 
-It must not know tasks. Every question is a call into the JVM, and some are asked after every batch: so the places of the
-operators in the plan are remembered (Spark numbers a plan's nodes from the top down).
+Must not know tasks. Every question is a call into the JVM, and some are asked after every batch: so the positions of the
+operators in the plan are cached (Spark numbers a plan's nodes from the top down).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LATE_ROWS = "numRowsDroppedByWatermark"
 _REGISTERED_TIMERS = "numRegisteredTimers"
 _SESSION_READER = "SessionWindowStateStoreRestore"  # drops the late rows for the operator that writes the sessions
 
-# Logical operators that keep state when their input streams; a join does when both of its inputs stream.
+# Logical operators that keep state if their input is a stream; a join keeps state if both inputs are streams.
 _WITH_STATE = frozenset(
     {
         "Aggregate",
@@ -36,8 +36,8 @@ _WITH_STATE = frozenset(
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where an operator is in a plan, and what it is called there."""
+class _Operator:
+    """A stateful operator in a plan: its number from the top of the plan, and its name."""
 
     number: int
     name: str
@@ -49,49 +49,50 @@ class StatefulOperators:
     """Reads the stateful operators of one query, batch after batch."""
 
     def __init__(self) -> None:
-        self._places: tuple[_Place, ...] | None = None
+        self._operators: tuple[_Operator, ...] | None = None
 
     def exist(self, plan: Any) -> bool:
         """Whether an executed plan holds a stateful operator.
 
         Args:
-            plan: The executed plan of a batch, a JVM object; here and below.
+            plan: The executed plan of a batch, a JVM object; also in the following methods.
         """
         return bool(self._find(plan))
 
     def act_on_event_time(self, plan: Any) -> bool:
-        """Whether an operator asks for a batch of its own when event time moves, to let rows out or to forget them."""
-        return any(bool(node.shouldRunAnotherBatch(MAX_WATERMARK_MS + 1)) for place, node in self._find(plan) if place.writes)
+        """Whether an operator needs an extra batch when event time moves, to emit rows or to remove state."""
+        nodes = (node for operator, node in self._find(plan) if operator.writes)
+        return any(bool(node.shouldRunAnotherBatch(MAX_WATERMARK_MS + 1)) for node in nodes)
 
     def late_rows(self, plan: Any) -> tuple[int, ...]:
-        """How many rows each stateful operator dropped as late in the batch of this plan, from the top of the plan down.
+        """The number of rows that each stateful operator dropped as late in this plan's batch, from the top of the plan down.
 
-        An aggregation drops rows behind its partial aggregation: there Spark counts one for each key and window of a task.
+        An aggregation drops rows after its partial aggregation: there Spark counts one row for each key and window of a task.
         """
         counts: list[int] = []
-        for place, node in self._find(plan):
+        for operator, node in self._find(plan):
             dropped = int(node.longMetric(_LATE_ROWS).value())
-            if not place.writes and counts:
+            if not operator.writes and counts:
                 counts[-1] += dropped
             else:
                 counts.append(dropped)
         return tuple(counts)
 
     def registered_timers(self, plan: Any) -> int:
-        """How many timers the user's code set in the batch of this plan (`transformWithState`)."""
-        return sum(int(node.longMetric(_REGISTERED_TIMERS).value()) for place, node in self._find(plan) if place.has_timers)
+        """The number of timers that the user's code set in the batch of this plan (`transformWithState`)."""
+        return sum(int(node.longMetric(_REGISTERED_TIMERS).value()) for operator, node in self._find(plan) if operator.has_timers)
 
-    def _find(self, plan: Any) -> list[tuple[_Place, Any]]:
-        if self._places is not None:
-            found = [(place, plan.p(place.number)) for place in self._places]
-            if all(node is not None and node.nodeName() == place.name for place, node in found):
-                return found
-        found = list(_places(plan))
-        self._places = tuple(place for place, _ in found)
-        return found
+    def _find(self, plan: Any) -> list[tuple[_Operator, Any]]:
+        if self._operators is not None:
+            cached = [(operator, plan.p(operator.number)) for operator in self._operators]
+            if all(node is not None and node.nodeName() == operator.name for operator, node in cached):
+                return cached
+        searched = list(_stateful_nodes(plan))
+        self._operators = tuple(operator for operator, _ in searched)
+        return searched
 
 
-def _places(plan: Any) -> Iterator[tuple[_Place, Any]]:
+def _stateful_nodes(plan: Any) -> Iterator[tuple[_Operator, Any]]:
     for number in itertools.count():
         node = plan.p(number)
         if node is None:
@@ -99,11 +100,11 @@ def _places(plan: Any) -> Iterator[tuple[_Place, Any]]:
         metrics = node.metrics()
         if metrics.contains(_LATE_ROWS):
             name = node.nodeName()
-            yield _Place(number, name, name != _SESSION_READER, metrics.contains(_REGISTERED_TIMERS)), node
+            yield _Operator(number, name, name != _SESSION_READER, metrics.contains(_REGISTERED_TIMERS)), node
 
 
 def keeping_state(plan: Any) -> int:
-    """How many operators of an analyzed streaming plan (a JVM object) keep state, so far as their names tell."""
+    """The number of operators of an analyzed streaming plan (a JVM object) that keep state, judged by their names."""
     if not plan.isStreaming():
         return 0
     below = list(children(plan))
@@ -113,11 +114,11 @@ def keeping_state(plan: Any) -> int:
 
 
 def output_watermark(plan: Any, batch_watermark_ms: int) -> int:
-    """The watermark of what a batch sent on: that of the last stateful operators, or the batch's own where there is none.
+    """The watermark of a batch's output: that of the last stateful operators, or the batch's own watermark if there are none.
 
-    After an interval join, for instance, it is earlier than the watermark the batch ran under. An operator that does not say
-    (`produceOutputWatermark` is None: `applyInPandasWithState`, `transformWithState` with processing time) passes on its
-    input's, as Flink's operators do; a stage whose rows are older than that declares it, with `event_time=(column, lateness)`.
+    After an interval join, for instance, it is earlier than the watermark the batch ran under. An operator that does not report
+    it (`produceOutputWatermark` is None: `applyInPandasWithState`, `transformWithState` with processing time) forwards the
+    watermark of its input, as Flink's operators do; a stage with older rows declares that with `event_time=(column, lateness)`.
 
     Args:
         plan: The executed plan, a JVM object.
@@ -132,7 +133,7 @@ def output_watermark(plan: Any, batch_watermark_ms: int) -> int:
 
 
 def _is_stateful(node: Any) -> bool:
-    # A base class or a base trait may be what extends StateStoreWriter (transformWithState, applyInPandasWithState).
+    # A base class or a base trait may extend StateStoreWriter (transformWithState, applyInPandasWithState).
     kinds = [node.getClass()]
     while kinds:
         kind = kinds.pop()

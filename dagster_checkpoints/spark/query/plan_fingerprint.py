@@ -1,8 +1,8 @@
-"""What the state of a query depends on: its stateful operators and its streaming sources, as text that can be compared and read.
+"""The description of a query's stateful operators and streaming sources, on which its state depends: text to compare and to read.
 
-State belongs to a plan. After a restore with another window, key or source, Spark goes on with the old state and offsets under
-the new plan, mostly without a word. So a checkpoint holds this text, and a restore compares it (`state.plans` has the rules).
-What keeps no state (projections, filters, flat maps) is not in it, unless a key is computed there. Analysis only; it must not
+State belongs to a plan. After a restore with another window, key or source, Spark uses the old state and offsets under
+the new plan, usually without an error. So a checkpoint holds this text, and a restore compares it (`state.plans` has the rules).
+Operators without state (projections, filters, flat maps) are not in the text, unless they compute a key. Analysis only; must not
 know tasks or storage.
 
 Source: "Recovery Semantics after Changes in a Streaming Query",
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
-# Options that say what a source reads; others may hold secrets, or concern only how it reads.
+# Options that identify a source's data; other options may hold secrets, or concern only how the source reads.
 _IDENTIFYING = ("path", "subscribe", "subscribepattern", "assign", "topic", "topics", "stream", "streamname", "table", "dbtable")
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
 _WATERMARK_OF = "watermark of input "
@@ -45,7 +45,7 @@ _WATERMARK_OF = "watermark of input "
 
 @dataclass(frozen=True)
 class PlanDescription:
-    """What a query's state and offsets depend on.
+    """The parts of a plan on which a query's state and offsets depend.
 
     Attributes:
         operators: By stage, the stateful operators that its function adds, from the input to the output.
@@ -72,16 +72,16 @@ def describe(plan: QueryPlan) -> PlanDescription:
     operators: dict[str, tuple[str, ...]] = {}
     before: list[str] = []
     for stage, frame in plan.outputs.items():
-        found = _operators(frame)
-        operators[stage] = tuple(_added(before, found))
-        before = found
+        after = _operators(frame)
+        operators[stage] = tuple(_added(before, after))
+        before = after
     if plan.output_mode != "append":
         operators[stages[-1]] += (f"output mode {plan.output_mode}",)
     return PlanDescription(operators, sources)
 
 
 def reads_watermarks(sources: Sequence[str]) -> bool:
-    """Whether, among recorded sources, some bring the watermarks of inputs."""
+    """Whether some of the recorded sources are watermark sources."""
     return any(source.startswith(_WATERMARK_OF) for source in sources)
 
 
@@ -89,12 +89,12 @@ def _analyzed(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().analyzed()
 
 
-def _added(before: Sequence[str], found: Sequence[str]) -> Sequence[str]:
-    """What a stage adds to the operators of its input: those remain together, wherever they stand now."""
-    for start in range(len(found) - len(before) + 1):
-        if found[start : start + len(before)] == before:
-            return [*found[:start], *found[start + len(before) :]]
-    return found
+def _added(before: Sequence[str], after: Sequence[str]) -> Sequence[str]:
+    """The operators that a stage adds to those of its input, which stay together at any position of the list."""
+    for start in range(len(after) - len(before) + 1):
+        if after[start : start + len(before)] == before:
+            return [*after[:start], *after[start + len(before) :]]
+    return after
 
 
 # Sources
@@ -103,7 +103,7 @@ def _added(before: Sequence[str], found: Sequence[str]) -> Sequence[str]:
 def _source(node: Any) -> str:
     if node.nodeName() == "StreamingRelation":
         source = node.dataSource()
-        return _in_words(str(source.className()), _options(source.options()))
+        return _source_text(str(source.className()), _options(source.options()))
     options, name = node.extraOptions(), str(node.sourceName())
     if name in (CHANNELS_FORMAT, WATERMARK_FORMAT):
         stage = PurePosixPath(str(options.get("gate"))).stem
@@ -111,21 +111,21 @@ def _source(node: Any) -> str:
     table = node.identifier()
     if table.isDefined():
         return f"table {table.get()}"
-    return _in_words(name, {key: str(options.get(key)) for key in _IDENTIFYING if options.containsKey(key)})
+    return _source_text(name, {key: str(options.get(key)) for key in _IDENTIFYING if options.containsKey(key)})
 
 
-def _in_words(name: str, options: Mapping[str, str]) -> str:
-    found = [options[key] if key == "path" else f"{key} {options[key]}" for key in _IDENTIFYING if key in options]
-    return " ".join([name, *(_CREDENTIALS.sub("", each) for each in found)])
+def _source_text(name: str, options: Mapping[str, str]) -> str:
+    texts = [options[key] if key == "path" else f"{key} {options[key]}" for key in _IDENTIFYING if key in options]
+    return " ".join([name, *(_CREDENTIALS.sub("", text) for text in texts)])
 
 
 def _options(options: Any) -> dict[str, str]:
-    """A Scala map, its keys in lower case."""
-    keys, found = options.keysIterator(), {}
+    """A Scala map as a dictionary, with its keys in lower case."""
+    keys, result = options.keysIterator(), {}
     while keys.hasNext():
         key = keys.next()
-        found[str(key).lower()] = str(options.apply(key))
-    return found
+        result[str(key).lower()] = str(options.apply(key))
+    return result
 
 
 # Stateful operators
@@ -147,9 +147,9 @@ def _is_stateful_join(node: Node) -> bool:
 
 
 def _watermarks(node: Node, objects: Sequence[Any]) -> str:
-    """The event time that reaches an operator, which says when its state is emitted and dropped."""
-    found = dict.fromkeys(_watermark(objects[n.number]) for n in node.all() if n.kind == "EventTimeWatermark")
-    return f"; watermark {' and '.join(sorted(found))}" if found else ""
+    """The watermarks that reach an operator; they decide when its state is emitted and dropped."""
+    watermarks = dict.fromkeys(_watermark(objects[n.number]) for n in node.all() if n.kind == "EventTimeWatermark")
+    return f"; watermark {' and '.join(sorted(watermarks))}" if watermarks else ""
 
 
 def _watermark(node: Any) -> str:
@@ -159,7 +159,7 @@ def _watermark(node: Any) -> str:
 def _aggregation(node: Node, _: Any) -> str:
     functions: list[str] = []
     for each in node.expressions("aggregateExpressions"):
-        functions += [as_written(found) for found in each.all() if found.kind == "AggregateExpression"]
+        functions += [as_written(part) for part in each.all() if part.kind == "AggregateExpression"]
     keys = [traced(key, node.children) for key in node.expressions("groupingExpressions")]
     return f"aggregate by {', '.join(keys) or 'nothing'}: {', '.join(functions) or 'no function'}"
 
@@ -184,7 +184,7 @@ def _limit(node: Node, _: Any) -> str:
 
 
 def _groups_with_state(node: Node, of: Any) -> str:
-    """applyInPandasWithState."""
+    """The text of applyInPandasWithState."""
     keys = [traced(key, node.children) for key in node.expressions("groupingAttributes")]
     return (
         f"applyInPandasWithState by {', '.join(keys)}: state {type_text(node.fields.get('stateType'))}, output mode "
@@ -197,7 +197,7 @@ def _transform_with_state(node: Node, of: Any) -> str:
     keys = column_origins(child)[: int(node.fields.get("groupingAttributesLen") or 0)]
     processor = _processor(of)
     states = ", ".join(_declared_states(processor)) if processor is not None else "unknown"
-    # Not its qualified name: a copy of a class that is sent by value may have it without the function it is defined in.
+    # Not its qualified name: a class that is sent by value may lose the name of the function in which it is defined.
     name = type(processor).__name__ if processor is not None else "an unknown processor"
     return (
         f"transformWithState by {', '.join(keys)}: {name} with {states or 'no state'}, output mode "
@@ -225,11 +225,11 @@ def _operator(node: Node, objects: Sequence[Any]) -> str:
         return f"{node.kind}, whose expressions are nested too deeply to be compared"
 
 
-# transformWithState: its state is declared by the processor itself
+# transformWithState: the processor itself declares its state
 
 
 def _processor(of: Any) -> Any:
-    """The user's processor, a copy out of the function that Spark sends to its workers; None if it is not there."""
+    """A copy of the user's processor, taken from the function that Spark sends to its workers; None if it is not found."""
     from pyspark import SparkContext
     from pyspark.serializers import CPickleSerializer
 
@@ -243,7 +243,7 @@ def _processor(of: Any) -> Any:
 
 
 class _StateRecorder:
-    """Stands in for the `StatefulProcessorHandle` and writes down which states are asked for."""
+    """Replaces the `StatefulProcessorHandle` and records the states that a processor requests."""
 
     def __init__(self) -> None:
         self.declared: list[str] = []
@@ -264,13 +264,13 @@ class _StateRecorder:
         self.declared.append(f"map {stateName} {_schema(userKeySchema)} -> {_schema(valueSchema)}{_ttl(ttlDurationMs)}")
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *arguments, **options: None  # timers, and states to be deleted: nothing that is declared
+        return lambda *arguments, **options: None  # timers and deletions of state declare nothing
 
 
 def _declared_states(processor: Any) -> list[str]:
     """The states that a processor's `init` declares. Spark calls it in the driver for the same purpose."""
     recorder = _StateRecorder()
-    with contextlib.suppress(Exception):  # it may ask for more than declarations; what it declared before that is known
+    with contextlib.suppress(Exception):  # `init` may need more than a recorder; its earlier declarations are recorded
         processor.init(recorder)
     with contextlib.suppress(Exception):
         processor.close()

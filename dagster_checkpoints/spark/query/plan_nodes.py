@@ -1,6 +1,6 @@
-"""Walking over Spark's plans, which are JVM objects, and telling the streams that a plan reads.
+"""Walks over Spark's plans, which are JVM objects, and finds the streams that a plan reads.
 
-It must not know stages.
+Must not know stages.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ V2_STREAM = "StreamingRelationV2"
 
 def children(plan: Any) -> Iterator[Any]:
     """A node's children, from left to right."""
-    found = plan.children()
-    for index in range(found.size()):
-        yield found.apply(index)
+    sequence = plan.children()
+    for index in range(sequence.size()):
+        yield sequence.apply(index)
 
 
 def nodes(plan: Any) -> Iterator[Any]:
@@ -34,20 +34,20 @@ def analyzed(frame: DataFrame) -> Any:
 
 
 def streams(frame: DataFrame) -> list[Any]:
-    """The leaves of a DataFrame's analyzed plan that are streams; one that is read twice is there twice."""
+    """The leaves of a DataFrame's analyzed plan that are streams; a stream that is read twice appears twice."""
     if not frame.isStreaming:
         return []
     leaves = [node for node in nodes(analyzed(frame)) if not node.children().size() and node.isStreaming()]
-    # A reference to a common table expression is a leaf as well; the expression's own plan is another child.
+    # A reference to a common table expression is a leaf as well; the expression's plan is another child.
     return [leaf for leaf in leaves if leaf.nodeName() != "CTERelationRef"]
 
 
 class StreamSet:
     """The streams that some DataFrames read.
 
-    A stream is known by the object that `load()` of a `readStream` has made, and not by its columns or its path: Spark gives
-    the columns of a stream new ids where a plan reads it twice (a self-join) but keeps that object, and two streams over one
-    folder are two.
+    A stream is identified by the object that `load()` of a `readStream` has created, and not by its columns or its path: if a
+    plan reads a stream twice (a self-join), Spark gives its columns new ids but keeps that object; and two streams over one
+    folder are two streams.
     """
 
     def __init__(self, frames: Iterable[DataFrame]) -> None:
@@ -74,6 +74,6 @@ def _origin(leaf: Any) -> Any:
 
 
 def stream_name(leaf: Any) -> str:
-    """A stream as errors name it, such as `FileSource[/data/in]` or `rate`."""
+    """A stream's name for errors, such as `FileSource[/data/in]` or `rate`."""
     name = leaf.nodeName()
     return str(leaf.sourceName()) if name in (V1_STREAM, V2_STREAM) else str(name)

@@ -1,4 +1,4 @@
-"""Which stages' plans can run: what checking a pipeline without running it has found."""
+"""The result of checking a pipeline without running it: which stages' plans can run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class PlanReport:
     Attributes:
         chains: The stages that share a Spark query.
         passed: Stages with a plan that can run, in the order in which they were checked.
-        failed: By stage, what is wrong with it.
-        unchecked: By stage, the stage that has to be corrected first.
-        changed: What of them does not fit the state of the checkpoint, if they were compared with one.
-        warnings: What the stages and the checks warned of.
+        failed: The error of each stage whose plan cannot run.
+        unchecked: For each stage that could not be checked, the stage that has to be corrected first.
+        changed: Plans that do not fit the state of the checkpoint, if the plans were compared with one.
+        warnings: Warnings of the stages and the checks.
     """
 
     chains: tuple[Chain, ...]
@@ -36,13 +36,13 @@ class PlanReport:
         return not self.failed and not self.changed
 
     def fail(self, stages: Sequence[str], error: StageError) -> None:
-        """Note the error of one stage of a chain: those in front of it passed, those behind it could not be checked."""
+        """Record the error of one stage of a chain: earlier stages passed, later stages could not be checked."""
         at = list(stages).index(error.stage) if error.stage in stages else 0
         self.passed.update(dict.fromkeys(stages[:at]))
         self.failed[stages[at]] = error
         self.skip(stages[at + 1 :], stages[at])
 
     def skip(self, stages: Sequence[str], because_of: str) -> None:
-        """Note that stages could not be checked, since the columns of one that they read are not known."""
+        """Record stages that could not be checked, since the columns of a stage that they read are not known."""
         first = self.unchecked.get(because_of, because_of)
         self.unchecked.update(dict.fromkeys(stages, first))

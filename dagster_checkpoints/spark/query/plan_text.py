@@ -1,10 +1,10 @@
-"""An analyzed logical plan, as Spark writes it to JSON, and its expressions as text in which columns are traced to their origin.
+"""An analyzed logical plan, read from Spark's JSON, and its expressions as text in which columns are traced to their origin.
 
-The text is the same in every process: it holds no expression ids, no qualifiers and no seeds. It is stored in checkpoints: to
-write an expression in another way makes older checkpoints look changed. Must not know stages, checkpoints, or a Spark session:
-it reads JSON.
+The text is the same in every process: it holds no expression ids, no qualifiers and no seeds. It is stored in checkpoints: if
+an expression were written in another way, the plans of older checkpoints would count as changed. Must not know stages,
+checkpoints, or a Spark session.
 
-Source: Spark's `TreeNode.toJSON`; `TimeWindowing` and `SessionWindowing` for what becomes of a window in the analyzed plan.
+Source: Spark's `TreeNode.toJSON`; `TimeWindowing` and `SessionWindowing` for the expressions of a window in the analyzed plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-LONGEST = 600  # characters of a traced column; columns computed from each other many times would grow without end
+LONGEST = 600  # maximum characters of a traced column; columns computed from each other many times would grow without end
 
 _INFIX = {
     "Add": "+",
@@ -35,8 +35,8 @@ _INFIX = {
 }
 _TRANSPARENT = frozenset({"Alias", "Between", "KnownNullable", "KnownNotNull"})
 _SEEDED = frozenset({"Rand", "Randn", "RandStr", "Shuffle", "Uniform", "Uuid"})
-# What says nothing of the meaning, or another thing in each process.
-_UNSAID = frozenset(
+# Fields that do not change the meaning, or differ from process to process.
+_IGNORED_FIELDS = frozenset(
     {
         "ansiEnabled",
         "class",
@@ -66,9 +66,9 @@ class Node:
     """A node of a plan or of an expression.
 
     Attributes:
-        kind: The simple name of its class.
-        fields: Its constructor's arguments, as JSON.
-        number: Its place in the tree, from the top down.
+        kind: The simple name of the node's class.
+        fields: The arguments of the class's constructor, as JSON.
+        number: The node's position in the tree, from the top down.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class Node:
     _expressions: dict[str, list[Node]] = field(default_factory=dict, repr=False)
 
     def expressions(self, name: str) -> list[Node]:
-        """The expressions that a field of a plan's node holds: one, or a list of them; none if there is no such field."""
+        """The expressions in a field of a plan's node: one, or a list of them; none if there is no such field."""
         if name not in self._expressions:
             self._expressions[name] = _expressions_of(self.fields.get(name))
         return self._expressions[name]
@@ -90,25 +90,25 @@ class Node:
 
     @cached_property
     def returned(self) -> frozenset[int]:
-        """The same, to look one up."""
+        """The ids in `output` as a set."""
         return frozenset(self.output)
 
     def all(self) -> Iterator[Node]:
-        """The node and everything below it, from the top down."""
-        ahead = [self]
-        while ahead:
-            node = ahead.pop()
+        """The node and all nodes below it, from the top down."""
+        pending = [self]
+        while pending:
+            node = pending.pop()
             yield node
-            ahead += reversed(node.children)
+            pending += reversed(node.children)
 
     def bottom_up(self) -> list[Node]:
-        """The same from the bottom up: a node comes behind its children, and these in their order."""
-        found, ahead = [], [self]
-        while ahead:
-            node = ahead.pop()
-            found.append(node)
-            ahead += node.children
-        return found[::-1]
+        """The node and all nodes below it, from the bottom up: children in their order, then their parent."""
+        visited, pending = [], [self]
+        while pending:
+            node = pending.pop()
+            visited.append(node)
+            pending += node.children
+        return visited[::-1]
 
 
 def parse(text: str) -> Node:
@@ -122,17 +122,17 @@ def is_streaming(plan: Node) -> bool:
 
 
 def traced(expression: Node, below: Sequence[Node], sides: Sequence[str] = ()) -> str:
-    """An expression as text, its columns replaced by what they are computed from, through projections.
+    """An expression as text, with each column replaced by the expression that computes it, through projections.
 
     Args:
-        below: The children of the plan's node that holds it.
-        sides: What to write in front of a column, by the child it comes from.
+        below: The children of the plan's node that holds the expression.
+        sides: For each child, the prefix of the columns that come from it.
     """
     return _text(expression, lambda column: _origin_in(column, below, sides))
 
 
 def as_written(expression: Node) -> str:
-    """An expression as text, its columns by name and type."""
+    """An expression as text, with the name and type of each column."""
     return _text(expression, lambda column: f"{column.fields['name']} {_type(column.fields.get('dataType'))}")
 
 
@@ -142,7 +142,7 @@ def column_origins(plan: Node) -> list[str]:
 
 
 def _tree(items: Sequence[Mapping[str, Any]]) -> Node:
-    """The tree of nodes that are listed from the top down, each with its number of children. Without recursion: some are deep."""
+    """The tree of nodes listed from the top down, each with its number of children. No recursion: some trees are deep."""
     built: list[Node] = []
     for number, fields in reversed(list(enumerate(items))):
         children = tuple(built.pop() for _ in range(int(fields["num-children"])))
@@ -201,7 +201,7 @@ def _text(node: Node, column: Any) -> str:
 
 
 def _member(node: Node) -> Any:
-    """The name of the member of a struct that is taken by its number."""
+    """The name of a struct's member that the expression selects by number."""
     kind, number = node.children[0].fields.get("dataType"), int(node.fields["ordinal"])
     members = kind.get("fields", ()) if isinstance(kind, dict) else ()
     return members[number]["name"] if number < len(members) else number
@@ -212,8 +212,8 @@ def _call(node: Node, column: Any) -> str:
     children = 0
     for name, value in node.fields.items():
         if isinstance(value, int) and not isinstance(value, bool) and value == children < len(node.children):
-            children += 1  # the number of a child, which is said already
-        elif isinstance(value, str | int | float) and name not in _UNSAID:
+            children += 1  # the number of a child, which the text contains already
+        elif isinstance(value, str | int | float) and name not in _IGNORED_FIELDS:
             arguments.append(f"{name} {value}")
         elif _is_tree(value) and "replacement" not in node.fields:
             arguments.append(f"{name} {_text(_tree(value), column)}")
@@ -225,7 +225,7 @@ def _call(node: Node, column: Any) -> str:
 
 
 def _window(node: Node, column: Any) -> str | None:
-    """The window that a struct of its start and end stands for, as the user wrote it; None if it is another struct."""
+    """The user's window expression, for a struct of a window's start and end; None for any other struct."""
     if len(node.children) != 4 or [_name(node.children[0]), _name(node.children[2])] != ["start", "end"]:
         return None
     begin, end = node.children[1], node.children[3]
@@ -253,7 +253,7 @@ def _session_window(begin: Node, end: Node, column: Any) -> str | None:
 
 
 def _duration(literal: Node) -> str:
-    """Microseconds as a duration that can be read."""
+    """Microseconds as a readable duration."""
     rest = int(literal.fields["value"])
     for unit, size in (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000), ("second", 1_000_000)):
         if rest and rest % size == 0:
@@ -266,12 +266,12 @@ def _name(node: Node) -> Any:
 
 
 def _function(kind: str) -> str:
-    """A class's name as the function's: `TruncTimestamp` becomes `trunc_timestamp`."""
+    """The function's name for a class's name: `TruncTimestamp` becomes `trunc_timestamp`."""
     return "".join(f"_{c.lower()}" if c.isupper() and i and not kind[i - 1].isupper() else c.lower() for i, c in enumerate(kind))
 
 
 def _type(kind: Any) -> str:
-    """A data type from its JSON, in short; without nullability, which decides nothing."""
+    """A short text for a data type in JSON, without nullability, which does not matter for state."""
     if isinstance(kind, str):
         return kind
     if not isinstance(kind, dict):
@@ -291,7 +291,7 @@ def _type(kind: Any) -> str:
 type_text = _type
 
 
-# Where columns come from
+# Origins of columns
 
 
 def _identity(node: Node) -> int:
@@ -331,7 +331,7 @@ def _origin(identity: int, name: str, plan: Node) -> str:
 
 
 def _origin_of(identity: int, name: str, plan: Node) -> str:
-    """What a column that a plan returns is computed from."""
+    """The expression that computes a column of a plan's output."""
     while True:
         if plan.kind == "Union":
             return _origin_in_union(identity, name, plan)
@@ -341,11 +341,11 @@ def _origin_of(identity: int, name: str, plan: Node) -> str:
             return _either([traced(row[place], plan.children) for row in rows if place < len(row)]) or name
         if plan.kind in ("Project", "Aggregate"):
             of = "projectList" if plan.kind == "Project" else "aggregateExpressions"
-            found = next((each for each in plan.expressions(of) if _identity(each) == identity), None)
-            if found is not None and found.kind == "Alias":
-                # What an aggregation computes is said of the aggregation itself.
-                aggregated = plan.kind == "Aggregate" and any(n.kind == "AggregateExpression" for n in found.all())
-                return str(found.fields["name"]) if aggregated else traced(found, plan.children)
+            column = next((each for each in plan.expressions(of) if _identity(each) == identity), None)
+            if column is not None and column.kind == "Alias":
+                # The text of the aggregation itself contains the expressions that it computes.
+                aggregated = plan.kind == "Aggregate" and any(n.kind == "AggregateExpression" for n in column.all())
+                return str(column.fields["name"]) if aggregated else traced(column, plan.children)
         below = next((child for child in plan.children if identity in child.returned), None)
         if below is None:
             return next((str(n.fields["name"]) for n in _own_columns(plan) if _identity(n) == identity), name)
@@ -353,7 +353,7 @@ def _origin_of(identity: int, name: str, plan: Node) -> str:
 
 
 def _origin_in_union(identity: int, name: str, plan: Node) -> str:
-    """Each child has the column in the same place."""
+    """The column has the same position in each child."""
     place = plan.output.index(identity)
     return _either([_origin(child.output[place], name, child) for child in plan.children if place < len(child.output)])
 

@@ -1,6 +1,6 @@
-"""From stages to the plan of one query: calls the user's functions, checks what they return, asks Spark what it accepts.
+"""Builds the plan of one query from its stages: calls the user's functions, checks their results, and lets Spark check the plan.
 
-It must not know tasks, channels' contents or checkpoints. Everything here is analysis; nothing is evaluated.
+Must not know tasks, channels' contents or checkpoints. Analysis only: no plan is evaluated.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from dagster_checkpoints.spark.query.stage_inputs import nullable
 
 @dataclass(frozen=True)
 class QueryPlan:
-    """What one task's query computes.
+    """The plan of one task's query.
 
     Attributes:
         frame: The chain's output.
-        schema: Its schema as channels carry it, every column nullable.
-        streaming: False when the chain begins with a source that returned a batch DataFrame.
-        sources: How many streaming sources Spark will ask; an input that is used twice has twice as many.
-        own_watermark: The plan has a watermark that is not the channels': a source's, or the user's own. At the end of
-            data it is moved through the offset log.
-        told_watermark: The plan reads the watermark sources of its inputs. One without state has no use for them.
-        outputs: What each stage of the chain returned, in order.
-        output_mode: Of the query.
-        warnings: What is allowed, but hardly meant; each names its stage.
+        schema: The output's schema as channels carry it, every column nullable.
+        streaming: False if the chain begins with a source that returned a batch DataFrame.
+        sources: The number of streaming sources in the plan; an input that is used twice counts twice.
+        own_watermark: Whether the plan has a watermark that does not come from the channels: a source's, or the user's own. At
+            the end of data it is advanced through the offset log.
+        told_watermark: Whether the plan reads the watermark sources of its inputs. A plan without state does not need them.
+        outputs: The result of each stage of the chain, in order.
+        output_mode: The query's output mode.
+        warnings: Warnings about code that is allowed but probably wrong; each names its stage.
         stateful: For each stateful operator of the plan, from the top down, the stage that it belongs to.
     """
 
@@ -76,12 +76,12 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
     """Build the plan of a chain.
 
     Args:
-        pipeline: The whole pipeline: says which stages carry event time, and who reads them.
+        pipeline: The whole pipeline: it knows which stages carry event time, and which stages read them.
         calls: The chain's stages in order.
         inputs: The first stage's inputs by name; empty for a source.
 
     Raises:
-        StageError: With the stage's name: no DataFrame, a watermark of its own, no event time, or what it raised.
+        StageError: A stage raised, or returned no DataFrame, a second watermark or no event time; names the stage.
         RefusedAtStage: Spark refuses the plan from that stage on.
     """
     arguments = dict(inputs)
@@ -101,7 +101,7 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
         elif streaming:
             warnings += check_source(call, frame)
         if not arguments and not streaming and len(calls) > 1:
-            # What follows expects a stream, and gets one behind a channel.
+            # The next stage expects a stream, and gets one through a channel.
             raise RefusedAtStage(calls[1].stage.name, "the source returned a batch DataFrame")
         own = streaming and bool(_watermarks([frame]) - carried)
         if own and (pipeline.carries_watermark(call.stage.name) and _input_carries(pipeline, call.stage)):
@@ -144,7 +144,7 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
     )
 
 
-# Logical operators that keep nothing from batch to batch, by the names of Spark's plan nodes.
+# Logical operators that keep no state from batch to batch, by the names of Spark's plan nodes.
 _WITHOUT_STATE = frozenset(
     {
         "EventTimeWatermark",
@@ -164,7 +164,7 @@ _WITHOUT_STATE = frozenset(
 
 
 def keeps_no_state(plan: QueryPlan) -> bool:
-    """Whether a streaming plan certainly keeps nothing from batch to batch; False where in doubt."""
+    """Whether a streaming plan certainly keeps no state from batch to batch; False if that is not certain."""
     return plan.streaming and not plan.own_watermark and _keeps_no_state(analyzed(plan.frame))
 
 
@@ -181,9 +181,14 @@ def _keeps_no_state(plan: Any) -> bool:
 def conform(call: StageCall, what: str, frame: DataFrame, schema: StructType) -> DataFrame:
     """The rows that `process_batch` or `finish` returned, with the columns that the stage's consumers expect.
 
+    Args:
+        what: The method that returned the rows, for errors.
+        frame: The rows.
+        schema: The schema of the stage's `transform`.
+
     Raises:
-        StageResultError: It is no DataFrame, or its columns are not those of `transform`.
-        StageStreamError: It is a stream.
+        StageResultError: The result is not a DataFrame, or its columns are not those of `transform`.
+        StageStreamError: The result is a stream.
     """
     if not isinstance(frame, DataFrame):
         raise StageResultError(
@@ -210,17 +215,17 @@ def conform(call: StageCall, what: str, frame: DataFrame, schema: StructType) ->
 
 
 def not_streaming(call: StageCall) -> StageResultError:
-    """An unbounded source returned a batch DataFrame."""
+    """The error for an unbounded source that returned a batch DataFrame."""
     return StageResultError(
         call.stage.name,
         call.context.instance,
-        "is declared @unbounded_source, but returned a batch DataFrame, which ends. Use spark.readStream, or declare it "
+        "is declared @unbounded_source, but returned a batch DataFrame, which ends. Use spark.readStream, or declare the source "
         "@bounded_source.",
     )
 
 
 def differing_schema(chain: Chain, index: int, known: StructType, found: StructType) -> StageResultError:
-    """Two instances of a stage return different columns."""
+    """The error for two instances of a stage that return different columns."""
     return StageResultError(
         chain.stages[-1],
         chain.instances[index],
@@ -230,7 +235,7 @@ def differing_schema(chain: Chain, index: int, known: StructType, found: StructT
 
 
 def no_such_key(chain: Chain, index: int, consumer: str, key: str, schema: StructType) -> StageResultError:
-    """The rows shall be distributed by a column that they do not have."""
+    """The error for rows that are to be distributed by a column that they do not have."""
     return StageResultError(
         chain.stages[-1],
         chain.instances[index],
@@ -240,28 +245,31 @@ def no_such_key(chain: Chain, index: int, consumer: str, key: str, schema: Struc
 
 
 def type_not_written(stage: Stage, instance: str, path: str, kind: DataType) -> StageResultError:
-    """A stage's output has a column that Parquet files cannot hold."""
+    """The error for an output column whose type Parquet files cannot hold."""
     return StageResultError(
         stage.name,
         instance,
         f"its result ({stage.location}) has column {path!r} of type {kind.simpleString()}; expected types that Parquet files can "
-        f"hold, since every output is written as such. Convert it: {text_of(path, kind)}.",
+        f"hold, since every output is written as Parquet. Convert the column: {text_of(path, kind)}.",
     )
 
 
 def type_not_carried(stage: Stage, instance: str, consumer: str, path: str, kind: DataType) -> StageResultError:
-    """A stage's output goes through a channel, and has a column whose type no channel can carry."""
+    """The error for an output that goes through a channel and has a column whose type no channel can carry."""
     return StageResultError(
         stage.name,
         instance,
         f"its result ({stage.location}) goes to {consumer!r} through a channel, which cannot carry column {path!r} of type "
-        f"{kind.simpleString()}. Convert it: {text_of(path, kind)}. A stage with one streaming input, which "
-        "alone reads it, shares its query and needs no channel.",
+        f"{kind.simpleString()}. Convert the column: {text_of(path, kind)}. No channel is needed if {consumer!r} has no other "
+        f"streaming input, and no other stage reads {stage.name!r}: then both stages share a query.",
     )
 
 
 def _check_streams(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> None:
-    """A derived stage reads all of its streaming inputs, or their records would wait for ever, and no other stream."""
+    """Check that a derived stage reads all of its streaming inputs, and no other stream.
+
+    The records of an input that is not read would wait for ever.
+    """
     used = StreamSet([frame])
     for name, given in arguments.items():
         if not all(leaf in used for leaf in streams(given)):
@@ -279,8 +287,8 @@ def _check_streams(call: StageCall, frame: DataFrame, arguments: Mapping[str, Da
             call.context.instance,
             f"expected its result ({call.stage.location}) to read no other stream than its inputs "
             f"({', '.join(map(repr, arguments))}), found {named}. No barrier reaches such a stream and its end is not known, so "
-            "rows would be lost. Make a source of it (@bounded_source or @unbounded_source returning that stream) and take the "
-            "source as a parameter; to look something up, read a table: context.spark.read.",
+            "rows would be lost. Return that stream from a source (@bounded_source or @unbounded_source) and take the "
+            "source as a parameter; for lookups, read a table: context.spark.read.",
         )
 
 
@@ -315,10 +323,10 @@ def _check_event_time(call: StageCall, frame: DataFrame, column: str) -> None:
         advice = (
             f"cast it: F.col({column!r}).cast('timestamp')"
             if not isinstance(kind, StructType)
-            else f"select F.window_time({column!r}) as a column of its own and name it with event_time="
+            else f"select F.window_time({column!r}) as a separate column and name that column with event_time="
         )
         if isinstance(kind, TimestampNTZType):
-            advice += " (TIMESTAMP_NTZ has no time zone, so it is no point in time)"
+            advice += " (TIMESTAMP_NTZ has no time zone, so it is not a point in time)"
     raise EventTimeError(
         call.stage.name,
         call.context.instance,
@@ -327,23 +335,23 @@ def _check_event_time(call: StageCall, frame: DataFrame, column: str) -> None:
 
 
 def _check_columns(call: StageCall, frame: DataFrame) -> None:
-    """Rows leave the chain as Parquet files, which cannot hold everything."""
+    """Check that Parquet files can hold the chain's output: columns with a type, and no column twice."""
     names = Counter(name.lower() for name in frame.columns)
     repeated = sorted(name for name, count in names.items() if count > 1)
     untyped = [field.name for field in frame.schema.fields if isinstance(field.dataType, NullType)]
     if repeated:
-        problem = f"has more than one column {', '.join(map(repr, repeated))} (letter case does not tell columns apart)"
-        remedy = "Rename or drop one of each; join with on=<name> keeps one."
+        problem = f"has more than one column {', '.join(map(repr, repeated))} (upper and lower case are not distinguished)"
+        remedy = "Rename or drop one of each; a join with on=<name> keeps one column."
     elif untyped:
         problem = f"has no type for column {', '.join(map(repr, untyped))}"
-        remedy = "Cast it: F.lit(None).cast(...)."
+        remedy = "Cast the column: F.lit(None).cast(...)."
     else:
         return
     raise StageResultError(call.stage.name, call.context.instance, f"its result ({call.stage.location}) {problem}. {remedy}")
 
 
 def _check_supported(pipeline: Pipeline, call: StageCall, frame: DataFrame, position: int) -> None:
-    """Spark's own check, made before anything starts (it would come only when the query starts)."""
+    """Run Spark's check of streaming plans before the job starts; Spark itself runs it only when the query starts."""
     from pyspark.errors import AnalysisException
 
     jvm = frame.sparkSession._jvm

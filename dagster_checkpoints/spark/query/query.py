@@ -1,6 +1,6 @@
-"""One Spark streaming query of a task: started, watched, held still between two batches, and stopped.
+"""One Spark streaming query of a task: starts, monitors, pauses and stops it.
 
-`foreachBatch` and everything that must happen between two micro-batches take the same lock. It must not know channels,
+`foreachBatch` and every action between two micro-batches take the same lock. Must not know channels,
 checkpoints or the life cycle of a task.
 
 Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#foreachbatch
@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.002
 START_TIMEOUT_SECONDS = 60.0
 _START_POLL_SECONDS = 0.03
 
-# Spark gives a Python source ten seconds to come up. Many at once on few cores would all be too slow.
+# Spark gives a Python source ten seconds to start. Too many concurrent starts on few cores would all exceed that.
 _STARTS = threading.BoundedSemaphore(max(2, os.cpu_count() or 2))
 
 
@@ -37,15 +37,15 @@ class QueryClosing(Exception):
 
 
 class QueryStopped(Exception):
-    """The query has ended, without an error, before it had read what it was started for: its task did not stop it."""
+    """The query ended without an error and before the end of its input, although its task did not stop it."""
 
 
 class BatchFailed(Exception):
     """Raised in `foreachBatch` in place of an error, which is kept in :attr:`TaskQuery.error`.
 
-    When a query is being stopped, Spark searches the text of what Python raised, its traceback included, by a regular
-    expression that takes a stack frame for each character. The Java stack trace of a cancelled job in it ends Spark's thread
-    with a StackOverflowError, a thousand lines on stderr (`StreamExecution.isInterruptionException`).
+    When a query is being stopped, Spark searches the text of the Python exception, its traceback included, with a regular
+    expression that needs a stack frame for each character. If that text contains the Java stack trace of a cancelled job, Spark's
+    thread ends with a StackOverflowError and a thousand lines on stderr (`StreamExecution.isInterruptionException`).
     """
 
 
@@ -53,7 +53,7 @@ def _is_no_error(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], QueryClosing | BatchFailed))
 
 
-# py4j logs whatever `foreachBatch` raises.
+# py4j logs every exception that `foreachBatch` raises.
 logging.getLogger("py4j.clientserver").addFilter(_is_no_error)
 
 
@@ -62,9 +62,10 @@ class TaskQuery:
 
     Args:
         checkpoint: Spark's checkpoint location.
-        pool: FAIR scheduler pool in which its jobs run.
+        pool: FAIR scheduler pool in which the query's jobs run.
         on_batch: Called with every micro-batch, under the lock; evaluates it exactly once.
-        before_batch: Called before the lock is taken: back-pressure waits here. Given a test whether to give up waiting.
+        before_batch: Called before the lock is taken, to wait because of back-pressure. Its argument returns True when the
+            wait must end because the query is closing.
     """
 
     def __init__(
@@ -83,8 +84,8 @@ class TaskQuery:
         self._before_batch = before_batch
         self._lock = threading.Lock()
         self._closing = False
-        self._going = threading.Event()  # cleared while the query is paused
-        self._going.set()
+        self._running = threading.Event()  # cleared while the query is paused
+        self._running.set()
         self._last_batch: int | None = None
         self._query: StreamingQuery | None = None
         self._trigger: Mapping[str, Any] = {}
@@ -106,11 +107,11 @@ class TaskQuery:
         try:
             while True:
                 self._before_batch(lambda: self._closing)
-                self._going.wait()
+                self._running.wait()
                 with self._lock:
                     if self._closing:
                         raise QueryClosing
-                    if self._going.is_set():  # it may have been paused while this batch waited for the lock
+                    if self._running.is_set():  # the query may have been paused while this batch waited for the lock
                         self._on_batch(frame, batch_id)
                         self._last_batch = batch_id
                         return
@@ -118,11 +119,11 @@ class TaskQuery:
             raise
         except BaseException as error:
             self.error = error
-            raise BatchFailed(f"Batch {batch_id} failed; the task knows with which error.") from None
+            raise BatchFailed(f"Batch {batch_id} failed; its task reports the error.") from None
 
     @contextmanager
     def between_batches(self) -> Iterator[int]:
-        """Hold the query between two batches. Yields the newest batch, which is committed; -1 if there is none.
+        """Keep the query between two batches inside the block. Yields the newest committed batch; -1 if there is none.
 
         Raises:
             TimeoutError: Spark did not commit a batch that had been processed.
@@ -133,20 +134,20 @@ class TaskQuery:
             yield self.log.last_committed()
 
     def pause(self) -> None:
-        """Let no further batch be processed until :meth:`resume`. Call it between two batches, under the lock."""
-        self._going.clear()
+        """Process no further batch until :meth:`resume`. Called between two batches, under the lock."""
+        self._running.clear()
 
     def resume(self) -> None:
-        """Go on with the batch that waits, if one does."""
-        self._going.set()
+        """Process batches again, first the waiting one if there is one."""
+        self._running.set()
 
     @property
     def paused(self) -> bool:
-        return not self._going.is_set()
+        return not self._running.is_set()
 
     @contextmanager
     def lock_if_free(self) -> Iterator[bool]:
-        """Take the lock if no batch is being processed. Yields whether it was taken."""
+        """Take the lock if no batch is being processed. Yields whether the lock was taken."""
         taken = self._lock.acquire(blocking=False)
         try:
             yield taken
@@ -175,10 +176,11 @@ class TaskQuery:
         return self._query is not None
 
     def start_in_turn(self, start: Callable[[], None], check: Callable[[], None]) -> None:
-        """Start when not too many other queries are starting, and wait until this one has asked its sources.
+        """Wait until few enough other queries are starting, start, and wait until this query has asked its sources.
 
         Args:
-            check: Called again and again meanwhile; raises to give up.
+            start: Starts the query.
+            check: Called repeatedly during the waits; raises to end them.
         """
         while not _STARTS.acquire(timeout=0.1):
             check()
@@ -188,7 +190,7 @@ class TaskQuery:
             while not self._has_asked_sources() and time.monotonic() < deadline:
                 check()
                 time.sleep(_START_POLL_SECONDS)
-            check()  # a query that has failed asks nothing any more
+            check()  # a failed query has not asked its sources
         finally:
             _STARTS.release()
 
@@ -197,7 +199,7 @@ class TaskQuery:
 
     @property
     def busy(self) -> bool:
-        """Whether the query is still starting, or has found new data that it has not finished with."""
+        """Whether the query is still starting, or has found new data and not finished processing it."""
         if self._query is None or not self._query.isActive:
             return True
         status = self._query.status
@@ -205,16 +207,16 @@ class TaskQuery:
 
     @property
     def waits_for_data(self) -> bool:
-        """Whether Spark has looked for something to do since the last batch, and found nothing."""
+        """Whether Spark has checked for new data since the last batch, and found none."""
         if self._query is None or not self._query.isActive:
             return True
         status = self._query.status
         return not status["isTriggerActive"] and not status["isDataAvailable"] and "Waiting" in status["message"]
 
     def failure(self) -> BaseException | None:
-        """Why the query ended, if it failed: the user's own exception where there is one.
+        """The error with which the query ended: the user's own exception if there is one; None if the query has not failed.
 
-        A query that its task did not stop has failed, unless Spark proves that it has done what it was started for.
+        A query that its task did not stop has failed, unless Spark proves that it has reached the end of its input.
         """
         if self._query is None or self._closing or self._query.isActive:
             return None
@@ -224,10 +226,10 @@ class TaskQuery:
         return None if self._reached_end() else QueryStopped()
 
     def _reached_end(self) -> bool:
-        """Whether a query that is no longer active has done all that its trigger asks for.
+        """Whether a query that is no longer active has processed all input that its trigger requests.
 
-        That it has ended proves nothing: a `stop()` from outside looks the same. With `availableNow` Spark sets `noNewData` when
-        it looked for a next batch, up to the offsets that it fixed at the start, and found none; a `stop()` never sets it.
+        The end of the query alone does not prove that: after a `stop()` by other code it looks the same. With `availableNow`
+        Spark sets `noNewData` when there is no next batch up to the offsets that it fixed at the start; a `stop()` never sets it.
 
         Source: Spark's `MicroBatchExecution.constructNextBatch` and `executeOneBatch`.
         """
@@ -236,7 +238,7 @@ class TaskQuery:
         return bool(self._trigger.get("once")) and self.log.is_committed(self._only_batch)
 
     def _execution(self) -> Any:
-        """Spark's execution of the query (a JVM object): no public way leads to its plans and to how it ended."""
+        """Spark's execution of the query (a JVM object): Spark has no public API for its plans and for how it ended."""
         assert self._query is not None
         stream = self._query._jsq
         return stream.streamingQuery() if "StreamingQueryWrapper" in stream.getClass().getSimpleName() else stream
@@ -249,7 +251,7 @@ class TaskQuery:
         return None if execution is None else execution.executedPlan()
 
     def stop(self) -> None:
-        """Stop between two batches: a batch that runs is finished and committed first.
+        """Stop between two batches: a running batch is finished and committed first.
 
         Raises:
             QueryStopped, Exception: The query had failed before, see :meth:`failure`.
@@ -261,13 +263,13 @@ class TaskQuery:
             if self._last_batch is not None:
                 self._await_commit(self._last_batch)
             self._closing = True
-        self._going.set()  # a paused batch finds that the query is closing
+        self._running.set()  # a paused batch finds that the query is closing
         if self._query is not None:
             self._query.stop()  # outside the lock: Spark waits for foreachBatch, which waits for the lock
 
     def kill(self) -> None:
-        """Stop at once: a batch that runs is cancelled and never committed."""
+        """Stop at once: a running batch is cancelled and never committed."""
         self._closing = True
-        self._going.set()
+        self._running.set()
         if self._query is not None:
             self._query.stop()

@@ -1,7 +1,7 @@
-"""No streaming query but those of the tasks: a stage that starts one is stopped before the query exists.
+"""Refuses streaming queries that a stage starts itself; only tasks start queries.
 
-Spark offers no hook for this, so `DataStreamWriter.start` and `toTable` are wrapped once in this process. They do what they
-always do, except on a thread that is inside a stage's function.
+Spark offers no hook for this, so `DataStreamWriter.start` and `toTable` are wrapped once in this process. The wrappers raise
+on a thread that is inside a stage's function, and otherwise call the wrapped method.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from dagster_checkpoints.spark.query.stage_calls import StageCall
 
 _GUARDED = "_dagster_checkpoints_guarded"
-_inside = threading.local()
+_current = threading.local()  # `call`: the stage whose function runs on this thread
 
 
 @contextmanager
 def refusing_queries(call: StageCall) -> Iterator[None]:
     """While a function of this stage runs on this thread, starting a streaming query raises StageQueryError."""
-    outer = getattr(_inside, "call", None)
-    _inside.call = call
+    outer = getattr(_current, "call", None)
+    _current.call = call
     try:
         yield
     finally:
-        _inside.call = outer
+        _current.call = outer
 
 
 def guard_queries() -> None:
-    """Make :func:`refusing_queries` work in this process; calling it again changes nothing."""
+    """Install the wrappers in this process, so that :func:`refusing_queries` works. Idempotent."""
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     for name in ("start", "toTable"):
@@ -47,12 +47,12 @@ def guard_queries() -> None:
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def start(*args: Any, **options: Any) -> Any:
-        call: StageCall | None = getattr(_inside, "call", None)
+        call: StageCall | None = getattr(_current, "call", None)
         if call is not None:
             raise StageQueryError(
                 call.stage.name,
                 call.context.instance,
-                f"starts a streaming query of its own ({_line(call)}). Checkpoints do not cover such a query: after a restart "
+                f"starts a streaming query itself ({_line(call)}). Checkpoints do not cover such a query: after a restart "
                 "its rows would be lost or written twice. The query was not started. Return the DataFrame; write it with "
                 "sink=, or handle each micro-batch in process_batch.",
             )

@@ -1,7 +1,7 @@
-"""Reading and writing the logs in a Spark query's checkpoint directory: `offsets/` and `commits/`.
+"""Reads and writes the logs in a Spark query's checkpoint directory: `offsets/` and `commits/`.
 
-The file format is Spark's own (`HDFSMetadataLog`): a version line, for offsets a line of metadata, then a line per
-source. It must not know stages, channels or the coordinator.
+The file format is Spark's (`HDFSMetadataLog`): a version line, for offsets a line of metadata, then a line per
+source. Must not know stages, channels or the coordinator.
 
 Source: Spark's `OffsetSeqLog` and `CommitLog`; https://spark.apache.org/docs/latest/streaming/
 """
@@ -26,7 +26,7 @@ class PlannedBatch:
 
 
 class QueryLog:
-    """The logs of the query whose checkpoint lies at `path`. Cheap to ask often: positions are remembered."""
+    """The logs of the query whose checkpoint directory is `path`. Cheap to call often: positions are cached."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class QueryLog:
         self._last_committed = -1
 
     def last_committed(self) -> int:
-        """The id of the newest committed batch, -1 if none. Batches commit one after the other, so it is found by counting up."""
+        """The id of the newest committed batch, -1 if none. Batches commit in order, so this counts up from the cached id."""
         if self._last_committed < 0:
             self._last_committed = _largest(self._commits)
         while (self._commits / str(self._last_committed + 1)).exists():
@@ -56,15 +56,15 @@ class QueryLog:
         return PlannedBatch(batch_id, int(metadata["batchWatermarkMs"]), sources)
 
     def next_watermark(self, batch_id: int) -> int:
-        """The watermark (epoch ms) that the committed batch promises for the next one."""
+        """The watermark (epoch ms) that the committed batch records for the next batch."""
         lines = (self._commits / str(batch_id)).read_text(encoding="utf-8").split("\n")
         return int(json.loads(lines[1]).get("nextBatchWatermarkMs", 0))
 
     def plan_batch(self, batch_id: int, watermark_ms: int) -> None:
-        """Plan batch `batch_id` without new input under a given watermark; the query runs exactly it when it starts next.
+        """Plan batch `batch_id` without new input under a given watermark; the query runs exactly this batch at its next start.
 
-        The entry is the one of the batch before with only the watermark changed. A planned, uncommitted batch of that id
-        is replaced: it has not run.
+        The entry is that of the previous batch, with another watermark. A planned, uncommitted batch with this id is replaced:
+        it has not run.
         """
         lines = (self._offsets / str(batch_id - 1)).read_text(encoding="utf-8").split("\n")
         lines[1] = json.dumps({**json.loads(lines[1]), "batchWatermarkMs": watermark_ms})
@@ -75,22 +75,22 @@ class QueryLog:
         (self._offsets / f".{batch_id}.crc").unlink(missing_ok=True)
 
     def plan_due_watermark(self) -> None:
-        """Before a restored query starts: plan the batch that its own watermark is due.
+        """Before a restored query starts: plan a batch for its own watermark, if that has advanced.
 
-        The committed batch may promise a later watermark than it ran under. Without new input nothing would act on it, so
-        the due windows get a batch of their own, which the query runs first.
+        The committed batch may record a later watermark for the next batch than it ran under. Without new input no batch would
+        run under it, so the windows that are due get an extra batch, which the query runs first.
         """
         batch_id = self.last_committed()
         if batch_id >= 0 and self.next_watermark(batch_id) > self.planned(batch_id).watermark_ms:
             self.plan_batch(batch_id + 1, self.next_watermark(batch_id))
 
     def holds_state(self) -> bool:
-        """Whether the query has a stateful operator, as its checkpoint says: also before the first batch of an attempt."""
+        """Whether the query's checkpoint directory holds operator state; known also before the first batch of an attempt."""
         state = self.path / "state"
         return state.exists() and any(state.iterdir())
 
     def forget_planned_after(self, batch_id: int) -> None:
-        """Remove the plans of batches later than `batch_id`; they were planned but never committed."""
+        """Remove the entries of batches later than `batch_id`, which were planned but never committed."""
         for entry in list(self._offsets.iterdir()) if self._offsets.exists() else []:
             if entry.name.isdigit() and int(entry.name) > batch_id:
                 entry.unlink()
@@ -100,8 +100,8 @@ class QueryLog:
 def channel_positions(batch: PlannedBatch) -> Mapping[str, int]:
     """The end positions of all channels in a batch, from the offsets of its channel sources.
 
-    A stage that uses an input twice has two sources behind one gate, which may have asked at different moments: a channel is
-    consumed only as far as both have read it.
+    A stage that uses an input twice has two sources with one gate, which may have read it at different times: a channel is
+    consumed only up to the position that both have read.
     """
     positions: dict[str, int] = {}
     for source in batch.sources:

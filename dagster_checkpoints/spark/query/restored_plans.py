@@ -1,6 +1,6 @@
-"""Compares the plan of a task's query with what a checkpoint says of the state and the offsets that it is restored with.
+"""Compares the plan of a task's query with the plan that a checkpoint records for the restored state and offsets.
 
-The rules are `state.plans`'s. It must not know channels or tasks' threads.
+The rules are in `state.plans`. Must not know channels or tasks' threads.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def check_restored_plan(
     allow_changed_plan: bool,
     log: logging.Logger,
 ) -> None:
-    """The state and the offsets of a task that is restored must be those of its plan.
+    """Check that the restored state and offsets of a task fit its plan.
 
     Args:
-        metadata: Of the checkpoint.
-        index: Of the chain's instance.
-        described: Of the plan as it is now.
-        allow_changed_plan: Go on although the stateful operators or the sources are others; it is logged.
+        metadata: The checkpoint's metadata.
+        index: The index of the chain's instance.
+        described: The description of the current plan.
+        allow_changed_plan: Log a warning, instead of raising, if the stateful operators or the sources have changed.
 
     Raises:
-        StatefulPlanChanged, SourcesChanged: They are others.
+        StatefulPlanChanged, SourcesChanged: The stateful operators or the sources have changed.
     """
     snapshot = next((c.tasks.get(index) for c in metadata.chains if c.name == chain.name), None)
     if snapshot is None or snapshot.query is None:
@@ -40,16 +40,16 @@ def check_restored_plan(
     where = f"checkpoint {metadata.checkpoint_id} of pipeline {metadata.pipeline!r}"
     locations = {name: pipeline.stage(name).location for name in chain.stages}
     if snapshot.query.sources is None:
-        log.info("%s[%s]: %s does not say which plan its state belongs to; it is not compared.", chain.name, instance, where)
+        log.info("%s[%s]: %s does not record the plan of its state, so the plans are not compared.", chain.name, instance, where)
     try:
         check_stateful_plans(snapshot, described.operators, instance, locations, where)
     except StatefulPlanChanged as changed:
         if not allow_changed_plan:
             raise
-        log.warning("Because of allow_changed_plan: true, this is not refused: %s", changed)
+        log.warning("Because of allow_changed_plan: true, the run continues in spite of: %s", changed)
     check_sources(snapshot, described.sources, chain.stages[0], instance, where, allow_changed_plan=allow_changed_plan)
 
 
 def recorded_sources(snapshot: TaskSnapshot | None) -> tuple[str, ...] | None:
-    """The streaming sources of the query that a task is restored with; None if there is none, or they are not known."""
+    """The streaming sources of the query in a task's restored snapshot; None if there is no query, or they are not recorded."""
     return snapshot.query.sources if snapshot is not None and snapshot.query is not None else None

@@ -1,8 +1,8 @@
-"""What a streaming source must not do, or should do, under checkpoints that span the whole pipeline.
+"""Checks streaming sources: global checkpoints require that a source's rows can be read again.
 
-Spark tells a source by `commit()` that a batch is done. That is before the checkpoint that covers the batch is complete: a
-restore reads those rows again, and a source that has deleted or acknowledged them no longer has them. Nothing tells from
-outside what a Java source does in `commit()`, so those known to act are listed here; a Python source is looked at.
+Spark calls a source's `commit()` when a batch is done, before the checkpoint that covers the batch is complete: a
+restore reads those rows again, and a source that has deleted or acknowledged them no longer has them. The code of a Java source's
+`commit()` cannot be inspected, so this module lists the sources that are known to act; a Python source is inspected.
 
 Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#input-sources
 """
@@ -26,7 +26,7 @@ from dagster_checkpoints.spark.query.stage_calls import StageCall
 _FILES = "files"
 _TOO_EARLY = "That is before the checkpoint that covers the batch is complete, and a restore could not read its rows again."
 
-# Short names of sources that delete or acknowledge what a batch has read, and what they do.
+# Short names of sources that delete or acknowledge the rows that a batch has read, with the text for the error.
 _ACTS_ON_COMMIT: Mapping[str, str] = {
     "socket": "it forgets its lines",
     "textsocket": "it forgets its lines",
@@ -39,18 +39,18 @@ _ACTS_ON_COMMIT: Mapping[str, str] = {
     "rabbitmq": "it acknowledges the queue's messages",
 }
 
-# Those that may forget what they have acknowledged, depending on settings outside of Spark.
+# Sources that may delete acknowledged rows, depending on settings outside of Spark.
 _NEEDS_RETENTION: Mapping[str, str] = {
     "pulsar": "it acknowledges messages when Spark commits a batch, and topics without a retention policy then delete them",
 }
 
-# Sources whose rows can be read again whatever Spark has committed.
+# Sources whose rows can be read again after Spark has committed them.
 _KEEPS_ROWS = frozenset(
     {_FILES, "cloudfiles", "delta", "hudi", "iceberg", "kafka", "kinesis", "paimon", "python", "rate", "rate-micro-batch"}
 )
 
-# Sources that read all there is in one micro-batch unless one of these options limits them, by short name. A source with a
-# limit by default (Delta: 1000 files) has no entry.
+# Sources that read all available rows in one micro-batch unless one of these options limits them, by short name. A source with
+# a default limit (Delta: 1000 files) has no entry.
 _LIMITS: Mapping[str, tuple[str, ...]] = {
     _FILES: ("maxFilesPerTrigger", "maxBytesPerTrigger"),
     "kafka": ("maxOffsetsPerTrigger",),
@@ -64,10 +64,10 @@ class StreamingSource:
     """A streaming source of a plan.
 
     Attributes:
-        title: As errors name it, such as `FileSource[/data/in]` or `kafka`.
-        kind: Its short name in lower case; "files" for every file format.
-        options: By name in lower case.
-        acts: What its `commit()` does, if that is known to matter.
+        title: The source's name in errors, such as `FileSource[/data/in]` or `kafka`.
+        kind: The source's short name in lower case; "files" for every file format.
+        options: The source's options, by name in lower case.
+        acts: Text on what the source's `commit()` does; empty if it does not act.
     """
 
     title: str
@@ -77,13 +77,13 @@ class StreamingSource:
 
 
 def check_source(call: StageCall, frame: DataFrame) -> list[str]:
-    """Refuse a source that acts when Spark commits a batch; find those that read everything at once.
+    """Refuse a source that acts when Spark commits a batch; warn of sources that read all rows at once.
 
     Returns:
-        Warnings of sources without a limit per micro-batch, and of sources of which it is not known whether they keep their rows.
+        Warnings of sources without a limit per micro-batch, and of sources that may not keep their rows.
 
     Raises:
-        SourceActsOnCommitError: It deletes, moves or acknowledges its input before the checkpoint is complete.
+        SourceActsOnCommitError: A source deletes, moves or acknowledges its input before the checkpoint is complete.
     """
     warnings = []
     for leaf in streams(frame):
@@ -99,26 +99,26 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
         retention = _NEEDS_RETENTION.get(source.kind)
         if retention is not None:
             warnings.append(
-                f"Stage {call.stage.name!r}: {source.title} in {call.stage.location}: {retention}. A restore reads again what "
-                "came after its checkpoint: let topics retain messages for longer than the oldest checkpoint to restore is kept."
+                f"Stage {call.stage.name!r}: {source.title} in {call.stage.location}: {retention}. A restore reads the messages "
+                "after its checkpoint again: let topics retain messages for longer than the oldest restorable checkpoint is kept."
             )
         elif source.kind not in _KEEPS_ROWS:
             warnings.append(
-                f"Stage {call.stage.name!r}: what {source.title} in {call.stage.location} does when Spark commits a batch is not "
-                "known here. If it deletes or acknowledges what it has read, a restore cannot read those rows again: they are "
-                "lost. Look it up in the source's documentation before you rely on this pipeline."
+                f"Stage {call.stage.name!r}: it is not known what {source.title} in {call.stage.location} does when Spark "
+                "commits a batch. If it deletes or acknowledges the rows that it has read, a restore cannot read those rows "
+                "again: they are lost. Check the source's documentation before you rely on this pipeline."
             )
         missing = missing_limit(source)
         if missing:
             warnings.append(
-                f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has no {missing}: all that is there "
-                "becomes one micro-batch, and no checkpoint can complete while it runs. Set the option."
+                f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has no {missing}: all available rows "
+                "become one micro-batch, and no checkpoint can complete while it runs. Set the option."
             )
     return warnings
 
 
 def acts_on_commit(source: StreamingSource) -> str:
-    """What is wrong with a source that acts when Spark commits a batch, and what to do; empty if it does not act."""
+    """The problem and the remedy for a source that acts when Spark commits a batch; empty if the source does not act."""
     clean = next((name for name in source.options if name.split(".")[-1] == "cleansource"), None)
     if clean is not None and source.options[clean].lower() != "off":
         return (
@@ -127,19 +127,19 @@ def acts_on_commit(source: StreamingSource) -> str:
         )
     if source.acts:
         return (
-            f"{source.acts} when a batch is done. {_TOO_EARLY} Delete or acknowledge nothing there: remove commit(); what only "
-            "frees memory may be done in partitions()."
+            f"{source.acts} when a batch is done. {_TOO_EARLY} A source must not delete or acknowledge rows there: remove "
+            "commit(); code that only frees memory may run in partitions()."
         )
     if source.kind in _ACTS_ON_COMMIT:
         return (
-            f"{_ACTS_ON_COMMIT[source.kind]} when Spark commits a batch. {_TOO_EARLY} Let the rows pass through something that "
-            "keeps them (files, Kafka, a table), and read that."
+            f"{_ACTS_ON_COMMIT[source.kind]} when Spark commits a batch. {_TOO_EARLY} Copy the rows to a store that "
+            "keeps them (files, Kafka, a table), and read that store."
         )
     return ""
 
 
 def missing_limit(source: StreamingSource) -> str:
-    """The options of which one should limit the source's micro-batches; empty if there is a limit."""
+    """The names of the options that can limit the source's micro-batches; empty if there is a limit."""
     limits = _LIMITS.get(source.kind, ())
     if not limits or any(limit.lower() in source.options for limit in limits):
         return ""
@@ -163,44 +163,45 @@ def _source(frame: DataFrame, leaf: Any) -> StreamingSource:
 
 def _scala_options(options: Any) -> dict[str, str]:
     keys = options.keysIterator()
-    found = {}
+    result = {}
     while keys.hasNext():
         key = keys.next()
-        found[str(key).lower()] = str(options.apply(key))
-    return found
+        result[str(key).lower()] = str(options.apply(key))
+    return result
 
 
 def _short_name(leaf: Any) -> str:
-    """The source's short name, also where `format()` was given its class; of a catalog's table, its provider."""
+    """The source's short name, also if `format()` was given its class; for a catalog's table, its provider."""
     provider = leaf.source()
     if provider.isDefined():
-        found = provider.get()
-        names = {kind.getSimpleName() for kind in found.getClass().getInterfaces()}
-        return str(found.shortName() if "DataSourceRegister" in names else leaf.sourceName()).lower()
+        source = provider.get()
+        names = {kind.getSimpleName() for kind in source.getClass().getInterfaces()}
+        return str(source.shortName() if "DataSourceRegister" in names else leaf.sourceName()).lower()
     return str(dict(leaf.table().properties()).get("provider", leaf.sourceName())).lower()
 
 
 def _python_source(frame: DataFrame, leaf: Any) -> type[DataSource] | None:
-    """The class behind a Python data source; None if the source is not one."""
+    """The class of a Python data source; None if the source is not a Python data source."""
     provider = leaf.source()
     if not provider.isDefined() or provider.get().getClass().getSimpleName() != "PythonDataSourceV2":
         return None
     session = frame.sparkSession
     assert session._jvm is not None
-    found = session._jsparkSession.sessionState().dataSourceManager().lookupDataSource(leaf.sourceName())
-    pickled = found.dataSourceCls().command().toArray(session._jvm.scala.reflect.ClassTag.Byte())
+    definition = session._jsparkSession.sessionState().dataSourceManager().lookupDataSource(leaf.sourceName())
+    pickled = definition.dataSourceCls().command().toArray(session._jvm.scala.reflect.ClassTag.Byte())
     source: type[DataSource] = cloudpickle.loads(bytes(pickled))
     return source
 
 
 def _acts_in_python(source: type[DataSource], options: dict[str, str], schema: str) -> str:
-    """A Python source acts if its stream reader overrides `commit`."""
-    made = source(CaseInsensitiveDict(options))
+    """Text for a Python source whose stream reader overrides `commit`; empty for any other source."""
+    instance = source(CaseInsensitiveDict(options))
     columns = StructType.fromJson(json.loads(schema))
-    for kind, make in ((DataSourceStreamReader, made.streamReader), (SimpleDataSourceStreamReader, made.simpleStreamReader)):
+    readers = ((DataSourceStreamReader, instance.streamReader), (SimpleDataSourceStreamReader, instance.simpleStreamReader))
+    for kind, make in readers:
         try:
             reader = type(make(columns))
-        except Exception:  # not this kind of reader; or one that cannot be made, which the query says with its cause
+        except Exception:  # not this kind of reader; or a reader that cannot be created: the query then reports the cause
             continue
         return f"its reader {reader.__name__} overrides commit(), which Spark calls" if reader.commit is not kind.commit else ""
     return ""

@@ -1,6 +1,6 @@
-"""What to do here when Spark refuses something: in front of Spark's own text, whose hints are meant for a query of its own.
+"""Advice on Spark's errors, shown before Spark's own text, whose hints are meant for a standalone query.
 
-An error is known by Spark's condition, where it has one. It must not know tasks.
+An error is identified by Spark's condition, if it has one. Must not know tasks.
 
 Source: https://spark.apache.org/docs/latest/sql-error-conditions.html
 """
@@ -19,16 +19,16 @@ _IN_BRACKETS = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)?)\]")
 
 _IN_A_STAGE = {
     "CALL_ON_STREAMING_DATASET_UNSUPPORTED": (
-        "its function writes a stream. A stage only says which rows there are, and returns the DataFrame: name where they go "
-        "with sink= at the stage; what is to be done with each micro-batch belongs into process_batch of a Stage subclass."
+        "its function writes a stream. A stage's function only computes the rows and returns the DataFrame: set sink= of the "
+        "stage to write them; code for each micro-batch belongs into process_batch of a Stage subclass."
     ),
     "INVALID_SUBQUERY_EXPRESSION.STREAMING_QUERY": (
         'its function reads a stream in a subquery. Join the two inputs, or read the inner one with StageInput(mode="static").'
     ),
 }
-_ASKS_FOR_ROWS = (
-    "its function asks a stream for rows (count, collect, show, cache, ...). While the plan is built there are none: return the "
-    "DataFrame; what is to be done with each micro-batch belongs into process_batch of a Stage subclass."
+_READS_ROWS = (
+    "its function reads rows of a stream (count, collect, show, cache, ...). While the plan is built there are none: return the "
+    "DataFrame; code for each micro-batch belongs into process_batch of a Stage subclass."
 )
 
 _STATE_CHANGED = frozenset(
@@ -48,21 +48,21 @@ _STATE_CHANGED = frozenset(
 )
 _STATE_REMEDY = (
     "the checkpoint holds state of another plan than this query has now: a grouping, an aggregate, a join, a watermark or the "
-    "columns of user-defined state were changed since. Either take that change back and resume; or drain the pipeline with the "
-    "code as it was, and start the changed one with restore_from: none. Do not delete the checkpoint, and do not set the Spark "
+    "columns of user-defined state were changed since. Either revert that change and resume; or drain the pipeline with the "
+    "old code, and start the changed pipeline with restore_from: none. Do not delete the checkpoint, and do not set the Spark "
     "configuration that Spark names below: without its check, state is read into the wrong columns."
 )
 _STATE_SETTING = (
-    "a Spark setting on which the checkpoint's state depends was changed since it was taken. Set it back in the resource's "
-    "spark_config. Do not delete the checkpoint."
+    "a Spark setting on which the checkpoint's state depends was changed since the checkpoint was taken. Restore the old value "
+    "in the resource's spark_config. Do not delete the checkpoint."
 )
 
 
 def advice_on_refused_plan(error: BaseException, pipeline: Pipeline, stage: Stage, plan: Any) -> str:
-    """What to do about a plan that Spark refuses as a streaming query.
+    """Advice on a plan that Spark refuses as a streaming query.
 
     Args:
-        error: What Spark's check raised.
+        error: The error of Spark's check.
         plan: The analyzed plan of the stage's result, a JVM object.
     """
     refused = f"Spark refuses its plan as a streaming query in output mode {stage.output_mode!r}. "
@@ -71,37 +71,37 @@ def advice_on_refused_plan(error: BaseException, pipeline: Pipeline, stage: Stag
             f"Its groups are never complete: {_event_time(pipeline, stage)} Or, at a last stage whose sink can replace rows, "
             'write output_mode="update" or "complete".'
         )
-    found = {node.nodeName(): node for node in nodes(plan) if node.isStreaming()}
-    if "Sort" in found:
+    streaming = {node.nodeName(): node for node in nodes(plan) if node.isStreaming()}
+    if "Sort" in streaming:
         return refused + (
-            "A stream has no last row, so it cannot be sorted: remove the sort, and sort where the result is read. The result of "
+            "A stream has no last row, so it cannot be sorted: remove the sort, and sort when the result is read. The result of "
             'an aggregation can be sorted at a last stage with output_mode="complete" and a sink that replaces its rows.'
         )
-    if "DeduplicateWithinWatermark" in found:
-        return refused + f"How long to remember a row is not known: {_event_time(pipeline, stage)}"
-    if "Join" in found and all(child.isStreaming() for child in children(found["Join"])):
+    if "DeduplicateWithinWatermark" in streaming:
+        return refused + f"It is not known how long rows must be kept to find duplicates: {_event_time(pipeline, stage)}"
+    if "Join" in streaming and all(child.isStreaming() for child in children(streaming["Join"])):
         return refused + (
-            "It is not known when a row of an outer join can find no more partner: declare watermark=(column, lateness) at the "
+            "It is not known when a row of an outer join has no more matching rows: declare watermark=(column, lateness) at the "
             "sources of both inputs, and join on the event time as well (equal times, or a range)."
         )
     return refused
 
 
 def advice_on_stage_error(error: BaseException) -> str:
-    """What to do about an error of Spark that a stage's function raised while its plan was built; empty if there is none."""
-    found = condition(error)
-    if found in _IN_A_STAGE:
-        return _IN_A_STAGE[found]
+    """Advice on an error of Spark that a stage's function raised while its plan was built; empty if there is none."""
+    name = condition(error)
+    if name in _IN_A_STAGE:
+        return _IN_A_STAGE[name]
     # This mistake has no condition in Spark.
-    return _ASKS_FOR_ROWS if found is not None and found.startswith(_NO_CONDITION) and "writeStream.start()" in str(error) else ""
+    return _READS_ROWS if name is not None and name.startswith(_NO_CONDITION) and "writeStream.start()" in str(error) else ""
 
 
 def advice_on_failed_query(error: BaseException) -> str:
-    """What to do about an error with which a query has ended; empty if there is none."""
-    found = set(conditions(error))
-    if found & _STATE_CHANGED:
+    """Advice on an error with which a query has ended; empty if there is none."""
+    names = set(conditions(error))
+    if names & _STATE_CHANGED:
         return _STATE_REMEDY
-    return _STATE_SETTING if "STATE_STORE_INVALID_CONFIG_AFTER_RESTART" in found else ""
+    return _STATE_SETTING if "STATE_STORE_INVALID_CONFIG_AFTER_RESTART" in names else ""
 
 
 def condition(error: BaseException) -> str | None:
@@ -111,18 +111,18 @@ def condition(error: BaseException) -> str | None:
 
 
 def conditions(error: BaseException) -> Iterator[str]:
-    """Spark's conditions of an error and its causes; of one that comes from an executor, those that its text names."""
+    """Spark's conditions of an error and its causes; for an error from an executor, the conditions that its text names."""
     cause: BaseException | None = error
     while cause is not None:
-        found = condition(cause)
-        if found is not None:
-            yield found
+        name = condition(cause)
+        if name is not None:
+            yield name
         cause = getattr(cause, "_cause", None) or cause.__cause__
     yield from _IN_BRACKETS.findall(str(error))
 
 
 def _event_time(pipeline: Pipeline, stage: Stage) -> str:
-    """How event time reaches the stage, or how to use it where it does."""
+    """Advice on how to use the stage's event time, or how to declare one."""
     column = pipeline.event_time(stage.name) if pipeline.carries_watermark(stage.name) else None
     if column is not None:
         return f"use its event time {column!r} as well, by itself or in a window (F.window({column!r}, ...))."
@@ -140,5 +140,5 @@ def _sources(pipeline: Pipeline, stage: Stage) -> list[Stage]:
     if stage.kind.is_source:
         return [stage]
     streams = [name for name, how in stage.inputs.items() if how.mode == "stream"]
-    found = [source for name in streams for source in _sources(pipeline, pipeline.stage(name))]
-    return list({source.name: source for source in found}.values())
+    sources = [source for name in streams for source in _sources(pipeline, pipeline.stage(name))]
+    return list({source.name: source for source in sources}.values())

@@ -1,4 +1,4 @@
-"""A stage's functions, called with its context: what they raise is told with the stage's name and the user's own line."""
+"""Calls a stage's functions with its context; their exceptions are reported with the stage's name and the user's line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def open_stage(call: StageCall) -> None:
     """Call a stage's `open`.
 
     Raises:
-        StageError: With the user's line.
+        StageError: `open` raised; names the user's line.
     """
     try:
         with refusing_queries(call):
@@ -41,7 +41,7 @@ def transform_stage(call: StageCall, arguments: Mapping[str, DataFrame]) -> Data
     """Call a stage's `transform`.
 
     Raises:
-        StageError: With the user's line, or because it returned something else than a DataFrame.
+        StageError: `transform` raised, then the text names the user's line; or it did not return a DataFrame.
     """
     stage = call.stage
     try:

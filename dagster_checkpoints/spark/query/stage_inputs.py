@@ -1,8 +1,8 @@
 """The DataFrames that a stage receives: streams of channels, and static tables.
 
 A stream that carries event time is the union of a *watermark source* and the *channel source*, in this order: the union
-takes the event time's metadata from its first child. The watermark's row is dropped by a nondeterministic filter: a
-deterministic one would be pushed, with the user's own filters and joins, below the watermark, which would then stop.
+takes the event time's metadata from its first child. A nondeterministic filter drops the watermark's row: Spark would push a
+deterministic filter, with the user's filters and joins, below the watermark, which would then stop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dagster_checkpoints.spark.query.sources import CHANNELS_FORMAT, WATERMARK_F
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The watermark source never has a row before this: its rows lie at or behind the year 1970, less a lateness.
+# The watermark source never has a row before this time: its rows are not before the year 1970 less a lateness.
 NEVER = dt.datetime(1, 1, 2)
 
 
@@ -36,7 +36,17 @@ class EventTime:
 
 @dataclass(frozen=True)
 class StreamInput:
-    """One streaming input of a task: where its gate and its channels' logs lie, and where each of them starts."""
+    """One streaming input of a task.
+
+    Attributes:
+        name: The name of the stage that is read.
+        schema: The schema of the input's records.
+        gate: The path of the gate file.
+        logs: The log file of each channel.
+        base: The first position of each channel.
+        event_time: The input's event time; None if it carries none.
+        attempt: The number of the job's attempt.
+    """
 
     name: str
     schema: StructType
@@ -76,7 +86,7 @@ def stream_dataframe(spark: SparkSession, source: StreamInput) -> DataFrame:
 
 
 def static_dataframe(spark: SparkSession, schema: StructType, files: Sequence[Path]) -> DataFrame:
-    """A static input: the table of everything its upstream has written."""
+    """A static input: the table of all rows that its upstream stage has written."""
     if not files:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).parquet(*[str(file) for file in files])
@@ -88,7 +98,7 @@ def nullable(schema: StructType) -> StructType:
 
 
 def _plain(schema: StructType) -> list[StructField]:
-    # Spark keeps the watermark's delay in the column's metadata; a channel must not claim one of its own.
+    # Spark keeps the watermark's delay in the column's metadata; a channel must not carry it.
     kept = []
     for field in schema.fields:
         metadata = {k: v for k, v in (field.metadata or {}).items() if k != "spark.watermarkDelayMs"}
