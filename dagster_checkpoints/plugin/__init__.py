@@ -1,6 +1,6 @@
-"""The plugin as Dagster sees it: asset decorator, resource, run configuration, run events, savepoints and sensors.
+"""The interface to Dagster: asset decorator, resource, run configuration, run events, savepoints and sensors.
 
-Read `asset_decorator` (what a user decorates), `resource` (what runs a pipeline inside a Dagster run), `job_run` and
-`job_thread` (the run's main thread and the thread of the job), `run_events` and `observations` (what the run reports), then
-`savepoints` (assets of savepoints) and `sensors` (automation). What a user imports is exported by `dagster_checkpoints`.
+Read `asset_decorator` (`@pipeline_assets`), `resource` (runs a pipeline inside a Dagster run), `job_run` and
+`job_thread` (the run's main thread and the job's thread), `run_events` and `observations` (the run's reports to Dagster), then
+`savepoints` (assets of savepoints) and `sensors` (automation). `dagster_checkpoints` exports the names that users import.
 """

@@ -1,6 +1,6 @@
 """`@pipeline_assets`: the stages of a pipeline as Dagster assets.
 
-A thin `multi_asset`. What runs the pipeline is :class:`dagster_checkpoints.CheckpointCoordinatorResource`.
+A thin `multi_asset`. :class:`dagster_checkpoints.CheckpointCoordinatorResource` runs the pipeline.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ def pipeline_assets(
     op_tags: Mapping[str, Any] | None = None,
     pool: str | None = None,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-    """Make a Dagster asset of every stage of a pipeline; one run executes them together.
+    """Make every stage of a pipeline a Dagster asset; one run executes all of them together.
 
-    The decorated function yields what :meth:`CheckpointCoordinatorResource.run` yields. Its op takes the run configuration
-    :class:`dagster_checkpoints.plugin.run_config.PipelineRunConfig` (what to restore from), in the launchpad as well, unless the
-    function has a parameter `config` of its own; that may be a subclass of it. A subset of the stages may be selected if all
-    others have finished. There is no retry policy: restarting is the coordinator's work.
+    The decorated function yields the results of :meth:`CheckpointCoordinatorResource.run`. Its op takes the run configuration
+    :class:`dagster_checkpoints.plugin.run_config.PipelineRunConfig` (the checkpoint to restore), in the launchpad as well, unless
+    the function has its own parameter `config`; its type may be a subclass of PipelineRunConfig. A subset of the stages may be
+    selected if all other stages have finished. The op has no retry policy: the coordinator restarts the pipeline.
 
     Args:
-        pipeline: Its stages become assets of the same names, which depend on each other as the stages do.
-        name: Of the op; by default the function's.
-        key_prefix: In front of each asset's key.
-        group_name: The assets' group.
-        deps: By a stage's name, other assets that it reads, as in `deps=` of :func:`dagster.asset`.
-        tags: Of the assets.
-        op_tags: Of the op.
-        pool: The op's concurrency pool.
+        pipeline: The pipeline whose stages become assets of the same names, with the same dependencies.
+        name: Name of the op; by default the name of the function.
+        key_prefix: Prefix of each asset's key.
+        group_name: Name of the assets' group.
+        deps: Assets outside of the pipeline that stages read, by the stage's name; values as `deps=` of :func:`dagster.asset`.
+        tags: Tags of the assets.
+        op_tags: Tags of the op.
+        pool: Concurrency pool of the op.
 
     Returns:
         A decorator that returns an :class:`dagster.AssetsDefinition`.
@@ -84,22 +84,22 @@ def pipelines_of(definitions: dg.Definitions) -> list[Pipeline]:
     """The pipelines whose stages are assets of a code location, each once, in the order of the assets.
 
     Args:
-        definitions: The code location's.
+        definitions: The definitions of the code location.
 
     Raises:
-        DuplicatePipelineError: Two of them have the same name.
+        DuplicatePipelineError: Two pipelines have the same name.
     """
-    found: dict[int, Pipeline] = {}
-    everything = [assets for assets in definitions.assets or () if isinstance(assets, dg.AssetsDefinition)]
-    for number, assets in enumerate(everything):
+    pipelines: dict[int, Pipeline] = {}
+    assets_definitions = [assets for assets in definitions.assets or () if isinstance(assets, dg.AssetsDefinition)]
+    for number, assets in enumerate(assets_definitions):
         pipeline = pipeline_of(assets)
         if pipeline is not None:
-            check_names(pipeline, assets, everything[:number])
-            found[id(pipeline)] = pipeline
-    return list(found.values())
+            check_names(pipeline, assets, assets_definitions[:number])
+            pipelines[id(pipeline)] = pipeline
+    return list(pipelines.values())
 
 
 def _evaluate_annotations(function: Callable[..., Any]) -> None:
-    """Dagster refuses a context or resource whose type is a string, as `from __future__ import annotations` makes it."""
-    with suppress(NameError, AttributeError, SyntaxError):  # then Dagster says what it does not understand
+    """Evaluate annotations that are strings (`from __future__ import annotations`), which Dagster refuses for a context."""
+    with suppress(NameError, AttributeError, SyntaxError):  # Dagster then reports the type that it does not understand
         function.__annotations__ = inspect.get_annotations(function, eval_str=True)

@@ -1,6 +1,6 @@
-"""Which parts of a Dagster instance show that its processes need not share a machine.
+"""Finds the parts of a Dagster instance that show that its runs may be on different machines.
 
-Read from the instance's configuration alone: the packages of the parts need not be installed where it is read.
+Reads the instance's configuration only: the packages of the parts need not be installed in the reading process.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _LOCAL = frozenset(
         "InMemoryEventLogStorage",
     }
 )
-"""Dagster's own parts that keep a run and its storage on one machine."""
-_BY_PARTS = "CompositeStorage"
+"""The parts of Dagster that keep a run and its storage on one machine."""
+_COMPOSITE_STORAGE = "CompositeStorage"
 _CONFIGURATION = "dagster.yaml"
-_CONFIGURED = re.compile(r"^(run_launcher|storage|run_storage|event_log_storage|instance_class)\s*:", re.MULTILINE)
+_PART_SETTINGS = re.compile(r"^(run_launcher|storage|run_storage|event_log_storage|instance_class)\s*:", re.MULTILINE)
 
 
 def shared_parts(instance: DagsterInstance) -> list[str]:
-    """The parts of an instance for which its runs need not be on one machine; empty for a local or ephemeral instance.
+    """The parts of an instance that allow its runs on several machines; empty for a local or ephemeral instance.
 
     Args:
-        instance: Dagster's, as a run, a sensor or a schedule has it.
+        instance: The Dagster instance of a run, a sensor or a schedule.
     """
     if instance.is_ephemeral:
         return []
@@ -47,10 +47,10 @@ def shared_parts(instance: DagsterInstance) -> list[str]:
 
 
 def shared_parts_below(home: str) -> list[str]:
-    """Those of the instance that DAGSTER_HOME names; Dagster is imported only if its configuration names such parts.
+    """As :func:`shared_parts`, of the instance in a directory. Imports Dagster only if the configuration sets such a part.
 
     Args:
-        home: The directory.
+        home: The directory that DAGSTER_HOME names.
 
     Raises:
         ValueError: The configuration cannot be read.
@@ -60,7 +60,7 @@ def shared_parts_below(home: str) -> list[str]:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return []
-    if not _CONFIGURED.search(text):
+    if not _PART_SETTINGS.search(text):
         return []
     from dagster._core.instance.ref import InstanceRef
 
@@ -76,12 +76,14 @@ def _shared_parts(ref: InstanceRef) -> list[str]:
         ("instance class", ref.custom_instance_class_data),
         ("run launcher", ref.run_launcher_data),
     ]
-    if storage is not None and storage.class_name != _BY_PARTS:
+    if storage is not None and storage.class_name != _COMPOSITE_STORAGE:
         parts.append(("storage", storage))
     else:
         parts += [("run storage", ref.run_storage_data), ("event log storage", ref.event_storage_data)]
-    return [f"{what} is {data.class_name} of {data.module_name}" for what, data in parts if data is not None and _foreign(data)]
+    return [
+        f"{part} is {data.class_name} of {data.module_name}" for part, data in parts if data is not None and _may_be_shared(data)
+    ]
 
 
-def _foreign(data: ConfigurableClassData) -> bool:
+def _may_be_shared(data: ConfigurableClassData) -> bool:
     return data.class_name not in _LOCAL or data.module_name.partition(".")[0] != "dagster"

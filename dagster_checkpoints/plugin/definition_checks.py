@@ -1,6 +1,6 @@
-"""What is wrong with a resource's settings can be known where it is defined, as far as they are literal.
+"""Checks the literal settings of a resource when it is defined.
 
-The value of a `dg.EnvVar` is not known then: it is checked when the run starts, by the same rules.
+The value of a `dg.EnvVar` is not known at that time: the same rules check it when the run starts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def check_definition(storage: str | None, work_directory: str | None, spark: Map
     """Refuse settings that no run can start with.
 
     Args:
-        storage: Root of the checkpoints; None or empty if the environment says where it is.
-        work_directory: As the user has named it.
+        storage: Root of the checkpoint storage; None or empty if the environment names it.
+        work_directory: URL or path of the work directory; None for the default.
         spark: Settings of the Spark session, nested or flat.
 
     Raises:
-        InvalidStorageUrl: `storage` is a URL of a kind that is not supported.
-        WorkDirectoryError: So is `work_directory`, or it is missing although Spark's master needs it.
-        SparkSettingError: A Spark setting with which checkpoints do not work.
+        InvalidStorageUrl: `storage` has an unsupported URL scheme.
+        WorkDirectoryError: `work_directory` has an unsupported URL scheme, or is missing although Spark's master needs it.
+        SparkSettingError: Checkpoints do not work with a Spark setting.
     """
     if storage and _literal(storage):
         validate_root(storage)
@@ -41,11 +41,11 @@ def _literal(value: Any) -> bool:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """The literal settings, by their whole names."""
-    found = []
+    """The literal settings, by their full names."""
+    literals = []
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            found += _flat(value, f"{prefix}{key}.") if set(value) != {"env"} else []
+            literals += _flat(value, f"{prefix}{key}.") if set(value) != {"env"} else []
         elif _literal(value):
-            found.append((f"{prefix}{key}", value))
-    return found
+            literals.append((f"{prefix}{key}", value))
+    return literals

@@ -1,7 +1,7 @@
-"""Dagster's interrupts, kept away from code that an exception in any line would break.
+"""Delays Dagster's interrupts in code that an exception at an arbitrary line would break.
 
-Dagster terminates a run by a signal whose handler raises in the main thread, in the middle of whatever it does: of a write to
-Dagster's own event log as well. It must not know Dagster.
+Dagster terminates a run by a signal whose handler raises in the main thread at any moment, also during a write to Dagster's event
+log. This module must not import Dagster.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interrupts_delayed() -> Iterator[None]:
-    """Handle interrupts that arrive inside when the block is left.
+    """Delay interrupts that arrive inside the block until the block ends.
 
-    For short blocks only. Off the main thread, where there are no interrupts, it does nothing.
+    For short blocks only. Outside of the main thread, which alone is interrupted, it has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,6 @@
-"""A job within its Dagster run: what the job tells becomes Dagster's events, its end the run's, and a terminated run ends it.
+"""A job within its Dagster run: turns the job's events into Dagster's, ends the run with the job, and the job with the run.
 
-On Dagster's thread, where Dagster may interrupt it at any time. It must not know the settings from which the job was made.
+Runs on Dagster's thread, where Dagster may interrupt it at any time. It must not know the settings from which the job was made.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _POLL_SECONDS = 1.0
 
 
 class IncompleteRunError(DagsterCheckpointsError):
-    """The job has ended, but not with all of the selected stages finished."""
+    """The job has ended, but some of the selected stages have not finished."""
 
 
 class JobRun:
     """Follows a job to its end, or ends it.
 
     Args:
-        pipeline: What the job runs.
-        context: Of the asset function.
+        pipeline: The pipeline that the job runs.
+        context: Context of the asset function.
         thread: The thread of the job.
-        reporter: Tells Dagster of the job's events.
-        suspend_seconds: When the run is terminated, the seconds that a savepoint may take; None for no savepoint.
+        reporter: Reports the job's events to Dagster.
+        suspend_seconds: Longest time in seconds for a savepoint when the run is terminated; None for no savepoint.
     """
 
     def __init__(
@@ -60,26 +60,27 @@ class JobRun:
     def follow(
         self, drain_when: Callable[[Mapping[str, int]], bool] | None, on_event: Callable[[JobEvent], None] | None
     ) -> Iterator[dg.MaterializeResult[Any]]:
-        """Report what the job tells until it has ended; a stage that has finished is yielded.
+        """Report the job's events until it has ended; yields the materialization of each finished stage.
 
         Args:
-            drain_when: Asked about once a second with the rows that each stage has emitted; True ends every source.
-            on_event: Told of every event of the job.
+            drain_when: Function that is called about once per second with the number of rows that each stage has emitted; every
+                source ends when it returns True. None to leave the end to the sources.
+            on_event: Function that is called with every event of the job; None for no function.
 
         Raises:
             dagster.Failure: The job could not start, has failed, or has ended without a stage that was selected.
         """
-        ask_at = time.monotonic() if drain_when else None
+        check_at = time.monotonic() if drain_when else None
         while True:
-            news = self._thread.next(_POLL_SECONDS)
-            match news:
+            item = self._thread.next(_POLL_SECONDS)
+            match item:
                 case None:
                     pass
                 case LogLine(level, text):
                     with interrupts_delayed():
                         self._context.log.log(level, text)
                 case JobEnded():
-                    self._check_end(news)
+                    self._check_end(item)
                     return
                 case Answer():
                     pass
@@ -92,13 +93,13 @@ class JobRun:
             if self._reporter.observation_may_be_due:
                 with interrupts_delayed():
                     self._reporter.observe()
-            if ask_at is not None and time.monotonic() >= ask_at:
+            if check_at is not None and time.monotonic() >= check_at:
                 assert drain_when is not None
-                ask_at = time.monotonic() + _POLL_SECONDS
+                check_at = time.monotonic() + _POLL_SECONDS
                 if drain_when(self._thread.job.rows()):
                     self._context.log.info(f"Draining pipeline {self._pipeline.name!r}: every source ends now.")
                     self._thread.job.drain()
-                    ask_at = None
+                    check_at = None
 
     def _check_end(self, ended: JobEnded) -> None:
         result, error = ended.result, ended.error
@@ -123,10 +124,10 @@ class JobRun:
             raise failure(self._pipeline, error, last) from None
 
     def terminate(self) -> None:
-        """Dagster ends the run: end the job too, with a savepoint if that is wanted and can be had in time."""
+        """Dagster terminates the run: end the job too, with a savepoint if that is configured and completes in time."""
         ended = None
         if self._suspend_seconds is not None:
-            with suppress(BaseException):  # a second interrupt among them: then at once
+            with suppress(BaseException):  # also a second interrupt: the job is then cancelled at once
                 ended = self._suspend(self._suspend_seconds)
         if ended is None:
             ended = self._thread.cancel(CANCEL_SECONDS)
@@ -141,12 +142,12 @@ class JobRun:
             )
 
     def _suspend(self, seconds: float) -> JobEnded | None:
-        """Stop the job with a savepoint. Returns its end, or None if it has not ended in time."""
+        """Stop the job with a savepoint. Returns the end of the job, or None if the job has not ended in time."""
         now = datetime.now(UTC)
         request = ControlRequest(
             request_id=f"termination-{now:%Y%m%dT%H%M%S}",
             kind="stop",
-            epoch=0,  # it does not travel through storage
+            epoch=0,  # the request is not stored
             deadline_seconds=seconds,
             asked_by=f"termination of run {self._context.run.run_id}",
             asked_at=now,
@@ -162,7 +163,7 @@ class JobRun:
                         self._reporter.suspended(ended.result.savepoint or "")
                     return ended
                 case Answer(status="failed", message=message):
-                    self._context.log.warning(f"There is no savepoint of the terminated run: {message}")
+                    self._context.log.warning(f"No savepoint was taken at the termination of the run: {message}")
                     return None
                 case LogLine(level, text):
                     self._context.log.log(level, text)

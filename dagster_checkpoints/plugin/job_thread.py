@@ -1,7 +1,7 @@
-"""A job execution on a thread of its own, and what it tells, in order, to whoever waits on the main thread.
+"""Runs a job execution on its own thread, and passes its events, in order, to the main thread.
 
-Dagster interrupts the main thread in the middle of whatever it does; so nothing that talks to Spark may run there. A
-`SimpleQueue` joins the two, because its `get` can be interrupted without leaving a lock behind. It must not know Dagster.
+Dagster interrupts the main thread at any moment, so calls to Spark may not run on it. A `SimpleQueue` joins the two threads,
+because an interrupted `get` leaves no lock behind. This module must not import Dagster.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dagster_checkpoints.control import Answer, ControlRequest
 from dagster_checkpoints.spark.job.events import JobEvent, JobResult
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class LogLine:
-    """Something that the runtime, or a stage through `context.log`, has logged."""
+    """A log line of the runtime, or of a stage that used `context.log`."""
 
     level: int
     text: str
@@ -31,66 +31,66 @@ class LogLine:
 
 @dataclass(frozen=True)
 class JobEnded:
-    """The last item. `error`: nothing was started, or what was started broke in a way of its own."""
+    """The last item of a job: its result, or the error because of which it did not start or did not return a result."""
 
     result: JobResult | None
     error: BaseException | None
 
 
-JobNews = JobEvent | LogLine | Answer | JobEnded
+JobItem = JobEvent | LogLine | Answer | JobEnded
 
 
 class JobThread:
     """Runs a job on a daemon thread.
 
     Args:
-        create: Makes the job; told where its events and its log go. Called on the caller's thread.
-        name: Of the thread and the log.
+        create: Function that makes the job from its listener for events and its logger. Called on the caller's thread.
+        name: Name in the names of the thread and the logger.
     """
 
     def __init__(self, create: Callable[[Callable[[JobEvent], None], logging.Logger], JobExecution], *, name: str) -> None:
-        self._news: SimpleQueue[JobEvent | logging.LogRecord | Answer | JobEnded] = SimpleQueue()
+        self._items: SimpleQueue[JobEvent | logging.LogRecord | Answer | JobEnded] = SimpleQueue()
         log = logging.Logger(f"dagster_checkpoints.{name}", logging.INFO)
-        log.addHandler(QueueHandler(self._news))
-        self.job = create(self._news.put, log)
+        log.addHandler(QueueHandler(self._items))
+        self.job = create(self._items.put, log)
         self._thread = threading.Thread(target=self._run, name=f"pipeline {name}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
-    def next(self, timeout: float) -> JobNews | None:
-        """What comes next; None if there was nothing for `timeout` seconds."""
+    def next(self, timeout: float) -> JobItem | None:
+        """The next item; None if none arrives within `timeout` seconds."""
         try:
-            news = self._news.get(timeout=timeout)
+            item = self._items.get(timeout=timeout)
         except Empty:
             return None
-        return LogLine(news.levelno, news.getMessage()) if isinstance(news, logging.LogRecord) else news
+        return LogLine(item.levelno, item.getMessage()) if isinstance(item, logging.LogRecord) else item
 
     def ask(self, request: ControlRequest, *, termination: bool = False) -> None:
-        """Ask the job for something; the answer is among the news.
+        """Send a request to the job; its answer is one of the items.
 
         Args:
-            request: What is asked for.
+            request: The request.
             termination: See :meth:`JobExecution.ask`.
         """
-        self.job.ask(request, self._news.put, termination=termination)
+        self.job.ask(request, self._items.put, termination=termination)
 
     def cancel(self, seconds: float) -> JobEnded | None:
-        """Cancel the job and wait for its end; None if it had not ended after `seconds`."""
+        """Cancel the job and wait for its end; None if it has not ended after `seconds`."""
         self.job.cancel()
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             alive = self._thread.is_alive()
-            news = self.next(min(left, _LOOK_SECONDS) if alive else 0.0)
-            if isinstance(news, JobEnded):
-                return news
-            if news is None and not alive:
-                return JobEnded(None, None)  # never started, or its last word was lost in an interrupt
+            item = self.next(min(left, _POLL_SECONDS) if alive else 0.0)
+            if isinstance(item, JobEnded):
+                return item
+            if item is None and not alive:
+                return JobEnded(None, None)  # the job never started, or an interrupt lost its last item
         return None
 
     def _run(self) -> None:
         try:
-            self._news.put(JobEnded(self.job.run(), None))
+            self._items.put(JobEnded(self.job.run(), None))
         except BaseException as error:
-            self._news.put(JobEnded(None, error))
+            self._items.put(JobEnded(None, error))

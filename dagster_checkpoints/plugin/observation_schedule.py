@@ -1,8 +1,8 @@
-"""When something about a running pipeline is written into Dagster's event log, so that an endless pipeline does not fill it.
+"""When observations of a running pipeline are written to Dagster's event log, so that an endless pipeline does not fill it.
 
-Each subject (a stage, the checkpoints, a kind of failure) has due times of its own: often in its first minutes, when a person
-watches, then at a steady rate, and seldom while nothing changes. A pure state machine: time is an argument. It must not know
-what is written, nor where.
+Each subject (a stage, the checkpoints, a kind of failure) has its own due times: often in its first minutes, when a person
+watches, then at a steady rate, and rarely while it does not change. A pure state machine: time is an argument. It must not know
+the content of observations, nor where they are written.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from dataclasses import dataclass
 EARLY_EVERY = 30.0
 """Seconds between two observations of a subject in its first minutes."""
 EARLY_FOR = 300.0
-"""How many seconds a subject's first minutes last."""
+"""Length of a subject's first minutes, in seconds."""
 UNCHANGED_FACTOR = 12
-"""How many times less often a subject that does not change is observed."""
+"""Factor by which the pause between two observations of an unchanged subject is longer."""
 
 
 @dataclass
 class _Subject:
-    """What is known of a subject: when it was observed first and last, what was seen then, and how often since it was not due."""
+    """A subject: times of its first and last observation, the value then, and the number of observations skipped since."""
 
     first: float
     last: float
     seen: Hashable
-    passed_over: int = 0
+    skipped: int = 0
 
 
 class ObservationSchedule:
     """Decides which observations of a run are made.
 
     Args:
-        every: Seconds between two observations of a subject after its first minutes. In its first minutes it is the smaller
-            one of this and :data:`EARLY_EVERY`.
+        every: Seconds between two observations of a subject after its first minutes. In its first minutes the pause is the
+            smaller one of this and :data:`EARLY_EVERY`.
 
     Examples:
         >>> schedule = ObservationSchedule(300.0)
@@ -46,45 +46,45 @@ class ObservationSchedule:
         self._subjects: dict[str, _Subject] = {}
 
     def due(self, subject: str, seen: Hashable, now: float) -> int | None:
-        """Whether an observation of a subject is to be made now; it is then taken as made.
+        """Whether an observation of a subject is due; a due observation counts as made.
 
         Args:
-            subject: What is observed.
-            seen: What the observation would show, as far as a difference matters.
+            subject: Name of the subject.
+            seen: Value that the observation would show; a changed value makes the observation due earlier.
             now: Monotonic seconds.
 
         Returns:
-            None if it is not due. Otherwise how many times it was not due since the last one.
+            None if the observation is not due. Otherwise the number of observations skipped since the last one.
         """
-        known = self._subjects.get(subject)
-        if known is None:
+        observed = self._subjects.get(subject)
+        if observed is None:
             self._subjects[subject] = _Subject(now, now, seen)
             return 0
-        if now - known.last < self._pause(known, seen, now):
-            known.passed_over += 1
+        if now - observed.last < self._pause(observed, seen, now):
+            observed.skipped += 1
             return None
-        passed_over, known.passed_over = known.passed_over, 0
-        known.last, known.seen = now, seen
-        return passed_over
+        skipped, observed.skipped = observed.skipped, 0
+        observed.last, observed.seen = now, seen
+        return skipped
 
     def made(self, subject: str, seen: Hashable, now: float) -> int:
-        """An observation is made now, due or not, because something happened that must not be missed.
+        """Count an observation as made now, due or not: the caller makes it because of an important event.
 
         Returns:
-            How many times it was not due since the last one.
+            The number of observations skipped since the last one.
         """
-        known = self._subjects.setdefault(subject, _Subject(now, now, seen))
-        passed_over, known.passed_over = known.passed_over, 0
-        known.last, known.seen = now, seen
-        return passed_over
+        observed = self._subjects.setdefault(subject, _Subject(now, now, seen))
+        skipped, observed.skipped = observed.skipped, 0
+        observed.last, observed.seen = now, seen
+        return skipped
 
     def may_be_due(self, subject: str, now: float) -> bool:
-        """Whether :meth:`due` would say so if the subject has changed; changes nothing."""
-        known = self._subjects.get(subject)
-        return known is None or now - known.last >= self._changed_pause(known, now)
+        """Whether an observation of the subject would be due now if the subject has changed. Counts no observation."""
+        observed = self._subjects.get(subject)
+        return observed is None or now - observed.last >= self._changed_pause(observed, now)
 
-    def _pause(self, known: _Subject, seen: Hashable, now: float) -> float:
-        return self._changed_pause(known, now) if seen != known.seen else self._every * UNCHANGED_FACTOR
+    def _pause(self, observed: _Subject, seen: Hashable, now: float) -> float:
+        return self._changed_pause(observed, now) if seen != observed.seen else self._every * UNCHANGED_FACTOR
 
-    def _changed_pause(self, known: _Subject, now: float) -> float:
-        return min(self._every, EARLY_EVERY) if now - known.first < EARLY_FOR else self._every
+    def _changed_pause(self, observed: _Subject, now: float) -> float:
+        return min(self._every, EARLY_EVERY) if now - observed.first < EARLY_FOR else self._every

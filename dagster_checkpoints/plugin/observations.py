@@ -1,7 +1,7 @@
-"""The observations of a running pipeline: what they show, and that there are not too many.
+"""The observations of a running pipeline: their content, and their number.
 
-A stage's observation shows the stage: rows, watermark, lag, state. What belongs to a checkpoint is shown by one asset,
-`checkpoints/<pipeline>`. It must not know materializations.
+A stage's observation shows the stage: rows, watermark, lag, state. The observations of one asset, `checkpoints/<pipeline>`, show
+the checkpoints. This module must not know materializations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STAGE_LABELS = (
     "finished_instances",
     "query",
 )
-"""What a stage's observation shows, as far as it is known, in the order in which Dagster shows it."""
+"""The labels of a stage's observation, in the order in which Dagster shows them; unknown values are left out."""
 
 _CHECKPOINTS = "checkpoints"
 _FAILED = "failed checkpoints: "
@@ -48,15 +48,15 @@ class PipelineObservations:
     """Makes the observations of one run.
 
     Args:
-        context: The context of the op; events are logged through it.
+        context: The context of the op, through which events are logged.
         pipeline: The pipeline that runs.
-        assets: Which asset stands for which stage.
-        schedule: Says which observations are due.
-        clock: Monotonic seconds.
-        wall: The time of day, which a watermark's lag is counted from.
+        assets: The assets of the pipeline's stages.
+        schedule: Decides which observations are due.
+        clock: Monotonic clock, in seconds.
+        wall: Wall clock, against which a watermark's lag is measured.
 
     Attributes:
-        queries: The stages that share a query, for every stage; set when the job starts.
+        queries: For every stage the stages that share its query; set when the job starts.
         checkpoint: The newest completed checkpoint of this run.
     """
 
@@ -83,21 +83,21 @@ class PipelineObservations:
         self._longest = 0.0
 
     def counts_rows(self, stage: str) -> bool:
-        """Whether the rows of a stage are known: those of a stage that is not the last one of its query are not counted."""
+        """Whether the rows of a stage are counted: only those of the last stage of a query are."""
         return self.queries.get(stage, ())[-1:] == (stage,)
 
     # Stages
 
     def runs(self, *stages: str) -> None:
-        """These stages have processed something, or belong to a checkpoint: they are observed from now on."""
+        """Observe these stages from now on: they have processed rows, or a checkpoint has them."""
         self._running.update(stage for stage in stages if stage in self._assets.keys)
 
     def ended(self, stage: str) -> None:
-        """This stage has finished: it is not observed any more."""
+        """Stop observing this stage: it has finished."""
         self._running.discard(stage)
 
     def may_be_due(self) -> bool:
-        """Whether a stage would be observed now if it has changed."""
+        """Whether an observation of a stage would be due now if the stage has changed."""
         now = self._clock()
         return any(self._schedule.may_be_due(f"{_STAGE}{stage}", now) for stage in self._running)
 
@@ -105,7 +105,7 @@ class PipelineObservations:
         """Observe the running stages that are due.
 
         Args:
-            stages: How far each stage is.
+            stages: Progress of each stage.
             at_once: Stages that are observed whether they are due or not.
         """
         now = self._clock()
@@ -124,7 +124,7 @@ class PipelineObservations:
         if progress.watermark_ms is not None and progress.watermark_ms < MAX_WATERMARK_MS:
             watermark = datetime.fromtimestamp(progress.watermark_ms / 1000, UTC)
             shown["watermark"] = dg.MetadataValue.timestamp(watermark)
-            if not self._pipeline.is_bounded(stage):  # a backfill is not late, it is old
+            if not self._pipeline.is_bounded(stage):  # the lag of a backfill says nothing
                 shown["lag_seconds"] = round((self._wall() - watermark).total_seconds())
         if progress.late_rows:
             shown["late_rows"] = progress.late_rows
@@ -140,7 +140,7 @@ class PipelineObservations:
         return {label: shown[label] for label in STAGE_LABELS if label in shown}
 
     def _volume(self, stage: str, progress: StageProgress, now: float) -> dict[str, Any]:
-        """What is known of the last stage of a query only."""
+        """The values that are known only for the last stage of a query."""
         shown: dict[str, Any] = {"rows": progress.rows}
         if progress.state_bytes:
             shown["state_bytes"] = progress.state_bytes
@@ -153,10 +153,10 @@ class PipelineObservations:
     # Checkpoints
 
     def checkpoint_done(self, event: CheckpointDone) -> str | None:
-        """A checkpoint has completed: observe the checkpoints if that is due, and the stages that are.
+        """A checkpoint has completed: observe the checkpoints, and the stages, if they are due.
 
         Returns:
-            The line for the run's log, if it is due.
+            The line for the run's log; None if the checkpoints are not due.
         """
         self.checkpoint = event
         self._longest = max(self._longest, event.duration)
@@ -165,19 +165,19 @@ class PipelineObservations:
         shown, now = self._shown, self._clock()
         changed = shown is not None and (shown.roots, shown.finished_stages) != (event.roots, event.finished_stages)
         if changed:
-            passed_over: int | None = self._schedule.made(_CHECKPOINTS, event.checkpoint_id, now)
+            skipped: int | None = self._schedule.made(_CHECKPOINTS, event.checkpoint_id, now)
         else:
-            passed_over = self._schedule.due(_CHECKPOINTS, event.checkpoint_id, now)
-        return None if passed_over is None else self._show(event, passed_over)
+            skipped = self._schedule.due(_CHECKPOINTS, event.checkpoint_id, now)
+        return None if skipped is None else self._show(event, skipped)
 
     def last_checkpoint(self) -> str | None:
-        """The run ends: show its newest checkpoint if that has not been shown. Returns the line for the run's log."""
+        """The run ends: observe its newest checkpoint if no observation shows it. Returns the line for the run's log."""
         if self.checkpoint is None or self.checkpoint is self._shown:
             return None
-        passed_over = self._schedule.made(_CHECKPOINTS, self.checkpoint.checkpoint_id, self._clock())
-        return self._show(self.checkpoint, max(passed_over - 1, 0))
+        skipped = self._schedule.made(_CHECKPOINTS, self.checkpoint.checkpoint_id, self._clock())
+        return self._show(self.checkpoint, max(skipped - 1, 0))
 
-    def _show(self, event: CheckpointDone, passed_over: int) -> str:
+    def _show(self, event: CheckpointDone, skipped: int) -> str:
         self._shown = event
         metadata: dict[str, Any] = {
             "checkpoint": event.checkpoint_id,
@@ -196,7 +196,7 @@ class PipelineObservations:
         }
         self._context.log_event(dg.AssetObservation(checkpoints_key(self._pipeline.name), metadata=metadata))
         finished = f"; finished: {', '.join(event.finished_stages)}" if event.finished_stages else ""
-        more = f". {passed_over} more since the last line, the longest in {self._longest:.2f} s" if passed_over else ""
+        more = f". {skipped} more since the last line, the longest in {self._longest:.2f} s" if skipped else ""
         self._longest = 0.0
         return (
             f"Checkpoint {event.checkpoint_id} completed in {event.duration:.2f} s from {', '.join(event.roots)}"
@@ -204,15 +204,15 @@ class PipelineObservations:
         )
 
     def checkpoint_failed(self, event: CheckpointNotDone) -> str | None:
-        """A checkpoint has failed. Returns the line for the run's log, if one about this reason is due."""
-        passed_over = self._schedule.due(f"{_FAILED}{event.reason}", object(), self._clock())
-        if passed_over is None:
+        """The line for the run's log about a failed checkpoint; None if a line about this reason is not due."""
+        skipped = self._schedule.due(f"{_FAILED}{event.reason}", object(), self._clock())
+        if skipped is None:
             return None
         which = f"Checkpoint {event.checkpoint_id}" if event.checkpoint_id is not None else "A checkpoint"
-        more = f" ({passed_over} more for this reason since the last line)" if passed_over else ""
+        more = f" ({skipped} more for this reason since the last line)" if skipped else ""
         return f"{which} failed ({event.reason}): {event.message}{more}"
 
 
 def _rounded(number: float) -> float:
-    """To as many digits as people read: 12345.678 becomes 12346.0, 1.2345 becomes 1.2."""
+    """A number with few digits, for people: 12345.678 becomes 12346.0, 1.2345 becomes 1.2."""
     return float(round(number)) if abs(number) >= 100 else round(number, 1)

@@ -1,7 +1,7 @@
 """One pipeline per name in a code location: the name is the pipeline's directory in storage.
 
-Found out while Dagster loads the code location, and again when a run starts, among the definitions that the run sees. Outside
-of a load (a notebook, a test) a pipeline may be defined as often as one likes: what counts is what is put into `Definitions`.
+Checked while Dagster loads the code location, and again when a run starts, among the definitions of that run. Outside of a load
+(a notebook, a test) pipelines of one name may be defined several times: only those in `Definitions` are compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 
 _pipelines: WeakKeyDictionary[object, Pipeline] = WeakKeyDictionary()
-"""The pipeline of every op that `@pipeline_assets` has made."""
+"""The pipeline of every op that `@pipeline_assets` made."""
 _SHOWN = 5
 
 
@@ -26,7 +26,7 @@ class DuplicatePipelineError(DagsterCheckpointsError):
 
 
 class _Load:
-    """What the load of a code location that is under way has defined so far: assets by the name of their pipeline."""
+    """The assets that the current load of a code location has defined so far, by the name of their pipeline."""
 
     def __init__(self) -> None:
         self.context: DefinitionsLoadContext | None = None
@@ -37,7 +37,7 @@ _load = _Load()
 
 
 def register(pipeline: Pipeline, assets: dg.AssetsDefinition) -> None:
-    """Note what `@pipeline_assets` has made of a pipeline.
+    """Record the assets that `@pipeline_assets` made from a pipeline.
 
     Raises:
         DuplicatePipelineError: Dagster is loading a code location, and another pipeline in it has the same name.
@@ -56,31 +56,30 @@ def register(pipeline: Pipeline, assets: dg.AssetsDefinition) -> None:
 
 
 def pipeline_of(assets: dg.AssetsDefinition) -> Pipeline | None:
-    """The pipeline whose stages the assets are; None if `@pipeline_assets` did not make them."""
+    """The pipeline from which `@pipeline_assets` made the assets; None if they were made otherwise."""
     return _pipelines.get(assets.node_def) if assets.is_executable else None
 
 
 def check_names(pipeline: Pipeline, assets: dg.AssetsDefinition, others: Iterable[dg.AssetsDefinition]) -> None:
     """Refuse another pipeline of the same name among `others`.
 
-    The same pipeline may have two sets of assets, and a file that Python imports twice defines the same assets twice; neither
-    is another pipeline.
+    Allowed are two sets of assets from the same pipeline, and the same assets defined twice by a file that Python imports twice.
 
     Args:
         pipeline: The pipeline.
-        assets: What `@pipeline_assets` made of it.
+        assets: The assets that `@pipeline_assets` made from it.
         others: Assets of any kind.
 
     Raises:
-        DuplicatePipelineError: Says where both are defined.
+        DuplicatePipelineError: Another pipeline has the name; the text says where both are defined.
     """
     for other in others:
-        found = pipeline_of(other)
-        if found is None or found is pipeline or found.name != pipeline.name or set(other.keys) == set(assets.keys):
+        second = pipeline_of(other)
+        if second is None or second is pipeline or second.name != pipeline.name or set(other.keys) == set(assets.keys):
             continue
         raise DuplicatePipelineError(
             f"expected one pipeline called {pipeline.name!r} in a code location, found two: one with the assets "
-            f"{_described(found, other)}; another with the assets {_described(pipeline, assets)}. A pipeline's name is its "
+            f"{_described(second, other)}; another with the assets {_described(pipeline, assets)}. A pipeline's name is its "
             "directory in the checkpoint storage, so they would restore each other's checkpoints. Give one of them another name: "
             'Pipeline("another_name", ...)'
         )

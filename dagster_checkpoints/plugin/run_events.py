@@ -1,6 +1,6 @@
-"""What a running pipeline shows in Dagster: materializations, observations and log lines.
+"""Turns the runtime's events into Dagster's: materializations, observations and log lines.
 
-Turns the runtime's events into Dagster's, on the main thread. It must not know where the events come from.
+Runs on the main thread. It must not know where the events come from.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from dagster_checkpoints.storage import CheckpointStorage
 
 
 class RunReporter:
-    """Reports one run.
+    """Reports the events of one run to Dagster.
 
     Args:
-        context: The context of the op; events are logged through it.
+        context: The context of the op, through which events are logged.
         pipeline: The pipeline that runs.
-        assets: Which asset stands for which stage.
+        assets: The assets of the pipeline's stages.
         observe_every: Seconds between two observations of a running stage; see :class:`ObservationSchedule`.
-        interval: Seconds between periodic checkpoints, None for none; for the text of the start.
-        progress: How far each stage is now; empty before the start.
-        storage: Opens the pipeline's storage, for what a savepoint says of itself.
-        clock: Monotonic seconds.
-        wall: The time of day.
+        interval: Seconds between periodic checkpoints, for the log; None for no periodic checkpoints.
+        progress: Returns the current progress of each stage; empty before the start.
+        storage: Opens the pipeline's storage, to read the metadata of savepoints.
+        clock: Monotonic clock, in seconds.
+        wall: Wall clock.
     """
 
     def __init__(
@@ -83,16 +83,16 @@ class RunReporter:
         return self._observations.checkpoint
 
     def report(self, event: JobEvent) -> Iterator[dg.MaterializeResult[Any]]:
-        """Log what has happened; yields the materializations that have become possible, in topological order."""
+        """Report an event; yields the materializations that are now possible, in topological order."""
         match event:
             case CheckpointDone():
                 self._log(logging.INFO, self._observations.checkpoint_done(event))
             case SavepointDone():
                 self._savepoint_done(event)
             case CheckpointNotDone():
-                # A checkpoint that met the end of a task is no cause for concern; one that was not triggered is not shown.
-                known = FailureReason[event.reason]
-                level = logging.WARNING if known.counts else logging.DEBUG if known.pre_flight else logging.INFO
+                # A failure that does not count (a task ended meanwhile) is no warning; a refused trigger is for debugging.
+                reason = FailureReason[event.reason]
+                level = logging.WARNING if reason.counts else logging.DEBUG if reason.pre_flight else logging.INFO
                 self._log(level, self._observations.checkpoint_failed(event))
             case JobRestarting(attempt, delay, cause):
                 self._context.log.error(
@@ -114,19 +114,19 @@ class RunReporter:
 
     @property
     def observation_may_be_due(self) -> bool:
-        """Whether :meth:`observe` may have something to do."""
+        """Whether an observation may be due."""
         return self._observations.may_be_due()
 
     def observe(self) -> None:
-        """Observe the running stages that are due; to be called about once a second."""
+        """Observe the running stages that are due; call it about once per second."""
         self._observations.observe_stages(self._progress())
 
     def ended(self) -> None:
-        """The job has ended: show its newest checkpoint."""
+        """The job has ended: observe its newest checkpoint."""
         self._log(logging.INFO, self._observations.last_checkpoint())
 
     def suspended(self, savepoint: str) -> None:
-        """The job was suspended: its unfinished stages go on in the next run.
+        """The job was suspended: report its unfinished stages, which continue in the next run.
 
         Args:
             savepoint: URL of the savepoint.
@@ -154,7 +154,7 @@ class RunReporter:
         done = event.checkpoint
         purpose = {"": "taken in flight", "suspend": "of the suspend", "drain": "of the drain"}[event.stops]
         self._context.log.info(
-            f"Savepoint {done.checkpoint_id} ({purpose}, asked for by {event.asked_by or 'this run'}) completed in "
+            f"Savepoint {done.checkpoint_id} ({purpose}, requested by {event.asked_by or 'this run'}) completed in "
             f"{done.duration:.2f} s; {done.total_bytes:,} bytes; {event.location}"
         )
         if not event.recorded_by_asker:
@@ -179,7 +179,7 @@ class RunReporter:
             self._context.log_event(dg.AssetObservation(self._assets.keys[event.stage], metadata=metadata))
 
     def _materializations(self) -> Iterator[dg.MaterializeResult[Any]]:
-        """Dagster wants an asset after those it depends on, whichever has finished first."""
+        """The possible materializations: Dagster requires an asset after those it depends on, in whatever order stages finish."""
         for stage in self._pipeline.stages:
             name = stage.name
             if name in self._yielded or name not in self._finished or name not in self._assets.selected:
@@ -206,12 +206,12 @@ class RunReporter:
 
 
 def failure(pipeline: Pipeline, error: BaseException, last_checkpoint: str | None) -> dg.Failure:
-    """The error of a job as Dagster shows it: the text, the stage, and where the latest checkpoint is.
+    """The error of a job as a Dagster failure: its text, the stage, and the location of the latest checkpoint.
 
     Args:
-        pipeline: What ran.
-        error: What ended it.
-        last_checkpoint: Location of the latest completed checkpoint.
+        pipeline: The pipeline that ran.
+        error: The error that ended it.
+        last_checkpoint: Location of the latest completed checkpoint; None if there is none.
     """
     metadata: dict[str, Any] = {"pipeline": pipeline.name, "error": type(error).__name__}
     stage_error = next((e for e in _causes(error) if isinstance(e, StageError)), None)
@@ -219,7 +219,7 @@ def failure(pipeline: Pipeline, error: BaseException, last_checkpoint: str | Non
         metadata |= {"stage": stage_error.stage, "instance": stage_error.instance}
     if last_checkpoint is not None:
         metadata["last_checkpoint"] = last_checkpoint
-    # An error with a text of ours says all; behind it stands what the user's own code, or a library, raised.
+    # The plugin's own errors need no traceback; shown is that of the error in the user's code, or in a library, behind it.
     foreign = next((e for e in _causes(error) if not isinstance(e, DagsterCheckpointsError)), None)
     if foreign is not None:
         trace = "".join(traceback.format_exception(foreign, chain=False))

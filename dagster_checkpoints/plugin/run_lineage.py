@@ -1,6 +1,6 @@
-"""Where a Dagster run comes from: the runs that it repeats, and the code location and instance of its pipeline.
+"""The lineage of a Dagster run: the runs that it repeats, and the code location and instance of its pipeline.
 
-It must not know what is decided from it.
+This module must not know the decisions that depend on the lineage.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from dagster_checkpoints.storage import Origin
 
 PARENT_RUN_ID_TAG = "dagster/parent_run_id"
 ROOT_RUN_ID_TAG = "dagster/root_run_id"
-"""Tags of Dagster's that its run retries and re-executions have."""
+"""The tags that Dagster gives to run retries and re-executions."""
 
 
 def earlier_runs(context: dg.AssetExecutionContext) -> frozenset[str]:
-    """The runs that this one repeats, directly or not: run retries and re-executions have them, every other run has none.
+    """Ids of the runs that this run repeats, directly or indirectly; empty unless it is a run retry or a re-execution.
 
-    All runs that go back to the same first run count, since several of them may have repeated the same one.
+    All runs with the same root run count, because several of them may have repeated the same run.
     """
     run = context.run
     root = run.root_run_id or run.tags.get(ROOT_RUN_ID_TAG)
     parent = run.parent_run_id or run.tags.get(PARENT_RUN_ID_TAG)
     if root is None and parent is None:
         return frozenset()
-    family = context.instance.get_runs(dg.RunsFilter(tags={ROOT_RUN_ID_TAG: root})) if root is not None else []
-    return frozenset({*(each.run_id for each in family), *(each for each in (root, parent) if each)} - {run.run_id})
+    related = context.instance.get_runs(dg.RunsFilter(tags={ROOT_RUN_ID_TAG: root})) if root is not None else []
+    return frozenset({*(each.run_id for each in related), *(each for each in (root, parent) if each)} - {run.run_id})
 
 
 def origin_of(context: dg.AssetExecutionContext, assets: StageAssets) -> Origin:
-    """Where the pipeline that a run executes is defined. What a run outside of a code location cannot know is empty."""
+    """Where the pipeline of a run is defined. Fields that are unknown outside of a code location are empty."""
     job = context.run.remote_job_origin
     instance = ""
     if not context.instance.is_ephemeral:

@@ -1,6 +1,6 @@
-"""Settings with names: one that does not exist is refused, and the nearest one that does is named.
+"""Refuses unknown settings, and suggests the most similar known name.
 
-Pydantic ignores what a model does not know, so a misspelt setting would silently keep its default.
+Pydantic ignores unknown fields, so a misspelt setting would silently keep its default.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dagster_checkpoints.pipeline.names import suggestion
 
 
 class UnknownSettingError(DagsterCheckpointsError):
-    """A setting is given that does not exist; usually its name is misspelt."""
+    """A given setting does not exist; usually its name is misspelt."""
 
 
 class KnownSettings(BaseModel):
@@ -23,7 +23,7 @@ class KnownSettings(BaseModel):
     A subclass with further fields, or one that allows unknown settings (`extra="allow"`), behaves as it declares.
 
     Raises:
-        UnknownSettingError: Names the settings that do not exist, and the nearest ones that do.
+        UnknownSettingError: A setting does not exist; the text names it and the most similar known settings.
     """
 
     @model_validator(mode="before")

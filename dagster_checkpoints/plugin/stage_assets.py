@@ -1,7 +1,7 @@
-"""Which Dagster asset stands for which stage of a pipeline.
+"""The Dagster assets of a pipeline's stages.
 
-Writes it into the assets' definitions and reads it back from there, so that a run needs no second list of names. It must
-not know how a pipeline runs.
+Writes the stage's name into the definition of its asset and reads it from the definition, so that a run needs no second list of
+names. It must not know how a pipeline runs.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from dagster_checkpoints.plugin.pipeline_names import check_names
 
 PIPELINE = "dagster_checkpoints/pipeline"
 REFUSED = "dagster_checkpoints/refused"
-"""Tag of a run: the error with which it was refused, because the name belongs to another run or another pipeline. It is no run of
-the pipeline, although it has the pipeline's tag."""
+"""Tag of a refused run, because another run owns the pipeline or another pipeline has its name: the name of the error. A refused
+run is not a run of the pipeline, although it has the pipeline's tag."""
 STAGE = "dagster_checkpoints/stage"
 INSTANCES = "dagster_checkpoints/instances"
 CHECKPOINTS_OF = "dagster_checkpoints/checkpoints_of"
-"""In the metadata of an asset: its observations show the checkpoints of this pipeline."""
+"""Key in the metadata of an asset whose observations show checkpoints: the name of the pipeline."""
 CHECKPOINTS_PREFIX = ("checkpoints",)
 FINISHED_BEFORE = "finished_before_this_run"
-"""In the metadata of a materialization: the stage had finished when the run began."""
+"""Key in the metadata of a materialization: True if the stage had finished before the run began."""
 
 
 class NotAPipelineAssetError(DagsterCheckpointsError):
-    """A pipeline is to be run from something that `@pipeline_assets` of this pipeline did not make."""
+    """A pipeline is run by an asset that `@pipeline_assets` did not make from this pipeline."""
 
 
 def stage_specs(
@@ -48,11 +48,11 @@ def stage_specs(
     """An asset per stage, in topological order, with the pipeline's edges as dependencies.
 
     Args:
-        pipeline: Its stages become the assets.
-        key_prefix: In front of each stage's name.
-        group_name: Of all of them.
-        deps: By a stage's name, assets outside the pipeline that it reads.
-        tags: Of all of them.
+        pipeline: The pipeline whose stages become assets.
+        key_prefix: Prefix of each asset's key, before the stage's name.
+        group_name: Name of the assets' group.
+        deps: Assets outside of the pipeline that stages read, by the stage's name.
+        tags: Tags of every asset.
 
     Raises:
         UnknownStageError: `deps` names a stage that the pipeline does not have.
@@ -87,19 +87,18 @@ def checkpoints_key(pipeline: str) -> dg.AssetKey:
 
 
 def instance_assets(assets: dg.AssetsDefinition) -> list[dg.AssetSpec]:
-    """The external assets beside the stages: the instances of parallel stages, and the pipeline's checkpoints.
+    """The external assets of a pipeline: the instances of parallel stages, and the pipeline's checkpoints.
 
-    A stage with several instances is one unpartitioned asset, since assets with different partitions cannot be materialized
-    together. Its instances are the partitions of a second asset. What belongs to a checkpoint and not to a stage (duration,
-    size, roots, location) is shown by the observations of one asset, `checkpoints/<pipeline>`.
-    :meth:`CheckpointCoordinatorResource.run` reports the events of all of them, also where they are not defined; with these
-    definitions Dagster shows what they are and where they stand in the graph.
+    A stage with several instances is one unpartitioned asset, because assets with different partitions cannot be materialized
+    together. Its instances are the partitions of a second asset. The observations of one asset, `checkpoints/<pipeline>`, show
+    the checkpoints: duration, size, roots, location. :meth:`CheckpointCoordinatorResource.run` reports the events of these
+    assets, also if they are not defined; with these definitions Dagster shows their descriptions and their place in the graph.
 
     Args:
-        assets: What :func:`pipeline_assets` made.
+        assets: The assets that :func:`pipeline_assets` made.
 
     Returns:
-        An asset per stage that has more than one instance, called as the stage, with `_instances` behind; and the asset of
+        An asset per stage that has more than one instance, with the stage's name and the suffix `_instances`; and the asset of
         the checkpoints.
 
     Examples:
@@ -136,7 +135,7 @@ def instance_assets(assets: dg.AssetsDefinition) -> list[dg.AssetSpec]:
 
 
 def stage_keys(assets: dg.AssetsDefinition, pipeline: Pipeline) -> dict[str, dg.AssetKey]:
-    """Asset key by stage; empty if `@pipeline_assets` did not make the assets for this pipeline."""
+    """Asset keys by stage; empty if `@pipeline_assets` did not make the assets from this pipeline."""
     return {
         str(_value(spec.metadata[STAGE])): spec.key
         for spec in assets.specs
@@ -149,8 +148,8 @@ class StageAssets:
     """The assets of the run that materializes a pipeline.
 
     Attributes:
-        keys: Asset key by stage, for all stages whose assets the run knows.
-        selected: The stages that the run is to materialize.
+        keys: Asset keys by stage, for all stages whose assets the run knows.
+        selected: Names of the stages that the run is to materialize.
     """
 
     keys: Mapping[str, dg.AssetKey]
@@ -158,7 +157,7 @@ class StageAssets:
 
     @classmethod
     def of(cls, context: dg.AssetExecutionContext, pipeline: Pipeline) -> StageAssets:
-        """Those of the asset function that runs.
+        """The assets of the asset function that runs.
 
         Raises:
             NotAPipelineAssetError: The function was not decorated with `@pipeline_assets` for this pipeline.
@@ -187,8 +186,8 @@ def _metadata(pipeline: Pipeline, stage: Stage) -> dict[str, Any]:
     if stage.location.line:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dg.BetaWarning)
-            here = dg.LocalFileCodeReference(file_path=stage.location.file, line_number=stage.location.line)
-            metadata["dagster/code_references"] = dg.CodeReferencesMetadataValue(code_references=[here])
+            reference = dg.LocalFileCodeReference(file_path=stage.location.file, line_number=stage.location.line)
+            metadata["dagster/code_references"] = dg.CodeReferencesMetadataValue(code_references=[reference])
     if stage.sink is not None:
         metadata["sink"] = repr(stage.sink)
     if stage.watermark is not None:
@@ -197,5 +196,5 @@ def _metadata(pipeline: Pipeline, stage: Stage) -> dict[str, Any]:
 
 
 def _value(metadata: Any) -> Any:
-    """Raw, as the decorator got it, or wrapped, as Dagster keeps it."""
+    """The raw value of metadata, which Dagster may have wrapped."""
     return metadata.value if isinstance(metadata, dg.MetadataValue) else metadata

@@ -1,4 +1,4 @@
-"""What the run page says between the launch of a run and its first checkpoint: one line per event of the start.
+"""The lines of a run's log between its launch and its first checkpoint: one line per event of the start.
 
 Texts only. It must not know where they are shown.
 """
@@ -28,9 +28,9 @@ def start_line(event: StartEvent | JobStarted | QueryEvent, pipeline: Pipeline, 
     """The line of the run's log for an event of the start.
 
     Args:
-        event: What has happened.
+        event: The event.
         pipeline: The pipeline that starts.
-        interval: Seconds between periodic checkpoints; None for none.
+        interval: Seconds between periodic checkpoints; None for no periodic checkpoints.
     """
     match event:
         case LeaseWatched(owner, 0.0):
@@ -50,8 +50,8 @@ def start_line(event: StartEvent | JobStarted | QueryEvent, pipeline: Pipeline, 
         case SparkStarting():
             return "Spark is starting."
         case SparkStarted(version, master, application, web_ui, seconds):
-            where = f"; its user interface: {web_ui}" if web_ui else ""
-            return f"Spark {version} runs at {master} (application {application}), after {seconds:.1f} s{where}."
+            interface = f"; its user interface: {web_ui}" if web_ui else ""
+            return f"Spark {version} runs at {master} (application {application}), after {seconds:.1f} s{interface}."
         case AttemptBuilding(_, stages, restored):
             state = f", and fetching the state of checkpoint {restored}" if restored is not None else ""
             return f"Building the plans of {_count(len(stages), 'stage')}{state}: {', '.join(stages)}."
@@ -71,7 +71,7 @@ def start_line(event: StartEvent | JobStarted | QueryEvent, pipeline: Pipeline, 
 
 
 def query_name(stages: Sequence[str]) -> str:
-    """The stages that share a query, as people read them."""
+    """The name of a query: its stages, in order."""
     return " > ".join(stages)
 
 

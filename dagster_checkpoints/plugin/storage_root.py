@@ -1,4 +1,4 @@
-"""Where checkpoints are stored, if nobody says: one rule for the resource and for the command line.
+"""The root of the checkpoint storage: one rule for the resource and for the command line.
 
 Must not import Dagster: the command line starts without it.
 """
@@ -16,7 +16,7 @@ _DIRECTORY = "checkpoints"
 
 
 class NoStorageError(DagsterCheckpointsError):
-    """Nothing says where checkpoints are stored."""
+    """No setting names the storage of the checkpoints."""
 
 
 def storage_root(
@@ -29,29 +29,29 @@ def storage_root(
 ) -> str:
     """The root of the checkpoint storage: a URL or a path, as :func:`dagster_checkpoints.storage.open_store` takes it.
 
-    The first of: what was chosen, the variable CHECKPOINT_STORAGE, the directory ``checkpoints`` below DAGSTER_HOME, that below
-    the Dagster instance's own directory.
+    The first of: `chosen`, the variable CHECKPOINT_STORAGE, the directory ``checkpoints`` in DAGSTER_HOME, the directory
+    ``checkpoints`` in the Dagster instance's directory.
 
     Args:
-        chosen: What a user has said; None or empty if nothing.
-        instance_directory: Of a Dagster instance that is kept.
-        setting: How `chosen` is said, for the error: ``--storage``.
-        environment: Variables; the process's own by default.
-        shared_parts: Which parts of the Dagster instance show that its runs need not be on one machine; then a directory of
-            one machine is no default. Asked only if neither `chosen` nor the variable says anything.
+        chosen: The root that the user has set; None or empty if the user has set none.
+        instance_directory: Directory of a persistent Dagster instance; None without one.
+        setting: Name of the setting that sets `chosen`, for the error: ``--storage``.
+        environment: Environment variables; those of the process by default.
+        shared_parts: Returns the parts of the Dagster instance that allow its runs on several machines; if there are any, a
+            directory of one machine is not used. Called only if neither `chosen` nor the variable is set.
 
     Raises:
-        NoStorageError: None of them says anything, or only a directory that another run would not see.
+        NoStorageError: None of them is set, or only a directory that a run on another machine would not see.
     """
     variables = os.environ if environment is None else environment
     named = chosen or variables.get(STORAGE_VARIABLE)
     if named:
         return named
     home = variables.get("DAGSTER_HOME") or instance_directory
-    if found := shared_parts():
+    if parts := shared_parts():
         raise NoStorageError(
-            "Nothing says where checkpoints are stored, and this Dagster instance does not keep its runs on one machine: "
-            f"{' and '.join(f'its {part}' for part in found)}. Expected a storage that every run sees: the default, a directory "
+            "No setting names the storage of the checkpoints, and this Dagster instance does not keep its runs on one machine: "
+            f"{' and '.join(f'its {part}' for part in parts)}. Expected a storage that every run sees: the default, a directory "
             "in DAGSTER_HOME, would vanish with a run's container, and the next run would begin from nothing. Set "
             f"{STORAGE_VARIABLE} or {setting} to s3://bucket/prefix, or to file:///path on a file system that every machine "
             "mounts."
@@ -59,6 +59,6 @@ def storage_root(
     if home:
         return str(Path(home).absolute() / _DIRECTORY)
     raise NoStorageError(
-        f"Nothing says where checkpoints are stored. Say it with {setting} (s3://bucket/prefix, file:///path or a path), or set "
+        f"No setting names the storage of the checkpoints. Set {setting} (s3://bucket/prefix, file:///path or a path), or "
         f"{STORAGE_VARIABLE} or DAGSTER_HOME."
     )

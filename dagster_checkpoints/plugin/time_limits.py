@@ -1,7 +1,7 @@
-"""Calls that may hang, such as to storage, kept within a time.
+"""Time limits for calls that may hang, such as calls to storage.
 
-A thread cannot be ended from outside: what is late goes on in the background, so only what may be done twice belongs here. It
-must not know what is called.
+A thread cannot be stopped from outside: a call that exceeds its limit continues in the background, so only calls that may be
+repeated can have a limit. This module must not know the calls.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any, TypeVar
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
 
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 
 
 class TimeLimitExceeded(DagsterCheckpointsError):
-    """Something has not answered within the time that it was granted."""
+    """A call has not returned within its time limit."""
 
 
 class TimeLimit:
-    """So many seconds for everything that is done under it, from now on.
+    """A time limit for several calls together, which starts when it is created.
 
     Args:
-        seconds: For all of it together.
-        of: What may hang, for the text of errors.
-        monotonic: Clock, seconds.
+        seconds: Longest time for all calls together.
+        of: Name of the called system, for errors.
+        monotonic: Monotonic clock, in seconds.
     """
 
     def __init__(self, seconds: float, of: str, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -36,17 +36,20 @@ class TimeLimit:
         self._monotonic = monotonic
         self._until = monotonic() + seconds
 
-    def do(self, what: Callable[[], Result]) -> Result:
-        """Call something on a thread of its own and wait for it, interruptibly.
+    def do(self, call: Callable[[], Returned]) -> Returned:
+        """Call a function on its own thread and wait for its result; the wait can be interrupted.
+
+        Args:
+            call: The function.
 
         Raises:
-            TimeLimitExceeded: The time is up.
+            TimeLimitExceeded: The function has not returned in time.
         """
-        answers: queue.Queue[Callable[[], Result]] = queue.Queue()
+        answers: queue.Queue[Callable[[], Returned]] = queue.Queue()
 
         def work() -> None:
             try:
-                result = what()
+                result = call()
             except Exception as error:
                 answers.put(_raising(error))
             else:

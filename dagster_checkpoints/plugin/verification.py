@@ -1,7 +1,7 @@
-"""Whether a checkpoint or savepoint is whole, and whether a pipeline can be restored from it.
+"""Verifies that a checkpoint or savepoint is complete, and that a pipeline can be restored from it.
 
-Everything is read: the metadata, then every state file, whose size and sha256 are compared. Shared by the asset check and the
-command line; must not import Dagster or Spark.
+Reads the metadata, then every state file, and compares its size and sha256. The asset check and the command line use it; it must
+not import Dagster or Spark.
 """
 
 from __future__ import annotations
@@ -50,21 +50,22 @@ ProblemKind = Literal[
     "plan_not_built",
     "does_not_fit",
 ]
-"""The first three leave nothing more to look at; the next three are of one file each; the last ones of the pipeline."""
+"""The first three end the verification; the next three concern one file each; the last ones the pipeline."""
 
-_AT_ONCE = 8
+_PARALLEL_READS = 8
 _NO_OBJECT = "no object"
-_ANOTHER = "Restore from another checkpoint or savepoint, or put the file back from a copy"
+_FILE_REMEDY = "Restore from another checkpoint or savepoint, or put the file back from a copy"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem of a checkpoint or savepoint.
 
     Attributes:
-        what: expected and found, for people; of a file also who needs it.
-        where: URL of the file; empty if it is about the pipeline.
-        remedy: what to do; empty if `what` says it.
+        kind: kind of the problem.
+        what: explanation for people: what was expected and found; for a file also the tasks that need it.
+        where: URL of the file; "" if the problem concerns the pipeline.
+        remedy: what to do; "" if `what` says it.
     """
 
     kind: ProblemKind
@@ -75,14 +76,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """What was found.
+    """The result of a verification.
 
     Attributes:
-        url: of the checkpoint or savepoint.
-        problems: nothing if all is well.
-        metadata: None if it cannot be read.
-        files: distinct state files that the metadata names.
-        bytes: of these, as it says.
+        url: URL of the checkpoint or savepoint.
+        problems: the problems; empty if there are none.
+        metadata: the metadata; None if it cannot be read.
+        files: number of distinct state files that the metadata names.
+        bytes: size of these files, as the metadata says.
     """
 
     url: str
@@ -93,24 +94,24 @@ class VerificationReport:
 
     @property
     def ok(self) -> bool:
-        """Nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems
 
 
 def verify_savepoint(
     storage: CheckpointStorage, location: str, pipeline: PipelineView | None = None, *, allow_non_restored_state: bool = False
 ) -> VerificationReport:
-    """Read all of a savepoint or checkpoint, and compare.
+    """Read a whole savepoint or checkpoint, and report its problems.
 
     Args:
-        storage: of the pipeline; need not own it.
-        location: as in `state.json` or of a savepoint anywhere: a location, a URL or an absolute path.
-        pipeline: what is to be restored from it; None to leave that out.
-        allow_non_restored_state: state of stages that the pipeline no longer has is no problem.
+        storage: storage of the pipeline; its owner may be another process.
+        location: location as in `state.json`, or location, URL or absolute path of a savepoint.
+        pipeline: the pipeline that is to be restored from it; None to verify the files alone.
+        allow_non_restored_state: whether state of stages that the pipeline no longer has is allowed.
 
     Raises:
-        StorageUnavailable: storage does not answer: nothing is known then.
-        InvalidKey, InvalidStorageUrl: the location cannot be one.
+        StorageUnavailable: the storage does not answer, so the result is unknown.
+        InvalidKey, InvalidStorageUrl: `location` cannot be a location.
     """
     is_savepoint = storage.is_savepoint(location)
     url = _url(storage, location, is_savepoint)
@@ -124,9 +125,9 @@ def verify_savepoint(
     except UnknownMetadataVersion as error:
         return _unreadable(url, Problem("unknown_version", str(error), where))
     sizes = file_sizes(metadata)
-    wrong = storage.open_savepoint(location).verify(sizes) if is_savepoint else _verify_shared(storage, metadata)
+    file_problems = storage.open_savepoint(location).verify(sizes) if is_savepoint else _verify_shared(storage, metadata)
     needed_by = _needed_by(metadata)
-    problems = [_file_problem(problem, sizes[problem.sha256], needed_by[problem.sha256]) for problem in wrong]
+    problems = [_file_problem(problem, sizes[problem.sha256], needed_by[problem.sha256]) for problem in file_problems]
     if pipeline is not None:
         try:
             validate_restore(pipeline, metadata, allow_non_restored_state)
@@ -136,7 +137,7 @@ def verify_savepoint(
 
 
 def file_sizes(metadata: CheckpointMetadata) -> dict[str, int]:
-    """The size of every distinct state file that metadata names, by sha256, in its order."""
+    """The size in bytes of every distinct state file that the metadata names, by sha256, in the order of the metadata."""
     return {file.sha256: file.size for _, file in _files(metadata)}
 
 
@@ -151,7 +152,7 @@ _RESTORE_KINDS: Mapping[type[RestoreError], ProblemKind] = {
 
 
 def _url(storage: CheckpointStorage, location: str, is_savepoint: bool) -> str:
-    """Where it should lie, also if there is nothing."""
+    """The URL of the directory of a checkpoint or savepoint, which need not exist."""
     directory = location.removesuffix("/_metadata").rstrip("/")
     if is_savepoint and ("://" in directory or directory.startswith("/")):
         return validate_directory(directory)
@@ -159,26 +160,26 @@ def _url(storage: CheckpointStorage, location: str, is_savepoint: bool) -> str:
 
 
 def _files(metadata: CheckpointMetadata) -> list[tuple[str, StateFile]]:
-    """Every file that metadata names, with the task that needs it."""
+    """Every file that the metadata names, with the task that needs it."""
     instances = {stage.name: stage.instances for stage in metadata.stages}
-    found = []
+    files = []
     for chain in metadata.chains:
         names = instances.get(chain.stages[0], ()) if chain.stages else ()
         for index, task in sorted(chain.tasks.items()):
             name = names[index] if index < len(names) else str(index)
-            found += [(f"{chain.name}[{name}]", file) for file in task_files(task)]
-    return found
+            files += [(f"{chain.name}[{name}]", file) for file in task_files(task)]
+    return files
 
 
 def _needed_by(metadata: CheckpointMetadata) -> dict[str, str]:
     needed: dict[str, list[str]] = {}
     for task, file in _files(metadata):
         needed.setdefault(file.sha256, []).append(f"{file.path} of {task}")
-    return {sha256: some[0] + (f" and {len(some) - 1} more" if len(some) > 1 else "") for sha256, some in needed.items()}
+    return {sha256: uses[0] + (f" and {len(uses) - 1} more" if len(uses) > 1 else "") for sha256, uses in needed.items()}
 
 
 def _verify_shared(storage: CheckpointStorage, metadata: CheckpointMetadata) -> list[StateFileProblem]:
-    """A checkpoint's files, which lie in `shared/`."""
+    """Verify the files of a checkpoint, which are stored in `shared/`."""
 
     def check(file: StateFile) -> StateFileProblem | None:
         key = storage.layout.shared_file(file.name)
@@ -192,7 +193,7 @@ def _verify_shared(storage: CheckpointStorage, metadata: CheckpointMetadata) -> 
         return StateFileProblem(file.sha256, f"{expected} with this sha256", f"{size} bytes with sha256 {sha256}", where)
 
     files = {file.name: file for _, file in _files(metadata)}
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="verify") as pool:
+    with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="verify") as pool:
         return [problem for problem in pool.map(check, files.values()) if problem is not None]
 
 
@@ -203,7 +204,7 @@ def _file_problem(problem: StateFileProblem, size: int, needed_by: str) -> Probl
         kind = "missing_file"
     else:
         kind = "wrong_content" if problem.found.startswith(f"{size} bytes ") else "wrong_size"
-    return Problem(kind, what, problem.where, _ANOTHER)
+    return Problem(kind, what, problem.where, _FILE_REMEDY)
 
 
 def _unreadable(url: str, problem: Problem) -> VerificationReport:

@@ -124,7 +124,7 @@ def test_the_storage_that_is_chosen_wins(tmp_path: Path) -> None:
     assert storage_root(None, setting="x", environment=variables) == "s3://b/x"
     assert storage_root("", setting="x", environment={**variables, "CHECKPOINT_STORAGE": ""}) == str(tmp_path / "checkpoints")
     assert storage_root(None, instance_directory="/kept", setting="x", environment={}) == "/kept/checkpoints"
-    with pytest.raises(NoStorageError, match=r"Say it with --storage .*CHECKPOINT_STORAGE or DAGSTER_HOME"):
+    with pytest.raises(NoStorageError, match=r"Set --storage .*CHECKPOINT_STORAGE or DAGSTER_HOME"):
         storage_root(None, setting="--storage", environment={})
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dagster_checkpoints import Pipeline, savepoint_asset
 from dagster_checkpoints.plugin.savepoints import SavepointAsset, SavepointRetention, record_savepoint
 from dagster_checkpoints.plugin.savepoints.metadata import read_savepoint, resume_metadata
-from dagster_checkpoints.plugin.savepoints.retention import Recorded, expired
+from dagster_checkpoints.plugin.savepoints.retention import RecordedSavepoint, expired
 from dagster_checkpoints.spark.job.events import CheckpointDone, SavepointDone
 from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable
 
@@ -332,7 +332,7 @@ AGES = st.lists(st.integers(0, 100), min_size=1, max_size=12, unique=True)
 def test_the_newest_is_always_kept_and_the_rest_by_number_and_age(
     ages: list[int], count: int | None, max_age: int | None
 ) -> None:
-    made = [Recorded(f"p-{age}", f"l-{age}", 1000.0 - age) for age in ages]
+    made = [RecordedSavepoint(f"p-{age}", f"l-{age}", 1000.0 - age) for age in ages]
     retention = SavepointRetention(made_by="s", prefix="p-", count=count, max_age=max_age)
     deleted = {one.partition for one in expired(made, retention)}
     kept = sorted(age for age in ages if f"p-{age}" not in deleted)

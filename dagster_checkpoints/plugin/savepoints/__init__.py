@@ -1,7 +1,7 @@
 """Savepoints in Dagster: an asset per pipeline, whose partitions are the savepoints, and its asset check.
 
-Read `asset` (materializing takes a savepoint), `recording` (those taken in other ways appear, too), `metadata` (what is shown),
-`retention` (which of a schedule's are kept) and `check`.
+Read `asset` (its materialization takes a savepoint), `recording` (records savepoints that were taken in other ways), `metadata`
+(what Dagster shows of a savepoint), `retention` (which savepoints of a schedule are kept) and `check`.
 """
 
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE, SavepointConfig, Stop, savepoint_asset

@@ -1,4 +1,4 @@
-"""The savepoint asset: materializing a partition of it takes a savepoint of the running pipeline."""
+"""The savepoint asset: the materialization of one of its partitions takes a savepoint of the running pipeline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dagster_checkpoints.plugin.savepoints.recording import (
     location_of,
     partition_of,
 )
-from dagster_checkpoints.plugin.savepoints.retention import STAMP, Recorded, SavepointRetention, retain
+from dagster_checkpoints.plugin.savepoints.retention import STAMP, RecordedSavepoint, SavepointRetention, delete_expired
 from dagster_checkpoints.plugin.settings import KnownSettings
 from dagster_checkpoints.plugin.stage_assets import stage_keys
 from dagster_checkpoints.storage import CheckpointStorage
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
 
 RESOURCE = "checkpoint_coordinator"
-"""The key under which assets, checks and sensors look for the coordinator unless told otherwise."""
+"""The default key of the coordinator's resource in assets, checks and sensors."""
 _GRACE_SECONDS = 60.0
-"""The pipeline gives a request up at its deadline; its answer may take this much longer."""
-_SAY_EVERY_SECONDS = 30.0
+"""Seconds that the answer may take after the request's deadline, when the pipeline gives up."""
+_LOG_EVERY_SECONDS = 30.0
 
 
 class SavepointTakenError(DagsterCheckpointsError):
-    """A savepoint is to be taken under the name of another one."""
+    """A savepoint has the name of another one."""
 
 
 class Stop(enum.Enum):
-    """What becomes of the pipeline."""
+    """Whether the pipeline stops with the savepoint, and how."""
 
     none = "none"
-    """It runs on."""
+    """The pipeline runs on."""
     suspend = "suspend"
-    """It ends with the savepoint; the next run goes on from there."""
+    """The pipeline ends with the savepoint; the next run continues from it."""
     drain = "drain"
-    """Every source ends, every window comes out, and the pipeline ends for good."""
+    """Every source ends, every window is emitted, and the pipeline ends for good."""
 
 
 class SavepointConfig(KnownSettings, dg.Config):
     """How a savepoint is taken.
 
     Args:
-        stop: `none`: the pipeline runs on. `suspend`: it ends with the savepoint, and the next run goes on from there. `drain`:
-            all sources end first, every window comes out, and the next run is a new start.
+        stop: `none`: the pipeline runs on. `suspend`: it ends with the savepoint, and the next run continues from it. `drain`:
+            all sources end first, every window is emitted, and the next run is a new start.
         path: Directory in which the savepoint is made: `s3://...`, `file:///...` or an absolute path; by default the pipeline's
             own `savepoints/`.
-        deadline: Seconds that the pipeline may take.
-        retention: Of a schedule: which of its earlier savepoints it deletes.
+        deadline: Longest time that the pipeline may take, in seconds; 600 by default.
+        retention: Of a schedule: which of its earlier savepoints are deleted; None to delete none.
 
     Examples:
         >>> dg.RunConfig(ops={"savepoints__flights": SavepointConfig(stop=Stop.suspend)})
@@ -75,7 +75,7 @@ class SavepointConfig(KnownSettings, dg.Config):
         default="", description="directory for the savepoint (s3://, file:// or a path); the pipeline's own if empty"
     )
     deadline: float = Field(default=600.0, gt=0, description="seconds that the pipeline may take")
-    retention: SavepointRetention | None = Field(default=None, description="of a schedule: what it deletes of its earlier ones")
+    retention: SavepointRetention | None = Field(default=None, description="of a schedule: which earlier savepoints it deletes")
 
 
 def savepoint_asset(
@@ -89,22 +89,22 @@ def savepoint_asset(
 ) -> dg.AssetsDefinition:
     """The asset of a pipeline's savepoints, with one partition per savepoint.
 
-    To take a savepoint, materialize a partition that is not there yet: its key becomes the savepoint's name. Dagster's dialog
-    lets you add it ("Add a partition"), and takes the run configuration (:class:`SavepointConfig`) under "Config". Run
-    without a partition, the savepoint gets a name by itself. What the savepoint holds, and a link that opens the launchpad to
-    resume from it, are in the metadata of the materialization.
+    To take a savepoint, materialize a new partition: its key becomes the savepoint's name. Add the partition in Dagster's dialog
+    ("Add a partition"); the run configuration (:class:`SavepointConfig`) is under "Config". In a run without a partition the
+    savepoint's name is the current time. The metadata of the materialization shows the savepoint's content and a link that opens
+    the launchpad to resume from it.
 
-    The asset has a group of its own, so that *Materialize all* in the pipeline's group does not want to take a savepoint. In the
-    lineage it follows the pipeline's last stages, those that no other stage reads; to take a savepoint they need not have been
-    materialized, and those of a running pipeline are not.
+    The asset has its own group, so that *Materialize all* in the pipeline's group does not take a savepoint. In the lineage it
+    follows the pipeline's last stages, those that no other stage reads; they need not have been materialized to take a savepoint,
+    and those of a running pipeline are not.
 
     Args:
-        pipeline: Whose savepoints they are.
-        assets: What `@pipeline_assets` made of it.
-        key_prefix: In front of the pipeline's name in the asset's key.
-        group_name: The asset's group.
-        pool: The op's concurrency pool.
-        resource_key: Of the :class:`CheckpointCoordinatorResource`.
+        pipeline: The pipeline whose savepoints are the partitions.
+        assets: The assets that `@pipeline_assets` made from the pipeline.
+        key_prefix: Prefix of the asset's key, before the pipeline's name.
+        group_name: Name of the asset's group.
+        pool: Concurrency pool of the op.
+        resource_key: Key of the :class:`CheckpointCoordinatorResource`.
 
     Examples:
         >>> flights_savepoints = savepoint_asset(pipeline=flights, assets=flights_assets)
@@ -122,12 +122,13 @@ def savepoint_asset(
             answer, failed = _take(context, control, config, given or datetime.now(UTC).strftime(STAMP))
         except DagsterCheckpointsError as error:
             if config.retention is not None and given is not None and asset.find(context.instance, given) is None:
-                context.instance.delete_dynamic_partition(asset.partitions, given)  # a schedule's, which nobody will miss
+                context.instance.delete_dynamic_partition(asset.partitions, given)  # a schedule's: not kept
             raise _failure(pipeline, error) from None
         with coordinator.checkpoint_storage(pipeline, instance=context.instance) as storage:
-            metadata = {**_contents(context, storage, answer, assets), **_circumstances(context, config)}
+            metadata = {**_contents(context, storage, answer, assets), **_origin(context, config)}
             if failed is None and config.retention is not None and given is not None:
-                retain(context, storage, asset, config.retention, Recorded(given, answer.location, metadata[TRIGGERED].value))
+                taken = RecordedSavepoint(given, answer.location, metadata[TRIGGERED].value)
+                delete_expired(context, storage, asset, config.retention, taken)
         if given is not None and failed is None:
             yield dg.MaterializeResult(metadata=metadata)
             return
@@ -137,7 +138,7 @@ def savepoint_asset(
         if failed is not None:
             raise _failure(pipeline, failed)
 
-    # Dagster does not understand types that are text, as `from __future__ import annotations` makes them.
+    # Dagster does not accept types that are strings, as `from __future__ import annotations` makes them.
     take.__annotations__ = {"context": dg.AssetExecutionContext, "config": SavepointConfig}
     return dg.asset(
         key=asset.key,
@@ -166,18 +167,18 @@ def _refuse_to_replace(context: dg.AssetExecutionContext, asset: SavepointAsset,
     if earlier is not None:
         raise SavepointTakenError(
             f"expected the name of a new savepoint, found that partition {partition!r} of {asset.key.to_user_string()} was "
-            f"taken already ({location_of(earlier) or 'it is not known where'}), and a savepoint never changes. Materialize "
-            "under another key: add a partition."
+            f"taken already ({location_of(earlier) or 'its location is not recorded'}), and a savepoint never changes. Add a "
+            "partition with another key and materialize it."
         )
 
 
 def _take(
     context: dg.AssetExecutionContext, control: PipelineControl, config: SavepointConfig, name: str
 ) -> tuple[Answer, RequestFailed | None]:
-    """Ask for the savepoint and wait for it.
+    """Request the savepoint and wait for the answer.
 
     Returns:
-        The answer; and an error, if the savepoint was made and the stop then failed.
+        The answer; and an error if the savepoint was made and the stop failed afterwards, else None.
     """
     options: dict[str, Any] = {
         "target": config.path,
@@ -190,7 +191,7 @@ def _take(
         request = control.savepoint(**options)
     else:
         request = control.stop(drain=config.stop is Stop.drain, **options)
-    context.log.info(f"Asked for savepoint {name!r} (request {request.request_id}, stop: {config.stop.value}).")
+    context.log.info(f"Requested savepoint {name!r} (request {request.request_id}, stop: {config.stop.value}).")
     try:
         return _wait(context, request, config.deadline + _GRACE_SECONDS), None
     except RequestFailed as error:
@@ -200,20 +201,20 @@ def _take(
 
 
 def _wait(context: dg.AssetExecutionContext, request: RequestHandle, seconds: float) -> Answer:
-    """Wait on another thread, so that Dagster's interrupts meet nothing that they could break."""
-    ended: queue.Queue[Answer | Exception] = queue.Queue()
+    """Wait for the answer on another thread, so that Dagster's interrupts do not break the reading of storage."""
+    outcomes: queue.Queue[Answer | Exception] = queue.Queue()
 
     def wait() -> None:
         try:
-            ended.put(request.wait(seconds))
+            outcomes.put(request.wait(seconds))
         except Exception as error:
-            ended.put(error)
+            outcomes.put(error)
 
-    threading.Thread(target=wait, name="waits for a savepoint", daemon=True).start()
+    threading.Thread(target=wait, name="wait for a savepoint", daemon=True).start()
     result: Answer | Exception | None = None
     while result is None:
         try:
-            result = ended.get(timeout=_SAY_EVERY_SECONDS)
+            result = outcomes.get(timeout=_LOG_EVERY_SECONDS)
         except queue.Empty:
             context.log.info(f"Waiting for the pipeline's answer to request {request.request_id}.")
     if isinstance(result, Exception):
@@ -221,7 +222,7 @@ def _wait(context: dg.AssetExecutionContext, request: RequestHandle, seconds: fl
     return result
 
 
-def _circumstances(context: dg.AssetExecutionContext, config: SavepointConfig) -> dict[str, Any]:
+def _origin(context: dg.AssetExecutionContext, config: SavepointConfig) -> dict[str, Any]:
     trigger = "request" if config.stop is Stop.none else config.stop.value
     if config.retention is not None:
         return {"trigger": trigger, "asked_by": f"schedule {config.retention.made_by}", MADE_BY: config.retention.made_by}
@@ -231,7 +232,7 @@ def _circumstances(context: dg.AssetExecutionContext, config: SavepointConfig) -
 def _contents(
     context: dg.AssetExecutionContext, storage: CheckpointStorage, answer: Answer, assets: dg.AssetsDefinition
 ) -> dict[str, Any]:
-    """What the savepoint says of itself; if it cannot be read now, what its maker said."""
+    """The content of the savepoint, from its metadata; from the answer if the metadata cannot be read now."""
     try:
         savepoint = read_savepoint(storage, answer.location)
     except DagsterCheckpointsError as error:

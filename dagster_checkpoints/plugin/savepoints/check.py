@@ -1,4 +1,4 @@
-"""The asset check of savepoints: is one whole, and does it fit the pipeline?"""
+"""The asset check of savepoints: whether a savepoint is complete and fits the pipeline."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class SavepointCheckConfig(KnownSettings, dg.Config):
-    """Which savepoint is checked.
+    """The savepoint that is checked.
 
     Args:
-        savepoint: A partition of the savepoint asset, or a savepoint's location, URL or path. By default the one that the same
-            run has taken, else the newest.
+        savepoint: A partition of the savepoint asset, or a savepoint's location, URL or path. By default the savepoint that the
+            same run has taken, else the newest one.
     """
 
     savepoint: str = Field(default="", description="partition, location, URL or path; the newest one if empty")
@@ -36,17 +36,17 @@ def savepoint_check(
     name: str = "restorable",
     resource_key: str = RESOURCE,
 ) -> dg.AssetChecksDefinition:
-    """Checks that a savepoint can be restored into the pipeline as it is defined now.
+    """An asset check that a savepoint can be restored into the pipeline as it is defined now.
 
-    Reads the whole savepoint: its metadata is readable, every file is there, size and sha256 are right, and PROTOCOL 8.1 allows
-    to restore it. It runs with every materialization of the asset, and by itself for the newest savepoint.
-    For a certain one, a job has a launchpad, as in the example.
+    Reads the whole savepoint: its metadata can be read, no file is missing, sizes and sha256 match, and PROTOCOL 8.1 allows the
+    restore. The check runs with every materialization of the asset; executed alone, it checks the newest savepoint. To check
+    another savepoint, define a job as in the example and name the savepoint in its launchpad.
 
     Args:
         pipeline: The pipeline.
-        savepoints: What :func:`savepoint_asset` made.
-        name: Of the check.
-        resource_key: Of the :class:`CheckpointCoordinatorResource`.
+        savepoints: The asset that :func:`savepoint_asset` made.
+        name: Name of the check.
+        resource_key: Key of the :class:`CheckpointCoordinatorResource`.
 
     Examples:
         >>> check = savepoint_check(pipeline=flights, savepoints=flights_savepoints)
@@ -66,11 +66,11 @@ def savepoint_check(
                 return dg.AssetCheckResult(
                     passed=False,
                     severity=dg.AssetCheckSeverity.WARN,
-                    description=f"There is no savepoint of pipeline {pipeline.name!r}: nothing to restore from.",
+                    description=f"Pipeline {pipeline.name!r} has no savepoint to restore from.",
                 )
             try:
                 report = verify_savepoint(storage, location, pipeline)
-            except (InvalidKey, InvalidStorageUrl) as error:  # what was asked for can be no savepoint
+            except (InvalidKey, InvalidStorageUrl) as error:  # the configured text cannot be a savepoint's location
                 raise dg.Failure(str(error), allow_retries=False) from None
         return _result(report)
 
@@ -78,7 +78,7 @@ def savepoint_check(
     return dg.asset_check(
         asset=savepoints.key,
         name=name,
-        description="Every file is there and unharmed, and the savepoint fits the pipeline.",
+        description="No file is missing or changed, and the savepoint fits the pipeline.",
         required_resource_keys={resource_key},
     )(check)
 
@@ -92,7 +92,7 @@ def _result(report: VerificationReport) -> dg.AssetCheckResult:
     if report.metadata is not None:
         shown["checkpoint"] = report.metadata.checkpoint_id
     if report.ok:
-        return dg.AssetCheckResult(passed=True, description="It is whole, and fits the pipeline.", metadata=shown)
+        return dg.AssetCheckResult(passed=True, description="The savepoint is complete and fits the pipeline.", metadata=shown)
     shown["problems"] = dg.MetadataValue.table(
         records=[dg.TableRecord({"kind": p.kind, "what": p.what, "where": p.where, "remedy": p.remedy}) for p in report.problems]
     )
@@ -112,12 +112,12 @@ def _location(asset: SavepointAsset, chosen: str, instance: dg.DagsterInstance) 
 
 
 def _newest(asset: SavepointAsset, storage: CheckpointStorage, instance: dg.DagsterInstance) -> str | None:
-    """The newest in the pipeline's own directory or, if that was made later elsewhere, the one that Dagster knows of."""
+    """The newest savepoint: in the pipeline's directory, or the one that Dagster recorded last if that is newer."""
     stored = storage.list_savepoints()
     recorded = asset.newest(instance)
-    known = location_of(recorded) if recorded is not None else None
-    if recorded is not None and known is not None:
+    recorded_location = location_of(recorded) if recorded is not None else None
+    if recorded is not None and recorded_location is not None:
         number = recorded.metadata.get("checkpoint")
         if not stored or (number is not None and int(number.value or 0) > stored[0].checkpoint_id):  # type: ignore[arg-type]
-            return known
+            return recorded_location
     return stored[0].location if stored else None

@@ -1,6 +1,6 @@
-"""What Dagster shows of a savepoint, read from the savepoint itself.
+"""The metadata of a savepoint in Dagster, read from the savepoint itself.
 
-It must not know how a savepoint is asked for.
+It must not know how a savepoint is requested.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ from dagster_checkpoints.state import (
 from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory, StorageError
 
 LOCATION = "location"
-"""In the metadata of a savepoint's materialization: what `restore_from` takes."""
+"""Key in the metadata of a savepoint's materialization: its location, as `restore_from` takes it."""
 TRIGGERED = "triggered"
 MADE_BY = "made_by"
-"""There, too: the schedule that made it, and may delete it."""
+"""Key in the same metadata: name of the schedule that made the savepoint and may delete it."""
 _OFFSETS_SHOWN = 300
 _REPOSITORY = "__repository__"
 _HIDDEN_JOB = "__ASSET_JOB"
 _SELECTION_SHOWN = 20
-"""The web page's query parser takes longer lists for something else."""
+"""Longest asset selection in a link: the query parser of the web page reads longer lists as something else."""
 
 
 @dataclass(frozen=True)
 class Savepoint:
-    """A savepoint as it lies in storage.
+    """A savepoint in storage.
 
     Attributes:
-        location: As `restore_from` takes it: below the pipeline's directory, or a URL.
-        url: Where it lies, for people.
-        metadata: What it says of itself.
-        offsets: By stage, what of its input the savepoint covers, as its Spark query counts; only where a query reads it.
+        location: Its location, as `restore_from` takes it: a path below the pipeline's directory, or a URL.
+        url: Its URL, for people.
+        metadata: Its metadata.
+        offsets: The offsets up to which the savepoint covers the input, by stage, as the stage's Spark query counts them; only
+            for stages whose input a query reads.
     """
 
     location: str
@@ -64,13 +65,13 @@ def read_savepoint(storage: CheckpointStorage, location: str) -> Savepoint:
     """Read a savepoint's metadata, and the few small files with its offsets.
 
     Args:
-        storage: Of the pipeline.
-        location: A location, URL or path.
+        storage: Storage of the pipeline.
+        location: Location, URL or path of the savepoint.
 
     Raises:
-        MissingCheckpoint: It is not there; names those that are.
-        CorruptMetadata, UnknownMetadataVersion: It cannot be read.
-        StorageUnavailable: Storage cannot be asked.
+        MissingCheckpoint: The savepoint does not exist; the text names those that do.
+        CorruptMetadata, UnknownMetadataVersion: The metadata cannot be read.
+        StorageUnavailable: The storage does not answer.
     """
     directory = storage.open_savepoint(location)
     metadata = decode(directory.read_metadata(), directory.url)
@@ -78,7 +79,7 @@ def read_savepoint(storage: CheckpointStorage, location: str) -> Savepoint:
 
 
 def describe(savepoint: Savepoint) -> dict[str, Any]:
-    """The metadata of the savepoint's materialization, without what only its circumstances say."""
+    """The metadata of the savepoint's materialization that the savepoint itself contains."""
     metadata = savepoint.metadata
     files = {file.sha256: file.size for file in _files(metadata.chains)}
     shown: dict[str, Any] = {
@@ -101,17 +102,17 @@ def describe(savepoint: Savepoint) -> dict[str, Any]:
 
 
 def resume_metadata(context: dg.AssetExecutionContext, savepoint: Savepoint, assets: dg.AssetsDefinition) -> dict[str, Any]:
-    """How to go on from the savepoint: the run configuration, and a link to the launchpad with it.
+    """The run configuration that restores the savepoint, and a link to the launchpad with this configuration.
 
     Args:
-        context: Of the run that shows the savepoint.
-        savepoint: What to restore.
-        assets: The pipeline's.
+        context: Context of the run that records the savepoint.
+        savepoint: The savepoint to restore.
+        assets: The assets of the pipeline.
     """
     run_id = savepoint.metadata.run_id
     run = context.instance.get_run_by_id(run_id) if run_id else None
     op_name = assets.node_def.name
-    # What was said of resources and the executor is left to the code location as it is when somebody resumes.
+    # Resources and the executor are left out: they are those of the code location at the time of the resume.
     config: dict[str, Any] = {"ops": copy.deepcopy(run.run_config.get("ops", {})) if run is not None else {}}
     config["ops"].setdefault(op_name, {}).setdefault("config", {})["restore_from"] = savepoint.location
     text = dump_run_config_yaml(config)
@@ -123,28 +124,30 @@ def resume_metadata(context: dg.AssetExecutionContext, savepoint: Savepoint, ass
 
 
 def _launchpad(context: dg.AssetExecutionContext, run: dg.DagsterRun, assets: dg.AssetsDefinition, config: str) -> str | None:
-    """The launchpad of a job that runs the pipeline, with a run configuration: a path below the webserver's own address."""
+    """Link to the launchpad of a job that runs the pipeline, with a run configuration: a path below the webserver's address."""
     job_name = _job_of(context, run, assets)
     if run.remote_job_origin is None or job_name is None:
         return None
     repository = run.remote_job_origin.repository_origin
     location = repository.code_location_origin.location_name
     name = repository.repository_name
-    where = location if name == _REPOSITORY else f"{name}@{location}"
-    some = run.asset_selection is not None and run.asset_selection < assets.keys and len(run.asset_selection) <= _SELECTION_SHOWN
-    chosen = "".join(
+    repository_path = location if name == _REPOSITORY else f"{name}@{location}"
+    chosen = run.asset_selection
+    is_subset = chosen is not None and chosen < assets.keys and len(chosen) <= _SELECTION_SHOWN
+    selection = "".join(
         f"&assetSelection[{number}][assetKey][path][{part}]={quote(text, safe='')}"
-        for number, key in enumerate(sorted(run.asset_selection or ()) if some else ())
+        for number, key in enumerate(sorted(chosen or ()) if is_subset else ())
         for part, text in enumerate(key.path)
     )
-    link = f"/locations/{quote(where, safe='@')}/jobs/{quote(job_name)}/playground/setup?config={quote(config, safe='')}{chosen}"
+    page = f"/locations/{quote(repository_path, safe='@')}/jobs/{quote(job_name)}/playground/setup"
+    link = f"{page}?config={quote(config, safe='')}{selection}"
     return link.replace("(", "%28").replace(")", "%29")
 
 
 def _job_of(context: dg.AssetExecutionContext, run: dg.DagsterRun, assets: dg.AssetsDefinition) -> str | None:
-    """The job that ran the pipeline or, if that was none of the user's, one that runs just the pipeline.
+    """Name of the job that ran the pipeline or, if a user did not define that job, of one that runs only the pipeline.
 
-    The launchpad of Dagster's own job takes no configuration from a link, and offers every asset that there is.
+    The launchpad of Dagster's hidden asset job takes no configuration from a link, and offers all assets.
     """
     if not run.job_name.startswith(_HIDDEN_JOB):
         return run.job_name
@@ -152,8 +155,8 @@ def _job_of(context: dg.AssetExecutionContext, run: dg.DagsterRun, assets: dg.As
         jobs = context.repository_def.get_all_jobs()
     except CheckError:  # no code location
         return None
-    named = [job.name for job in jobs if set(job.graph.node_dict) == {assets.node_def.name}]
-    return min((name for name in named if not name.startswith(_HIDDEN_JOB)), default=None)
+    names = [job.name for job in jobs if set(job.graph.node_dict) == {assets.node_def.name}]
+    return min((name for name in names if not name.startswith(_HIDDEN_JOB)), default=None)
 
 
 # Stages
@@ -167,14 +170,14 @@ def _table(savepoint: Savepoint) -> dg.TableMetadataValue:
         dg.TableColumn("bytes", "int", description="state, and records on their way to the stage"),
         dg.TableColumn("files", "int"),
         dg.TableColumn("rows", "int", description="emitted since the job began; 0 inside a chain"),
-        dg.TableColumn("offsets", description="what of its input the savepoint covers"),
+        dg.TableColumn("offsets", description="offsets up to which the savepoint covers the input"),
     ]
     records = [_row(savepoint, stage) for stage in savepoint.metadata.stages]
     return dg.MetadataValue.table(records=records, schema=dg.TableSchema(columns=columns))
 
 
 def _row(savepoint: Savepoint, stage: StageMetadata) -> dg.TableRecord:
-    # Where stages share a query the state is the chain's; it is shown once, with the chain's first stage.
+    # Stages that share a query share its state; it is shown once, with the first stage of the chain.
     led = [chain for chain in savepoint.metadata.chains if chain.stages[:1] == (stage.name,)]
     shared = [chain.stages[0] for chain in savepoint.metadata.chains if stage.name in chain.stages[1:]]
     files = {file.sha256: file.size for file in _files(led)}
@@ -208,7 +211,7 @@ def _files(chains: Iterable[ChainMetadata]) -> list[StateFile]:
 
 
 def _offsets(directory: SavepointDirectory, metadata: CheckpointMetadata) -> dict[str, str]:
-    """What each chain's query has read, by the chain's first stage; Spark's own offset log says it."""
+    """The offsets up to which each chain's query has read, by the chain's first stage, from Spark's offset log."""
     queries = {
         f"{number}/{index}": task.query
         for number, chain in enumerate(metadata.chains)
@@ -224,14 +227,14 @@ def _offsets(directory: SavepointDirectory, metadata: CheckpointMetadata) -> dic
         try:
             directory.fetch_state(files, Path(folder))
         except (StorageError, OSError):
-            return {}  # shown if it can be; whether the savepoint is whole is the asset check's question
+            return {}  # for display only; the asset check verifies that the savepoint is complete
         read = {task: _read_offsets(Path(folder, task), query.batch_id) for task, query in queries.items()}
     instances = {stage.name: stage.instances for stage in metadata.stages}
     shown = {}
     for number, chain in enumerate(metadata.chains):
         names = instances.get(chain.stages[0], ())
-        found = {index: read[f"{number}/{index}"] for index in sorted(chain.tasks) if f"{number}/{index}" in read}
-        text = "; ".join(f"{names[index]}: {offsets}" if len(names) > 1 else offsets for index, offsets in found.items())
+        offsets_of = {index: read[f"{number}/{index}"] for index in sorted(chain.tasks) if f"{number}/{index}" in read}
+        text = "; ".join(f"{names[index]}: {offsets}" if len(names) > 1 else offsets for index, offsets in offsets_of.items())
         shown[chain.stages[0]] = text if len(text) <= _OFFSETS_SHOWN else f"{text[:_OFFSETS_SHOWN]}…"
     return shown
 

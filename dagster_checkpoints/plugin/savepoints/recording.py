@@ -1,6 +1,6 @@
-"""Where a pipeline's savepoints are in Dagster, and how one gets there.
+"""The asset of a pipeline's savepoints, and how a savepoint is recorded in it.
 
-It must not know who takes savepoints.
+It must not know how savepoints are taken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dagster_checkpoints.spark.job.events import SavepointDone
 from dagster_checkpoints.storage import CheckpointStorage
 
 SAVEPOINTS_OF = "dagster_checkpoints/savepoints_of"
-"""In the metadata of the asset: the pipeline whose savepoints are its partitions."""
+"""Key in the metadata of the asset: name of the pipeline whose savepoints are its partitions."""
 DEFAULT_PREFIX = ("savepoints",)
 _READING_SECONDS = 20.0
 _DIRECTORY = re.compile(r"savepoint-\d+-.+")
@@ -32,7 +32,7 @@ class SavepointAsset:
     """The asset of a pipeline's savepoints.
 
     Attributes:
-        key: Its key.
+        key: Key of the asset.
         partitions: Name of its dynamic partitions.
     """
 
@@ -41,12 +41,12 @@ class SavepointAsset:
 
     @classmethod
     def named(cls, pipeline: Pipeline, prefix: Sequence[str] = DEFAULT_PREFIX) -> SavepointAsset:
-        """The one with this prefix."""
+        """The savepoint asset whose key has this prefix."""
         return cls(dg.AssetKey([*prefix, pipeline.name]), "_".join([*prefix, pipeline.name]))
 
     @classmethod
     def of(cls, context: dg.AssetExecutionContext, pipeline: Pipeline) -> SavepointAsset:
-        """The one that the code location of a run defines; the default one if it defines none."""
+        """The savepoint asset that the code location of a run defines; the one with the default prefix if it defines none."""
         try:
             definitions = context.repository_def.assets_defs_by_key
         except CheckError:  # assets that were materialized without a code location
@@ -61,44 +61,44 @@ class SavepointAsset:
         return cls.named(pipeline)
 
     def find(self, instance: dg.DagsterInstance, partition: str) -> dg.AssetMaterialization | None:
-        """The savepoint that a partition is; None if it is none, as long as Dagster remembers."""
+        """The materialization that recorded a partition's savepoint; None if Dagster has none."""
         wanted = dg.AssetRecordsFilter(asset_key=self.key, asset_partitions=[partition])
         records = instance.fetch_materializations(wanted, limit=1).records
         return records[0].asset_materialization if records else None
 
     def newest(self, instance: dg.DagsterInstance) -> dg.AssetMaterialization | None:
-        """The savepoint that was recorded last."""
+        """The materialization that was recorded last; None if there is none."""
         records = instance.fetch_materializations(self.key, limit=1).records
         return records[0].asset_materialization if records else None
 
 
 def location_of(recorded: dg.AssetMaterialization) -> str | None:
-    """Where a recorded savepoint lies."""
+    """The location of a recorded savepoint; None if its materialization does not have it."""
     value = recorded.metadata.get(LOCATION)
     return str(value.value) if value is not None else None
 
 
 def partition_of(location: str) -> str:
-    """The partition under which a savepoint is recorded that nobody gave a key: the name of its directory."""
+    """The partition key of a savepoint that was taken without one: the name of its directory."""
     return location.rstrip("/").removesuffix("/_metadata").rpartition("/")[2]
 
 
 def record_savepoint(
     context: dg.AssetExecutionContext, pipeline: Pipeline, event: SavepointDone, storage: Callable[[], CheckpointStorage]
 ) -> str:
-    """Show a savepoint of the running pipeline in Dagster that was taken neither by the savepoint asset nor by a schedule.
+    """Record a savepoint of the running pipeline that was taken neither by the savepoint asset nor by a schedule.
 
-    To be called in the pipeline's own run. Adds the partition and logs its materialization. A savepoint that cannot be read
-    now is recorded with what the event tells; never does this fail the run.
+    Call it in the pipeline's run. Adds the partition and logs its materialization. A savepoint that cannot be read now is
+    recorded with the data of the event; the run does not fail because of it.
 
     Args:
-        context: Of the pipeline's assets.
+        context: Context of the pipeline's assets.
         pipeline: The pipeline.
-        event: What has completed.
-        storage: Opens the pipeline's.
+        event: The event of the completed savepoint.
+        storage: Opens the pipeline's storage.
 
     Returns:
-        The partition.
+        The key of the partition.
     """
     asset = SavepointAsset.of(context, pipeline)
     partition = partition_of(event.location)
@@ -112,7 +112,7 @@ def record_savepoint(
             return read_savepoint(opened, event.location)
 
     try:
-        # On a thread of its own: the run's main thread must not hang where Dagster cannot interrupt it.
+        # With a time limit, on its own thread: the run's main thread must not hang where Dagster cannot interrupt it.
         savepoint = TimeLimit(_READING_SECONDS, "storage").do(read)
         metadata = {**resume_metadata(context, savepoint, context.assets_def), **describe(savepoint), **metadata}
     except DagsterCheckpointsError as error:

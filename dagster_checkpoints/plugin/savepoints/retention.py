@@ -1,4 +1,4 @@
-"""Which savepoints of a schedule are kept. Deletes only what the schedule made, and never what a job relies on."""
+"""Deletes the expired savepoints of a schedule: only savepoints that the schedule made, and none that a restart needs."""
 
 from __future__ import annotations
 
@@ -20,92 +20,94 @@ _STAMP = re.compile(r"\d{8}T\d{6}Z")
 
 
 class SavepointRetention(KnownSettings, dg.Config):
-    """What becomes of a schedule's earlier savepoints when it has taken a new one.
+    """Which earlier savepoints of a schedule are kept when it has taken a new one.
 
     Args:
-        made_by: The schedule's name; what another one made, or a person, is left alone.
-        prefix: What the names of its savepoints begin with.
-        count: So many newest are kept; null for any number.
-        max_age: Seconds; older ones are deleted; null for any age. The newest is always kept.
+        made_by: Name of the schedule; other savepoints are not deleted.
+        prefix: Prefix of the names of its savepoints.
+        count: Number of newest savepoints that are kept; None for any number.
+        max_age: Largest age in seconds; older savepoints are deleted, except the newest one. None for any age.
     """
 
-    made_by: str = Field(description="name of the schedule; others' savepoints are left alone")
-    prefix: str = Field(description="what the names of its savepoints begin with")
-    count: int | None = Field(default=None, ge=1, description="so many newest are kept; null for any number")
-    max_age: float | None = Field(default=None, gt=0, description="seconds; older ones are deleted, but never the newest")
+    made_by: str = Field(description="name of the schedule; other savepoints are not deleted")
+    prefix: str = Field(description="prefix of the names of its savepoints")
+    count: int | None = Field(default=None, ge=1, description="number of newest savepoints that are kept; null for any number")
+    max_age: float | None = Field(default=None, gt=0, description="seconds; older savepoints are deleted, except the newest one")
 
-    def is_mine(self, partition: str) -> bool:
-        """Whether the name is one that the schedule gives."""
+    def is_scheduled(self, partition: str) -> bool:
+        """Whether the schedule gave this name: its prefix and a time stamp."""
         return partition.startswith(self.prefix) and bool(_STAMP.fullmatch(partition[len(self.prefix) :]))
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A savepoint of the schedule. `triggered`: seconds since 1970."""
+class RecordedSavepoint:
+    """A savepoint of the schedule, as Dagster recorded it. `triggered`: seconds since 1970."""
 
     partition: str
     location: str
     triggered: float
 
 
-def expired(savepoints: Iterable[Recorded], retention: SavepointRetention) -> list[Recorded]:
-    """Those that are not to be kept, oldest last. Ages count from the newest savepoint."""
-    newest_first = sorted(savepoints, key=lambda one: (one.triggered, one.partition), reverse=True)
+def expired(savepoints: Iterable[RecordedSavepoint], retention: SavepointRetention) -> list[RecordedSavepoint]:
+    """The savepoints that are not kept, oldest last. Ages are relative to the newest savepoint."""
+    newest_first = sorted(savepoints, key=lambda savepoint: (savepoint.triggered, savepoint.partition), reverse=True)
     return [
-        one
-        for number, one in enumerate(newest_first)
+        savepoint
+        for number, savepoint in enumerate(newest_first)
         if number > 0
         and (
             (retention.count is not None and number >= retention.count)
-            or (retention.max_age is not None and newest_first[0].triggered - one.triggered > retention.max_age)
+            or (retention.max_age is not None and newest_first[0].triggered - savepoint.triggered > retention.max_age)
         )
     ]
 
 
-def retain(
+def delete_expired(
     context: dg.AssetExecutionContext,
     storage: CheckpointStorage,
     asset: SavepointAsset,
     retention: SavepointRetention,
-    newest: Recorded,
+    newest: RecordedSavepoint,
 ) -> list[str]:
     """Delete the schedule's expired savepoints, and their partitions.
 
-    What cannot be deleted now is left to the next time.
+    A savepoint that cannot be deleted now is deleted after the next savepoint.
 
     Args:
-        context: Of the run that has just taken the newest one.
-        storage: The pipeline's.
-        asset: The pipeline's savepoints.
-        retention: What to keep.
-        newest: Just taken; Dagster does not know it yet.
+        context: Context of the run that has taken the newest savepoint.
+        storage: Storage of the pipeline.
+        asset: The pipeline's savepoint asset.
+        retention: The savepoints to keep.
+        newest: The savepoint just taken, which Dagster has not recorded yet.
 
     Returns:
-        The partitions deleted.
+        The keys of the deleted partitions.
     """
     instance = context.instance
-    mine = [newest]
+    scheduled = [newest]
     for partition in instance.get_dynamic_partitions(asset.partitions):
-        if not retention.is_mine(partition) or partition == newest.partition:
+        if not retention.is_scheduled(partition) or partition == newest.partition:
             continue
         recorded = asset.find(instance, partition)
-        if recorded is None and partition < newest.partition:  # an earlier tick's that came to nothing
+        if recorded is None and partition < newest.partition:  # the run of an earlier tick took no savepoint
             instance.delete_dynamic_partition(asset.partitions, partition)
         elif recorded is not None and _value(recorded, MADE_BY) == retention.made_by:
-            mine.append(Recorded(partition, str(_value(recorded, LOCATION)), float(_value(recorded, TRIGGERED) or 0)))
+            scheduled.append(
+                RecordedSavepoint(partition, str(_value(recorded, LOCATION)), float(_value(recorded, TRIGGERED) or 0))
+            )
     deleted = []
     try:
-        relied_upon = _relied_upon(storage)
-        for one in expired(mine, retention):
-            if one.location in relied_upon:
-                context.log.info(f"Savepoint {one.location} is kept: the pipeline would restart from it.")
+        needed = _needed_locations(storage)
+        for savepoint in expired(scheduled, retention):
+            if savepoint.location in needed:
+                context.log.info(f"Savepoint {savepoint.location} is kept: the pipeline would restart from it.")
                 continue
             try:
-                storage.open_savepoint(one.location).delete()
+                storage.open_savepoint(savepoint.location).delete()
             except MissingCheckpoint:
-                context.log.warning(f"Savepoint {one.location} was to be deleted, and is gone already.")
-            instance.delete_dynamic_partition(asset.partitions, one.partition)
-            deleted.append(one.partition)
+                context.log.warning(f"Savepoint {savepoint.location} has expired, but does not exist any more.")
+            instance.delete_dynamic_partition(asset.partitions, savepoint.partition)
+            deleted.append(savepoint.partition)
     except StorageError as error:
         context.log.warning(f"Old savepoints could not be deleted; the next savepoint tries again: {error}")
     if deleted:
@@ -113,7 +115,7 @@ def retain(
     return deleted
 
 
-def _relied_upon(storage: CheckpointStorage) -> set[str]:
+def _needed_locations(storage: CheckpointStorage) -> set[str]:
     """The savepoints that a restart of the pipeline would need."""
     state = storage.read_state()
     if state is None:
