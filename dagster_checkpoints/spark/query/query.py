@@ -216,14 +216,19 @@ class TaskQuery:
     def failure(self) -> BaseException | None:
         """The error with which the query ended: the user's own exception if there is one; None if the query has not failed.
 
-        A query that its task did not stop has failed, unless Spark proves that it has reached the end of its input.
+        A query that its task did not stop has failed, unless Spark proves that it has reached the end of its input. If Spark has
+        no error, the error of a batch comes from the `stop()` that cancelled the batch: it is the cause of `QueryStopped`.
         """
         if self._query is None or self._closing or self._query.isActive:
             return None
-        raised = self.error or self._query.exception()
+        raised = self._query.exception()
         if raised is not None:
-            return raised
-        return None if self._reached_end() else QueryStopped()
+            return self.error or raised
+        if self.error is None and self._reached_end():
+            return None
+        stopped = QueryStopped()
+        stopped.__cause__ = self.error
+        return stopped
 
     def _reached_end(self) -> bool:
         """Whether a query that is no longer active has processed all input that its trigger requests.
