@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import MIN_WATERMARK_MS, AlignmentTick, CheckpointBarrier
 from dagster_checkpoints.coordination import lifecycle as life
-from dagster_checkpoints.execution.elements import BarrierMark, Mark, WatermarkAt, WatermarkStatus
+from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, Mark, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.task_events import (
     AddToTable,
@@ -170,6 +170,9 @@ class Task(TaskLife):
             elif not channel.static:
                 channel.log.append(element)
         self.perform(actions)
+        if gate.open and channel.log and isinstance(channel.log[-1], EndOfData | EndOfPartition):
+            self.consume(channel, channel.consumed)  # an end that moves nothing is no reason for a batch
+            self.check_watermark()
 
     def can_run_query(self) -> bool:
         """Whether a query that follows at its own pace has something to do."""

@@ -78,7 +78,7 @@ class Scene:
             deployment = job.execution.deployment
             tasks = deployment.tasks if deployment is not None else {}
             task = tasks.get(TaskId("history", 0))
-            return task is not None and task.lifecycle.state not in (LifecycleState.RUNNING, LifecycleState.FINISHING)
+            return task is not None and task.machine.state not in (LifecycleState.RUNNING, LifecycleState.FINISHING)
 
         job.wait_until(over)
 

@@ -22,6 +22,7 @@ from dagster_checkpoints.execution.elements import (
     CancelMark,
     EndOfData,
     EndOfPartition,
+    Mark,
     WatermarkAt,
     WatermarkStatus,
 )
@@ -57,7 +58,7 @@ class Records:
     segment: SegmentFiles
 
 
-Element = Records | WatermarkAt | WatermarkStatus | BarrierMark | CancelMark | EndOfData | EndOfPartition
+Element = Records | Mark
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,8 @@ def _line(element: Element) -> dict[str, object]:
             return {"end_of_data": {"drain": drain}}
         case EndOfPartition():
             return {"end_of_partition": True}
+        case _:
+            raise TypeError(f"{element!r} is no mark of a channel")
 
 
 def segment_of(files: Iterable[Path], rows: int) -> SegmentFiles:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.coordination import TriggerReceived
-from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import JobEvent as MachineEvent
 from dagster_checkpoints.execution.job_requests import SourceInstance
@@ -31,14 +29,6 @@ from dagster_checkpoints.spark.job.spark_start import prove_work_directory, star
 from dagster_checkpoints.spark.session.spark_session import check_session
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
-from dagster_checkpoints.spark.tasks.messages import (
-    CheckpointIsAborted,
-    CheckpointIsComplete,
-    EndInput,
-    Mail,
-    SavepointIsComplete,
-    TriggerCheckpoint,
-)
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.storage import CheckpointStorage, CorruptStateFile, MissingStateFile, StorageUnavailable
 
@@ -191,10 +181,8 @@ class AttemptDriver:
     def send(self, tasks: Collection[TaskId], message: TaskMessage) -> None:
         """Put a message into the mailboxes of these tasks."""
         assert self.deployment is not None
-        mail = _mail(message)
-        if mail is not None:
-            for task in tasks:
-                self.deployment.tasks[task].send(mail)
+        for task in tasks:
+            self.deployment.tasks[task].send(message)
 
     def stop(self, finished: Collection[TaskId]) -> None:
         """Cancel the tasks that have not finished, and wait for all of them."""
@@ -212,19 +200,3 @@ class AttemptDriver:
         for task in tasks:
             for channel in task.output.channels:
                 channel.close()
-
-
-def _mail(message: TaskMessage) -> Mail | None:
-    match message:
-        case TriggerReceived(barrier):
-            return TriggerCheckpoint(barrier)
-        case life.CheckpointCompleted(checkpoint_id):
-            return CheckpointIsComplete(checkpoint_id)
-        case life.SavepointCompleted(checkpoint_id):
-            return SavepointIsComplete(checkpoint_id)
-        case life.CheckpointAborted(checkpoint_id):
-            return CheckpointIsAborted(checkpoint_id)
-        case life.DrainAnnounced():
-            return None  # tasks on Spark wait for checkpoints in any case
-        case _:
-            return EndInput()

@@ -25,7 +25,7 @@ from dagster_checkpoints.spark.query.restored_plans import check_restored_plan, 
 from dagster_checkpoints.spark.query.stage_calls import open_stage
 from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, static_dataframe, stream_dataframe
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
-from dagster_checkpoints.spark.tasks.channel_task import InputChannel, TaskInput
+from dagster_checkpoints.spark.tasks.channel_task import TaskInput
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
 
@@ -159,8 +159,8 @@ class AttemptPlans:
                 name=task_input.name,
                 schema=schema,
                 gate=task_input.gate.path,
-                logs={c.name: c.channel.path for c in task_input.channels},
-                base={c.name: c.channel.base for c in task_input.channels},
+                logs={str(c.id): c.path for c in task_input.channels},
+                base={str(c.id): c.base for c in task_input.channels},
                 event_time=event_time,
                 attempt=self._attempt,
             ),
@@ -175,12 +175,10 @@ class AttemptPlans:
         head = self._pipeline.stage(chain.stages[0])
         inputs = []
         for name, how in head.inputs.items():
-            channels = tuple(
-                InputChannel(c, how.mode == "static", c.base, c.base, c.base) for c in self._wiring.into(head.name, index, name)
-            )
+            channels = tuple(self._wiring.into(head.name, index, name))
             gate = None
             if how.mode == "stream":
-                gate = Gate(folder / "gates" / f"{name}.json", {c.name: c.channel.base for c in channels})
+                gate = Gate(folder / "gates" / f"{name}.json", {str(c.id): c.base for c in channels})
             carries = self._pipeline.carries_watermark(name)
             inputs.append(TaskInput(name, how.mode == "static", channels, gate, carries))
         return tuple(inputs)

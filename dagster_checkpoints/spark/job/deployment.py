@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
-from dagster_checkpoints.coordination import AlignedBarrierHandler
 from dagster_checkpoints.pipeline import (
     Chain,
     ExecutionGraph,
@@ -327,13 +326,12 @@ class _Attempt:
         built = ChannelTask(
             parts,
             inputs,
-            AlignedBarrierHandler([c.name for i in inputs for c in i.channels]),
             lambda files: self.plans.build(instances, inputs, files),
             tables,
         )
         for i in inputs:
             for c in i.channels:
-                c.channel.on_append = built.look_again
+                c.on_append = built.look_again
         return built
 
     def _source_task(self, parts: TaskParts) -> Task:

@@ -92,7 +92,7 @@ class JobReporter:
             seconds: That building it took.
         """
         self.deployment, self.coordinator, self._finished = deployment, coordinator, set(deployment.finished)
-        starting = [task.id for task in deployment.tasks.values() if not task.restored_after_finish]
+        starting = [task.id for task in deployment.tasks.values() if not task.parts.finished_before]
         self._query_starts = QueryStarts(deployment.chains, starting, time.monotonic())
         fully = tuple(s.name for s in self._pipeline.stages if restored and s.name in restored.plan.fully_finished)
         checkpoint_id = restored.plan.checkpoint_id if restored else None

@@ -158,7 +158,7 @@ def _instance(deployment: Deployment, coordinator: CheckpointCoordinator, chain:
     return InstanceStatus(
         name=name,
         state=coordinator.state_of(task.id).name,
-        end_of_data=task.lifecycle.operators_finished,
+        end_of_data=task.machine.operators_finished,
         caught_up=task.caught_up,
         watermark_ms=watermark if watermark is not None and watermark < MAX_WATERMARK_MS else None,
     )

@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from dagster_checkpoints.coordination import Acknowledged, CheckpointBarrier, Declined, FailureReason, TaskStatistics
-from dagster_checkpoints.execution.elements import BarrierMark, CancelMark
+from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition, WatermarkAt, WatermarkStatus
+from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.spark.channels.channel_log import Element, Records, SegmentFiles
 from dagster_checkpoints.spark.snapshots.query_snapshots import prune
@@ -31,14 +32,6 @@ from dagster_checkpoints.state import (
     in_flight_files,
 )
 from dagster_checkpoints.storage import StorageError, StoredFile
-
-
-@dataclass(frozen=True)
-class PinnedChannel:
-    """A channel's part of a snapshot, and the elements that were not yet taken in."""
-
-    snapshot: ChannelSnapshot
-    in_flight: tuple[Element, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -201,11 +194,8 @@ def _elements(elements: Iterable[Element], segment_of: Callable[[SegmentFiles], 
     """Marks are stored as they are; barriers in front of the snapshot's own have served."""
     kept: list[ChannelElement] = []
     for element in elements:
-        match element:
-            case Records(segment):
-                kept.append(segment_of(segment))
-            case BarrierMark() | CancelMark():
-                pass
-            case _:
-                kept.append(element)
+        if isinstance(element, Records):
+            kept.append(segment_of(element.segment))
+        elif isinstance(element, WatermarkAt | WatermarkStatus | EndOfData | EndOfPartition):
+            kept.append(element)
     return kept

@@ -5,39 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dagster_checkpoints.coordination import CheckpointBarrier, CoordinatorEvent
+from dagster_checkpoints.coordination import CoordinatorEvent
+from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.pipeline import TaskId
 
 # To a task
-
-
-@dataclass(frozen=True)
-class TriggerCheckpoint:
-    """From the coordinator to a root."""
-
-    barrier: CheckpointBarrier
-
-
-@dataclass(frozen=True)
-class CheckpointIsComplete:
-    checkpoint_id: int
-
-
-@dataclass(frozen=True)
-class CheckpointIsAborted:
-    checkpoint_id: int
-
-
-@dataclass(frozen=True)
-class SavepointIsComplete:
-    """A plain savepoint, which commits nothing."""
-
-    checkpoint_id: int
-
-
-@dataclass(frozen=True)
-class EndInput:
-    """A source shall end as if its input were exhausted."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +17,7 @@ class LookAgain:
     """Something has arrived on a channel."""
 
 
-Mail = TriggerCheckpoint | CheckpointIsComplete | CheckpointIsAborted | SavepointIsComplete | EndInput | LookAgain
+Mail = TaskMessage | LookAgain
 
 
 # From a task

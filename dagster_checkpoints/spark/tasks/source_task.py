@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS, CheckpointBarrier, LifecycleState
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkStatus
-from dagster_checkpoints.spark.snapshots.uploads import PinnedSnapshot
-from dagster_checkpoints.spark.tasks.task import Task
+from dagster_checkpoints.execution.task_events import SourceExhausted
+from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.spark.tasks.task import JOB_CONFIG, Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
-from dagster_checkpoints.state import TaskSnapshot
 
 
 class SourceTask(Task):
@@ -20,7 +20,7 @@ class SourceTask(Task):
     """
 
     def __init__(self, parts: TaskParts, bounded: bool) -> None:
-        super().__init__(parts)
+        super().__init__(parts, TaskMachine(parts.id, JOB_CONFIG, finished_before=parts.finished_before))
         self._bounded = bounded
         watermark = parts.instances[0].stage.watermark
         self._idle_after = watermark.idle_after if watermark else None
@@ -29,7 +29,7 @@ class SourceTask(Task):
 
     @property
     def caught_up(self) -> bool | None:
-        if self.lifecycle.state is not LifecycleState.RUNNING:
+        if not self.machine.running:
             return True
         if not self.query.started:
             return None
@@ -38,14 +38,13 @@ class SourceTask(Task):
         except Exception:  # the query is being stopped this very moment
             return None
 
-    def begin(self) -> None:
-        if self._idle_after is not None and self.parts.restored is not None:
-            self.output.append(WatermarkStatus(False))  # the checkpoint may hold that it was idle
+    def launch_query(self) -> None:
+        self.watermarks.say(WatermarkStatus(False))  # the checkpoint may hold that it was idle
         self.query.log.plan_due_watermark()
         self.start_query({"availableNow": True} if self._bounded else None)
 
     def step(self) -> None:
-        if self.lifecycle.state is not LifecycleState.RUNNING:
+        if not self.machine.running:
             return
         with self.query.lock_if_free() as free:
             if free:
@@ -54,21 +53,13 @@ class SourceTask(Task):
 
     def look_at_query(self) -> None:
         super().look_at_query()
-        if self._bounded and self.lifecycle.state is LifecycleState.RUNNING and not self.query.active:
+        if self._bounded and self.machine.running and not self.query.active:
             self._check_query()  # it may have failed between the two looks
-            self.end_of_data(drain=True)
+            self.handle(SourceExhausted())
 
-    def triggered(self, barrier: CheckpointBarrier) -> None:
-        self.snapshot(barrier)
-
-    def end_input_asked(self) -> None:
-        if self.lifecycle.state is LifecycleState.RUNNING:
-            self.query.stop()
-            self.query.log.forget_planned_after(self.query.log.last_committed())
-            self.end_of_data(drain=True)
-
-    def pin_inputs(self) -> PinnedSnapshot:
-        return PinnedSnapshot(TaskSnapshot())
+    def stop_source(self) -> None:
+        self.query.stop()
+        self.query.log.forget_planned_after(self.query.log.last_committed())
 
     def reach_max_watermark(self) -> None:
         if self.query.log.last_committed() >= 0 and self.query.log.holds_state():
@@ -103,32 +94,21 @@ class SourceTask(Task):
             self._set_idle(True)
 
     def _set_idle(self, idle: bool) -> None:
-        if idle != self._idle:
-            self._idle = idle
-            self.output.append(WatermarkStatus(idle))
+        self._idle = idle
+        self.watermarks.say(WatermarkStatus(idle))
 
 
 class BatchTask(Task):
     """A source that returned a batch DataFrame: evaluated once, as one micro-batch, and then at its end of data.
 
-    A barrier comes before it or behind it; a restore from before evaluates it again, one from behind never does.
+    A barrier comes behind it; a restore from before evaluates it again, one from behind never does.
     """
 
-    def begin(self) -> None:
-        pass
+    def __init__(self, parts: TaskParts) -> None:
+        super().__init__(parts, TaskMachine(parts.id, JOB_CONFIG, streaming=False, finished_before=parts.finished_before))
 
     def step(self) -> None:
-        if self.lifecycle.state is LifecycleState.RUNNING:
-            assert self.plan is not None
-            self.parts.spark.sparkContext.setLocalProperty("spark.scheduler.pool", str(self.id))
-            self.evaluate_once(self.plan)
-            self.end_of_data(drain=True)
-
-    def triggered(self, barrier: CheckpointBarrier) -> None:
-        self.snapshot(barrier)
-
-    def pin_inputs(self) -> PinnedSnapshot:
-        return PinnedSnapshot(TaskSnapshot())
+        """It has been evaluated when it began."""
 
     def reach_max_watermark(self) -> None:
-        pass
+        """Nothing waits for the end of event time."""

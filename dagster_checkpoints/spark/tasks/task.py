@@ -1,8 +1,8 @@
 """A task: one instance of a chain, on a thread of its own, with a mailbox.
 
-It performs what the pure state machines decide: the barrier handler (a subclass's), the watermark valve (likewise) and the
-life cycle. It owns one Spark query at most. Its stages are called by an `operator_chain`, its event time is known by its
-`task_watermarks`. What differs between a source and a stage behind channels is in the subclasses.
+It performs what its `execution.task_machine` decides. It owns one Spark query at most. Its stages are called by an
+`operator_chain`, its event time is known by its `task_watermarks`. What differs between a source and a stage behind channels is
+in the subclasses.
 
     mailbox ──> the task's thread ──> query lock ──> snapshots, and marks on the output channels
     Spark   ──> foreachBatch ───────> query lock ──> segments on the output channels
@@ -19,44 +19,44 @@ import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
 
-from dagster_checkpoints.coordination import (
-    MAX_WATERMARK_MS,
-    CheckpointBarrier,
-    Declined,
-    EndOfDataReached,
-    FailureReason,
-    LifecycleState,
-    TaskLifecycle,
-    TaskState,
-    TaskStateChanged,
-    TaskStatistics,
-)
+from dagster_checkpoints.coordination import CheckpointConfig
 from dagster_checkpoints.coordination import lifecycle as life
-from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition
+from dagster_checkpoints.execution.elements import Mark, WatermarkAt, WatermarkStatus
+from dagster_checkpoints.execution.task_events import (
+    Evaluated,
+    EvaluateOnce,
+    Forward,
+    KillQuery,
+    NotifyOperatorsAborted,
+    PinnedInputs,
+    PinSnapshot,
+    QueryStarted,
+    Report,
+    SnapshotFailed,
+    SnapshotPinned,
+    StartQuery,
+    StopSource,
+    StoreSnapshot,
+    TaskAction,
+    TaskEvent,
+    TaskOpened,
+    WatermarkReached,
+)
+from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.query import TaskQuery
 from dagster_checkpoints.spark.snapshots.query_snapshots import pin
 from dagster_checkpoints.spark.snapshots.uploads import PinnedSnapshot
 from dagster_checkpoints.spark.tasks.late_rows import LateRows
-from dagster_checkpoints.spark.tasks.messages import (
-    CheckpointIsAborted,
-    CheckpointIsComplete,
-    EndInput,
-    LookAgain,
-    Mail,
-    SavepointIsComplete,
-    TaskFailed,
-    TaskFirstBatch,
-    TaskQueryStarted,
-    TriggerCheckpoint,
-)
+from dagster_checkpoints.spark.tasks.messages import LookAgain, Mail, TaskFailed, TaskFirstBatch, TaskQueryStarted
 from dagster_checkpoints.spark.tasks.operator_chain import OperatorChain
 from dagster_checkpoints.spark.tasks.stage_errors import StageErrors
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance, TaskParts
@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.03
 START_ATTEMPTS = 3
+JOB_CONFIG = CheckpointConfig(interval=None)
+"""What a task needs to know of it: barriers are aligned, exactly-once."""
 LOOK_SECONDS = 0.1  # a look at the query itself is a call into the JVM
 
 
@@ -78,26 +80,25 @@ class Canceled(BaseException):
 class Task(ABC):
     """The common life of all tasks; see the module's text."""
 
-    def __init__(self, parts: TaskParts) -> None:
+    def __init__(self, parts: TaskParts, machine: TaskMachine) -> None:
         self.parts = parts
+        self.machine = machine
         self.id = parts.id
         self.output = parts.output
         self.plan = parts.plan
         self.stages = StageErrors(parts.instances)
         self.operators = OperatorChain(parts, self.stages)
-        self.lifecycle = TaskLifecycle()
         self.query = TaskQuery(parts.folder / "checkpoint", str(parts.id), self._on_batch, self.output.wait_for_consumers)
         self.watermarks = TaskWatermarks(parts, self.query, self.committed_watermark)
         self.rows_before = self._restored_rows()
         self.error: BaseException | None = None
-        self.suspended = False
-        """Its data has not ended: it goes on when the job is resumed from the savepoint."""
         self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self._canceled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"task {parts.id}", daemon=True)
         self._done = False
         self._look_at = 0.0
         self._rows_in_told_batch: int | None = None
+        self._pinned: dict[int, PinnedSnapshot] = {}  # until the machine says that they are stored
 
     # For the job
 
@@ -139,9 +140,9 @@ class Task(ABC):
         return self.watermarks.late_rows
 
     @property
-    def restored_after_finish(self) -> bool:
-        """Whether the checkpoint holds its finished operators: it starts no query, and only waits for its final checkpoint."""
-        return self.parts.restored is not None and self.parts.restored.end_of_data == "drain"
+    def suspended(self) -> bool:
+        """Whether its data has not ended: it goes on when the job is resumed from the savepoint."""
+        return self.machine.suspended
 
     @property
     def caught_up(self) -> bool | None:
@@ -158,12 +159,9 @@ class Task(ABC):
     def _run(self) -> None:
         try:
             self.operators.open_sink()
-            if self.restored_after_finish:
-                self.parts.report(TaskStateChanged(self.id, TaskState.RUNNING))
-                self._perform(self.lifecycle.handle(life.RestoredAfterFinish()))
-            else:
-                self.begin()
-                self.parts.report(TaskStateChanged(self.id, TaskState.RUNNING))
+            if not self.parts.finished_before:
+                self.report_waiting()
+            self.handle(TaskOpened())
             while not self._done:
                 self._check_canceled()
                 self._read_mail()
@@ -192,27 +190,14 @@ class Task(ABC):
                 mail = self._mailbox.get_nowait()
 
     def _take(self, mail: Mail) -> None:
-        match mail:
-            case TriggerCheckpoint(barrier):
-                self.triggered(barrier)
-            case CheckpointIsComplete(checkpoint_id):
-                self._perform(self.lifecycle.handle(life.CheckpointCompleted(checkpoint_id)))
-            case CheckpointIsAborted(checkpoint_id):
-                self.aborted(checkpoint_id)
-                self.operators.notify_aborted(checkpoint_id)
-                self._perform(self.lifecycle.handle(life.CheckpointAborted(checkpoint_id)))
-            case SavepointIsComplete(checkpoint_id):
-                self._perform(self.lifecycle.handle(life.SavepointCompleted(checkpoint_id)))
-            case EndInput():
-                self.end_input_asked()
-            case LookAgain():
-                pass
+        if not isinstance(mail, LookAgain):
+            self.handle(mail)
+
+    def handle(self, event: TaskEvent) -> None:
+        """Something has happened: do what the machine answers. On the task's own thread only."""
+        self.perform(self.machine.handle(event, time.monotonic()))
 
     # What subclasses say
-
-    @abstractmethod
-    def begin(self) -> None:
-        """Start working: usually, start the query."""
 
     def look_at_query(self) -> None:
         """Look whether the query still runs. Raises what it failed with."""
@@ -222,23 +207,27 @@ class Task(ABC):
     def step(self) -> None:
         """Look around once: progress of the query, elements on channels."""
 
-    @abstractmethod
-    def triggered(self, barrier: CheckpointBarrier) -> None:
-        """The coordinator starts a checkpoint in this task."""
+    def report_waiting(self) -> None:  # noqa: B027 - a source waits for nothing
+        """Tell of what the task waits for before it has a query."""
 
-    def aborted(self, checkpoint_id: int) -> None:  # noqa: B027 - not every task has something to do
-        """The coordinator has given a checkpoint up."""
+    def launch_query(self) -> None:
+        """Start the query for the first time."""
+        raise AssertionError(f"{self.id} has no query to start")
 
-    def end_input_asked(self) -> None:  # noqa: B027
-        """Somebody asks a source to end."""
-
-    @abstractmethod
-    def pin_inputs(self) -> PinnedSnapshot:
-        """The inputs' part of a snapshot: channels and static tables. Called under the query lock."""
+    def stop_source(self) -> None:  # noqa: B027 - what is evaluated once has nothing to stop
+        """Stop reading a source, as if its input were exhausted."""
 
     @abstractmethod
     def reach_max_watermark(self) -> None:
         """Make event time end in this task's query: every window and timer fires."""
+
+    def perform_on_inputs(self, action: TaskAction) -> None:
+        """Do what concerns input channels."""
+        raise AssertionError(f"{self.id} has no input channels: {action!r}")
+
+    def static_tables(self) -> Mapping[str, tuple[SegmentFiles, ...]]:
+        """The segments of each static input so far."""
+        return {}
 
     def committed_watermark(self, batch_id: int) -> int | None:
         """The watermark of what has been sent on once `batch_id` is committed; None if it is not known."""
@@ -280,6 +269,7 @@ class Task(ABC):
 
     def evaluate_once(self, plan: plans.QueryPlan) -> None:
         """Evaluate a plan without streams, as one batch."""
+        self.parts.spark.sparkContext.setLocalProperty("spark.scheduler.pool", str(self.id))
         self.parts.report(TaskQueryStarted(self.id))
         began = time.monotonic()
         rows = self.output.write(plan.frame, 0, self.operators.process_batch(plan.frame, 0, plan))
@@ -302,43 +292,96 @@ class Task(ABC):
         if failure is not None:
             raise failure
 
+    # What the machine answers
+
+    def perform(self, actions: Sequence[TaskAction]) -> None:
+        """Do it, in this order."""
+        for action in actions:
+            match action:
+                case Forward(mark):
+                    self._forward(mark)
+                case WatermarkReached():
+                    self.watermarks.say(action)
+                case Report(event):
+                    self.parts.report(event)
+                case StartQuery():
+                    self.launch_query()
+                    self.handle(QueryStarted())
+                case EvaluateOnce():
+                    assert self.plan is not None
+                    self.evaluate_once(self.plan)
+                    self.handle(Evaluated())
+                case StopSource():
+                    self.stop_source()
+                case PinSnapshot():
+                    self._snapshot(action)
+                case StoreSnapshot(barrier, statistics):
+                    self.parts.uploader.submit(self.id, barrier, self._pinned.pop(barrier.checkpoint_id), statistics)
+                case NotifyOperatorsAborted(checkpoint_id):
+                    self.operators.notify_aborted(checkpoint_id)
+                case life.FinishOperators():
+                    self._finish_operators()
+                    self.handle(life.OperatorsFinished())
+                case life.PauseOperators():
+                    self.query.pause()
+                case life.ResumeOperators():
+                    self.query.resume()
+                case KillQuery():
+                    self.query.kill()
+                case life.CommitUpTo(checkpoint_id):
+                    assert checkpoint_id is not None  # every task waits for a checkpoint, see JobOptions
+                    self.operators.commit(checkpoint_id)
+                case life.CloseOperators():
+                    self.operators.close()
+                case life.TaskFinished():
+                    self._done = True
+                case _:
+                    self.perform_on_inputs(action)
+
+    def _forward(self, mark: Mark) -> None:
+        if isinstance(mark, WatermarkAt | WatermarkStatus):
+            self.watermarks.say(mark)
+        else:
+            self.output.append(mark)
+
     # Snapshots
 
-    def snapshot(self, barrier: CheckpointBarrier, alignment_seconds: float = 0.0) -> None:
-        """Pin everything under the lock, send the barrier on, and have the rest stored in the background."""
-        started = time.monotonic()
-        checkpoint_id, properties = barrier.checkpoint_id, barrier.properties
+    def _snapshot(self, asked: PinSnapshot) -> None:
+        """Pin everything under the lock, and send the barrier on; what else the machine answers is done behind the lock."""
+        checkpoint_id, properties = asked.barrier.checkpoint_id, asked.barrier.properties
         target = self.parts.folder / "snapshots" / f"chk-{checkpoint_id}"
+        answered: list[TaskAction] = []
         try:
             with self.query.between_batches() as batch_id:
-                if self.lifecycle.state is LifecycleState.RUNNING:
+                if self.machine.running:
                     self.watermarks.forward()
                 stages = self.operators.snapshot(checkpoint_id, self.rows_out, self.late_rows)
-                pinned = self._pin(batch_id, target, stages, with_transactions=properties.is_savepoint)
+                pinned = self._pin(batch_id, target, stages, asked.inputs, with_transactions=properties.is_savepoint)
                 pinned.hold()
-                self.output.append(BarrierMark(barrier))
-                taken = life.SnapshotTaken(checkpoint_id, stops_job=properties.stops_job, savepoint=properties.is_savepoint)
+                self._pinned[checkpoint_id] = pinned
                 # Still under the lock: behind a suspend's snapshot nothing may be processed.
-                self._perform(self.lifecycle.handle(taken))
+                answered = self.machine.handle(SnapshotPinned(checkpoint_id), time.monotonic())
+                while answered and isinstance(answered[0], Forward | life.PauseOperators | StoreSnapshot):
+                    self.perform([answered.pop(0)])
         except StageError:
             raise
         except Exception as error:
+            if checkpoint_id in self._pinned:
+                raise  # the barrier may be on its way
             shutil.rmtree(target, ignore_errors=True)
-            reason = FailureReason.CHECKPOINT_DECLINED
-            self.parts.report(Declined(self.id, checkpoint_id, reason, f"{type(error).__name__}: {error}"))
-            return
-        statistics = TaskStatistics(
-            operators_finished=self.lifecycle.operators_finished,
-            alignment_seconds=alignment_seconds,
-            sync_seconds=time.monotonic() - started,
-        )
-        self.parts.uploader.submit(self.id, barrier, pinned, statistics)
+            answered = self.machine.handle(SnapshotFailed(checkpoint_id, f"{type(error).__name__}: {error}"), time.monotonic())
+        self.perform(answered)
 
     def _pin(
-        self, batch_id: int, target: Path, stages: dict[str, StageInstanceSnapshot], *, with_transactions: bool
+        self,
+        batch_id: int,
+        target: Path,
+        stages: dict[str, StageInstanceSnapshot],
+        inputs: PinnedInputs,
+        *,
+        with_transactions: bool,
     ) -> PinnedSnapshot:
-        inputs = self.pin_inputs()
-        finished = self.lifecycle.operators_finished
+        finished = self.machine.operators_finished
         query = None
         if batch_id >= 0 and not finished:
             pin(self.query.checkpoint, batch_id, target / "query")
@@ -351,52 +394,17 @@ class Task(ABC):
             stages=stages,
             end_of_data="drain" if finished else "none",
             watermark=self.output_watermark,
-            valve_watermark=inputs.task.valve_watermark,
+            valve_watermark=inputs.valve_watermark,
         )
         transactions = sink.pin_transactions(target / "transactions") if sink else {}
-        return PinnedSnapshot(task, query, inputs.channels, inputs.static, transactions, (target,))
+        return PinnedSnapshot(task, query, inputs.channels, self.static_tables(), transactions, (target,))
 
     # The end
-
-    def end_of_data(self, drain: bool) -> None:
-        """There are no more records: finish, wait for the final checkpoint."""
-        if self.lifecycle.state is LifecycleState.RUNNING:
-            self._perform(self.lifecycle.handle(life.EndOfDataReceived(drain)))
-
-    def _perform(self, actions: Sequence[life.LifecycleAction]) -> None:
-        for action in actions:
-            match action:
-                case life.FinishOperators():
-                    self._finish_operators()
-                    self._perform(self.lifecycle.handle(life.OperatorsFinished()))
-                case life.PauseOperators():
-                    self.query.pause()
-                case life.ResumeOperators():
-                    self.query.resume()
-                case life.EmitEndOfData(drain):
-                    if not drain:
-                        self.suspended = True
-                        self.query.kill()  # a batch that waits is not processed: it comes again when the job is resumed
-                    self.output.append(EndOfData(drain))
-                    if drain:
-                        self.parts.report(EndOfDataReached(self.id))
-                case life.CommitUpTo(checkpoint_id):
-                    assert checkpoint_id is not None  # every task waits for a checkpoint, see JobOptions
-                    self.operators.commit(checkpoint_id)
-                case life.CloseOperators():
-                    self.operators.close()
-                case life.EmitEndOfPartition():
-                    self.output.append(EndOfPartition())
-                case life.TaskFinished():
-                    self._done = True
-                    self.parts.report(TaskStateChanged(self.id, TaskState.FINISHED))
 
     def _finish_operators(self) -> None:
         self.reach_max_watermark()
         # 0 is the number of a batch result's only batch, which has no log.
         self.operators.finish(self.plan, lambda rows: self.output.write(rows, max(self.query.log.last_committed(), 0) + 1))
-        # Behind the last records: what `finish` returned must not be late for anybody.
-        self.watermarks.emit(MAX_WATERMARK_MS)
 
     def fire_timers(self) -> None:
         """Run batches under MAX_WATERMARK until no timer is set by a timer, see `TaskWatermarks.fire_timers`."""

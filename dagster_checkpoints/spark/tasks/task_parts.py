@@ -59,3 +59,8 @@ class TaskParts:
     report: Report
     take_back_after: int | None
     transaction_files: Mapping[int, Mapping[str, Path]]
+
+    @property
+    def finished_before(self) -> bool:
+        """Whether the checkpoint holds its finished operators: it starts no query, and only waits for its final checkpoint."""
+        return self.restored is not None and self.restored.end_of_data == "drain"

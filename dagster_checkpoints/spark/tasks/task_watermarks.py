@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
-from dagster_checkpoints.execution.elements import WatermarkAt
+from dagster_checkpoints.execution.elements import WatermarkAt, WatermarkStatus
+from dagster_checkpoints.execution.output_event_time import OutputEventTime
+from dagster_checkpoints.execution.task_events import WatermarkReached
 from dagster_checkpoints.spark.errors import EndlessTimersError, TimerRowsDroppedError
 from dagster_checkpoints.spark.query.operators import StatefulOperators, output_watermark
 from dagster_checkpoints.spark.query.query import TaskQuery
@@ -29,18 +31,23 @@ class TaskWatermarks:
         committed: Given a batch, the watermark of what has been sent on once it is committed; None if it is not known.
 
     Attributes:
-        output: The watermark that was sent on last, epoch ms; None before the first one.
         late_rows: What was dropped as late since the job began.
         stateful: Whether the query keeps state; None before a batch has run.
     """
 
     def __init__(self, parts: TaskParts, query: TaskQuery, committed: Callable[[int], int | None]) -> None:
         restored = parts.restored.stages if parts.restored else {}
-        self.output: int | None = parts.restored.watermark if parts.restored else None
         self.late_rows = LateRows(parts.pipeline, parts.instances, {name: kept.late_rows for name, kept in restored.items()})
         self.stateful: bool | None = None
         self._output = parts.output
         self._tail = parts.instances[-1]
+        watermark = parts.instances[0].stage.watermark
+        may_be_idle = parts.restored is not None and watermark is not None and watermark.idle_after is not None
+        self._said = OutputEventTime(
+            self._tail.stage.event_time_lateness_ms,
+            parts.restored.watermark if parts.restored else None,
+            None if may_be_idle else False,
+        )
         self._query = query
         self._committed = committed
         self._operators = StatefulOperators()
@@ -48,6 +55,11 @@ class TaskWatermarks:
         self._act_on_event_time: bool | None = None
         self._forwarded_batch = -1
         self._registered_timers = 0  # in the newest batch under MAX_WATERMARK
+
+    @property
+    def output(self) -> int | None:
+        """The watermark that was sent on last, epoch ms; None before the first one."""
+        return self._said.watermark
 
     def behind_state(self, batch_id: int) -> int | None:
         """The watermark of what stateful operators have sent on once `batch_id` is committed; None if it is not known."""
@@ -98,18 +110,15 @@ class TaskWatermarks:
             return
         self._forwarded_batch = batch_id
         if self._query.log.planned(batch_id).watermark_ms >= MAX_WATERMARK_MS:
-            return  # timers may be set by timers, and `finish` may return rows: the end of event time is said behind them
+            return  # timers may be set by timers
         watermark = self._committed(batch_id)
-        if watermark is not None and watermark < MAX_WATERMARK_MS:
-            self.emit(watermark)
+        if watermark is not None:
+            self.say(WatermarkReached(watermark))
 
-    def emit(self, watermark: int) -> None:
-        """Send a watermark on, less what the last stage declares its rows to be older by (`event_time=`); it never goes back."""
-        if watermark < MAX_WATERMARK_MS:
-            watermark -= self._tail.stage.event_time_lateness_ms
-        if self.output is None or watermark > self.output:
-            self.output = watermark
-            self._output.append(WatermarkAt(watermark))
+    def say(self, event: WatermarkReached | WatermarkAt | WatermarkStatus) -> None:
+        """Send on what is news; see `OutputEventTime`. Call it under the query lock, or when no query runs."""
+        for mark in self._said.handle(event):
+            self._output.append(mark)
 
     def fire_timers(self, run_batch: Callable[[int], None]) -> None:
         """Run batches under MAX_WATERMARK until no timer is set by a timer; the query is stopped, and one such batch has run.
