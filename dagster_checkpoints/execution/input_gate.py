@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dagster_checkpoints.coordination import (
@@ -28,7 +27,6 @@ from dagster_checkpoints.coordination import (
     BlockChannel,
     CancellationReceived,
     ChannelCaptured,
-    ChannelWatermark,
     CheckpointBarrier,
     CheckpointConfig,
     EndOfPartitionReceived,
@@ -54,6 +52,14 @@ from dagster_checkpoints.execution.elements import (
     WatermarkAt,
     WatermarkStatus,
 )
+from dagster_checkpoints.execution.gate_snapshots import (
+    BarrierMemory,
+    Captures,
+    InputsCaptured,
+    PinDue,
+    SnapshotDue,
+    pinned_inputs,
+)
 from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel, WatermarkQueue
 from dagster_checkpoints.execution.task_events import (
     AddToTable,
@@ -65,8 +71,6 @@ from dagster_checkpoints.execution.task_events import (
     EvaluateOnce,
     Forward,
     OpenTo,
-    PinnedChannel,
-    PinnedInputs,
     PinSnapshot,
     QueryBuilt,
     QueryConsumed,
@@ -78,45 +82,6 @@ from dagster_checkpoints.execution.task_events import (
     UnreadBarrier,
     WatermarkReached,
 )
-from dagster_checkpoints.state import ChannelSnapshot
-
-
-@dataclass(frozen=True, slots=True)
-class InputsCaptured:
-    """The in-flight data of an unaligned snapshot is complete.
-
-    Attributes:
-        captured: by channel, what was read behind the snapshot and belongs to it.
-    """
-
-    checkpoint_id: int
-    captured: dict[str, tuple[Element, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotDue:
-    """Something that the barrier handler asks for, and that waits until the query has caught up.
-
-    Attributes:
-        since: when its alignment began, seconds.
-    """
-
-    action: TakeSnapshot | StartSnapshot | ChannelCaptured | SnapshotInputsComplete
-    since: float
-
-    @property
-    def checkpoint_id(self) -> int:
-        action = self.action
-        return action.barrier.checkpoint_id if isinstance(action, TakeSnapshot | StartSnapshot) else action.checkpoint_id
-
-
-@dataclass(frozen=True, slots=True)
-class PinDue:
-    """`PinSnapshot`, and since when the snapshot's barriers were aligned, seconds."""
-
-    pin: PinSnapshot
-    since: float
-
 
 GateAction = (
     BuildQuery
@@ -169,11 +134,8 @@ class InputGate:
         self._held_back = WatermarkQueue(self._streams)
         self._pending_watermarks = WatermarkQueue(self._streams)
         self._idle = False
-        self._captures: dict[int, dict[str, tuple[Element, ...]]] = {}
-        self._before_end: set[int] = set()
-        """At-least-once: checkpoints of which a barrier has come in front of its channel's end of data."""
-        self._at_barrier: dict[tuple[int, str], tuple[ChannelWatermark, int]] = {}
-        """At-least-once, by checkpoint and channel: what was known of event time, and how much was held, at the barrier."""
+        self._captures = Captures()
+        self._memory = BarrierMemory()
 
     # For the driver
 
@@ -310,7 +272,7 @@ class InputGate:
             else:
                 self._obey([action], now, actions)
         self._give_up(checkpoint_id, actions)
-        self._forget_barriers(checkpoint_id)
+        self._memory.forget(lambda other: other == checkpoint_id)
 
     def _announced(self, event: UnreadBarrier, now: float, actions: list[GateAction]) -> None:
         channel = self._known(event.channel)
@@ -356,7 +318,7 @@ class InputGate:
         if isinstance(mark, BarrierMark):
             channel.announced = None
             if not self._exactly_once:
-                self._remember(channel, mark.barrier)
+                self._memory.remember(channel, mark.barrier.checkpoint_id, self._valve.snapshot())
             self._obey(self._handler.handle(BarrierReceived(name, mark.barrier)), now, actions)
         elif isinstance(mark, CancelMark):
             self._obey(self._handler.handle(CancellationReceived(name, mark.checkpoint_id)), now, actions)
@@ -372,15 +334,6 @@ class InputGate:
                 channel.held.append(mark)
             if ends:
                 self._obey(self._handler.handle(EndOfPartitionReceived(name)), now, actions)
-
-    def _remember(self, channel: InputChannel, barrier: CheckpointBarrier) -> None:
-        """At-least-once: what comes on this channel from now on comes again after a restore, its end, too."""
-        if channel.ended != "none" or channel.ended_in_scan:
-            return
-        self._before_end.add(barrier.checkpoint_id)
-        if not channel.static:
-            known = self._valve.snapshot().channels[channel.name]
-            self._at_barrier[barrier.checkpoint_id, channel.name] = (known, len(channel.held))
 
     def _take_in(self, channel: InputChannel, mark: Mark) -> None:
         if channel.ended != "none":
@@ -437,24 +390,23 @@ class InputGate:
                 case TakeSnapshot() | StartSnapshot() if self._open and not self.caught_up:
                     return
                 case TakeSnapshot(barrier):
-                    self._pin(PinSnapshot(barrier, self._pinned_inputs(barrier.checkpoint_id)), due, actions)
+                    self._pin(barrier, due, actions)
                 case StartSnapshot(barrier, names):
-                    self._pin(PinSnapshot(barrier, self._pinned_inputs(barrier.checkpoint_id), True), due, actions)
-                    self._captures[barrier.checkpoint_id] = {}
-                    for name in names:
-                        self._channels[name].captured = []
+                    self._pin(barrier, due, actions, overtaking=True)
+                    self._captures.begin(barrier.checkpoint_id, [self._channels[name] for name in names])
                 case ChannelCaptured(checkpoint_id, name):
-                    self._capture(checkpoint_id, self._channels[name])
+                    self._captures.end(checkpoint_id, self._channels[name])
                 case SnapshotInputsComplete(checkpoint_id):
-                    captured = self._captures.pop(checkpoint_id, None)
+                    captured = self._captures.complete(checkpoint_id)
                     if captured is not None:
-                        actions.append(InputsCaptured(checkpoint_id, captured))
+                        actions.append(captured)
             self._due.popleft()
 
-    def _pin(self, pin: PinSnapshot, due: SnapshotDue, actions: list[GateAction]) -> None:
+    def _pin(self, barrier: CheckpointBarrier, due: SnapshotDue, actions: list[GateAction], *, overtaking: bool = False) -> None:
         self._awaits = SnapshotPinned
-        actions.append(PinDue(pin, due.since))
-        self._forget_barriers(pin.barrier.checkpoint_id)
+        inputs = pinned_inputs(self._channels.values(), self._valve.snapshot(), barrier.checkpoint_id, self._memory)
+        actions.append(PinDue(PinSnapshot(barrier, inputs, overtaking), due.since))
+        self._memory.forget(lambda other: other <= barrier.checkpoint_id)  # a newer one subsumes what is older
 
     def _end(self, actions: list[GateAction]) -> None:
         if not self._built.streaming:
@@ -479,7 +431,7 @@ class InputGate:
                 case UnblockChannels(names):
                     for name in names:
                         self._channels[name].blocked = False
-                case TakeSnapshot(barrier) if self._closed and barrier.checkpoint_id in self._before_end:
+                case TakeSnapshot(barrier) if self._closed and self._memory.ended_behind(barrier.checkpoint_id):
                     # At-least-once: its data ended behind the barrier of an upstream task, which would go on after a restore, and
                     # this task would take in nothing.
                     self._cancel(barrier.checkpoint_id, actions)
@@ -499,38 +451,8 @@ class InputGate:
 
     def _give_up(self, checkpoint_id: int, actions: list[GateAction]) -> None:
         """Forget an unaligned snapshot whose inputs are not complete."""
-        if self._captures.pop(checkpoint_id, None) is not None:
-            for channel in self._channels.values():
-                channel.captured = None
+        if self._captures.give_up(checkpoint_id, self._channels.values()):
             actions.append(DropSnapshot(checkpoint_id))
-
-    def _capture(self, checkpoint_id: int, channel: InputChannel) -> None:
-        captured, channel.captured = channel.captured or [], None
-        if channel.announced == checkpoint_id:
-            captured = [*captured, *(e for e in channel.unread if not isinstance(e, BarrierMark | CancelMark))]
-        if checkpoint_id in self._captures:
-            self._captures[checkpoint_id][channel.name] = tuple(captured)
-
-    def _forget_barriers(self, upto: int) -> None:
-        if not self._exactly_once:
-            self._before_end = {i for i in self._before_end if i > upto}
-            self._at_barrier = {key: known for key, known in self._at_barrier.items() if key[0] > upto}
-
-    def _pinned_inputs(self, checkpoint_id: int) -> PinnedInputs:
-        valve = self._valve.snapshot()
-        watermark = None if valve.watermark <= MIN_WATERMARK_MS else valve.watermark
-        return PinnedInputs(tuple(self._pinned(c, checkpoint_id, valve) for c in self._channels.values()), watermark)
-
-    def _pinned(self, channel: InputChannel, checkpoint_id: int, valve: ValveState) -> PinnedChannel:
-        if channel.static:
-            ended: Any = "drain" if channel.ended_in_scan or channel.ended != "none" else "none"
-            return PinnedChannel(ChannelSnapshot(channel.name, channel.scanned, ended=ended))
-        known, ended, in_flight = valve.channels[channel.name], channel.ended, tuple(channel.held)
-        then = self._at_barrier.get((checkpoint_id, channel.name))
-        if then is not None:
-            known, ended, in_flight = then[0], "none", in_flight[: then[1]]  # what was held behind the barrier comes again
-        watermark = None if known.watermark <= MIN_WATERMARK_MS else known.watermark
-        return PinnedChannel(ChannelSnapshot(channel.name, channel.taken_in, watermark, known.idle, ended), in_flight)
 
     def _known(self, name: str) -> InputChannel:
         channel = self._channels.get(name)

@@ -39,8 +39,9 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, WatermarkAt
+from dagster_checkpoints.execution.gate_snapshots import InputsCaptured, PinDue
 from dagster_checkpoints.execution.input_channel import GateChannel
-from dagster_checkpoints.execution.input_gate import GateAction, InputGate, InputsCaptured, PinDue
+from dagster_checkpoints.execution.input_gate import GateAction, InputGate
 from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.task_events import (
     BetweenBatches,
