@@ -376,7 +376,7 @@ FAULTS = (
     Fault("retention gives the newest up", _newest_not_retained),
     Fault("an unknown outcome discards", _unknown_outcome_discards),
     Fault("no final checkpoint", _no_final_checkpoint),
-    Fault("an ended channel holds event time back", _ended_channel_holds_event_time_back),
+    Fault("an ended channel holds event time back", _ended_channel_holds_event_time_back, "rescaling"),
     Fault("union state of a partly finished stage is accepted", _partly_finished_union_accepted),
     Fault("a checkpoint lets some instances with union state go", _union_lets_some_go),
     Fault("finished tasks are forgotten in a restart", _finished_tasks_forgotten),
