@@ -1,0 +1,376 @@
+"""The order within a task, event by event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.coordination import (
+    MAX_WATERMARK_MS,
+    AlignmentTick,
+    CheckpointBarrier,
+    CheckpointConfig,
+    CheckpointProperties,
+    Declined,
+    EndOfDataReached,
+    FailureReason,
+    LifecycleState,
+    TaskState,
+    TaskStateChanged,
+    TaskStatistics,
+    TriggerReceived,
+)
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.execution.elements import (
+    BarrierMark,
+    CancelMark,
+    EndOfData,
+    EndOfPartition,
+    WatermarkAt,
+)
+from dagster_checkpoints.execution.input_channel import GateChannel
+from dagster_checkpoints.execution.messages import EndInput
+from dagster_checkpoints.execution.task_events import (
+    BetweenBatches,
+    BuildQuery,
+    DropSnapshot,
+    ElementsArrived,
+    Evaluated,
+    EvaluateOnce,
+    Forward,
+    KillQuery,
+    NotifyOperatorsAborted,
+    OpenTo,
+    Overtake,
+    PinnedInputs,
+    PinSnapshot,
+    QueryBuilt,
+    QueryConsumed,
+    QueryStarted,
+    Report,
+    SnapshotFailed,
+    SnapshotPinned,
+    SourceExhausted,
+    StartQuery,
+    StopSource,
+    StoreSnapshot,
+    TaskOpened,
+    UnreadBarrier,
+)
+from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.pipeline import TaskId
+
+TASK = TaskId("hourly", 0)
+CONFIG = CheckpointConfig(interval=None)
+UNALIGNED = CheckpointConfig(interval=None, unaligned=True)
+RUNNING = Report(TaskStateChanged(TASK, TaskState.RUNNING))
+FINISHED = Report(TaskStateChanged(TASK, TaskState.FINISHED))
+AT_END = Report(EndOfDataReached(TASK))
+MAX = Forward(WatermarkAt(MAX_WATERMARK_MS))
+END = [life.CloseOperators(), Forward(EndOfPartition()), life.TaskFinished(), FINISHED]
+SUSPEND = CheckpointProperties.for_savepoint(stops_job=True)
+
+
+def barrier(checkpoint_id: int, properties: CheckpointProperties | None = None) -> CheckpointBarrier:
+    return CheckpointBarrier(checkpoint_id, 0.0, properties or CheckpointProperties())
+
+
+class Driver:
+    """A machine, and the time that passes by one second with each event."""
+
+    def __init__(self, machine: TaskMachine) -> None:
+        self.machine = machine
+        self.now = 0.0
+
+    def __call__(self, event: Any) -> list[Any]:
+        self.now += 1.0
+        return list(self.machine.handle(event, self.now))
+
+    def read(self, channel: str, *elements: Any) -> list[Any]:
+        return self(ElementsArrived(((channel, elements),)))
+
+    def snapshot(self, checkpoint_id: int, properties: CheckpointProperties | None = None) -> list[Any]:
+        """A source takes a snapshot; returns what follows it."""
+        asked = barrier(checkpoint_id, properties)
+        assert self(TriggerReceived(asked)) == [PinSnapshot(asked, PinnedInputs())]
+        return self(SnapshotPinned(checkpoint_id))
+
+
+def source(config: CheckpointConfig = CONFIG) -> Driver:
+    drive = Driver(TaskMachine(TASK, config))
+    assert drive(TaskOpened()) == [StartQuery()]
+    assert drive(QueryStarted()) == [RUNNING]
+    return drive
+
+
+def behind(*names: str, config: CheckpointConfig = CONFIG) -> Driver:
+    drive = Driver(TaskMachine(TASK, config, [GateChannel(name) for name in names]))
+    assert drive(TaskOpened()) == [BuildQuery()]
+    assert drive(QueryBuilt()) == [OpenTo(dict.fromkeys(names, 0), None), StartQuery()]
+    assert drive(QueryStarted()) == [RUNNING]
+    return drive
+
+
+# The beginning
+
+
+def test_a_task_is_opened_once() -> None:
+    drive = source()
+    with pytest.raises(UnexpectedEvent, match=r"Task hourly\[0\] is opened a second time"):
+        drive(TaskOpened())
+
+
+def test_what_is_no_event_is_refused() -> None:
+    with pytest.raises(UnexpectedEvent, match="is no event of a task"):
+        source()(life.FinishOperators())
+
+
+@pytest.mark.parametrize(
+    "event",
+    [ElementsArrived(()), QueryConsumed({}), BetweenBatches(), UnreadBarrier("a", barrier(1), ()), AlignmentTick(1.0)],
+)
+def test_a_source_has_no_channels(event: object) -> None:
+    drive = source()
+    assert not drive.machine.reads("a")
+    assert drive.machine.next_deadline() is None
+    with pytest.raises(UnexpectedEvent, match="is a source and has no input channels"):
+        drive(event)
+
+
+def test_a_task_that_waits_for_a_static_input_runs_before_it_has_a_query() -> None:
+    drive = Driver(TaskMachine(TASK, CONFIG, [GateChannel("a"), GateChannel("s", static=True)]))
+    assert drive(TaskOpened()) == [RUNNING]
+    assert drive.read("s", EndOfData(True)) == [BuildQuery()]
+    assert drive(QueryBuilt()) == [OpenTo({"a": 0}, None), StartQuery()]
+    assert drive(QueryStarted()) == []
+
+
+def test_a_plan_without_streams_runs_before_it_is_evaluated() -> None:
+    drive = Driver(TaskMachine(TASK, CONFIG, [GateChannel("a")]))
+    assert drive(TaskOpened()) == [BuildQuery()]
+    assert drive(QueryBuilt(streaming=False)) == [RUNNING, EvaluateOnce()]
+    with pytest.raises(UnexpectedEvent, match=r"cannot take EndOfDataReceived\(drain=False\)"):
+        drive(Evaluated())  # a stage that ignores its streams: they have not ended
+
+
+def test_a_batch_source_is_evaluated_once_and_its_data_ends() -> None:
+    drive = Driver(TaskMachine(TASK, CONFIG, streaming=False))
+    assert drive(TaskOpened()) == [RUNNING, EvaluateOnce()]
+    assert drive(Evaluated()) == [life.FinishOperators()]
+
+
+def test_a_restored_valve_is_the_gate_s() -> None:
+    machine = TaskMachine(TASK, CONFIG, [GateChannel("a")], 7)
+    assert machine.gate is not None and machine.gate.watermark == 7
+
+
+# The end
+
+
+def test_a_task_ends_with_its_final_checkpoint_in_this_order() -> None:
+    drive = source()
+    assert drive.machine.running
+    assert drive(SourceExhausted()) == [life.FinishOperators()]
+    assert (drive.machine.running, drive.machine.state) == (False, LifecycleState.FINISHING)
+    assert not drive.machine.operators_finished
+    assert drive(life.OperatorsFinished()) == [MAX, Forward(EndOfData(True)), AT_END]
+    assert drive.machine.operators_finished
+    statistics = TaskStatistics(operators_finished=True, sync_seconds=1.0)
+    assert drive.snapshot(1) == [Forward(BarrierMark(barrier(1))), StoreSnapshot(barrier(1), statistics, {})]
+    assert drive(life.CheckpointCompleted(1)) == [life.CommitUpTo(1), *END]
+    assert not drive.machine.suspended
+
+
+def test_without_checkpoints_after_tasks_finish_a_task_commits_by_itself() -> None:
+    config = CheckpointConfig(interval=None, checkpoints_after_tasks_finish=False)
+    drive = source(config)
+    drive(SourceExhausted())
+    assert drive(life.OperatorsFinished()) == [MAX, Forward(EndOfData(True)), AT_END, life.CommitUpTo(None), *END]
+
+
+def test_a_drain_that_is_announced_is_waited_for_all_the_same() -> None:
+    config = CheckpointConfig(interval=None, checkpoints_after_tasks_finish=False)
+    drive = source(config)
+    assert drive(life.DrainAnnounced()) == []
+    drive(EndInput())
+    assert drive(life.OperatorsFinished()) == [MAX, Forward(EndOfData(True)), AT_END]
+
+
+def test_a_source_that_is_asked_to_end_stops_first_and_once() -> None:
+    drive = source()
+    assert drive(EndInput()) == [StopSource(), life.FinishOperators()]
+    assert drive(EndInput()) == []
+
+
+def test_a_task_behind_channels_does_not_end_when_it_is_asked_to() -> None:
+    assert behind("a")(EndInput()) == []
+
+
+def test_a_task_behind_channels_finishes_when_everything_is_consumed() -> None:
+    drive = behind("a")
+    drive.read("a", "row", EndOfData(True))
+    assert drive(QueryConsumed({"a": 1})) == [life.FinishOperators()]
+    assert drive.machine.gate is not None and not drive.machine.gate.open
+    assert drive.machine.reads("a")
+
+
+def test_a_task_that_had_finished_before_only_waits_for_its_final_checkpoint() -> None:
+    drive = Driver(TaskMachine(TASK, CONFIG, [GateChannel("a")], finished_before=True))
+    assert drive(TaskOpened()) == [RUNNING, Forward(EndOfData(True)), AT_END]
+    assert drive.machine.operators_finished
+    (pin,) = drive.read("a", EndOfData(True), BarrierMark(barrier(4)))
+    assert pin.barrier == barrier(4)
+    drive(SnapshotPinned(4))
+    assert drive(life.CheckpointCompleted(4)) == [life.CommitUpTo(4), *END]
+
+
+def test_a_source_that_had_finished_before_starts_no_query() -> None:
+    drive = Driver(TaskMachine(TASK, CONFIG, finished_before=True))
+    assert drive(TaskOpened()) == [RUNNING, Forward(EndOfData(True)), AT_END]
+
+
+# Snapshots
+
+
+def test_a_checkpoint_is_committed_and_a_savepoint_is_not() -> None:
+    drive = source()
+    drive.snapshot(1)
+    assert drive(life.CheckpointCompleted(1)) == [life.CommitUpTo(1)]
+    drive.snapshot(2, CheckpointProperties.for_savepoint())
+    assert drive(life.SavepointCompleted(2)) == []
+
+
+def test_a_snapshot_says_how_long_it_took() -> None:
+    drive = behind("a", "b")
+    drive.read("a", BarrierMark(barrier(1)))
+    drive.now += 10.0
+    (pin,) = drive.read("b", BarrierMark(barrier(1)))
+    assert isinstance(pin, PinSnapshot) and pin.barrier == barrier(1)
+    drive.now += 2.0
+    statistics = TaskStatistics(operators_finished=False, alignment_seconds=11.0, sync_seconds=3.0)
+    assert drive(SnapshotPinned(1)) == [Forward(BarrierMark(barrier(1))), StoreSnapshot(barrier(1), statistics, {})]
+
+
+def test_a_snapshot_that_fails_is_declined_and_sends_no_barrier() -> None:
+    drive = source()
+    drive(TriggerReceived(barrier(1)))
+    declined = Declined(TASK, 1, FailureReason.CHECKPOINT_DECLINED, "disk full")
+    assert drive(SnapshotFailed(1, "disk full")) == [Report(declined)]
+    with pytest.raises(UnexpectedEvent, match=r"Task hourly\[0\] was asked for no snapshot of checkpoint 1"):
+        drive(SnapshotPinned(1))
+
+
+def test_a_snapshot_of_another_checkpoint_is_refused() -> None:
+    drive = source()
+    drive(TriggerReceived(barrier(2)))
+    with pytest.raises(UnexpectedEvent, match="no snapshot of checkpoint 1"):
+        drive(SnapshotPinned(1))
+
+
+def test_a_gate_goes_on_behind_a_snapshot() -> None:
+    drive = behind("a")
+    drive.read("a", BarrierMark(barrier(1)))
+    assert not drive.machine.reads("a")
+    drive(SnapshotPinned(1))
+    assert drive.machine.reads("a")
+    drive.read("a", BarrierMark(barrier(2)))
+    assert drive(SnapshotFailed(2))[0] == Report(Declined(TASK, 2, FailureReason.CHECKPOINT_DECLINED, ""))
+    assert drive.machine.reads("a")
+
+
+def test_what_a_barrier_handler_declines_is_reported() -> None:
+    drive = behind("a", "b")
+    drive.read("a", BarrierMark(barrier(1)))
+    declined = Declined(TASK, 1, FailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER)
+    assert drive.read("b", CancelMark(1)) == [Forward(CancelMark(1)), Report(declined)]
+
+
+def test_an_abort_is_told_to_the_operators_behind_the_marks() -> None:
+    drive = behind("a", "b")
+    drive.read("a", BarrierMark(barrier(1)))
+    assert drive(life.CheckpointAborted(1)) == [Forward(CancelMark(1)), NotifyOperatorsAborted(1)]
+    assert source()(life.CheckpointAborted(1)) == [NotifyOperatorsAborted(1)]
+
+
+def test_an_abort_of_the_last_checkpoint_that_is_awaited_lets_the_task_go() -> None:
+    drive = source()
+    drive.snapshot(1)
+    drive(SourceExhausted())
+    drive(life.OperatorsFinished())
+    drive.snapshot(2)
+    assert drive(life.CheckpointCompleted(2)) == [life.CommitUpTo(2)]
+    assert drive(life.CheckpointAborted(1)) == [NotifyOperatorsAborted(1), *END]
+
+
+def test_an_unaligned_snapshot_is_stored_when_its_inputs_are_captured() -> None:
+    drive = behind("a", "b", config=UNALIGNED)
+    (pin,) = drive.read("a", BarrierMark(barrier(1)))
+    assert pin.overtaking
+    drive.now += 1.0
+    assert drive(SnapshotPinned(1)) == [Overtake(pin.barrier)]
+    drive.read("b", "row")
+    drive.now += 7.0
+    (store,) = drive.read("b", BarrierMark(barrier(1)))
+    statistics = TaskStatistics(operators_finished=False, alignment_seconds=0.0, sync_seconds=2.0)
+    assert store == StoreSnapshot(pin.barrier, statistics, {"b": ("row",)})
+
+
+def test_an_unaligned_snapshot_that_is_aborted_is_dropped() -> None:
+    drive = behind("a", "b", config=UNALIGNED)
+    drive.read("a", BarrierMark(barrier(1)))
+    drive(SnapshotPinned(1))
+    assert drive(life.CheckpointAborted(1)) == [DropSnapshot(1), Forward(CancelMark(1)), NotifyOperatorsAborted(1)]
+    drive.read("a", BarrierMark(barrier(2)))
+    drive(SnapshotPinned(2))
+    reason = FailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER
+    cancelled = [DropSnapshot(2), Forward(CancelMark(2)), Report(Declined(TASK, 2, reason))]
+    assert drive.read("b", CancelMark(2)) == cancelled
+
+
+def test_a_barrier_that_may_overtake_has_a_deadline() -> None:
+    config = CheckpointConfig(interval=None, unaligned=True, aligned_checkpoint_timeout=5.0)
+    drive = behind("a", "b", config=config)
+    assert drive.machine.next_deadline() is None
+    drive.read("a", BarrierMark(barrier(1)))
+    assert drive.machine.next_deadline() == 5.0
+    (pin,) = drive(AlignmentTick(5.0))
+    assert pin.overtaking
+
+
+# A suspend
+
+
+def test_a_suspend_pauses_behind_its_barrier_and_ends_without_finishing() -> None:
+    drive = behind("a")
+    suspend = barrier(1, SUSPEND)
+    drive.read("a", BarrierMark(suspend))
+    actions = drive(SnapshotPinned(1))
+    assert actions[:2] == [Forward(BarrierMark(suspend)), life.PauseOperators()]
+    assert isinstance(actions[2], StoreSnapshot) and len(actions) == 3
+    assert drive.machine.paused
+    assert not drive.machine.reads("a")
+    assert drive(life.CheckpointCompleted(1)) == [life.CommitUpTo(1), KillQuery(), Forward(EndOfData(False)), *END]
+    assert drive.machine.suspended
+
+
+def test_a_suspend_that_fails_goes_on() -> None:
+    drive = behind("a")
+    drive.read("a", "row", EndOfData(True))
+    drive(TriggerReceived(barrier(1, SUSPEND)))
+    drive.read("a", EndOfPartition())
+    (pin,) = drive(QueryConsumed({"a": 1}))
+    assert isinstance(pin, PinSnapshot)
+    drive(SnapshotPinned(1))
+    aborted = drive(life.CheckpointAborted(1))
+    assert aborted == [NotifyOperatorsAborted(1), life.ResumeOperators(), life.FinishOperators()]
+    assert not drive.machine.paused
+
+
+def test_a_source_that_is_exhausted_while_paused_finishes_when_it_goes_on() -> None:
+    drive = source()
+    drive.snapshot(1, SUSPEND)
+    assert drive.machine.paused
+    assert drive(EndInput()) == [StopSource()]
+    assert drive(life.CheckpointAborted(1)) == [NotifyOperatorsAborted(1), life.ResumeOperators(), life.FinishOperators()]
