@@ -51,7 +51,7 @@ simulate: $(STAMP) ## try to break the protocol: random pipelines, crashes, take
 	@$(BIN)/python -m simulation --seconds $(or $(SECONDS),60) --workers $(or $(WORKERS),2) $(if $(SEED),--seed $(SEED))
 
 coverage: $(STAMP) ## statement and branch coverage of the floors without Spark and Dagster; fails below 95 %
-	@$(BIN)/python -m pytest tests/pipeline tests/coordination tests/state --cov --cov-report=term
+	@$(BIN)/python -m pytest tests/pipeline tests/coordination tests/execution tests/state --cov --cov-report=term
 
 mutate: $(STAMP) ## mutation tests of coordination/ and state/ (half an hour on two quiet cores); `.venv/bin/mutmut results` lists survivors
 	@HYPOTHESIS_PROFILE=ci $(BIN)/mutmut run --max-children $(or $(WORKERS),2)

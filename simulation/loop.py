@@ -28,7 +28,7 @@ from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import Failure, JobAction, JobEvent, TaskFailure, TaskReport
 from dagster_checkpoints.execution.job_requests import AnswerRequest, RequestReceived
 from simulation.storage import StorageError
-from simulation.task_life import TaskLife
+from simulation.task_data import TaskData
 from simulation.user_requests import UserRequest
 from simulation.violations import Violation, check
 from simulation.writing import Writer
@@ -172,12 +172,12 @@ class Loop(Writer):
         else:
             self.queue.append(item)
 
-    def task_failed(self, task: TaskLife, message: str) -> None:
+    def task_failed(self, task: TaskData, message: str) -> None:
         self.count("task failures")
         self.running = [t for t in self.running if t is not task]
         self.report(task.attempt, TaskFailure(task.id, Failure(f"{task.id}: {message}")))
 
-    def task_ended(self, task: TaskLife) -> None:
+    def task_ended(self, task: TaskData) -> None:
         """Called by the task when it is FINISHED."""
         self.ghosts[task.id] = task.ghost()
         self.running = [t for t in self.running if t is not task]

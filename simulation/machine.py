@@ -33,7 +33,7 @@ from simulation.storage import (
     content_of,
 )
 from simulation.task import Task
-from simulation.task_life import TaskLife
+from simulation.task_data import TaskData
 from simulation.user_requests import UserRequest
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Upload:
 
     __slots__ = ("attempt", "barrier", "snapshot", "statistics", "task")
 
-    def __init__(self, task: TaskLife, barrier: CheckpointBarrier, snapshot: Snapshot, statistics: TaskStatistics) -> None:
+    def __init__(self, task: TaskData, barrier: CheckpointBarrier, snapshot: Snapshot, statistics: TaskStatistics) -> None:
         self.task = task
         self.attempt = task.attempt
         self.barrier = barrier

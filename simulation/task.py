@@ -47,14 +47,14 @@ from dagster_checkpoints.execution.task_events import (
 from simulation.channels import Channel, Output, Snapshot
 from simulation.shapes import TaskSpec
 from simulation.sinks import SinkError, TaskSink
-from simulation.task_life import TaskFailure, TaskLife, table_sum
+from simulation.task_data import TaskData, TaskFailure, table_sum
 from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
     from simulation.process import Process
 
 
-class Task(TaskLife):
+class Task(TaskData):
     """See the module's text."""
 
     def __init__(

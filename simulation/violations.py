@@ -2,12 +2,12 @@
 
 - Each record's effect is committed exactly once, at least once in that mode: `World._check_effects` when a job has finished,
   `World._check_written` when its sinks have recovered and when it is suspended; `cuts.check_cut` for each checkpoint.
-- No record is processed after a stop's savepoint, no split taken: `TaskLife.read_record`, `TaskLife._take`.
-- A stage's events come in order: MAX_WATERMARK once (`TaskLife._advance_operators`, `say`, `_come_past`), end_input once per
+- No record is processed after a stop's savepoint, no split taken: `TaskData.read_record`, `TaskData._take`.
+- A stage's events come in order: MAX_WATERMARK once (`TaskData._advance_operators`, `say`, `_come_past`), end_input once per
   input and finish (`finish_operators`), no snapshot or notice after close, nothing uncommitted at it (`Task._pin_snapshot`,
   `_commit`, `_close`); after finish no row comes in or goes out (`_into`, `emit`, `_take`).
 - No snapshot is taken for a checkpoint of whose abort the task was told: `Task._pin_snapshot`.
-- Event time never goes back, nothing is late, and every watermark is told: `TaskLife.restore`, `check_watermark`, `_take`,
+- Event time never goes back, nothing is late, and every watermark is told: `TaskData.restore`, `check_watermark`, `_take`,
   `Task._run_batch`, `operators.Window`.
 - Every task ends with the stop's one savepoint: `Loop.task_ended`.
 - What has finished never runs again: `deployment.deploy`, `Writer._written`.

@@ -38,7 +38,7 @@ from simulation.storage import (
     StorageUnavailable,
     stored_by,
 )
-from simulation.task_life import TaskLife
+from simulation.task_data import TaskData
 from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Writer(Machine):
     def report(self, attempt: int, event: object) -> None:
         """Tell the loop of something that a task, or an upload, of this attempt has done."""
 
-    def submit_upload(self, task: TaskLife, barrier: CheckpointBarrier, snapshot: Snapshot, statistics: TaskStatistics) -> None:
+    def submit_upload(self, task: TaskData, barrier: CheckpointBarrier, snapshot: Snapshot, statistics: TaskStatistics) -> None:
         self.uploads.append(Upload(task, barrier, snapshot, statistics))
 
     def may_upload(self, upload: Upload) -> bool:

@@ -35,7 +35,7 @@ class TaskFailure(Exception):
     """Something in a task raises."""
 
 
-class TaskLife:
+class TaskData:
     """What all tasks have in common."""
 
     def __init__(
