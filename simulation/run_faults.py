@@ -53,8 +53,8 @@ def _older_of_two() -> Patches:
 def _end_before_commit() -> Patches:
     perform = TaskMachine._perform
 
-    def broken(self: Any, decided: Any, now: float) -> Any:
-        return perform(self, sorted(decided, key=lambda action: isinstance(action, life.CommitUpTo)), now)
+    def broken(self: Any, decided: Any) -> Any:
+        return perform(self, sorted(decided, key=lambda action: isinstance(action, life.CommitUpTo)))
 
     yield TaskMachine, "_perform", broken
 

@@ -2,8 +2,9 @@
 
 No threads, no locks, no clock, no files, no Spark: the runtime (`spark`, `storage`) and the simulator drive the same machines,
 perform their actions and feed the results back. Every module is imported under its own name. Read `messages` (what a job sends
-to its tasks) first. Then the task's side: `elements` (what flows on a channel), `task_events` (what happens to a task, and what it
-then has to do), `input_gate` with `input_channel` and `gate_snapshots` (what a task reads, and when it must not read on),
-`task_machine` (in which order a task does what it has to) and `output_event_time` (what it says of event time). Then the job's side: `job_requests` (what is
-asked of a running job), `job_events` and `job_machine` (attempts, restarts and the end, around the coordinator).
+to its tasks) first. Then the task's side: `elements` (what flows on a channel), `task_events` (what happens to a task, and what
+it then has to do), `input_gate` with `input_channel` and `gate_snapshots` (what a task reads, and when it must not read on),
+`task_machine` (in which order a task does what it has to) and `output_event_time` (what it says of event time). Then the job's
+side: `job_requests` (what is asked of a running job), `job_events` and `job_machine` (attempts, restarts and the end, around the
+coordinator).
 """

@@ -117,6 +117,9 @@ class InputGate:
         self._valve = WatermarkValve(c.name for c in self._streams)
         known = {s.name: s.restored for s in channels if s.restored is not None and not s.static}
         self._valve.restore(ValveState(MIN_WATERMARK_MS if valve_watermark is None else valve_watermark, known))
+        self._now = 0.0
+        self._actions: list[GateAction] = []
+        """What the event that is being taken has led to so far."""
         self._awaits: type[object] | None = TaskOpened
         """The event that answers the last action; nothing is read before it comes."""
         self._open = False
@@ -193,19 +196,19 @@ class InputGate:
         take = _TAKES.get(type(event))
         if take is None:
             raise UnexpectedEvent(f"{event!r} is no event of an input gate. Feed it only what `handle` lists.")
-        actions: list[GateAction] = []
-        take(self, event, now, actions)
-        self._proceed(actions, now)
-        return actions
+        self._now, self._actions = now, []
+        take(self, event)
+        self._proceed()
+        return self._actions
 
-    def _answered(self, event: object, now: float, actions: list[GateAction]) -> None:
+    def _answered(self, event: object) -> None:
         if self._awaits is not type(event):
             waits = "nothing" if self._awaits is None else self._awaits.__name__
             raise UnexpectedEvent(f"{event!r} answers nothing that the gate asked for; it waits for {waits}.")
         self._awaits = None
 
-    def _query_built(self, event: QueryBuilt, now: float, actions: list[GateAction]) -> None:
-        self._answered(event, now, actions)
+    def _query_built(self, event: QueryBuilt) -> None:
+        self._answered(event)
         self._built = event
         self._open = True
         for channel in self._streams:
@@ -217,15 +220,15 @@ class InputGate:
             channel.taken_in = channel.scanned
         if event.streaming:
             self._moved = True  # what a restored valve knows is told to every query
-            self._let_through(actions)
-            actions.append(StartQuery())
+            self._let_through()
+            self._actions.append(StartQuery())
             self._awaits = QueryStarted
 
-    def _evaluated(self, event: Evaluated, now: float, actions: list[GateAction]) -> None:
-        self._answered(event, now, actions)
-        self._data_ended(actions)
+    def _evaluated(self, event: Evaluated) -> None:
+        self._answered(event)
+        self._data_ended()
 
-    def _arrived(self, event: ElementsArrived, now: float, actions: list[GateAction]) -> None:
+    def _arrived(self, event: ElementsArrived) -> None:
         if self._paused or self._awaits is not None:
             return
         for name, elements in event.elements:
@@ -237,13 +240,13 @@ class InputGate:
                 if channel.unread:
                     channel.unread.popleft()
                 if isinstance(element, Mark):
-                    self._scan_mark(channel, element, now, actions)
+                    self._scan_mark(channel, element)
                 else:
-                    self._scan_records(channel, element, actions)
+                    self._scan_records(channel, element)
                 if self._open:
                     channel.taken_in = channel.scanned
 
-    def _consumed(self, event: QueryConsumed, now: float, actions: list[GateAction]) -> None:
+    def _consumed(self, event: QueryConsumed) -> None:
         for name, position in event.positions.items():
             channel = self._known(name)
             if position > channel.consumed:
@@ -251,61 +254,61 @@ class InputGate:
         if self._held_back.waits and self._held_back.release():
             self._opened = True
 
-    def _between_batches(self, event: BetweenBatches, now: float, actions: list[GateAction]) -> None:
+    def _between_batches(self, event: BetweenBatches) -> None:
         if self._pending_watermarks.release():
             assert self._pending_watermarks.released is not None
-            actions.append(WatermarkReached(self._pending_watermarks.released))
+            self._actions.append(WatermarkReached(self._pending_watermarks.released))
         idle = self._valve.is_idle
         if idle != self._idle and (not idle or self.caught_up):
             self._idle = idle
-            actions.append(Forward(WatermarkStatus(idle)))
+            self._actions.append(Forward(WatermarkStatus(idle)))
 
-    def _triggered(self, event: TriggerReceived, now: float, actions: list[GateAction]) -> None:
-        self._obey(self._handler.handle(event), now, actions)
+    def _triggered(self, event: TriggerReceived) -> None:
+        self._obey(self._handler.handle(event))
 
-    def _aborted(self, event: life.CheckpointAborted, now: float, actions: list[GateAction]) -> None:
+    def _aborted(self, event: life.CheckpointAborted) -> None:
         checkpoint_id = event.checkpoint_id
         self._due = deque(due for due in self._due if due.checkpoint_id != checkpoint_id)
         for action in self._handler.handle(CancellationReceived(None, checkpoint_id)):
             if isinstance(action, AbortAlignment):
-                self._cancel(action.checkpoint_id, actions)  # no news to the coordinator, which has just said so
+                self._cancel(action.checkpoint_id)  # no news to the coordinator, which has just said so
             else:
-                self._obey([action], now, actions)
-        self._give_up(checkpoint_id, actions)
+                self._obey([action])
+        self._give_up(checkpoint_id)
         self._memory.forget(lambda other: other == checkpoint_id)
 
-    def _announced(self, event: UnreadBarrier, now: float, actions: list[GateAction]) -> None:
+    def _announced(self, event: UnreadBarrier) -> None:
         channel = self._known(event.channel)
         channel.announced = event.barrier.checkpoint_id
         channel.unread = deque(event.unread)
-        self._obey(self._handler.handle(BarrierAnnounced(event.channel, event.barrier)), now, actions)
+        self._obey(self._handler.handle(BarrierAnnounced(event.channel, event.barrier)))
 
-    def _tick(self, event: AlignmentTick, now: float, actions: list[GateAction]) -> None:
-        self._obey(self._handler.handle(event), now, actions)
+    def _tick(self, event: AlignmentTick) -> None:
+        self._obey(self._handler.handle(event))
 
-    def _snapshot_failed(self, event: SnapshotFailed, now: float, actions: list[GateAction]) -> None:
-        self._answered(SnapshotPinned(event.checkpoint_id), now, actions)
-        self._give_up(event.checkpoint_id, [])
+    def _snapshot_failed(self, event: SnapshotFailed) -> None:
+        self._answered(SnapshotPinned(event.checkpoint_id))
+        self._captures.give_up(event.checkpoint_id, self._channels.values())
 
-    def _pause(self, event: object, now: float, actions: list[GateAction]) -> None:
+    def _pause(self, event: object) -> None:
         self._paused = True
 
-    def _resume(self, event: object, now: float, actions: list[GateAction]) -> None:
+    def _resume(self, event: object) -> None:
         self._paused = False
 
-    def _close(self, event: object, now: float, actions: list[GateAction]) -> None:
+    def _close(self, event: object) -> None:
         self._closed, self._open, self._awaits = True, False, None
         for channel in self._streams:
             channel.held.clear()
 
     # Scanning
 
-    def _scan_records(self, channel: InputChannel, records: Element, actions: list[GateAction]) -> None:
+    def _scan_records(self, channel: InputChannel, records: Element) -> None:
         if channel.captured is not None:
             channel.captured.append(records)
         if channel.static:
             if channel.ended == "none":
-                actions.append(AddToTable(channel.name, records))
+                self._actions.append(AddToTable(channel.name, records))
         elif self._open:
             channel.open_to = channel.scanned
             self._opened = True
@@ -313,15 +316,15 @@ class InputGate:
             channel.held.append(records)
             channel.held_to = channel.scanned
 
-    def _scan_mark(self, channel: InputChannel, mark: Mark, now: float, actions: list[GateAction]) -> None:
+    def _scan_mark(self, channel: InputChannel, mark: Mark) -> None:
         name = channel.name
         if isinstance(mark, BarrierMark):
             channel.announced = None
             if not self._exactly_once:
                 self._memory.remember(channel, mark.barrier.checkpoint_id, self._valve.snapshot())
-            self._obey(self._handler.handle(BarrierReceived(name, mark.barrier)), now, actions)
+            self._obey(self._handler.handle(BarrierReceived(name, mark.barrier)))
         elif isinstance(mark, CancelMark):
-            self._obey(self._handler.handle(CancellationReceived(name, mark.checkpoint_id)), now, actions)
+            self._obey(self._handler.handle(CancellationReceived(name, mark.checkpoint_id)))
         else:
             ends = isinstance(mark, EndOfPartition)
             if channel.captured is not None and not ends:
@@ -333,7 +336,7 @@ class InputGate:
             elif not self._closed:
                 channel.held.append(mark)
             if ends:
-                self._obey(self._handler.handle(EndOfPartitionReceived(name)), now, actions)
+                self._obey(self._handler.handle(EndOfPartitionReceived(name)))
 
     def _take_in(self, channel: InputChannel, mark: Mark) -> None:
         if channel.ended != "none":
@@ -351,22 +354,22 @@ class InputGate:
 
     # What follows from the state
 
-    def _proceed(self, actions: list[GateAction], now: float) -> None:
+    def _proceed(self) -> None:
         """Everything that is possible now; an action whose result is waited for is the last one."""
         if self._paused or self._awaits is not None:
             return
         if not (self._open or self._closed) and all(c.ended_in_scan or c.ended == "drain" for c in self._statics):
             self._awaits = QueryBuilt
-            actions.append(BuildQuery())
+            self._actions.append(BuildQuery())
             return
         if self._open and (self._opened or self._moved):
-            self._let_through(actions)
+            self._let_through()
         if self._due:
-            self._take_due(actions)
+            self._take_due()
         if self._open and not self._due and self._awaits is None:
-            self._end(actions)
+            self._end()
 
-    def _let_through(self, actions: list[GateAction]) -> None:
+    def _let_through(self) -> None:
         watermark: int | None = self._valve.watermark
         if self._valve.watermark <= MIN_WATERMARK_MS:
             watermark = None
@@ -380,9 +383,9 @@ class InputGate:
             watermark = self._held_back.released
         self._opened = self._moved = False
         if self._built.streaming:
-            actions.append(OpenTo({c.name: c.open_to for c in self._streams}, watermark))
+            self._actions.append(OpenTo({c.name: c.open_to for c in self._streams}, watermark))
 
-    def _take_due(self, actions: list[GateAction]) -> None:
+    def _take_due(self) -> None:
         """In the order in which they have become due. Nothing is read meanwhile, so they all lie at the same place."""
         while self._due and self._awaits is None:
             due = self._due[0]
@@ -390,43 +393,43 @@ class InputGate:
                 case TakeSnapshot() | StartSnapshot() if self._open and not self.caught_up:
                     return
                 case TakeSnapshot(barrier):
-                    self._pin(barrier, due, actions)
+                    self._pin(barrier, due)
                 case StartSnapshot(barrier, names):
-                    self._pin(barrier, due, actions, overtaking=True)
+                    self._pin(barrier, due, overtaking=True)
                     self._captures.begin(barrier.checkpoint_id, [self._channels[name] for name in names])
                 case ChannelCaptured(checkpoint_id, name):
                     self._captures.end(checkpoint_id, self._channels[name])
                 case SnapshotInputsComplete(checkpoint_id):
                     captured = self._captures.complete(checkpoint_id)
                     if captured is not None:
-                        actions.append(captured)
+                        self._actions.append(captured)
             self._due.popleft()
 
-    def _pin(self, barrier: CheckpointBarrier, due: SnapshotDue, actions: list[GateAction], *, overtaking: bool = False) -> None:
+    def _pin(self, barrier: CheckpointBarrier, due: SnapshotDue, *, overtaking: bool = False) -> None:
         self._awaits = SnapshotPinned
         inputs = pinned_inputs(self._channels.values(), self._valve.snapshot(), barrier.checkpoint_id, self._memory)
-        actions.append(PinDue(PinSnapshot(barrier, inputs, overtaking), due.since))
+        self._actions.append(PinDue(PinSnapshot(barrier, inputs, overtaking), due.since))
         self._memory.forget(lambda other: other <= barrier.checkpoint_id)  # a newer one subsumes what is older
 
-    def _end(self, actions: list[GateAction]) -> None:
+    def _end(self) -> None:
         if not self._built.streaming:
             self._awaits = Evaluated
-            actions.append(EvaluateOnce())
+            self._actions.append(EvaluateOnce())
         elif self.caught_up and all(c.ended != "none" for c in self._streams):
-            self._data_ended(actions)
+            self._data_ended()
 
-    def _data_ended(self, actions: list[GateAction]) -> None:
+    def _data_ended(self) -> None:
         self._open, self._closed = False, True
-        actions.append(life.EndOfDataReceived(all(c.ended == "drain" for c in self._streams)))
+        self._actions.append(life.EndOfDataReceived(all(c.ended == "drain" for c in self._streams)))
 
     # Barriers and snapshots
 
-    def _obey(self, asked: Iterable[BarrierAction], now: float, actions: list[GateAction]) -> None:
+    def _obey(self, asked: Iterable[BarrierAction]) -> None:
         for action in asked:
             match action:
                 case BlockChannel(name):
                     if self._alignment_began is None:
-                        self._alignment_began = now
+                        self._alignment_began = self._now
                     self._channels[name].blocked = True
                 case UnblockChannels(names):
                     for name in names:
@@ -434,25 +437,25 @@ class InputGate:
                 case TakeSnapshot(barrier) if self._closed and self._memory.ended_behind(barrier.checkpoint_id):
                     # At-least-once: its data ended behind the barrier of an upstream task, which would go on after a restore, and
                     # this task would take in nothing.
-                    self._cancel(barrier.checkpoint_id, actions)
+                    self._cancel(barrier.checkpoint_id)
                     reason = FailureReason.CHECKPOINT_DECLINED_INPUT_END_OF_STREAM
-                    actions.append(AbortAlignment(barrier.checkpoint_id, reason))
+                    self._actions.append(AbortAlignment(barrier.checkpoint_id, reason))
                 case AbortAlignment(checkpoint_id):
-                    self._cancel(checkpoint_id, actions)
-                    actions.append(action)
+                    self._cancel(checkpoint_id)
+                    self._actions.append(action)
                 case _:
-                    self._due.append(SnapshotDue(action, now if self._alignment_began is None else self._alignment_began))
+                    self._due.append(SnapshotDue(action, self._now if self._alignment_began is None else self._alignment_began))
                     self._alignment_began = None
 
-    def _cancel(self, checkpoint_id: int, actions: list[GateAction]) -> None:
+    def _cancel(self, checkpoint_id: int) -> None:
         self._alignment_began = None
-        self._give_up(checkpoint_id, actions)
-        actions.append(Forward(CancelMark(checkpoint_id)))
+        self._give_up(checkpoint_id)
+        self._actions.append(Forward(CancelMark(checkpoint_id)))
 
-    def _give_up(self, checkpoint_id: int, actions: list[GateAction]) -> None:
+    def _give_up(self, checkpoint_id: int) -> None:
         """Forget an unaligned snapshot whose inputs are not complete."""
         if self._captures.give_up(checkpoint_id, self._channels.values()):
-            actions.append(DropSnapshot(checkpoint_id))
+            self._actions.append(DropSnapshot(checkpoint_id))
 
     def _known(self, name: str) -> InputChannel:
         channel = self._channels.get(name)
@@ -462,7 +465,7 @@ class InputGate:
         return channel
 
 
-_TAKES: dict[type[object], Callable[[InputGate, Any, float, list[GateAction]], None]] = {
+_TAKES: dict[type[object], Callable[[InputGate, Any], None]] = {
     TaskOpened: InputGate._answered,
     QueryBuilt: InputGate._query_built,
     QueryStarted: InputGate._answered,

@@ -101,6 +101,7 @@ class TaskMachine:
         self._streaming = streaming
         self._finished_before = finished_before
         self._waits_for_inputs = any(channel.static for channel in channels)
+        self._now = 0.0
         self._begun = False
         self._running_reported = False
         self._suspended = False
@@ -160,90 +161,91 @@ class TaskMachine:
         take = _TAKES.get(type(event))
         if take is None:
             raise UnexpectedEvent(f"{event!r} is no event of a task. Feed it only what `TaskEvent` lists.")
-        return take(self, event, now)
+        self._now = now
+        return take(self, event)
 
-    def _opened(self, event: TaskOpened, now: float) -> list[TaskAction]:
+    def _opened(self, event: TaskOpened) -> list[TaskAction]:
         if self._begun:
             raise UnexpectedEvent(f"Task {self.task} is opened a second time.")
         self._begun = True
         if self._finished_before:
             restored = life.RestoredAfterFinish()
-            self._to_gate(restored, now)
-            return [*self._report_running(), *self._perform(self._life.handle(restored), now)]
+            self._to_gate(restored)
+            return [*self._report_running(), *self._perform(self._life.handle(restored))]
         if self.gate is not None:
             waiting = self._report_running() if self._waits_for_inputs else []
-            return [*waiting, *self._to_gate(event, now)]
+            return [*waiting, *self._to_gate(event)]
         return [StartQuery()] if self._streaming else [*self._report_running(), EvaluateOnce()]
 
-    def _query_started(self, event: QueryStarted, now: float) -> list[TaskAction]:
-        return [*self._report_running(), *self._to_gate(event, now)]
+    def _query_started(self, event: QueryStarted) -> list[TaskAction]:
+        return [*self._report_running(), *self._to_gate(event)]
 
-    def _query_built(self, event: QueryBuilt, now: float) -> list[TaskAction]:
+    def _query_built(self, event: QueryBuilt) -> list[TaskAction]:
         evaluated_at_once = [] if event.streaming else self._report_running()
-        return [*evaluated_at_once, *self._to_gate(event, now)]
+        return [*evaluated_at_once, *self._to_gate(event)]
 
-    def _evaluated(self, event: Evaluated, now: float) -> list[TaskAction]:
-        return self._data_ended(now) if self.gate is None else self._to_gate(event, now)
+    def _evaluated(self, event: Evaluated) -> list[TaskAction]:
+        return self._data_ended() if self.gate is None else self._to_gate(event)
 
-    def _exhausted(self, event: SourceExhausted, now: float) -> list[TaskAction]:
-        return self._data_ended(now)
+    def _exhausted(self, event: SourceExhausted) -> list[TaskAction]:
+        return self._data_ended()
 
-    def _end_input(self, event: EndInput, now: float) -> list[TaskAction]:
+    def _end_input(self, event: EndInput) -> list[TaskAction]:
         if self.gate is not None or not self.running:
             return []
-        return [StopSource(), *self._data_ended(now)]
+        return [StopSource(), *self._data_ended()]
 
-    def _data_ended(self, now: float) -> list[TaskAction]:
+    def _data_ended(self) -> list[TaskAction]:
         """The data of a source has ended."""
-        return self._perform(self._life.handle(life.EndOfDataReceived()), now)
+        return self._perform(self._life.handle(life.EndOfDataReceived()))
 
-    def _operators_finished(self, event: life.OperatorsFinished, now: float) -> list[TaskAction]:
+    def _operators_finished(self, event: life.OperatorsFinished) -> list[TaskAction]:
         # Behind the last records: what `finish` has returned must not be late for those behind this task.
-        return [Forward(WatermarkAt(MAX_WATERMARK_MS)), *self._perform(self._life.handle(event), now)]
+        return [Forward(WatermarkAt(MAX_WATERMARK_MS)), *self._perform(self._life.handle(event))]
 
-    def _triggered(self, event: TriggerReceived, now: float) -> list[TaskAction]:
+    def _triggered(self, event: TriggerReceived) -> list[TaskAction]:
         if self.gate is not None:
-            return self._to_gate(event, now)
-        return self._pin(PinDue(PinSnapshot(event.barrier, PinnedInputs()), now), now)
+            return self._to_gate(event)
+        return self._pin(PinDue(PinSnapshot(event.barrier, PinnedInputs()), self._now))
 
-    def _told(self, event: life.LifecycleEvent, now: float) -> list[TaskAction]:
+    def _told(self, event: life.LifecycleEvent) -> list[TaskAction]:
         """A notice of the coordinator's that concerns the life cycle alone."""
-        return self._perform(self._life.handle(event), now)
+        return self._perform(self._life.handle(event))
 
-    def _aborted(self, event: life.CheckpointAborted, now: float) -> list[TaskAction]:
-        cancelled = self._to_gate(event, now)
+    def _aborted(self, event: life.CheckpointAborted) -> list[TaskAction]:
+        cancelled = self._to_gate(event)
         self._capturing.pop(event.checkpoint_id, None)
         return [
             *cancelled,
             NotifyOperatorsAborted(event.checkpoint_id),
-            *self._perform(self._life.handle(event), now),
+            *self._perform(self._life.handle(event)),
         ]
 
     # Snapshots
 
-    def _pin(self, due: PinDue, now: float) -> list[TaskAction]:
-        self._pinning = (due.pin, due.since, now)
+    def _pin(self, due: PinDue) -> list[TaskAction]:
+        self._pinning = (due.pin, due.since, self._now)
         return [due.pin]
 
-    def _pinned(self, event: SnapshotPinned, now: float) -> list[TaskAction]:
+    def _pinned(self, event: SnapshotPinned) -> list[TaskAction]:
         pin, since, began = self._pinning_of(event)
         barrier, properties = pin.barrier, pin.barrier.properties
         actions: list[TaskAction] = [Overtake(barrier) if pin.overtaking else Forward(BarrierMark(barrier))]
         taken = life.SnapshotTaken(barrier.checkpoint_id, properties.stops_job, properties.is_savepoint)
-        actions += self._perform(self._life.handle(taken), now)
+        actions += self._perform(self._life.handle(taken))
         statistics = TaskStatistics(
-            operators_finished=self._life.operators_finished, alignment_seconds=began - since, sync_seconds=now - began
+            operators_finished=self._life.operators_finished, alignment_seconds=began - since, sync_seconds=self._now - began
         )
         if pin.overtaking:
             self._capturing[barrier.checkpoint_id] = (barrier, statistics)
         else:
             actions.append(StoreSnapshot(barrier, statistics, {}))
-        return [*actions, *self._to_gate(event, now)]
+        return [*actions, *self._to_gate(event)]
 
-    def _failed(self, event: SnapshotFailed, now: float) -> list[TaskAction]:
+    def _failed(self, event: SnapshotFailed) -> list[TaskAction]:
         self._pinning_of(event)
         declined = Declined(self.task, event.checkpoint_id, FailureReason.CHECKPOINT_DECLINED, event.message)
-        return [Report(declined), *self._to_gate(event, now)]
+        return [Report(declined), *self._to_gate(event)]
 
     def _pinning_of(self, event: SnapshotPinned | SnapshotFailed) -> tuple[PinSnapshot, float, float]:
         pinning, self._pinning = self._pinning, None
@@ -253,22 +255,22 @@ class TaskMachine:
 
     # The gate and the life cycle
 
-    def _to_gate(self, event: object, now: float) -> list[TaskAction]:
-        return [] if self.gate is None else self._of_gate(self.gate.handle(event, now), now)
+    def _to_gate(self, event: object) -> list[TaskAction]:
+        return [] if self.gate is None else self._of_gate(self.gate.handle(event, self._now))
 
-    def _reads_on(self, event: object, now: float) -> list[TaskAction]:
+    def _reads_on(self, event: object) -> list[TaskAction]:
         """What only a task with inputs hears of."""
         if self.gate is None:
             raise UnexpectedEvent(f"Task {self.task} is a source and has no input channels: {event!r}.")
-        return self._of_gate(self.gate.handle(event, now), now)
+        return self._of_gate(self.gate.handle(event, self._now))
 
-    def _of_gate(self, asked: Iterable[GateAction], now: float) -> list[TaskAction]:
+    def _of_gate(self, asked: Iterable[GateAction]) -> list[TaskAction]:
         actions: list[TaskAction] = []
         for action in asked:
             if isinstance(action, PinDue):
-                actions += self._pin(action, now)
+                actions += self._pin(action)
             elif isinstance(action, life.EndOfDataReceived):
-                actions += self._perform(self._life.handle(action), now)
+                actions += self._perform(self._life.handle(action))
             elif isinstance(action, AbortAlignment):
                 self._capturing.pop(action.checkpoint_id, None)
                 actions.append(Report(Declined(self.task, action.checkpoint_id, action.reason)))
@@ -279,14 +281,14 @@ class TaskMachine:
                 actions.append(action)
         return actions
 
-    def _perform(self, decided: Iterable[life.LifecycleAction], now: float) -> list[TaskAction]:
+    def _perform(self, decided: Iterable[life.LifecycleAction]) -> list[TaskAction]:
         actions: list[TaskAction] = []
         of_gate: list[TaskAction] = []
         for action in decided:
             match action:
                 case life.FinishOperators() | life.PauseOperators() | life.ResumeOperators():
                     actions.append(action)
-                    of_gate += self._to_gate(action, now)
+                    of_gate += self._to_gate(action)
                 case life.EmitEndOfData(drain):
                     actions += self._end_of_data(drain)
                 case life.EmitEndOfPartition():
@@ -310,7 +312,7 @@ class TaskMachine:
         return [Report(TaskStateChanged(self.task, TaskState.RUNNING))]
 
 
-_TAKES: dict[type[object], Callable[[TaskMachine, Any, float], list[TaskAction]]] = {
+_TAKES: dict[type[object], Callable[[TaskMachine, Any], list[TaskAction]]] = {
     TaskOpened: TaskMachine._opened,
     QueryBuilt: TaskMachine._query_built,
     QueryStarted: TaskMachine._query_started,
