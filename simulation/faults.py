@@ -40,10 +40,12 @@ from dagster_checkpoints.coordination.pending_checkpoints import PendingCheckpoi
 from dagster_checkpoints.coordination.progress import TaskProgress
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
+from dagster_checkpoints.execution import checkpoint_writing
 from dagster_checkpoints.execution.ownership import OwnershipSteps
+from dagster_checkpoints.execution.shared_files import SharedName, SharedNames
 from dagster_checkpoints.execution.storage_steps import ReadState
 from dagster_checkpoints.state import PartlyFinishedUnionState, redistribution, restore
-from simulation import machine, sinks, writing
+from simulation import sinks
 from simulation.run_faults import RUN_FAULTS, Patches
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
@@ -177,7 +179,7 @@ def _ended_channel_holds_event_time_back() -> Patches:
 
 
 def _partly_finished_union_accepted() -> Patches:
-    yield writing, "check_union_states", lambda metadata: None
+    yield checkpoint_writing, "check_union_states", lambda metadata: None
 
 
 def _union_lets_some_go() -> Patches:
@@ -189,7 +191,7 @@ def _union_lets_some_go() -> Patches:
                     if snapshot.operator_states and name in partly:
                         raise PartlyFinishedUnionState
 
-    yield writing, "check_union_states", broken
+    yield checkpoint_writing, "check_union_states", broken
 
 
 def _finished_tasks_forgotten() -> Patches:
@@ -329,7 +331,7 @@ def _ended_predecessor_refused() -> Patches:
 
 
 def _name_without_owner() -> Patches:
-    yield machine.Machine, "own_name", lambda self, content: content
+    yield SharedNames, "own", lambda self, sha256: SharedName(sha256, 0)
 
 
 def _older_owner_aborts() -> Patches:

@@ -17,6 +17,8 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.execution.job_events import TaskReport
 from dagster_checkpoints.execution.job_machine import JobMachine
+from dagster_checkpoints.execution.shared_files import PutFile, SharedNames, store_file
+from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from simulation.channels import Ghost, Snapshot
@@ -30,7 +32,7 @@ from simulation.storage import (
     OwnershipLost,
     Steps,
     StorageError,
-    content_of,
+    shared_name,
 )
 from simulation.task import Task
 from simulation.task_data import TaskData
@@ -112,8 +114,7 @@ class Machine(ABC):
         self._start: StartPoint | None = None
         self._sleeping_until = 0.0
         self._waits_for: Callable[[], bool] | None = None
-        self._earlier: dict[str, str] = {}
-        """By content, the name of a file that an earlier checkpoint had."""
+        self.names = SharedNames(lambda: self.epoch)
         self._savepoints: dict[int, str] = {}
         self._kept: set[int] = set()
         self._last_id = 0
@@ -145,41 +146,30 @@ class Machine(ABC):
     def count(self, what: str) -> None:
         self.world.counts[what] += 1
 
-    # What state files are called; mirrors `storage.shared_files`
+    # State files
 
     def known(self, restored: Restored) -> None:
-        """The files of a restored checkpoint keep their names, and are not stored once more.
-
-        Unless the checkpoint was not listed when this owner began: an earlier one, paused since, may yet delete its files.
-        """
+        """The files of a restored checkpoint were fetched and verified just now."""
         assert self.ownership is not None
-        listed = self.ownership.previous.listed
-        if restored.metadata.epoch == self.epoch or any(pointer.location == restored.location for pointer in listed):
+        if self.ownership.steps.vouches_for(restored.location, restored.metadata.epoch):
             names = restored.metadata.files
-            self._earlier.update({content_of(name): name for name in names})
+            self.names.known(map(shared_name, names))
             self.registry.known(names)
-
-    def own_name(self, content: str) -> str:
-        """What this owner calls a file that it stores: no other one has that name."""
-        return f"{content}-{self.epoch}"
 
     def store_file(self, checkpoint: str, content: str) -> str:
         """Store it unless it is there. Returns its name, which the checkpoint names from now on."""
-        earlier = self._earlier.get(content)
-        if earlier is not None and self.registry.lend(checkpoint, earlier):
-            return earlier
-        name = self.own_name(content)
-        if self.registry.reserve(checkpoint, name):
-            self.world.store.shared.add(name)
-            self.registry.stored(checkpoint, name)
-        return name
+
+        def perform(request: PutFile) -> None:
+            self.world.store.shared.add(request.name)
+
+        return str(drive(store_file(self.names, self.registry, checkpoint, content), perform).name)
 
     def being_deleted(self, content: str) -> bool:
-        """Whether whoever wants to store it has to wait."""
-        registry, earlier = self.registry, self._earlier.get(content)
-        if earlier is not None and earlier in registry._stored and earlier not in registry._deleting:
+        """Whether an upload that wants to store it has to wait."""
+        registry, earlier = self.registry, self.names.earlier(content)
+        if earlier is not None and str(earlier) in registry._stored and str(earlier) not in registry._deleting:
             return False
-        return self.own_name(content) in registry._deleting
+        return str(self.names.own(content)) in registry._deleting
 
     def ready(self) -> bool:
         """Whether the main thread has something to do."""

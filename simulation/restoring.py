@@ -11,7 +11,7 @@ from dagster_checkpoints.execution.pipeline_state import CheckpointPointer
 from dagster_checkpoints.execution.start_point import (
     NamedPlace,
     NothingToRestoreError,
-    ReadCheckpoint,
+    ReadRestorable,
     RegisterFiles,
     ResolveName,
     RestorableCheckpoint,
@@ -131,7 +131,7 @@ def choose_start(
             case RegisterFiles(location):
                 registry.register(location, store.check_whole(location).files)
                 return None
-            case ReadCheckpoint(location):
+            case ReadRestorable(location):
                 return restorable(location)
             case ResolveName(name):
                 return NamedPlace(name, name in store.savepoints)

@@ -15,6 +15,7 @@ from dagster_checkpoints.execution import acquisition, storage_steps
 from dagster_checkpoints.execution.acquisition import AnnounceWatch, CheckOwnerGone, Sleep
 from dagster_checkpoints.execution.ownership import SAFETY, OwnershipSteps
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, EndedBy, JobStatus, Owner, PipelineState
+from dagster_checkpoints.execution.shared_files import SharedName
 from dagster_checkpoints.execution.storage_errors import AlreadyExists, Precondition
 from dagster_checkpoints.execution.storage_errors import OutcomeUnknown as OutcomeUnknown
 from dagster_checkpoints.execution.storage_errors import OwnershipLost as OwnershipLost
@@ -63,7 +64,7 @@ class Metadata:
 
 @dataclass(eq=False)
 class Savepoint:
-    """A savepoint's directory."""
+    """A savepoint's directory. `complete`: its owner may say so; `deleted`: its owner has given it up, or it was swept."""
 
     location: str
     own: bool
@@ -71,6 +72,7 @@ class Savepoint:
     files: set[str] = field(default_factory=set)
     metadata: Metadata | None = None
     marked: bool = False
+    complete: bool = False
     deleted: bool = False
 
 
@@ -148,7 +150,7 @@ class Store:
         """Somebody copies a savepoint elsewhere."""
         original = self.savepoints[location]
         copy = f"elsewhere/{number}/{location.rpartition('/')[2]}"
-        self.savepoints[copy] = Savepoint(copy, False, 0, set(original.files), original.metadata)
+        self.savepoints[copy] = Savepoint(copy, False, 0, set(original.files), original.metadata, complete=True)
         return copy
 
     def delete_shared(self, files: Iterable[str]) -> None:
@@ -159,12 +161,47 @@ class Store:
                 check(not metadata.files & gone, f"files of {pointer.location} were deleted: {sorted(metadata.files & gone)}")
         self.shared -= gone
 
-    def delete_savepoint(self, location: str) -> None:
-        """Delete a savepoint's directory; a complete one is the user's, unless it was claimed."""
-        savepoint = self.savepoints.pop(location, None)
-        whole = savepoint is not None and savepoint.metadata is not None and not savepoint.deleted
-        users = whole and location not in self.claimed
-        check(not users, f"the user's savepoint {location} was deleted by the system")
+    def create_metadata(self, location: str, metadata: Metadata) -> bool:
+        """Create a checkpoint's metadata. False if there is some."""
+        if location in self.metadata:
+            return False
+        self.metadata[location] = metadata
+        return True
+
+    def create_savepoint_metadata(self, begun: Savepoint, metadata: Metadata) -> bool:
+        """Create a savepoint's metadata. False if there is some."""
+        there = self.savepoints.get(begun.location)
+        if there is None:
+            # Swept meanwhile: metadata without files. No user is told that it is complete; a restore says what is gone.
+            there = self.savepoints[begun.location] = Savepoint(begun.location, True, begun.epoch, deleted=True)
+        if there.metadata is not None:
+            return False
+        there.metadata = metadata
+        return True
+
+    def tell_savepoint(self, location: str) -> None:
+        """A user is told that it is complete."""
+        savepoint = self.savepoints.get(location)
+        if savepoint is not None and savepoint.metadata is not None:
+            savepoint.complete = True
+            self.take_id(savepoint.metadata)
+
+    def delete_savepoint_metadata(self, location: str) -> None:
+        """From now on it is no savepoint; a complete one is the user's, unless it was claimed."""
+        savepoint = self.savepoints.get(location)
+        if savepoint is not None:
+            check(all(p.location != location for p in self.pointers()), f"{location} was deleted, and is listed as retained")
+            users = savepoint.complete and location not in self.claimed
+            check(not users, f"the user's savepoint {location} was deleted by the system")
+            savepoint.metadata = None
+
+    def delete_mark(self, location: str) -> None:
+        """Of a savepoint; nothing is left where there was nothing else."""
+        savepoint = self.savepoints.get(location)
+        if savepoint is not None:
+            savepoint.marked = False
+            if savepoint.metadata is None and not savepoint.files:
+                del self.savepoints[location]
 
 
 def performed(steps: storage_steps.Steps[T], perform: Callable[[Any], Steps[Any]]) -> Steps[T]:
@@ -279,14 +316,10 @@ class Ownership:
             raise StorageUnavailable
 
 
-def content_of(name: str) -> str:
-    """What is in a file of this name in shared/: equal contents have equal ones, whoever stored them."""
-    return name.partition("-")[0]
-
-
-def stored_by(name: str) -> int:
-    """The epoch of the owner that has stored a file of this name."""
-    return int(name.partition("-")[2] or 0)
+def shared_name(name: str) -> SharedName:
+    """From the name of a file in shared/, whose bytes the simulator keeps instead of their sha256."""
+    content, _, epoch = name.partition("-")
+    return SharedName(content, int(epoch or 0))
 
 
 def acquire(

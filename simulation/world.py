@@ -438,7 +438,7 @@ class World:
             # An instance that had finished before does not open its sink again, and so clears nothing up.
             staged = [name for name, (instance, _) in sink.staged.items() if (sink.stage, instance) in ran]
             check(not staged, f"left over in the staging area of stage {sink.stage}: {staged}")
-        begun = [s.location for s in self.store.savepoints.values() if s.metadata is None]
+        begun = [s.location for s in self.store.savepoints.values() if s.own and s.metadata is None and (s.marked or s.files)]
         check(not begun, f"left over: unfinished savepoints {begun}")
 
     def check_end(self) -> None:

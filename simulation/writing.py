@@ -1,4 +1,4 @@
-"""A process's dealings with storage: uploads of snapshots, metadata, deletions; mirrors `spark.job.checkpointing`.
+"""A process's dealings with storage: uploads of snapshots, metadata, deletions; the world's performer of the shipped steps.
 
 Must not know when checkpoints are taken.
 """
@@ -6,7 +6,9 @@ Must not know when checkpoints are taken.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 from dagster_checkpoints.coordination import (
     Acknowledged,
@@ -14,38 +16,83 @@ from dagster_checkpoints.coordination import (
     CheckpointSnapshot,
     Declined,
     FailureReason,
-    MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
     TaskStatistics,
 )
+from dagster_checkpoints.execution.checkpoint_deletion import (
+    DeleteFiles,
+    DeleteMetadata,
+    DeleteSavepoint,
+    DeleteSavepointFiles,
+    DeleteSavepointMetadata,
+    DeleteUnnamed,
+    DiscardFiles,
+    DiscardPendingFiles,
+    DiscardSavepoint,
+    ForgetCheckpoint,
+    FoundMetadata,
+    HasMetadata,
+    IncompleteMark,
+    IsRegistered,
+    ListFiles,
+    ListMetadata,
+    ListSavepointDirectories,
+    MarkIncomplete,
+    ReadMark,
+    RemoveMark,
+    SweepFiles,
+    delete_checkpoint,
+    delete_files,
+    delete_savepoint,
+    discard_states,
+    sweep,
+    sweep_files,
+)
+from dagster_checkpoints.execution.checkpoint_writing import (
+    BuildMetadata,
+    CheckStateFiles,
+    CompareObject,
+    CompleteCheckpoint,
+    CreateObject,
+    RenewLease,
+    ReserveId,
+    StoreMetadata,
+    StoreSavepoint,
+    complete_savepoint,
+    write_checkpoint,
+    write_metadata,
+)
+from dagster_checkpoints.execution.storage_errors import AlreadyExists
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import PartlyFinishedUnionState, check_union_states
-from dagster_checkpoints.storage.errors import CheckpointDiscarded
+from dagster_checkpoints.state import CheckpointMetadata
+from dagster_checkpoints.storage.errors import CheckpointDiscarded, MissingStateFile
 from simulation.channels import Ghost, Snapshot
 from simulation.cuts import check_cut
 from simulation.machine import Machine, Upload
 from simulation.restoring import as_recorded
 from simulation.storage import (
+    LANDED,
+    LOST,
+    OK,
     PAUSE,
     PUT,
+    UNAVAILABLE,
     Metadata,
     OutcomeUnknown,
-    OwnershipLost,
     Savepoint,
     Steps,
     StorageError,
     StorageUnavailable,
-    stored_by,
+    performed,
+    shared_name,
 )
 from simulation.task_data import TaskData
 from simulation.violations import Violation, check
 
-if TYPE_CHECKING:
-    pass
-
-
 UPLOADED = "uploaded"
+_WITHOUT_UNION_STATES = CheckpointMetadata("simulated", 0, (), ())
+"""Of a pipeline in which no stage has any."""
 
 
 class Writer(Machine):
@@ -107,43 +154,41 @@ class Writer(Machine):
             self.world.store.savepoints[location] = Savepoint(location, True, self.epoch)
         return self._savepoints[checkpoint_id]
 
-    def _write(self, checkpoint: CheckpointSnapshot, ghosts: dict[TaskId, Ghost]) -> Steps[None]:
-        self.queue.append((yield from self._written(checkpoint, ghosts)))
-
-    def _written(self, snapshot: CheckpointSnapshot, ghosts: dict[TaskId, Ghost]) -> Steps[Any]:
-        checkpoint_id, properties = snapshot.checkpoint_id, snapshot.properties
-        ownership = self.ownership
+    def _write(self, snapshot: CheckpointSnapshot, ghosts: dict[TaskId, Ghost]) -> Steps[None]:
+        ownership, metadata = self.ownership, self._metadata(snapshot, ghosts)
         assert ownership is not None
-        try:
-            metadata = self._metadata(snapshot, ghosts)
-            before = self.restored.metadata.finished if self.restored is not None else frozenset()
-            check(before <= metadata.finished, f"{set(before - metadata.finished)} had finished and run again")
-            if self.world.has_union:
-                check_union_states(as_recorded(metadata, self.shape))
-            if self.settings.exactly_once:
-                check_cut(self.shape, metadata)
-            if properties.is_savepoint:
-                location = yield from self._write_savepoint(checkpoint_id, metadata)
-            else:
-                location = self._key(checkpoint_id)
-                yield from self._create(location, metadata)
-            if properties.commits:
-                yield from ownership.perform(ownership.steps.complete(checkpoint_id, location, metadata.kind))
-            self._kept.add(checkpoint_id)
-        except OutcomeUnknown:
-            self._kept.add(checkpoint_id)
-            return MetadataOutcomeUnknown(checkpoint_id, "unknown")
-        except OwnershipLost as error:
-            # Its metadata may be written, and the new owner may be restoring from it: no longer ours to delete.
-            self._kept.add(checkpoint_id)
-            return MetadataWriteFailed(checkpoint_id, repr(error))
-        except PartlyFinishedUnionState as error:
+
+        def perform(request: object) -> Steps[Any]:
+            match request:
+                case BuildMetadata():
+                    return self._built(metadata)
+                case ReserveId(checkpoint_id):
+                    return (yield from ownership.perform(ownership.steps.reserve(checkpoint_id)))
+                case StoreMetadata(checkpoint_id):
+                    return (yield from self._store_metadata(self._key(checkpoint_id), metadata))
+                case StoreSavepoint(checkpoint_id):
+                    return (yield from self._store_savepoint(checkpoint_id, metadata))
+                case CompleteCheckpoint(checkpoint_id, location, kind):
+                    return (yield from ownership.perform(ownership.steps.complete(checkpoint_id, location, kind)))
+            raise TypeError(request)
+
+        result = yield from performed(write_checkpoint(snapshot.checkpoint_id, snapshot.properties), perform)
+        if result.keep:
+            self._kept.add(snapshot.checkpoint_id)
+        outcome = result.outcome
+        if isinstance(outcome, MetadataWritten) and snapshot.properties.is_savepoint:
+            self.world.store.tell_savepoint(outcome.location)
+        if isinstance(outcome, MetadataWriteFailed) and outcome.reason is FailureReason.CHECKPOINT_DECLINED:
             stuck = self.config.checkpoints_after_tasks_finish and self._union_partly_finished(metadata)
-            check(not stuck, f"no checkpoint is possible any more: {error}")
-            return MetadataWriteFailed(checkpoint_id, str(error), FailureReason.CHECKPOINT_DECLINED)
-        except StorageError as error:
-            return MetadataWriteFailed(checkpoint_id, repr(error))
-        return MetadataWritten(checkpoint_id, location)
+            check(not stuck, f"no checkpoint is possible any more: {outcome.message}")
+        self.queue.append(outcome)
+
+    def _built(self, metadata: Metadata) -> CheckpointMetadata:
+        before = self.restored.metadata.finished if self.restored is not None else frozenset()
+        check(before <= metadata.finished, f"{set(before - metadata.finished)} had finished and run again")
+        if self.settings.exactly_once:
+            check_cut(self.shape, metadata)
+        return as_recorded(metadata, self.shape) if self.world.has_union else _WITHOUT_UNION_STATES
 
     def _union_partly_finished(self, metadata: Metadata) -> bool:
         """Whether some, but not all, instances of a stage with union list state have finished: there is no way on."""
@@ -170,100 +215,139 @@ class Writer(Machine):
             lineage=self.lineage,
         )
 
-    def _create(self, location: str, metadata: Metadata) -> Steps[None]:
-        for attempt in range(3):
-            outcome = yield PUT
-            if outcome == "unavailable":
-                raise StorageUnavailable
-            if outcome != "lost":
-                there = self.world.store.metadata.setdefault(location, metadata)
-                check(there is metadata, f"two checkpoints are called {location}")
-            if outcome not in ("lost", "landed"):
-                return
-            if attempt == 2:
-                raise OutcomeUnknown
+    def _store_metadata(self, location: str, metadata: Metadata) -> Steps[str]:
+        store = self.world.store
 
-    def _write_savepoint(self, checkpoint_id: int, metadata: Metadata) -> Steps[str]:
-        ownership, store = self.ownership, self.world.store
-        assert ownership is not None
-        yield from ownership.perform(ownership.steps.reserve(checkpoint_id))
-        location = self._savepoint_directory(checkpoint_id)
-        savepoint = store.savepoints.get(location)
-        if savepoint is None or metadata.files - savepoint.files:
-            raise StorageUnavailable
-        outcome = yield PUT
-        if outcome == "unavailable":
-            raise StorageUnavailable
-        if outcome == "lost":
-            raise OutcomeUnknown
-        if store.savepoints.get(location) is not savepoint:
-            # Swept meanwhile: metadata without files. Nobody is told that it is complete; whoever names it hears what is gone.
-            store.savepoints[location] = Savepoint(location, True, self.epoch, metadata=metadata, deleted=True)
-        else:
-            savepoint.metadata = metadata
-        if outcome == "landed":
-            raise OutcomeUnknown
-        yield from ownership.confirm()
-        store.take_id(metadata)
-        savepoint.marked = False
+        def perform(request: object) -> Steps[None]:
+            if isinstance(request, CreateObject):
+                return (yield from self._create(lambda: store.create_metadata(location, metadata)))
+            check(store.metadata[location] is metadata, f"two checkpoints are called {location}")
+
+        yield from performed(write_metadata(), perform)
         return location
 
-    def _discard_states(self, checkpoint_id: int) -> Steps[None]:
-        yield from self._discard_savepoint(checkpoint_id)
-        yield from self._discard(self._key(checkpoint_id))
-
-    def _discard(self, key: str) -> Steps[None]:
-        ownership = self.ownership
+    def _store_savepoint(self, checkpoint_id: int, metadata: Metadata) -> Steps[str]:
+        ownership, store = self.ownership, self.world.store
         assert ownership is not None
-        with self.registry.discarding(key) as orphans:
-            if orphans:
-                ownership.ensure()
+        location = self._savepoint_directory(checkpoint_id)
+        savepoint = store.savepoints.get(location)
+
+        def perform(request: object) -> Steps[Any]:
+            match request:
+                case CheckStateFiles():
+                    if savepoint is None or metadata.files - savepoint.files:
+                        raise MissingStateFile
+                case CreateObject():
+                    assert savepoint is not None
+                    yield from self._create(lambda: store.create_savepoint_metadata(savepoint, metadata))
+                case CompareObject():
+                    check(store.savepoints[location].metadata is metadata, f"two savepoints are called {location}")
+                case RenewLease():
+                    return (yield from ownership.perform(ownership.steps.renew()))
+                case RemoveMark():
+                    yield PAUSE
+                    store.delete_mark(location)
+
+        yield from performed(complete_savepoint(location, confirm=True), perform)
+        return location
+
+    @staticmethod
+    def _create(create: Callable[[], bool]) -> Steps[None]:
+        """Create an object; its outcome is the world's."""
+        outcome = (yield PUT) or OK
+        if outcome == UNAVAILABLE:
+            raise StorageUnavailable
+        created = outcome != LOST and create()
+        if outcome in (LOST, LANDED):
+            raise OutcomeUnknown
+        if not created:
+            raise AlreadyExists
+
+    # Deletion
+
+    def _discard_states(self, checkpoint_id: int) -> Steps[int]:
+        return performed(discard_states(checkpoint_id), self._delete_by)
+
+    def _delete(self, location: str) -> Steps[int]:
+        retained = [c.location for c in self.coordinator.completed]
+        check(location not in retained, f"{location} is deleted, and is still retained")
+        return performed(delete_checkpoint(location, not location.startswith("checkpoints/")), self._delete_by)
+
+    def _sweep(self) -> Steps[None]:
+        """Delete what killed processes have left behind."""
+        assert self.ownership is not None and self._start is not None
+        return performed(sweep(self.ownership.steps, "simulated", self._start.sweep), self._delete_by)
+
+    def _delete_by(self, request: object) -> Steps[Any]:
+        """Perform a request of a deletion."""
+        ownership, store = self.ownership, self.world.store
+        assert ownership is not None
+        match request:
+            case ForgetCheckpoint(location):
+                return (yield from ownership.perform(ownership.steps.forget(location)))
+            case DeleteMetadata(location):
                 yield PAUSE
-                self.world.store.delete_shared(orphans)
+                store.delete_metadata(location)
+            case DeleteSavepoint(location):
+                yield from self._delete_savepoint(location)
+            case DiscardFiles(location):
+                return (yield from self._delete_orphans(self.registry.discarding(location)))
+            case DiscardPendingFiles(checkpoint_id):
+                return (yield from self._delete_orphans(self.registry.discarding(self._key(checkpoint_id))))
+            case DiscardSavepoint(checkpoint_id):
+                yield from self._discard_savepoint(checkpoint_id)
+            case DeleteFiles(names):
+                yield PAUSE
+                store.delete_shared(names)
+            case ListSavepointDirectories():
+                return [savepoint.location for savepoint in store.savepoints.values() if savepoint.own]
+            case ReadMark(location):
+                savepoint = store.savepoints.get(location)
+                return IncompleteMark("simulated", savepoint.epoch) if savepoint is not None and savepoint.marked else None
+            case HasMetadata(location):
+                return location in store.savepoints and store.savepoints[location].metadata is not None
+            case ListMetadata():
+                return [FoundMetadata(location, metadata.epoch) for location, metadata in store.metadata.items()]
+            case IsRegistered(location):
+                return location in self.registry.checkpoints()
+            case SweepFiles():
+                return (yield from performed(sweep_files(self.epoch, frozenset()), self._delete_by))
+            case ListFiles():
+                return [shared_name(name) for name in store.shared]
+            case DeleteUnnamed(files):
+                return (yield from self._delete_orphans(self.registry.sweeping(files)))
+            case _:
+                raise TypeError(request)
+
+    def _delete_orphans(self, removing: AbstractContextManager[frozenset[str]]) -> Steps[int]:
+        assert self.ownership is not None
+        with removing as orphans:
+            yield from performed(delete_files(orphans, self.ownership.ensure), self._delete_by)
+        return len(orphans)
 
     def _discard_savepoint(self, checkpoint_id: int) -> Steps[None]:
         location = self._savepoints.get(checkpoint_id)
         if location is None or checkpoint_id in self._kept:
             return
-        yield PAUSE
         savepoint = self.world.store.savepoints.get(location)
         if savepoint is not None:
             savepoint.deleted = True
-            savepoint.metadata = None
-        self.world.store.delete_savepoint(location)
+        yield from self._delete_savepoint(location)
 
-    def _delete(self, location: str) -> Steps[None]:
-        ownership, store = self.ownership, self.world.store
-        assert ownership is not None
-        retained = [c.location for c in self.coordinator.completed]
-        check(location not in retained, f"{location} is deleted, and is still retained")
-        yield from ownership.perform(ownership.steps.forget(location))
-        yield PAUSE
-        if location in store.savepoints:
-            store.delete_savepoint(location)
-            return
-        store.delete_metadata(location)
-        yield PAUSE
-        yield from self._discard(location)
+    def _delete_savepoint(self, location: str) -> Steps[None]:
+        store = self.world.store
+        savepoint = store.savepoints.get(location)
 
-    def _sweep(self) -> Steps[None]:
-        """Delete what killed processes have left behind."""
-        ownership, store = self.ownership, self.world.store
-        assert ownership is not None
-        for savepoint in [s for s in store.savepoints.values() if s.own and s.epoch < self.epoch]:
-            if savepoint.metadata is None:
-                ownership.ensure()
-                yield PAUSE
-                if savepoint.metadata is None:
-                    store.delete_savepoint(savepoint.location)
-        kept = {p.location for p in (*ownership.retained, *([ownership.state.newest] if ownership.state.newest else ()))}
-        for location, metadata in list(store.metadata.items()):
-            in_use = location in self.registry.checkpoints()
-            if metadata.epoch < self.epoch and location not in kept and not in_use:
-                ownership.ensure()
-                yield PAUSE
-                store.delete_metadata(location)
-        with self.registry.sweeping({name for name in store.shared if stored_by(name) <= self.epoch}) as orphans:
-            ownership.ensure()
+        def perform(request: object) -> Steps[None]:
             yield PAUSE
-            store.delete_shared(orphans)
+            match request:
+                case MarkIncomplete() if savepoint is not None:
+                    savepoint.marked = True
+                case DeleteSavepointMetadata():
+                    store.delete_savepoint_metadata(location)
+                case DeleteSavepointFiles() if savepoint is not None:
+                    savepoint.files.clear()
+                case RemoveMark():
+                    store.delete_mark(location)
+
+        yield from performed(delete_savepoint(savepoint is None or savepoint.own), perform)

@@ -52,7 +52,7 @@ class DiscardSavepoint:
 
 
 @dataclass(frozen=True, slots=True)
-class DiscardStates:
+class DiscardPendingFiles:
     """Delete the state files that only this pending checkpoint names: :func:`delete_files`. Answer: the number of files."""
 
     checkpoint_id: int
@@ -177,7 +177,7 @@ def delete_checkpoint(location: str, savepoint: bool) -> Steps[int]:
 def discard_states(checkpoint_id: int) -> Steps[int]:
     """Delete what only an aborted checkpoint or savepoint names. Returns the number of files deleted from ``shared/``."""
     yield DiscardSavepoint(checkpoint_id)
-    deleted: int = yield DiscardStates(checkpoint_id)
+    deleted: int = yield DiscardPendingFiles(checkpoint_id)
     return deleted
 
 

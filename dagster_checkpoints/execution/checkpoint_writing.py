@@ -112,7 +112,7 @@ class CheckStateFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfirmOwnership:
+class RenewLease:
     """Learn whether this run still owns the pipeline: :meth:`OwnershipSteps.renew`.
 
     Answer: True if it does; False if storage did not say.
@@ -179,7 +179,7 @@ def complete_savepoint(url: str, confirm: bool) -> Steps[None]:
     yield CheckStateFiles()
     yield from write_metadata()
     # An owner that still owns the pipeline after the metadata was there cannot have been swept before.
-    if confirm and not (yield ConfirmOwnership()):
+    if confirm and not (yield RenewLease()):
         raise OutcomeUnknown(f"savepoint {url} is written, but storage did not say whether this run still owns the pipeline")
     with suppress(StorageError):  # it is complete all the same
         yield RemoveMark()

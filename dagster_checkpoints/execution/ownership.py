@@ -100,9 +100,16 @@ class OwnershipSteps:
         """True once the pipeline is, or must be taken to be, another run's."""
         return self._lost is not None or (not self.released and self._values.monotonic() >= self.deadline)
 
-    def was_listed(self, location: str) -> bool:
-        """Whether ``state.json`` already listed a checkpoint when this owner acquired the pipeline."""
-        return any(pointer.location == location for pointer in self.previous.listed)
+    def vouches_for(self, location: str, epoch: int) -> bool:
+        """Whether the files of a checkpoint stay while it is retained: its own, and one that was listed when this owner came.
+
+        Another one may have been given up: an earlier owner, suspended since, may yet delete its files.
+
+        Args:
+            location: of the checkpoint.
+            epoch: of the owner that wrote it.
+        """
+        return epoch == self.epoch or any(pointer.location == location for pointer in self.previous.listed)
 
     def has_later(self, checkpoint_id: int) -> bool:
         """Whether later checkpoints were completed: what sinks committed with them has to be taken back."""

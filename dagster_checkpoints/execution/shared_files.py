@@ -1,8 +1,8 @@
 """The names of state files in ``shared/``, and the storing of one; as steps.
 
-An owner stores what is new under names with its epoch in them, and deletes nothing of later owners. Stores cannot fence a
-deletion: what an earlier owner asked for while it still was the owner may be carried out at any later time, and then finds
-nothing that was written since.
+An owner stores new files under names that contain its own epoch, and deletes no files of later owners. Stores cannot fence a
+deletion: a deletion that an earlier owner requested may be carried out at any later time, and then does not find any file that
+was written since.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _SHARED = re.compile(r"([0-9a-f]{64})(?:-([1-9]\d*))?")
 
 
 class SharedName(NamedTuple):
-    """What a file in ``shared/`` is called: by its bytes, and the epoch of the owner that stored them there.
+    """The name of a file in ``shared/``: the sha256 of its bytes, and the epoch of the owner that stored them.
 
-    The same bytes under two epochs are two files; epoch 0 stands for a name without one, as earlier releases gave it.
+    The same bytes under two epochs are two files; epoch 0 stands for a name without an epoch, as earlier releases gave it.
     """
 
     sha256: str
@@ -31,7 +31,7 @@ class SharedName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> SharedName | None:
-        """From a name; None if this package gives no file such a one."""
+        """Parse a name; None if this package never gives a file such a name."""
         match = _SHARED.fullmatch(name)
         return cls(match[1], int(match[2] or 0)) if match else None
 

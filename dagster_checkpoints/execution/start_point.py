@@ -54,7 +54,7 @@ class RegisterFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadCheckpoint:
+class ReadRestorable:
     """Read a checkpoint or savepoint, and check that the pipeline can be restored from it.
 
     Answer: a :class:`RestorableCheckpoint`.
@@ -219,7 +219,7 @@ def choose_start(
     failures: list[Exception] = []
     for location in (c for c in candidates if c not in unusable):
         try:
-            found: RestorableCheckpoint[R] = yield ReadCheckpoint(location)
+            found: RestorableCheckpoint[R] = yield ReadRestorable(location)
         except StorageUnavailable:
             raise
         except (StateError, StorageError) as error:

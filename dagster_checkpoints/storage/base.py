@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Literal, Protocol
 from uuid import uuid4
 
+from dagster_checkpoints.execution import checkpoint_writing
+from dagster_checkpoints.execution.checkpoint_writing import CompareObject, CreateObject
+from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.storage.errors import (
     AlreadyExists,
     ConditionalWritesUnsupported,
     InvalidKey,
-    OutcomeUnknown,
     Precondition,
     StorageError,
-    StorageUnavailable,
-    WriteConflict,
 )
 
 RESERVED_PREFIX = ".~"
@@ -149,34 +149,43 @@ def validate_key(key: str) -> str:
     return key
 
 
-_CREATE_ATTEMPTS = 3
-
-
 def create_if_absent(store: ObjectStore, key: str, data: bytes) -> bool:
-    """Create an object; try again while the outcome is unknown.
+    """Create an object, trying again where it may have been created; see :func:`checkpoint_writing.create_if_absent`.
 
     Returns:
-        False if the object exists. It may be this call's own write whose answer was lost: the caller compares the bytes.
-
-    Raises:
-        StorageUnavailable, WriteConflict: nothing was written.
-        OutcomeUnknown: after the last attempt it is still unknown whether the object was written.
+        False if there is one, which may be this very write whose answer was lost: compare.
     """
-    for attempt in range(_CREATE_ATTEMPTS):
-        try:
-            store.put(key, data, "create")
-            return True
-        except AlreadyExists:
-            return False
-        except OutcomeUnknown:
-            # The next attempt creates the object, or finds that it exists.
-            if attempt == _CREATE_ATTEMPTS - 1:
-                raise
-        except (StorageUnavailable, WriteConflict) as error:
-            if attempt:  # an earlier attempt may have landed
-                raise OutcomeUnknown(str(error)) from error
-            raise
-    raise AssertionError("unreachable")
+    return drive(checkpoint_writing.create_if_absent(), lambda _: store.put(key, data, "create"))
+
+
+class MetadataObject:
+    """Performs the requests for one ``_metadata``, which never changes.
+
+    Args:
+        store: where it is stored.
+        key: its key there.
+        data: its bytes.
+        subject: what the bytes are the metadata of, and why other ones are wrong, for the text of errors.
+    """
+
+    def __init__(self, store: ObjectStore, key: str, data: bytes, subject: str) -> None:
+        self._store = store
+        self._key = key
+        self._data = data
+        self._subject = subject
+
+    def perform(self, request: object) -> None:
+        """Perform one of :class:`CreateObject` and :class:`CompareObject`."""
+        match request:
+            case CreateObject():
+                self._store.put(self._key, self._data, "create")
+            case CompareObject():
+                if self._store.get(self._key) != self._data:
+                    raise AlreadyExists(
+                        f"expected no metadata at {self._store.url}/{self._key}, found some of other content: {self._subject}"
+                    )
+            case _:
+                raise TypeError(f"expected a request for {self._store.url}/{self._key}, found {request!r}")
 
 
 def probe(store: ObjectStore) -> None:

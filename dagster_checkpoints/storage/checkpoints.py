@@ -14,10 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from dagster_checkpoints.execution.checkpoint_deletion import (
+    DeleteMetadata,
+    DeleteSavepoint,
+    DiscardFiles,
+    ForgetCheckpoint,
+    FoundMetadata,
+    IsRegistered,
+    ListMetadata,
+    delete_checkpoint,
+    sweep_metadata,
+)
+from dagster_checkpoints.execution.checkpoint_writing import write_metadata
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owner, PipelineState
+from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.storage.acquisition import acquire, read_state
-from dagster_checkpoints.storage.base import ObjectStore, create_if_absent
-from dagster_checkpoints.storage.errors import AlreadyExists, InvalidKey, MissingCheckpoint, NotFound, OwnershipLost
+from dagster_checkpoints.storage.base import MetadataObject, ObjectStore
+from dagster_checkpoints.storage.errors import InvalidKey, MissingCheckpoint, NotFound, OwnershipLost
 from dagster_checkpoints.storage.layout import METADATA, CheckpointKey, Layout
 from dagster_checkpoints.storage.opening import open_store
 from dagster_checkpoints.storage.ownership import Ownership
@@ -194,12 +207,9 @@ class CheckpointStorage:
             OutcomeUnknown: delete nothing.
         """
         location = self.layout.checkpoint(checkpoint_id, epoch)
-        key = self.layout.at(location, METADATA)
-        if not create_if_absent(self.store, key, data) and self.store.get(key) != data:
-            raise AlreadyExists(
-                f"expected no metadata at {self.store.url}/{key}, found some of other content: checkpoint {checkpoint_id} of "
-                f"epoch {epoch} was written before, and a checkpoint never changes"
-            )
+        subject = f"checkpoint {checkpoint_id} of epoch {epoch} was written before, and a checkpoint never changes"
+        metadata = MetadataObject(self.store, self.layout.at(location, METADATA), data, subject)
+        drive(write_metadata(), metadata.perform)
         return location
 
     def read_metadata(self, location: str) -> bytes:
@@ -308,13 +318,23 @@ class CheckpointStorage:
         """
         savepoint = self._savepoints.at(location) if self.is_savepoint(location) else None
         location = savepoint.location if savepoint is not None else self.relative(location)
-        if self.ownership is not None:
-            self.ownership.forget(location)
-        if savepoint is not None:
-            savepoint.delete()
-            return 0
-        self.store.delete([info.key for info in self.store.list(self.layout.at(location))])
-        return self._shared.discard(self._checkpoint_key(location))
+
+        def perform(request: object) -> object:
+            match request:
+                case ForgetCheckpoint():
+                    if self.ownership is not None:
+                        self.ownership.forget(location)
+                case DeleteSavepoint() if savepoint is not None:
+                    savepoint.delete()
+                case DeleteMetadata():
+                    self._delete_metadata(location)
+                case DiscardFiles():
+                    return self._shared.discard(self._checkpoint_key(location))
+                case _:
+                    raise TypeError(f"expected a request of the deletion of {location}, found {request!r}")
+            return None
+
+        return drive(delete_checkpoint(location, savepoint is not None), perform)
 
     def delete_unreferenced(self, referenced: Iterable[str] = ()) -> int:
         """Delete every shared file that is neither in ``referenced`` nor named by a checkpoint of this owner.
@@ -336,16 +356,20 @@ class CheckpointStorage:
         For the owner, after :meth:`acquire` and after what is restored was registered. The state files that only they named go
         with :meth:`delete_unreferenced`.
         """
-        owner = self._owner()
-        kept = {pointer.location for pointer in (*owner.retained, *([owner.newest] if owner.newest else ()))}
-        swept = 0
-        for found in self.stored_metadata():
-            in_use = CheckpointKey(found.checkpoint_id, found.epoch) in self.shared_state.checkpoints()
-            if found.epoch < owner.epoch and found.location not in kept and not in_use:
-                owner.ensure()
-                self.store.delete([info.key for info in self.store.list(self.layout.at(found.location))])
-                swept += 1
-        return swept
+
+        def perform(request: object) -> object:
+            match request:
+                case ListMetadata():
+                    return [FoundMetadata(found.location, found.epoch) for found in self.stored_metadata()]
+                case IsRegistered(location):
+                    return self._checkpoint_key(location) in self.shared_state.checkpoints()
+                case DeleteMetadata(location):
+                    self._delete_metadata(location)
+                case _:
+                    raise TypeError(f"expected a request of the sweep of metadata, found {request!r}")
+            return None
+
+        return drive(sweep_metadata(self._owner().steps), perform)
 
     def sweep_savepoints(self) -> int:
         """Delete what earlier owners began to write in ``savepoints/`` and never completed. Returns their number.
@@ -380,12 +404,14 @@ class CheckpointStorage:
     def _epoch(self) -> int:
         return self.ownership.epoch if self.ownership is not None else 0
 
+    def _delete_metadata(self, location: str) -> None:
+        self.store.delete([info.key for info in self.store.list(self.layout.at(location))])
+
     def _was_listed(self, location: str) -> bool:
         """Whether a checkpoint was completed by this owner, or already when it became that."""
         owner = self._owner()
         key = self.layout.parse_checkpoint(location)
-        own = key is not None and key.epoch == owner.epoch
-        return own or any(pointer.location == location for pointer in owner.previous.listed)
+        return owner.steps.vouches_for(location, 0 if key is None else key.epoch)
 
     def _own_key(self, checkpoint_id: int) -> CheckpointKey:
         return CheckpointKey(checkpoint_id, self._epoch())

@@ -14,9 +14,8 @@
 A *location* is a checkpoint's directory relative to the pipeline's, such as ``checkpoints/chk-42-3``: it
 stays valid when the whole root is moved or copied. The location of a savepoint outside the pipeline's directory is its URL.
 
-An owner of the pipeline writes only names that contain its own epoch. Stores cannot fence a deletion: a deletion that an earlier
-owner requested may be carried out at any later time, and then does not find any file that was written since. Files in
-``shared/`` that are named by their sha256 alone were stored by releases without epochs in these names.
+An owner of the pipeline writes only names that contain its own epoch; :mod:`dagster_checkpoints.execution.shared_files` says why.
+Files in ``shared/`` that are named by their sha256 alone were stored by releases without epochs in these names.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from dagster_checkpoints.execution.shared_files import SharedName as SharedName
 from dagster_checkpoints.storage.errors import InvalidKey, InvalidRequest
 
 METADATA = "_metadata"
@@ -35,7 +35,6 @@ _PIPELINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 _CHECKPOINT = re.compile(r"checkpoints/chk-(\d+)-(\d+)")
 _SAVEPOINT = re.compile(r"savepoint-(\d+)(?:-(.+?))??(?:-[0-9a-f]{6})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SHARED = re.compile(r"([0-9a-f]{64})(?:-([1-9]\d*))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _ACCEPTED = ".accepted"
 _ANSWER = ".answer"
@@ -46,25 +45,6 @@ class CheckpointKey(NamedTuple):
 
     checkpoint_id: int
     epoch: int
-
-
-class SharedName(NamedTuple):
-    """The name of a file in ``shared/``: the sha256 of its bytes, and the epoch of the owner that stored them.
-
-    The same bytes under two epochs are two files; epoch 0 stands for a name without an epoch.
-    """
-
-    sha256: str
-    epoch: int
-
-    def __str__(self) -> str:
-        return f"{self.sha256}-{self.epoch}" if self.epoch else self.sha256
-
-    @classmethod
-    def parse(cls, name: str) -> SharedName | None:
-        """Parse a name; None if this package never gives a file such a name."""
-        match = _SHARED.fullmatch(name)
-        return cls(match[1], int(match[2] or 0)) if match else None
 
 
 RequestPart = Literal["request", "accepted", "answer"]

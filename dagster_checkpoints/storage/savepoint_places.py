@@ -13,6 +13,15 @@ from datetime import datetime
 from itertools import islice
 from uuid import uuid4
 
+from dagster_checkpoints.execution.checkpoint_deletion import (
+    DeleteSavepoint,
+    HasMetadata,
+    IncompleteMark,
+    ListSavepointDirectories,
+    ReadMark,
+    sweep_savepoints,
+)
+from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.storage.base import ObjectStore
 from dagster_checkpoints.storage.errors import InvalidKey, InvalidStorageUrl, StorageError
 from dagster_checkpoints.storage.layout import METADATA, SAVEPOINTS, Layout, validate_savepoint_name
@@ -158,20 +167,30 @@ class SavepointPlaces:
         Only what says of itself that an earlier owner of this pipeline was writing it: a savepoint that somebody copies here is
         left alone, complete or not, and so are those of this owner.
         """
-        swept = 0
-        for folder in list(self._store.folders(self._layout.savepoints)):
-            directory = self._own(f"{SAVEPOINTS}/{folder}", None)
-            try:
-                mark = directory.incomplete()
-                if mark is None or mark.pipeline != self._layout.pipeline or mark.epoch >= ownership.epoch:
-                    continue
-                if not directory.exists():
-                    ownership.ensure()
-                    directory.delete()
-                    swept += 1
-            except InvalidKey:
-                _log.warning("Left %s alone: its name is not a savepoint's", directory.url)
-        return swept
+
+        def perform(request: object) -> object:
+            match request:
+                case ListSavepointDirectories():
+                    return [f"{SAVEPOINTS}/{folder}" for folder in self._store.folders(self._layout.savepoints)]
+                case ReadMark(location):
+                    return self._mark_of(location)
+                case HasMetadata(location):
+                    return self._own(location, None).exists()
+                case DeleteSavepoint(location):
+                    self._own(location, None).delete()
+                case _:
+                    raise TypeError(f"expected a request of the sweep of savepoints, found {request!r}")
+            return None
+
+        return drive(sweep_savepoints(ownership.steps, self._layout.pipeline), perform)
+
+    def _mark_of(self, location: str) -> IncompleteMark | None:
+        directory = self._own(location, None)
+        try:
+            return directory.incomplete()
+        except InvalidKey:
+            _log.warning("Left %s alone: its name is not a savepoint's", directory.url)
+            return None
 
     def _own(self, location: str, ownership: Ownership | None) -> SavepointDirectory:
         prefix = self._layout.at(location).rstrip("/")

@@ -15,16 +15,23 @@ from pathlib import Path
 
 import msgspec
 
-from dagster_checkpoints.storage.base import ObjectInfo, ObjectStore, create_if_absent
+from dagster_checkpoints.execution.checkpoint_deletion import (
+    DeleteSavepointFiles,
+    DeleteSavepointMetadata,
+    IncompleteMark,
+    MarkIncomplete,
+    RemoveMark,
+    delete_savepoint,
+)
+from dagster_checkpoints.execution.checkpoint_writing import CheckStateFiles, RenewLease, complete_savepoint
+from dagster_checkpoints.execution.storage_steps import drive
+from dagster_checkpoints.storage.base import MetadataObject, ObjectInfo, ObjectStore
 from dagster_checkpoints.storage.errors import (
-    AlreadyExists,
     CheckpointDiscarded,
     CorruptStateFile,
     MissingSavepoint,
     MissingStateFile,
     NotFound,
-    OutcomeUnknown,
-    StorageError,
 )
 from dagster_checkpoints.storage.layout import INCOMPLETE, METADATA, STATE, sha256_in, validate_sha256
 from dagster_checkpoints.storage.ownership import Ownership
@@ -61,20 +68,8 @@ class StateFileProblem:
     where: str
 
 
-class Incomplete(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of ``_incomplete``: whose the directory is while it is being written, or deleted.
-
-    Args:
-        pipeline: its name.
-        epoch: of the owner; 0 for somebody who owns nothing.
-    """
-
-    pipeline: str
-    epoch: int
-
-
 # Made here: two threads that decode a type for the first time at the same moment crash msgspec.
-_INCOMPLETE = msgspec.json.Decoder(Incomplete)
+_INCOMPLETE = msgspec.json.Decoder(IncompleteMark)
 
 
 class SavepointDirectory:
@@ -176,16 +171,25 @@ class SavepointDirectory:
             StorageUnavailable, WriteConflict: nothing was written.
             OutcomeUnknown: nobody knows; delete nothing.
         """
-        self._check_files(files)
-        key = self._key(METADATA)
-        if not create_if_absent(self._store, key, data) and self._store.get(key) != data:
-            raise AlreadyExists(
-                f"expected no metadata at {self._store.url}/{key}, found some of other content: a savepoint never changes"
-            )
-        self._confirm()
-        with suppress(StorageError), self._lock:  # it is complete all the same
-            self._marked = False
-            self._store.delete([self._key(INCOMPLETE)])
+        subject = "a savepoint never changes"
+        metadata = MetadataObject(self._store, self._key(METADATA), data, subject)
+        ownership = self._ownership if self.own else None
+
+        def perform(request: object) -> object:
+            match request:
+                case CheckStateFiles():
+                    self._check_files(files)
+                case RenewLease():
+                    return ownership is None or ownership.renew()
+                case RemoveMark():
+                    with self._lock:
+                        self._marked = False
+                        self._store.delete([self._key(INCOMPLETE)])
+                case _:
+                    metadata.perform(request)
+            return None
+
+        drive(complete_savepoint(self.url, confirm=ownership is not None), perform)
         return self.location
 
     # -- reading
@@ -278,16 +282,22 @@ class SavepointDirectory:
         """
         with self._lock:
             self._deleted = True
-        if self.own:
-            self._mark(force=True)  # until all is gone: what was complete would else never be swept
-        self._store.delete([self._key(METADATA)])
-        state = [info.key for info in self._store.list(self._key(STATE)) if sha256_in(info.key)]
-        self._store.delete(state)
-        # Once more: an owner that lost the pipeline may have written it in between.
-        self._store.delete([self._key(METADATA)])
-        self._store.delete([self._key(INCOMPLETE)])
+        drive(delete_savepoint(self.own), self._perform_deletion)
 
-    def incomplete(self) -> Incomplete | None:
+    def _perform_deletion(self, request: object) -> None:
+        match request:
+            case MarkIncomplete():
+                self._mark(force=True)
+            case DeleteSavepointMetadata():
+                self._store.delete([self._key(METADATA)])
+            case DeleteSavepointFiles():
+                self._store.delete([info.key for info in self._store.list(self._key(STATE)) if sha256_in(info.key)])
+            case RemoveMark():
+                self._store.delete([self._key(INCOMPLETE)])
+            case _:
+                raise TypeError(f"expected a request for {self.url}, found {request!r}")
+
+    def incomplete(self) -> IncompleteMark | None:
         """Whose it is while it is being written; None if it is not, or cannot be known."""
         with suppress(NotFound, msgspec.DecodeError, UnicodeDecodeError):
             return _INCOMPLETE.decode(self._store.get(self._key(INCOMPLETE)))
@@ -348,7 +358,7 @@ class SavepointDirectory:
 
     def _mark_of_owner(self) -> bytes:
         epoch = self._ownership.epoch if self._ownership is not None else 0
-        return msgspec.json.encode(Incomplete(pipeline=self._pipeline, epoch=epoch))
+        return msgspec.json.encode(IncompleteMark(pipeline=self._pipeline, epoch=epoch))
 
     def _check_files(self, files: Mapping[str, int]) -> None:
         found = {sha256_in(info.key): info.size for info in self._store.list(self._key(STATE))} if files else {}
@@ -365,13 +375,6 @@ class SavepointDirectory:
                     f"expected {size} bytes at {self._store.url}/{self._state_key(sha256)}, found {found[sha256]}. The savepoint "
                     "is not complete; nothing names it"
                 )
-
-    def _confirm(self) -> None:
-        """Who still owns the pipeline after the metadata was there cannot have been swept before."""
-        if self.own and self._ownership is not None and not self._ownership.renew():
-            raise OutcomeUnknown(
-                f"savepoint {self.url} is written, but storage did not say whether this run still owns the pipeline"
-            )
 
     def _ensure_wanted(self) -> None:
         if self._deleted:

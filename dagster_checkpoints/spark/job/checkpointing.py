@@ -1,7 +1,6 @@
 """Writing a fully acknowledged checkpoint or savepoint, and deleting it.
 
-The commit point is one conditional replacement of the pipeline's `state.json`; see `storage.ownership`. It must not know
-when checkpoints are taken.
+Performs the steps of :mod:`dagster_checkpoints.execution.checkpoint_writing`. It must not know when checkpoints are taken.
 """
 
 from __future__ import annotations
@@ -14,26 +13,33 @@ from typing import Any
 from dagster_checkpoints.coordination import (
     CheckpointSnapshot,
     CompletedCheckpoint,
-    FailureReason,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
 )
+from dagster_checkpoints.execution.checkpoint_deletion import DiscardPendingFiles, DiscardSavepoint, discard_states
+from dagster_checkpoints.execution.checkpoint_writing import (
+    BuildMetadata,
+    CompleteCheckpoint,
+    ReserveId,
+    StoreMetadata,
+    StoreSavepoint,
+    write_checkpoint,
+)
+from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.pipeline import Pipeline, TaskId
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.state import (
     ChainMetadata,
     CheckpointMetadata,
-    PartlyFinishedUnionState,
     StageMetadata,
     TaskSnapshot,
-    check_union_states,
     encode,
     recorded_inputs,
     task_files,
 )
-from dagster_checkpoints.storage import CheckpointStorage, OutcomeUnknown, OwnershipLost
+from dagster_checkpoints.storage import CheckpointStorage
 
 Outcome = MetadataWritten | MetadataWriteFailed | MetadataOutcomeUnknown
 
@@ -76,37 +82,33 @@ class CheckpointWriter:
 
         A savepoint that does not stop the job is complete with its metadata: no restart begins from it.
         """
-        checkpoint_id = snapshot.checkpoint_id
         ownership = self._storage.ownership
         assert ownership is not None
-        try:
-            metadata = self.metadata(snapshot, finished)
-            check_union_states(metadata)
-            if snapshot.properties.is_savepoint:
-                location = self._write_savepoint(snapshot, metadata)
-            else:
-                location = self._storage.write_metadata(checkpoint_id, ownership.epoch, encode(metadata))
-            if snapshot.properties.stops_job or not snapshot.properties.is_savepoint:
-                ownership.complete(checkpoint_id, location, kind=metadata.kind)
-            self._savepoints.keep(checkpoint_id)
-        except OutcomeUnknown as error:
-            self._savepoints.keep(checkpoint_id)
-            return MetadataOutcomeUnknown(checkpoint_id, str(error))
-        except OwnershipLost as error:
-            # Its metadata may be written: whoever owns the pipeline now may be restoring from it already.
-            self._savepoints.keep(checkpoint_id)
-            return MetadataWriteFailed(checkpoint_id, str(error))
-        except PartlyFinishedUnionState as error:
-            return MetadataWriteFailed(checkpoint_id, str(error), FailureReason.CHECKPOINT_DECLINED)
-        except Exception as error:
-            return MetadataWriteFailed(checkpoint_id, f"{type(error).__name__}: {error}")
-        return MetadataWritten(checkpoint_id, location)
+        built: list[CheckpointMetadata] = []
 
-    def _write_savepoint(self, snapshot: CheckpointSnapshot, metadata: CheckpointMetadata) -> str:
-        ownership = self._storage.ownership
-        assert ownership is not None
-        # First: no later checkpoint of this job may have the savepoint's id, for sinks name what they commit by it.
-        ownership.reserve(snapshot.checkpoint_id)
+        def perform(request: object) -> object:
+            match request:
+                case BuildMetadata():
+                    built.append(self.metadata(snapshot, finished))
+                    return built[0]
+                case ReserveId(checkpoint_id):
+                    ownership.reserve(checkpoint_id)
+                case StoreMetadata(checkpoint_id):
+                    return self._storage.write_metadata(checkpoint_id, ownership.epoch, encode(built[0]))
+                case StoreSavepoint():
+                    return self._store_savepoint(snapshot, built[0])
+                case CompleteCheckpoint(checkpoint_id, location, kind):
+                    return ownership.complete(checkpoint_id, location, kind=kind)
+                case _:
+                    raise TypeError(f"expected a request of the writing of a checkpoint, found {request!r}")
+            return None
+
+        result = drive(write_checkpoint(snapshot.checkpoint_id, snapshot.properties), perform)
+        if result.keep:
+            self._savepoints.keep(snapshot.checkpoint_id)
+        return result.outcome
+
+    def _store_savepoint(self, snapshot: CheckpointSnapshot, metadata: CheckpointMetadata) -> str:
         directory = self._savepoints.directory(snapshot.checkpoint_id, snapshot.properties)
         files = {
             file.sha256: file.size for chain in metadata.chains for task in chain.tasks.values() for file in task_files(task)
@@ -193,5 +195,11 @@ class CheckpointWriter:
 
     def discard_states(self, checkpoint_id: int) -> None:
         """Delete what only an aborted checkpoint or savepoint names."""
-        self._savepoints.discard(checkpoint_id)
-        self._storage.discard_states(checkpoint_id)
+
+        def perform(request: DiscardSavepoint | DiscardPendingFiles) -> int:
+            if isinstance(request, DiscardSavepoint):
+                self._savepoints.discard(checkpoint_id)
+                return 0
+            return self._storage.discard_states(checkpoint_id)
+
+        drive(discard_states(checkpoint_id), perform)

@@ -14,7 +14,7 @@ from dagster_checkpoints.execution.start_point import (
     ListSavepoints,
     NamedPlace,
     NamedSavepoint,
-    ReadCheckpoint,
+    ReadRestorable,
     RegisterFiles,
     ResolveName,
     RestorableCheckpoint,
@@ -55,7 +55,7 @@ def choose_start(
             case RegisterFiles(location):
                 storage.register(location, decode(storage.read_metadata(location), storage.url_of(location)).files())
                 return None
-            case ReadCheckpoint(location):
+            case ReadRestorable(location):
                 return _restorable(storage, read_restored(pipeline, storage, location, options.allow_non_restored_state))
             case ResolveName(name):
                 if storage.is_savepoint(name):
