@@ -2,7 +2,7 @@
 after a whole silent lease otherwise. As steps.
 
 The waiting is observation: every renewal changes the file, so a file that has not changed for a lease by the
-observer's own monotonic clock has no living owner. Taking over replaces exactly the version that was
+observer's own clock has no living owner. Taking over replaces exactly the version that was
 observed: what a process that is gone had sent before its end either lands sooner, and is seen, or is refused.
 """
 
@@ -101,7 +101,7 @@ def acquire(
                 current = yield from _watch(current, owner, place, values, poll)
         previous = PipelineState(pipeline=place.pipeline, epoch=0, token="") if current is None else current.state
         taken = _taken(previous, owner, lease_seconds, values)
-        deadline = values.monotonic() + lease_seconds * SAFETY
+        deadline = values.elapsed() + lease_seconds * SAFETY
         version = yield from _take(taken, None if current is None else current.version)
         if version is not None:
             return OwnershipSteps(StoredState(taken, version), previous, deadline, values, place)
@@ -128,11 +128,11 @@ def _watch(
     """Watch an owned pipeline until its owner is gone, or for its whole lease; returns the state that may be replaced."""
     state = observed.state
     assert state.lease is not None
-    until = values.monotonic() + state.lease.seconds
+    until = values.elapsed() + state.lease.seconds
     step = poll if poll is not None else max(_SHORTEST_POLL_SECONDS, state.lease.seconds / 10)
     if shares_kernel(state.lease.owner, observer):
         step = min(step, _PROCESS_POLL_SECONDS)
-    while (left := until - values.monotonic()) > 0:
+    while (left := until - values.elapsed()) > 0:
         yield Sleep(min(step, left))
         if (yield CheckOwnerGone(state.lease.owner)):
             return observed

@@ -54,7 +54,7 @@ class OwnershipSteps:
     Args:
         stored: what this owner wrote when it took the pipeline.
         previous: what it found before.
-        deadline: when the lease ends for this owner, by its monotonic clock, seconds.
+        deadline: when the lease ends for this owner, by its own clock, seconds.
         values: times and tokens.
         place: where ``state.json`` is.
     """
@@ -68,7 +68,7 @@ class OwnershipSteps:
         self.state = stored.state
         """As this owner wrote or read it last."""
         self.deadline = deadline
-        """When this owner stops by its own monotonic clock unless it renews before."""
+        """When this owner stops by its own clock unless it renews before."""
         self.lease_seconds = stored.state.lease.seconds
         self.released = False
         self._version: StateVersion = stored.version
@@ -98,7 +98,7 @@ class OwnershipSteps:
     @property
     def lost(self) -> bool:
         """True once the pipeline is, or must be taken to be, another run's."""
-        return self._lost is not None or (not self.released and self._values.monotonic() >= self.deadline)
+        return self._lost is not None or (not self.released and self._values.elapsed() >= self.deadline)
 
     def vouches_for(self, location: str, epoch: int) -> bool:
         """Whether the files of a checkpoint stay while it is retained: its own, and one that was listed when this owner came.
@@ -119,7 +119,7 @@ class OwnershipSteps:
         """Raise OwnershipLost unless this owner may still act."""
         if self.released:
             raise OwnershipLost(f"{self._subject()} was released by this run")
-        if self._lost is None and self._values.monotonic() >= self.deadline:
+        if self._lost is None and self._values.elapsed() >= self.deadline:
             self._lost = (
                 f"{self._subject()} could not be renewed within its lease of {self.lease_seconds:g} s; "
                 "another run may own the pipeline now, so this one stops. Was storage out of reach, or this "
@@ -302,19 +302,19 @@ class OwnershipSteps:
 
     def _replace(self, change: Change) -> Steps[None]:
         """Replace ``state.json`` by a changed version of what this owner last wrote, if no other run has."""
-        monotonic = self._values.monotonic
+        elapsed = self._values.elapsed
         base, unresolved = None, 0
         for _ in range(_ROUNDS):
             if base is not self.state:  # the first round, or a write of ours that had been in doubt has landed
                 base = self.state
                 proposed = self._next(base, change)
-            sent_at = monotonic()
+            sent_at = elapsed()
             try:
                 version = yield ReplaceState(self._version, proposed)
             except OutcomeUnknown:
                 # The same write under the same condition: it lands now, or the file shows that it had landed.
                 unresolved += 1
-                if unresolved == _RESOLVE_ATTEMPTS or monotonic() >= self.deadline:
+                if unresolved == _RESOLVE_ATTEMPTS or elapsed() >= self.deadline:
                     raise
             except Precondition:
                 if (yield from self._adopt(proposed.token)):

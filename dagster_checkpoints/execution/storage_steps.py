@@ -88,12 +88,12 @@ class DriverValues:
     """Values that only a driver has: times and random tokens.
 
     Attributes:
-        monotonic: this process's monotonic clock, seconds.
+        elapsed: seconds by a clock of this process that never goes back; to be compared with each other alone.
         wall: wall-clock time in UTC, for people.
         new_token: a text that no other call has returned, on any machine.
     """
 
-    monotonic: Callable[[], float]
+    elapsed: Callable[[], float]
     wall: Callable[[], datetime]
     new_token: Callable[[], str]
 
