@@ -42,12 +42,16 @@ from dagster_checkpoints.execution.checkpoint_deletion import (
     ReadMark,
     RemoveMark,
     SweepFiles,
+    SweepMetadata,
+    SweepSavepoints,
     delete_checkpoint,
     delete_files,
     delete_savepoint,
     discard_states,
     sweep,
     sweep_files,
+    sweep_metadata,
+    sweep_savepoints,
 )
 from dagster_checkpoints.execution.checkpoint_writing import (
     BuildMetadata,
@@ -275,8 +279,8 @@ class Writer(Machine):
 
     def _sweep(self) -> Steps[None]:
         """Delete what killed processes have left behind."""
-        assert self.ownership is not None and self._start is not None
-        return performed(sweep(self.ownership.steps, "simulated", self._start.sweep), self._delete_by)
+        assert self._start is not None
+        return performed(sweep(self._start.sweep), self._delete_by)
 
     def _delete_by(self, request: object) -> Steps[Any]:
         """Perform a request of a deletion."""
@@ -310,6 +314,10 @@ class Writer(Machine):
                 return [FoundMetadata(location, metadata.epoch) for location, metadata in store.metadata.items()]
             case IsRegistered(location):
                 return location in self.registry.checkpoints()
+            case SweepSavepoints():
+                return (yield from performed(sweep_savepoints(ownership.steps, "simulated"), self._delete_by))
+            case SweepMetadata():
+                return (yield from performed(sweep_metadata(ownership.steps), self._delete_by))
             case SweepFiles():
                 return (yield from performed(sweep_files(self.epoch, frozenset()), self._delete_by))
             case ListFiles():

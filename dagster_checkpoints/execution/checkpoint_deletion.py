@@ -117,6 +117,16 @@ class HasMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class SweepSavepoints:
+    """Sweep ``savepoints/``: :func:`sweep_savepoints`. Answer: the number of savepoints deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepMetadata:
+    """Sweep ``checkpoints/``: :func:`sweep_metadata`. Answer: the number of checkpoints deleted."""
+
+
+@dataclass(frozen=True, slots=True)
 class SweepFiles:
     """Sweep ``shared/``: :func:`sweep_files`. Answer: the number of files deleted."""
 
@@ -210,16 +220,14 @@ def delete_files(names: Collection[str], may_delete: Callable[[], None]) -> Step
         yield DeleteFiles(tuple(ordered[start : start + _DELETE_BATCH]))
 
 
-def sweep(ownership: OwnershipSteps, pipeline: str, files: bool) -> Steps[None]:
+def sweep(files: bool) -> Steps[None]:
     """Delete what killed owners have left behind; for the owner, once what it restores is registered.
 
     Args:
-        ownership: of this run.
-        pipeline: its name.
         files: every retained checkpoint could be read, so files that none of them names may be deleted.
     """
-    yield from sweep_savepoints(ownership, pipeline)
-    yield from sweep_metadata(ownership)
+    yield SweepSavepoints()
+    yield SweepMetadata()
     if files:
         yield SweepFiles()
 

@@ -22,7 +22,11 @@ from dagster_checkpoints.execution.checkpoint_deletion import (
     FoundMetadata,
     IsRegistered,
     ListMetadata,
+    SweepFiles,
+    SweepMetadata,
+    SweepSavepoints,
     delete_checkpoint,
+    sweep,
     sweep_metadata,
 )
 from dagster_checkpoints.execution.checkpoint_writing import write_metadata
@@ -335,6 +339,24 @@ class CheckpointStorage:
             return None
 
         return drive(delete_checkpoint(location, savepoint is not None), perform)
+
+    def sweep(self, *, files: bool) -> None:
+        """Delete what killed owners have left behind; for the owner, once what it restores is registered.
+
+        Args:
+            files: every retained checkpoint could be read, so files that none of them names may be deleted.
+        """
+
+        def perform(request: SweepSavepoints | SweepMetadata | SweepFiles) -> int:
+            match request:
+                case SweepSavepoints():
+                    return self.sweep_savepoints()
+                case SweepMetadata():
+                    return self.sweep_metadata()
+                case SweepFiles():
+                    return self.delete_unreferenced()
+
+        drive(sweep(files), perform)
 
     def delete_unreferenced(self, referenced: Iterable[str] = ()) -> int:
         """Delete every shared file that is neither in ``referenced`` nor named by a checkpoint of this owner.

@@ -339,10 +339,7 @@ class JobDriver:
     def _sweep(self) -> None:
         """Delete what killed runs have left behind."""
         assert self._start is not None
-        self._storage.sweep_savepoints()
-        self._storage.sweep_metadata()
-        if self._start.sweep:
-            self._storage.delete_unreferenced()
+        self._storage.sweep(files=self._start.sweep)
 
     # The start
 
