@@ -34,7 +34,7 @@ class CheckpointProperties:
             unless checkpoints are unaligned.
         unaligned: its barriers overtake records. The coordinator says it; savepoints are always aligned.
         stops_job: the savepoint of a stop-with-savepoint: it is committed, and joins the retained list.
-        target: where the result is to go; opaque to this floor.
+        request_id: id of the request that a savepoint was asked for with, by which the runtime knows where it goes; "" for none.
     """
 
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
@@ -42,15 +42,15 @@ class CheckpointProperties:
     forced: bool = False
     unaligned: bool = False
     stops_job: bool = False
-    target: str = ""
+    request_id: str = ""
 
     @staticmethod
     def for_periodic() -> CheckpointProperties:
         return CheckpointProperties(periodic=True)
 
     @staticmethod
-    def for_savepoint(*, stops_job: bool = False, target: str = "") -> CheckpointProperties:
-        return CheckpointProperties(kind=CheckpointKind.SAVEPOINT, forced=True, stops_job=stops_job, target=target)
+    def for_savepoint(*, stops_job: bool = False, request_id: str = "") -> CheckpointProperties:
+        return CheckpointProperties(kind=CheckpointKind.SAVEPOINT, forced=True, stops_job=stops_job, request_id=request_id)
 
     def under(self, *, unaligned_checkpoints: bool, overtakes_at_once: bool) -> CheckpointProperties:
         """The same as the settings make it."""

@@ -249,9 +249,9 @@ class JobRequests:
             case "checkpoint":
                 return [ToCoordinator(CheckpointRequested(request_id, CheckpointProperties()))]
             case "savepoint":
-                return [ToCoordinator(CheckpointRequested(request_id, CheckpointProperties.for_savepoint(target=request_id)))]
+                return [ToCoordinator(CheckpointRequested(request_id, CheckpointProperties.for_savepoint(request_id=request_id)))]
             case "stop":
-                properties = CheckpointProperties.for_savepoint(stops_job=True, target=request_id)
+                properties = CheckpointProperties.for_savepoint(stops_job=True, request_id=request_id)
                 return [ToCoordinator(StopRequested(request_id, request.drain, properties))]
             case "end_source":
                 return self._end_source(request, sources)

@@ -231,8 +231,8 @@ def test_retention(retained: int, added: str, kept: str, given_up: str) -> None:
 
 
 def test_a_savepoint_has_a_target_only_if_it_is_given_one() -> None:
-    assert SAVEPOINT.target == "" == CheckpointProperties().target
-    assert CheckpointProperties.for_savepoint(target="asked") == replace(SAVEPOINT, target="asked")
+    assert SAVEPOINT.request_id == "" == CheckpointProperties().request_id
+    assert CheckpointProperties.for_savepoint(request_id="asked") == replace(SAVEPOINT, request_id="asked")
 
 
 def test_a_finished_job_never_gives_up_a_savepoint() -> None:

@@ -95,12 +95,12 @@ def test_a_job_that_begins_from_a_checkpoint_counts_it(graph_of: Graphs) -> None
 def test_a_checkpoint_in_progress(graph_of: Graphs) -> None:
     job = Job(graph_of)
     job.now = 5
-    job.trigger("mine", CheckpointProperties.for_savepoint(target="there"))
+    job.trigger("mine", CheckpointProperties.for_savepoint(request_id="mine too"))
     job.now = 7.5
     job.do(Acknowledged(A1, 1, None, TaskStatistics(sync_seconds=0.5, new_bytes=10, total_bytes=30, in_flight_bytes=2)))
     (record,) = job.statistics.in_progress
     assert record is job.statistics.record(1)
-    assert (record.checkpoint_id, record.request_id, record.properties.target) == (1, "mine", "there")
+    assert (record.checkpoint_id, record.request_id, record.properties.request_id) == (1, "mine", "mine too")
     assert (record.triggered_at, record.ended_at, record.duration) == (5, None, None)
     assert (record.status, record.expected, record.acknowledged) == (CheckpointStatus.IN_PROGRESS, 3, 1)
     assert (record.new_bytes, record.total_bytes, record.in_flight_bytes) == (10, 30, 2)

@@ -168,11 +168,11 @@ def test_a_savepoint_lets_nobody_go(graph_of: Graphs) -> None:
 
 
 def test_what_was_asked_for_is_carried_along(graph_of: Graphs) -> None:
-    properties = CheckpointProperties.for_savepoint(target="s3://elsewhere")
+    properties = CheckpointProperties.for_savepoint(request_id="asked")
     job = Job(graph_of)
     announced, *triggers = job.handle(CheckpointRequested("r", properties))
     assert announced == CheckpointTriggered(1, properties, "r", waiting=3)
-    assert [t.barrier.properties.target for t in pick(triggers, TriggerTask)] == ["s3://elsewhere"]
+    assert [t.barrier.properties.request_id for t in pick(triggers, TriggerTask)] == ["asked"]
     assert len(triggers) == 1
     job.do("ack1")
     (write,) = pick(job.actions, WriteMetadata)

@@ -64,14 +64,14 @@ def answers(actions: Any) -> list[AnswerRequest]:
     ("request_", "event"),
     [
         (Request("r", "checkpoint", 1.0), CheckpointRequested("r", CheckpointProperties())),
-        (Request("r", "savepoint", 1.0), CheckpointRequested("r", CheckpointProperties.for_savepoint(target="r"))),
+        (Request("r", "savepoint", 1.0), CheckpointRequested("r", CheckpointProperties.for_savepoint(request_id="r"))),
         (
             Request("r", "stop", 1.0),
-            StopRequested("r", False, CheckpointProperties.for_savepoint(stops_job=True, target="r")),
+            StopRequested("r", False, CheckpointProperties.for_savepoint(stops_job=True, request_id="r")),
         ),
         (
             Request("r", "stop", 1.0, drain=True),
-            StopRequested("r", True, CheckpointProperties.for_savepoint(stops_job=True, target="r")),
+            StopRequested("r", True, CheckpointProperties.for_savepoint(stops_job=True, request_id="r")),
         ),
     ],
 )

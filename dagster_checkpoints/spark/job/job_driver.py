@@ -301,7 +301,7 @@ class JobDriver:
             case CheckpointFailed(int(checkpoint_id)):
                 self._later(lambda: self._savepoints.discard(checkpoint_id))
             case CheckpointCompleted(completed):
-                asked = self._requesters.asked(completed.properties.target)
+                asked = self._requesters.asked(completed.properties.request_id)
         self.reporter.tell(told, asked)
 
     def _write(self, action: JobAction) -> None:

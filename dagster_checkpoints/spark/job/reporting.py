@@ -94,7 +94,7 @@ def savepoint_done(
     return SavepointDone(
         location=completed.location,
         stops=stops,
-        request_id=completed.properties.target,
+        request_id=completed.properties.request_id,
         asked_by=asked.asked_by if asked else "",
         recorded_by_asker=asked.recorded_by_asker if asked else False,
         checkpoint=checkpoint_done(deployment, completed, counts),

@@ -43,7 +43,7 @@ class SavepointsInProgress:
         self._kept: set[int] = set()
 
     def ask(self, request_id: str, place: SavepointPlace) -> None:
-        """A savepoint is asked for; `request_id` is what its properties carry as `target`.
+        """A savepoint is asked for; its properties carry `request_id`.
 
         Raises:
             StorageError: There can be no savepoint at that place.
@@ -67,7 +67,7 @@ class SavepointsInProgress:
         """The directory of a savepoint that was triggered."""
         with self._lock:
             if checkpoint_id not in self._directories:
-                place = self._places[properties.target]
+                place = self._places[properties.request_id]
                 self._directories[checkpoint_id] = self._storage.savepoint_directory(checkpoint_id, place.name, place.target)
             return self._directories[checkpoint_id]
 
