@@ -48,7 +48,7 @@ from dagster_checkpoints.coordination.plan import (
     NotAllRunning,
     TaskState,
 )
-from dagster_checkpoints.coordination.progress import TaskProgress
+from dagster_checkpoints.coordination.progress import Obstacle, TaskProgress
 from dagster_checkpoints.coordination.requests import CheckpointRequest, Dropped, RequestQueue
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
 from dagster_checkpoints.coordination.statistics import CheckpointStatistics
@@ -300,11 +300,11 @@ class CheckpointCoordinator:
 
     def _run(self, request: CheckpointRequest, now: float) -> list[CoordinatorAction]:
         plan = self._tasks.plan_or_obstacle()
-        if isinstance(plan, str):
+        if isinstance(plan, Obstacle):
             reason = FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
             if request.request_id is not None:
-                return [RequestFailed(request.request_id, reason, plan)]
-            return [CheckpointFailed(None, reason, plan)]
+                return [RequestFailed(request.request_id, reason, plan.message)]
+            return [CheckpointFailed(None, reason, plan.message)]
         actions = self._pending.trigger(request.properties, plan, request.request_id, now)
         if self.all_at_end_of_data and request.properties.commits:
             # Triggered after every task's finish(): whoever asked for it, it is the final one.
@@ -326,8 +326,8 @@ class CheckpointCoordinator:
         if self._stop is not None:
             return [self._stop.refuse(event.request_id)]
         plan = self._tasks.plan_or_obstacle()
-        if isinstance(plan, str):
-            return [RequestFailed(event.request_id, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, plan)]
+        if isinstance(plan, Obstacle):
+            return [RequestFailed(event.request_id, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, plan.message)]
         self._stop = stop = StopUnderWay(event.request_id, event.drain, self._as_configured(event.properties))
         reason = FailureReason.CHECKPOINT_COORDINATOR_SUSPEND
         return [
@@ -339,11 +339,11 @@ class CheckpointCoordinator:
         plan = stop.plan(self._tasks, finalizing=self.finalizing is not None)
         if plan is None:
             return []
-        if isinstance(plan, str):
+        if isinstance(plan, Obstacle):
             # With nobody left the job has ended by itself, and not because a task does not run.
             over = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
             reason = FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING if self._tasks.any_left else over
-            return self._fail_stop(stop, reason, plan, now)
+            return self._fail_stop(stop, reason, plan.message, now)
         actions = self._pending.trigger(stop.properties, plan, stop.request_id, now)
         stop.triggered(_triggered_id(actions))
         return actions

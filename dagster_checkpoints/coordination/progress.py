@@ -6,6 +6,7 @@ Must not know: checkpoints under way, requests.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
 from dagster_checkpoints.coordination.config import CheckpointConfig
@@ -13,6 +14,13 @@ from dagster_checkpoints.coordination.plan import CheckpointPlan, NotAllRunning,
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
 _STARTING = frozenset({TaskState.CREATED, TaskState.DEPLOYING, TaskState.INITIALIZING})
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """The reason why there can be no checkpoint now, for people."""
+
+    message: str
 
 
 class TaskProgress:
@@ -57,12 +65,12 @@ class TaskProgress:
     def plan(self) -> CheckpointPlan | NotAllRunning:
         return compute_plan(self.states, after_tasks_finish=self._config.checkpoints_after_tasks_finish)
 
-    def plan_or_obstacle(self) -> CheckpointPlan | str:
-        """The plan of a checkpoint that concerns somebody, or what stands in its way."""
+    def plan_or_obstacle(self) -> CheckpointPlan | Obstacle:
+        """The plan of a checkpoint that waits for at least one task, or the reason why there is none."""
         plan = self.plan()
         if isinstance(plan, NotAllRunning):
-            return plan.message
-        return plan if plan.wait else "every task has finished"
+            return Obstacle(plan.message)
+        return plan if plan.wait else Obstacle("every task has finished")
 
     # Events
 

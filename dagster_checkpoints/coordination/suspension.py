@@ -14,7 +14,7 @@ from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
 from dagster_checkpoints.coordination.events import CoordinatorAction, RequestFailed
 from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.coordination.plan import CheckpointPlan
-from dagster_checkpoints.coordination.progress import TaskProgress
+from dagster_checkpoints.coordination.progress import Obstacle, TaskProgress
 
 
 class StopPhase(Enum):
@@ -59,7 +59,7 @@ class StopUnderWay:
         """Whether whoever asked for the stop is told that it has failed."""
         return any(isinstance(action, RequestFailed) and action.request_id == self.request_id for action in actions)
 
-    def plan(self, tasks: TaskProgress, *, finalizing: bool) -> CheckpointPlan | str | None:
+    def plan(self, tasks: TaskProgress, *, finalizing: bool) -> CheckpointPlan | Obstacle | None:
         """The plan of the savepoint, what stands in its way for good, or None: it is triggered later or was already.
 
         Nobody may end in the middle of it, so whoever is finishing is waited for first.
