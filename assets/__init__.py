@@ -1,6 +1,5 @@
-"""The flights of 2013 as a code location: a pipeline of Spark stages, written as a user would write his own.
+"""The flights of 2013 as a code location: a pipeline of Spark stages, written as by a user of the plugin.
 
-Read `flights` first (the pipeline), then `reference` (the same tables computed in one batch, to compare
-with), `flights_data` (where the files come from) and `feeder` (who drops December's files while the pipeline
-runs).
+Read `flights` first (the pipeline), then `flights_data` (its input files), `feeder` (writes December's files while the pipeline
+runs) and `reference` (computes the same tables in one batch, for a comparison).
 """

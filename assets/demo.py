@@ -1,9 +1,9 @@
 """`make run`: the flights pipeline through a savepoint, a crash, a suspend and a drain, to the last committed row.
 
-This process serves S3 on loopback, feeds December and watches. The pipeline runs as Dagster runs in child processes
-(`demo_run.py`): the first one is killed with SIGKILL, the second is suspended from the command line, the third resumes from
+This process serves S3 on loopback, feeds December and follows the runs. The pipeline runs as Dagster runs in child processes
+(`demo_run.py`): the first run is killed with SIGKILL, the second is suspended from the command line, the third resumes from
 that savepoint and is drained by the sensor. At the end the sinks are compared, row by row, with a batch computation by Spark
-over the same files. Exit code 1 if anything differs.
+over the same files. Exit code 1 if a row differs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import threading
 from datetime import UTC, datetime
 from typing import Any
 
-from assets.demo_cast import ROOT, CommandLine, DemoFailed, Feeder, Run, SensorTicks, say
+from assets.demo_parts import ROOT, CommandLine, DemoFailed, Feeder, Run, SensorTicks, say
 
 HALF_OF_DECEMBER = 14
 CHRISTMAS = 24
-UNTIL_CHRISTMAS = 20_000  # flights of December, more or less: there is something to suspend
+UNTIL_CHRISTMAS = 20_000  # flights of December: the pipeline holds state when it is suspended
 DEADLINE_SECONDS = 900.0
 _YEAR_3000 = 32_503_680_000_000
 
@@ -35,8 +35,8 @@ def main() -> int:
     from assets.flights_data import prepare
 
     data = prepare(ROOT / "flights", progress=lambda text: say(f"data     {text.strip()}"))
-    feeder = Feeder(data, rests=(HALF_OF_DECEMBER, CHRISTMAS))
-    watchdog = threading.Timer(DEADLINE_SECONDS, _give_up)
+    feeder = Feeder(data, pauses=(HALF_OF_DECEMBER, CHRISTMAS))
+    watchdog = threading.Timer(DEADLINE_SECONDS, _time_out)
     watchdog.daemon = True
     watchdog.start()
     try:
@@ -64,9 +64,9 @@ def main() -> int:
 
 
 def _until_killed(run: Run, feeder: Feeder, shell: CommandLine) -> None:
-    """Until history has finished, checkpoints begin at new roots, and a savepoint was taken in flight in mid-December."""
+    """Run 1: killed when history has finished, checkpoints start at new roots, and a savepoint of mid-December is complete."""
     run.say("starting (a Dagster run in a process of its own)")
-    history_finished = rerooted = asked = taken = False
+    history_finished = rerooted = requested = taken = False
     for event in run.events():
         _show(run, event)
         match event["event"]:
@@ -79,22 +79,22 @@ def _until_killed(run: Run, feeder: Feeder, shell: CommandLine) -> None:
             case "CheckpointDone" if history_finished and not rerooted and "flights_history" not in event["roots"]:
                 rerooted = True
                 run.say(f"flights_history has finished: checkpoints begin at {', '.join(event['roots'])} now")
-        if rerooted and feeder.rests_after(HALF_OF_DECEMBER) and not asked:
-            asked = True
-            shell.ask("savepoint", "--name", "half-of-december")
+        if rerooted and feeder.paused_after(HALF_OF_DECEMBER) and not requested:
+            requested = True
+            shell.start("savepoint", "--name", "half-of-december")
         if taken and event["event"] == "CheckpointDone":
             run.kill()
             run.say(f"killed with SIGKILL, after {feeder.days} of 31 days of December")
-            feeder.go_on(HALF_OF_DECEMBER)
+            feeder.resume(HALF_OF_DECEMBER)
             shell.check()
             return
-    raise DemoFailed(f"expected {run.name} to go on until it is killed, but {run.failure()}")
+    raise DemoFailed(f"expected {run.name} to run until it is killed, but {run.failure()}")
 
 
 def _until_suspended(run: Run, feeder: Feeder, shell: CommandLine) -> None:
-    """Taken over from the killed run; suspended from the command line at Christmas. History must not be read again."""
+    """Run 2: takes over from the killed run; suspended from the command line at Christmas. History must not be read again."""
     run.say("starting; it takes the pipeline over as soon as it sees that the killed run's processes have ended")
-    asked = False
+    requested = False
     status = ended_by = None
     for event in run.events():
         _show(run, event)
@@ -104,15 +104,15 @@ def _until_suspended(run: Run, feeder: Feeder, shell: CommandLine) -> None:
             case "Result":
                 status, ended_by = event["status"], event["ended_by"]
         consumed = event["event"] == "CheckpointDone" and event["stages"]["flights_live"]["rows"] >= UNTIL_CHRISTMAS
-        if consumed and feeder.rests_after(CHRISTMAS) and not asked:
-            asked = True
-            shell.ask("stop", "--name", "christmas")
+        if consumed and feeder.paused_after(CHRISTMAS) and not requested:
+            requested = True
+            shell.start("stop", "--name", "christmas")
     run.check_end(status, ended_by, "suspend")
     shell.check()
 
 
 def _until_drained(run: Run, feeder: Feeder) -> None:
-    """Resumed from the suspend's savepoint; drained by the sensor when all of December is consumed."""
+    """Run 3: resumes from the suspend's savepoint; drained by the sensor when all of December is consumed."""
     run.say("starting; it resumes from the savepoint by default")
     from resources import coordinator_with
     from sensors import drain_sensor
@@ -127,7 +127,7 @@ def _until_drained(run: Run, feeder: Feeder) -> None:
                     _check_history_is_finished(run, event)
                     if "savepoint" not in event["restored_location"]:
                         raise DemoFailed(f"expected {run.name} to resume from the savepoint, found {event}")
-                    feeder.go_on(CHRISTMAS)
+                    feeder.resume(CHRISTMAS)
                     sensor.start()
                 case "Result":
                     status, ended_by = event["status"], event["ended_by"]
@@ -141,7 +141,7 @@ def _until_drained(run: Run, feeder: Feeder) -> None:
 def _check_history_is_finished(run: Run, event: dict[str, Any]) -> None:
     if "flights_history" not in event["finished_stages"]:
         raise DemoFailed(f"expected flights_history not to be run again, found {event}")
-    run.say("flights_history is finished there: its files are not read again")
+    run.say("flights_history has finished already: its files are not read again")
 
 
 def _show(run: Run, event: dict[str, Any]) -> None:
@@ -196,18 +196,18 @@ def _compare(data: Any) -> int:
     spark = build_session()
     differ = False
     for table in ("hourly_delays", "delays_with_weather"):
-        found = compare_table(spark, data, table)
-        differ = differ or not found.is_equal or not found.expected
+        comparison = compare_table(spark, data, table)
+        differ = differ or not comparison.is_equal or not comparison.expected
         say(
-            f"compare  {table:<20} {found.expected:,} rows expected, {found.missing:,} missing, "
-            f"{found.duplicated:,} duplicated, {found.unexpected:,} unexpected"
+            f"compare  {table:<20} {comparison.expected:,} rows expected, {comparison.missing:,} missing, "
+            f"{comparison.duplicated:,} duplicated, {comparison.unexpected:,} unexpected"
         )
     spark.stop()
-    say("compare  something differs" if differ else "compare  nothing lost, nothing twice, the last record committed")
+    say("compare  the tables differ" if differ else "compare  no row is lost or duplicated, and the last one is committed")
     return 1 if differ else 0
 
 
-def _give_up() -> None:
+def _time_out() -> None:
     say(f"FAILED   expected an end within {DEADLINE_SECONDS:.0f} s; see {ROOT}/run-*.log")
     for run in Run.all:
         run.process.kill()

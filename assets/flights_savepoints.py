@@ -1,4 +1,4 @@
-"""The savepoints of the flights pipeline: an asset, whose partitions they are, and its check."""
+"""The savepoints of the flights pipeline: an asset with one partition per savepoint, and its check."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ flights_savepoints = savepoint_asset(pipeline=flights, assets=flights_assets)
 
 flights_savepoint_check = savepoint_check(pipeline=flights, savepoints=flights_savepoints)
 
-# In its launchpad a certain savepoint can be named; the check's own button takes the newest one.
+# The launchpad of this job can name a savepoint; the button of the check takes the newest one.
 check_savepoint_job = dg.define_asset_job(
     "flights_check_savepoint",
     selection=dg.AssetSelection.checks(flights_savepoint_check),
     description=(
-        "Optional. Reads the newest savepoint, or the one that is named in the launchpad, and says whether it can be restored."
+        "Optional. Reads the newest savepoint, or the one named in the launchpad, and reports whether it can be restored."
     ),
 )

@@ -1,6 +1,6 @@
-"""What the flights pipeline must have written: the same tables, computed in one batch in SQL, to compare.
+"""The tables that the flights pipeline must write, computed in one batch in SQL, for a comparison.
 
-Shares with `flights` only the files and their columns, none of the computation.
+Shares with `flights` the files and their columns, but not the computation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LEFT JOIN {weather} AS weather ON weather.origin = delays.origin AND weather.hou
 
 
 def expected_hourly_delays(spark: SparkSession, data: FlightsData) -> DataFrame:
-    """The table `hourly_delays` over all of the history and what has been fed so far."""
+    """The table `hourly_delays` over the history and the live files fed so far."""
     live = [str(data.live / airport) for airport in AIRPORTS]
     return spark.sql(
         _HOURLY_DELAYS,
@@ -56,7 +56,7 @@ def expected_hourly_delays(spark: SparkSession, data: FlightsData) -> DataFrame:
 
 
 def expected_delays_with_weather(spark: SparkSession, data: FlightsData) -> DataFrame:
-    """The table `delays_with_weather` over all of the history and what has been fed so far."""
+    """The table `delays_with_weather` over the history and the live files fed so far."""
     return spark.sql(
         _DELAYS_WITH_WEATHER,
         delays=expected_hourly_delays(spark, data),
@@ -68,13 +68,13 @@ EXPECTED = {
     "hourly_delays": expected_hourly_delays,
     "delays_with_weather": expected_delays_with_weather,
 }
-"""By the name of the stage whose sink holds the table."""
+"""The tables by the name of the stage whose sink holds them."""
 
 
 def committed(spark: SparkSession, data: FlightsData, name: str) -> DataFrame:
-    """All rows that the sink of the stage `name` has committed; none if there are none yet.
+    """All rows that the sink of the stage `name` has committed so far.
 
-    The sink has a directory per checkpoint, which Spark reads as a column that the table itself has not.
+    The sink has a directory per checkpoint, which Spark reads as an additional column; it is dropped.
     """
     if not any(data.table(name).glob("checkpoint=*/*.parquet")):
         return spark.createDataFrame([], EXPECTED[name](spark, data).schema)
@@ -85,7 +85,7 @@ def committed(spark: SparkSession, data: FlightsData, name: str) -> DataFrame:
 class Comparison:
     """How a table differs from the expected one, in rows.
 
-    A row stands for all its values: a row with one wrong value is one missing and one unexpected row.
+    Rows are compared as a whole: a row with one wrong value counts as one missing and one unexpected row.
     """
 
     expected: int
@@ -99,20 +99,20 @@ class Comparison:
 
 
 def compare_table(spark: SparkSession, data: FlightsData, name: str) -> Comparison:
-    """Compares what the sink of the stage `name` has committed with what the files say should be there."""
+    """Compare the rows that the sink of the stage `name` has committed with the expected table."""
     return compare(EXPECTED[name](spark, data), committed(spark, data, name))
 
 
 def compare(expected: DataFrame, actual: DataFrame) -> Comparison:
-    """Compares two tables as multisets of rows; nulls are equal, the order of columns is ignored.
+    """Compare two tables as multisets of rows; nulls are equal, the order of columns is ignored.
 
     Args:
-        expected: What should be there.
-        actual: What is there, for example all the files that a sink has committed.
+        expected: The expected table.
+        actual: The table to compare, for example all rows that a sink has committed.
 
     Returns:
-        Rows expected; missing (expected more often than found); duplicated (expected, and found more often
-        than that); unexpected (found, and not expected at all).
+        Numbers of rows: expected; missing (expected more often than found); duplicated (found more often than expected);
+        unexpected (found, but not expected at all).
 
     Raises:
         ValueError: The tables have different columns.
@@ -124,7 +124,7 @@ def compare(expected: DataFrame, actual: DataFrame) -> Comparison:
             for name in {**types, **actual_types}
             if types.get(name) != actual_types.get(name)
         }
-        raise ValueError(f"The tables have different columns, as (expected, actual): {differing}")
+        raise ValueError(f"expected two tables with the same columns, found (expected, actual): {differing}")
 
     wanted = expected.select(*types).selectExpr("*", "1 AS in_expected", "0 AS in_actual")
     found = actual.select(*types).selectExpr("*", "0 AS in_expected", "1 AS in_actual")

@@ -1,6 +1,6 @@
 """The checkpoint coordinator of this code location.
 
-Storage is what CHECKPOINT_STORAGE names, else a directory below DAGSTER_HOME that survives restarts.
+CHECKPOINT_STORAGE names the storage; without it, the storage is a directory in DAGSTER_HOME.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from dagster_checkpoints import CheckpointCoordinatorResource
 
 _SETTINGS: dict[str, Any] = {
-    "interval": 5.0,  # so that there is something to see
+    "interval": 5.0,  # short, for the demonstration
     "observe_every": 5.0,
     "retained": 2,
     "lease_seconds": 10.0,
@@ -19,7 +19,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 def coordinator_with(**settings: Any) -> CheckpointCoordinatorResource:
-    """The coordinator of the flights pipeline, with some settings of its own."""
+    """The coordinator of the flights pipeline with changed settings."""
     return CheckpointCoordinatorResource(**{**_SETTINGS, **settings})
 
 

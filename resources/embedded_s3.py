@@ -1,14 +1,14 @@
-"""An S3 on loopback, in this process: moto's, for tests and for `make run`, with nothing to install or log in
-to.
+"""An S3 server on loopback, in this process: moto, for tests and for `make run`, without installation or
+account.
 
-moto's conditional writes are right but not atomic, so one lock lets one request at a time into it. Other
-processes reach the server by its endpoint URL. For tests it can refuse, drop, delay and conflict requests,
+moto's conditional writes are correct but not atomic, so a lock admits one request at a time. Other
+processes reach the server by its endpoint URL. For tests it can refuse, drop and delay requests, answer them with a conflict,
 and lose their answers.
 
     with EmbeddedS3() as s3:
         subprocess.run(command, env={**os.environ, **s3.environment})
 
-By itself: `python -m resources.embedded_s3 --port 9000` serves until it is interrupted.
+As a program: `python -m resources.embedded_s3 --port 9000` serves until it is interrupted.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _one_at_a_time = threading.Lock()
 
 @dataclass
 class Fault:
-    """Something that happens to matching requests instead of, or besides, their being served.
+    """A fault of the server in requests that match.
 
     Args:
-        action: ``answer`` an error without carrying the request out; ``drop`` the connection without carrying
-            it out; ``lose_answer``: carry it out, then drop the connection; ``wait`` for ``until`` before
-            carrying it out.
-        method: only requests of this HTTP method.
-        key: only requests whose path contains this.
-        times: how many requests; None for all until the fault is removed.
-        status: for ``answer``.
-        code: S3's error code, for ``answer``.
-        until: for ``wait``.
-        hits: how many requests it has happened to.
+        action: ``answer``: answer with an error, without carrying the request out; ``drop``: drop the connection without
+            carrying the request out; ``lose_answer``: carry the request out, then drop the connection; ``wait``: wait for
+            ``until``, then carry the request out.
+        method: HTTP method of the matching requests; None for any method.
+        key: text that the path of a matching request contains; "" for any path.
+        times: number of requests that fail; None for all of them until the fault is removed.
+        status: HTTP status of ``answer``.
+        code: S3 error code of ``answer``.
+        until: event that ends ``wait``.
+        hits: number of requests that have failed so far.
     """
 
     action: Action
@@ -86,8 +86,8 @@ class EmbeddedS3:
     """A server with one bucket, from ``start()`` to ``stop()`` or as a context manager.
 
     Args:
-        bucket: created at the start; by default one with a name of its own.
-        port: 0 for a free one.
+        bucket: name of the bucket, which is created at the start; by default a random name.
+        port: TCP port; 0 for a free port.
     """
 
     def __init__(self, bucket: str | None = None, port: int = 0) -> None:
@@ -101,7 +101,7 @@ class EmbeddedS3:
 
     @property
     def endpoint_url(self) -> str:
-        """What boto3 takes as ``endpoint_url``."""
+        """The server's URL, boto3's ``endpoint_url``."""
         assert self._server is not None, "start() first"
         return f"http://127.0.0.1:{self._server.server_port}"
 
@@ -133,7 +133,7 @@ class EmbeddedS3:
         """A boto3 client of this server.
 
         Args:
-            config: of ``botocore.config.Config``; by default short time-outs and few retries.
+            config: arguments of ``botocore.config.Config``; by default short time-outs and few retries.
         """
         defaults: dict[str, Any] = {
             "connect_timeout": 2,
@@ -157,7 +157,7 @@ class EmbeddedS3:
         return self
 
     def stop(self) -> None:
-        """Stop serving and forget the bucket. Idempotent."""
+        """Stop the server and delete the bucket. Idempotent."""
         server, self._server = self._server, None
         if server is None or self._thread is None:
             return
@@ -178,13 +178,13 @@ class EmbeddedS3:
         self.stop()
 
     def inject(self, fault: Fault) -> Fault:
-        """Let a fault happen to the next matching requests; an earlier fault goes first."""
+        """Add a fault for the next matching requests; of several matching faults the earliest applies."""
         with self._faults_lock:
             self._faults.append(fault)
         return fault
 
     def heal(self) -> None:
-        """Remove every fault; requests that wait go on."""
+        """Remove every fault; waiting requests continue."""
         with self._faults_lock:
             faults, self._faults = self._faults, []
         for fault in faults:
@@ -203,19 +203,19 @@ class EmbeddedS3:
             fault.until.set()
 
     def conflict(self, times: int = 1, key: str = "") -> Fault:
-        """Answer the next writes with 409, as AWS may when conditional writes meet; moto never does."""
+        """Answer the next writes with 409, as AWS may at concurrent conditional writes; moto does not."""
         return self.inject(Fault("answer", "PUT", key, times, 409, "ConditionalRequestConflict"))
 
     def lose_answer(self, method: str = "PUT", key: str = "", times: int = 1) -> Fault:
-        """Carry the next requests out, but let the client never know."""
+        """Carry the next requests out, but drop their answers."""
         return self.inject(Fault("lose_answer", method, key, times))
 
     def outage(self, key: str = "") -> Any:
-        """While the block runs, every connection is dropped: the network is away."""
+        """Drop every connection while the block runs, as a network failure does."""
         return self.fault("drop", key=key)
 
     def _serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        # Read before the lock: a slow sender must not keep the others out.
+        # Read before the lock: a slow client must not hold up the others.
         environ["wsgi.input"] = io.BytesIO(_body(environ))
         fault = self._next_fault(environ)
         if fault is not None:
@@ -232,7 +232,7 @@ class EmbeddedS3:
             finally:
                 if hasattr(answer, "close"):
                     answer.close()
-            # moto remembers every object it ever made, deleted and replaced ones included.
+            # moto keeps every object in a list, also deleted and replaced ones.
             for model in model_data["s3"].values():
                 model.instances_tracked.clear()  # type: ignore[attr-defined]
         if fault is not None and fault.action == "lose_answer":
@@ -249,10 +249,10 @@ class EmbeddedS3:
 
 
 class _QuietHandler(MotoRequestHandler):  # type: ignore[misc,unused-ignore]
-    """No line on stderr for each request."""
+    """A request handler without a log line on stderr for each request."""
 
     def log(self, type: str, message: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _body(environ: Environ) -> bytes:
@@ -275,7 +275,7 @@ def _error(fault: Fault, start_response: StartResponse) -> Iterable[bytes]:
 
 
 def main() -> None:
-    """Serve until interrupted."""
+    """Serve until the process is interrupted."""
     parser = argparse.ArgumentParser(description="An S3 on loopback that keeps its objects in memory.")
     parser.add_argument("--port", type=int, default=9000)
     parser.add_argument("--bucket", default="checkpoints")

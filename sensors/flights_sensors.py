@@ -1,7 +1,7 @@
-"""The sensors of the flights pipeline, and the schedule of its savepoints.
+"""The sensors, schedules and job of the flights pipeline.
 
-Those that only watch or check, or end the pipeline where it says that it ends, are on from the start; what runs the pipeline or
-fills storage by itself is off until it is switched on.
+Sensors that check savepoints, react to finished stages or drain the pipeline at its end are on from the start; automation that
+starts runs of the pipeline or takes savepoints is off until it is switched on.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ flights_job = dg.define_asset_job(
     selection=dg.AssetSelection.assets(flights_assets),
     config={"ops": {"flights_assets": {"config": {"restore_from": "latest", "claim_mode": "no_claim"}}}},
     description=(
-        "Launch this one first. Runs the flights pipeline: all stages in one run, which ends when December has been consumed. "
-        "It continues the previous run if that did not come to its own end. To begin from a savepoint, put its location, URL or "
-        "number into the launchpad, as restore_from; `none` is a new start."
+        "Launch this job first. Runs the flights pipeline: all stages in one run, which ends when December has been consumed. "
+        "It continues the previous run if that run did not finish. To begin from a savepoint, set restore_from in the launchpad "
+        "to its location, URL or number; `none` is a new start."
     ),
 )
 
-# At a new start flights_assets takes the marker away with the files of the feed; so an old one is as good as a new one.
+# At a new start flights_assets removes the marker with the files of the feed, so a marker of any age is valid.
 december_consumed = bounded_stages_finished() & live_lag_zero() & marker_object(str(DATA.feed_complete), of_any_age=True)
 
 drain_sensor = build_drain_sensor(

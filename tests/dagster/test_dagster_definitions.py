@@ -37,8 +37,8 @@ def test_which_job_to_launch_is_said_first() -> None:
 
     says = {job.name: (job.description or "").split(".")[0].split(":")[0] for job in defs.resolve_all_job_defs()}
     assert {name: text for name, text in says.items() if not name.startswith("__")} == {
-        "flights_job": "Launch this one first",
-        "feed_job": "Launch this one second, when the run of flights_job has begun",
+        "flights_job": "Launch this job first",
+        "feed_job": "Launch this job second, when the run of flights_job has begun",
         "flights_check_savepoint": "Optional",
         "flights_recovery_job": "Launched by the sensor 'flights_recovery'",
         "flights_savepoint_check_job": "Launched by the sensor 'flights_savepoint_check'",

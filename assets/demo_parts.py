@@ -1,4 +1,4 @@
-"""Who takes part in `make run`: the Dagster runs, the feeder, the command line, the drain sensor; see `demo.py`."""
+"""The parts of `make run`: the Dagster runs, the feeder, the command line, the drain sensor; see `demo.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _began = time.monotonic()
 
 
 class DemoFailed(Exception):
-    """The demonstration did not go as it must; the text says what was expected and what was found."""
+    """A step of the demonstration failed; the text says what was expected and what was found."""
 
 
 def say(text: str) -> None:
@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 
 class Run:
-    """A Dagster run: a child process whose events come as lines of JSON."""
+    """A Dagster run: a child process that writes its events as lines of JSON."""
 
     all: ClassVar[list[Run]] = []
 
@@ -64,7 +64,7 @@ class Run:
         self.process.wait()
 
     def check_end(self, status: str | None, ended_by: str | None, expected: str) -> None:
-        """The run has ended FINISHED, in the expected way."""
+        """Check that the run has ended FINISHED, by the expected kind of stop."""
         if self.process.wait() != 0 or (status, ended_by) != ("FINISHED", expected):
             raise DemoFailed(
                 f"expected {self.name} to end FINISHED by {expected}, found {status} by {ended_by}; {self.failure()}"
@@ -76,19 +76,19 @@ class Run:
 
 
 class Feeder:
-    """Drops December's files in a thread; rests after certain days until it is told to go on.
+    """Writes December's files in a thread; pauses after certain days until it is resumed.
 
     Args:
-        data: The flights' files.
-        rests: The days after which it rests.
+        data: The files of the flights.
+        pauses: The days of December after which it pauses.
     """
 
-    def __init__(self, data: Any, *, rests: tuple[int, ...]) -> None:
+    def __init__(self, data: Any, *, pauses: tuple[int, ...]) -> None:
         from assets import feeder
 
         feeder.reset(data)
         self.days = 0
-        self._rests = {day: (threading.Event(), threading.Event()) for day in rests}
+        self._pauses = {day: (threading.Event(), threading.Event()) for day in pauses}
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=feeder.feed,
@@ -100,41 +100,41 @@ class Feeder:
     def start(self) -> None:
         self._thread.start()
 
-    def rests_after(self, day: int) -> bool:
-        return self._rests[day][0].is_set()
+    def paused_after(self, day: int) -> bool:
+        return self._pauses[day][0].is_set()
 
-    def go_on(self, day: int) -> None:
-        """End the rest after this day."""
-        self._rests[day][1].set()
+    def resume(self, day: int) -> None:
+        """End the pause after this day."""
+        self._pauses[day][1].set()
 
     def stop(self) -> None:
         self._stop.set()
-        for _, go_on in self._rests.values():
-            go_on.set()
+        for _, resumed in self._pauses.values():
+            resumed.set()
 
     def _on_day(self, day: str, number: int, days: int) -> None:
         self.days = number
-        if number in self._rests:
-            say(f"feeder   {day} dropped")
-            reached, go_on = self._rests[number]
+        if number in self._pauses:
+            say(f"feeder   {day} copied")
+            reached, resumed = self._pauses[number]
             reached.set()
-            go_on.wait()
+            resumed.wait()
         elif number == days:
-            say(f"feeder   {day} dropped: all of December")
+            say(f"feeder   {day} copied: all of December")
 
 
 class CommandLine:
-    """`dagster-checkpoints`, in processes of its own, as a person would use it beside the run."""
+    """`dagster-checkpoints` in processes beside the run, as a person would use it in a shell."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
-        self._asked: list[threading.Thread] = []
+        self._threads: list[threading.Thread] = []
         self.failure: DemoFailed | None = None
 
     def call(self, *arguments: str) -> dict[str, Any]:
         """Run a command and wait for it. Returns what it printed as JSON."""
         say(f"shell    $ dagster-checkpoints {' '.join(arguments)}")
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "dagster_checkpoints.cli", *arguments, "--json"],
             cwd=REPOSITORY,
             env=self._environment,
@@ -142,23 +142,23 @@ class CommandLine:
             text=True,
             check=False,
         )
-        if done.returncode != 0:
+        if process.returncode != 0:
             raise DemoFailed(
-                f"expected `dagster-checkpoints {' '.join(arguments)}` to succeed, found exit code {done.returncode}: "
-                f"{done.stdout}{done.stderr}"
+                f"expected `dagster-checkpoints {' '.join(arguments)}` to succeed, found exit code {process.returncode}: "
+                f"{process.stdout}{process.stderr}"
             )
-        said: dict[str, Any] = json.loads(done.stdout)
-        return said
+        result: dict[str, Any] = json.loads(process.stdout)
+        return result
 
     def verify_savepoints(self) -> None:
-        """Have every savepoint read as a whole, and checked whether the pipeline can be restored from it."""
+        """Verify every savepoint: that it is complete, and that the pipeline can be restored from it."""
         entries = [entry for listed in self.call("list")["pipelines"] for entry in listed["entries"]]
         for location in [entry["location"] for entry in entries if entry["kind"] == "savepoint"]:
-            found = self.call("verify", location, "-m", "assets.flights")
-            say(f"shell    {found['files']} files, {found['bytes']:,} bytes, all whole; it fits")
+            report = self.call("verify", location, "-m", "assets.flights")
+            say(f"shell    {report['files']} files, {report['bytes']:,} bytes: complete, and fits the pipeline")
 
-    def ask(self, *arguments: str) -> None:
-        """Run a command beside what goes on."""
+    def start(self, *arguments: str) -> None:
+        """Run a command in the background."""
 
         def run() -> None:
             try:
@@ -166,23 +166,23 @@ class CommandLine:
             except DemoFailed as failed:
                 self.failure = failed
 
-        self._asked.append(threading.Thread(target=run, daemon=True))
-        self._asked[-1].start()
+        self._threads.append(threading.Thread(target=run, daemon=True))
+        self._threads[-1].start()
 
     def check(self) -> None:
-        """Wait for all that was asked, and fail if something of it failed."""
-        for thread in self._asked:
+        """Wait for the commands in the background; raises the failure of one that failed."""
+        for thread in self._threads:
             thread.join()
         if self.failure is not None:
             raise self.failure
 
 
 class SensorTicks:
-    """Ticks a sensor as Dagster's daemon does, only more often.
+    """Evaluates a sensor as Dagster's daemon does, every 2 seconds.
 
     Args:
-        sensor: Of the code location.
-        resources: By key.
+        sensor: The sensor.
+        resources: Its resources by key.
     """
 
     def __init__(self, sensor: dg.SensorDefinition, resources: dict[str, object]) -> None:
@@ -201,17 +201,17 @@ class SensorTicks:
             self._thread.join()
 
     def _run(self) -> None:
-        cursor, told = None, ""
+        cursor, shown = None, ""
         with dg.DagsterInstance.get() as instance:
             while not self._stop.wait(SENSOR_SECONDS):
                 try:
                     with dg.build_sensor_context(instance=instance, cursor=cursor, resources=self._resources) as context:
-                        context.log.setLevel(logging.WARNING)  # its answer is told below
+                        context.log.setLevel(logging.WARNING)  # its skip message is printed below
                         tick = self._sensor.evaluate_tick(context)
                 except Exception as error:
                     self.failure = error
                     return
                 cursor = tick.cursor
-                if tick.skip_message and tick.skip_message != told:
-                    told = tick.skip_message
-                    say(f"sensor   {told}")
+                if tick.skip_message and tick.skip_message != shown:
+                    shown = tick.skip_message
+                    say(f"sensor   {shown}")
