@@ -65,7 +65,7 @@ def main() -> int:
 
 def _until_killed(run: Run, feeder: Feeder, shell: CommandLine) -> None:
     """Run 1: killed when history has finished, checkpoints start at new roots, and a savepoint of mid-December is complete."""
-    run.say("starting (a Dagster run in a process of its own)")
+    run.say("starting (a Dagster run in its own process)")
     history_finished = rerooted = requested = taken = False
     for event in run.events():
         _show(run, event)

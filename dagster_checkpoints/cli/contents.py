@@ -104,15 +104,15 @@ def source_offsets(stored: StoredCheckpoint, metadata: CheckpointMetadata) -> di
 
     Files that cannot be read are left out: `verify` checks whether the checkpoint is complete.
     """
-    wanted: dict[tuple[str, int], StateFile] = {}
+    offset_files: dict[tuple[str, int], StateFile] = {}
     for chain in metadata.chains:
         for index, task in chain.tasks.items():
             file = _offsets_file(task.query) if task.query and not task.channels else None
             if file is not None:
-                wanted[chain.name, index] = file
+                offset_files[chain.name, index] = file
     read = {}
     with tempfile.TemporaryDirectory(prefix="offsets-") as folder:
-        for number, (key, file) in enumerate(wanted.items()):
+        for number, (key, file) in enumerate(offset_files.items()):
             try:
                 stored.fetch([msgspec.structs.replace(file, path=str(number))], Path(folder))
                 read[key] = _read_offsets(Path(folder, str(number)))

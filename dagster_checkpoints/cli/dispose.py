@@ -40,11 +40,11 @@ def dispose(options: StorageOptions, location: str, force: bool, yes: bool) -> N
             )
         _check_unneeded(stored, force)
         directory = storage.open_savepoint(stored.location)
-        about = _about(stored)
+        summary = _summary(stored)
         if not yes:
             if options.as_json or not is_terminal():
-                raise UsageProblem(f"{about}: deleting it without confirmation needs --yes")
-            click.confirm(f"{about}. Delete it for good?", abort=True, err=True)
+                raise UsageProblem(f"{summary}: deleting it without confirmation needs --yes")
+            click.confirm(f"{summary}. Delete it for good?", abort=True, err=True)
         directory.delete()
         if options.as_json:
             write_json({"disposed": stored.location, "url": directory.url})
@@ -75,7 +75,7 @@ def _check_unneeded(stored: StoredCheckpoint, force: bool) -> None:
         )
 
 
-def _about(stored: StoredCheckpoint) -> str:
+def _summary(stored: StoredCheckpoint) -> str:
     try:
         metadata = stored.read()
     except StorageUnavailable:

@@ -156,8 +156,8 @@ def combine(structure: PipelineGraph, seen: PipelineGraph) -> PipelineGraph:
     """
     states = {stage.name: stage for stage in seen.stages}
     stages = [_with_state(stage, states.get(stage.name)) for stage in structure.stages]
-    known = {stage.name for stage in stages}
-    stages += [stage for stage in seen.stages if stage.name not in known]
+    structure_names = {stage.name for stage in stages}
+    stages += [stage for stage in seen.stages if stage.name not in structure_names]
     edges = {(edge.source, edge.target): edge for edge in (*seen.edges, *structure.edges)}
     names = {stage.name for stage in stages}
     chained = {name for chain in seen.chains for name in chain}
@@ -200,9 +200,9 @@ def _depths(reads: Mapping[tuple[str, ...], Sequence[tuple[str, ...]]]) -> dict[
     for _ in reads:  # as many rounds as there are chains at most: the graph has no cycle
         changed = False
         for chain, sources in reads.items():
-            wanted = max((depth[source] + 1 for source in sources), default=0)
-            if wanted > depth[chain] and wanted < len(reads):
-                depth[chain], changed = wanted, True
+            needed = max((depth[source] + 1 for source in sources), default=0)
+            if needed > depth[chain] and needed < len(reads):
+                depth[chain], changed = needed, True
         if not changed:
             break
     # Move each source as close to its readers as possible.

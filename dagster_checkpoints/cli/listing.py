@@ -172,8 +172,8 @@ def _as_text(
 ) -> list[RenderableType]:
     from rich.text import Text
 
-    about = describe_owner(state) if state and state.lease else describe_end(state)
-    title = Text.assemble((storage.pipeline, "bold"), f"  {storage.url}\n", (about[:1].upper() + about[1:], "dim"))
+    summary = describe_owner(state) if state and state.lease else describe_end(state)
+    title = Text.assemble((storage.pipeline, "bold"), f"  {storage.url}\n", (summary[:1].upper() + summary[1:], "dim"))
     if not entries:
         return [title, Text("No checkpoints, no savepoints.\n")]
     detail_columns = ("size", "files", "finished") if detailed else ()

@@ -106,10 +106,10 @@ class LoadedCode:
             value = getattr(self.module, attribute, None)
             candidates = [value] if isinstance(value, Pipeline) else _of_code_locations(_code_locations({attribute: value}))
             if not candidates:
-                other = "nothing of that name" if value is None else f"a {type(value).__name__}"
+                found = "nothing of that name" if value is None else f"a {type(value).__name__}"
                 raise UsageProblem(
                     f"expected a Pipeline called {attribute!r} in {self.origin}, or Definitions with assets of one, "
-                    f"found {other}. {self.overview()}"
+                    f"found {found}. {self.overview()}"
                 )
         chosen = [pipeline for pipeline in candidates if name is None or pipeline.name == name]
         if not chosen:
@@ -152,9 +152,9 @@ def load_code(module: str | None, file: str | None) -> LoadedCode:
     loaded = _import(module, file)
     locations = _code_locations(vars(loaded))
     pipelines = {name: value for name, value in vars(loaded).items() if isinstance(value, Pipeline)}
-    known = {id(pipeline) for pipeline in pipelines.values()}
+    variable_ids = {id(pipeline) for pipeline in pipelines.values()}
     for pipeline in _of_code_locations(locations):
-        if id(pipeline) not in known:
+        if id(pipeline) not in variable_ids:
             pipelines[pipeline.name] = pipeline
     return LoadedCode(module or file or "", loaded, pipelines, locations)
 

@@ -122,7 +122,9 @@ def _numbered(storage: CheckpointStorage, number: int) -> StoredCheckpoint:
         raise UsageProblem(f"several savepoints have the number {number}: {', '.join(matching)}. Name one by its location")
     if matching:
         return StoredCheckpoint(storage, "savepoint", matching[0])
-    numbers = sorted({*(one.checkpoint_id for one in checkpoints), *(one.checkpoint_id for one in savepoints)})
+    numbers = sorted(
+        {*(pointer.checkpoint_id for pointer in checkpoints), *(savepoint.checkpoint_id for savepoint in savepoints)}
+    )
     raise NothingThere(
         f"expected a checkpoint or savepoint {number} in {storage.url}, found none. Its numbers: "
         f"{', '.join(map(str, numbers)) or 'none'}; name a savepoint outside of this directory by its URL or path"

@@ -78,9 +78,9 @@ def facts(*pairs: tuple[str, str]) -> Text:
     """Names with their values, one per line; empty values are left out."""
     from rich.text import Text
 
-    known = [(name, value) for name, value in pairs if value]
-    width = max((len(name) for name, _ in known), default=0)
-    lines = [Text.assemble((name.ljust(width), "dim"), f"  {value}") for name, value in known]
+    shown = [(name, value) for name, value in pairs if value]
+    width = max((len(name) for name, _ in shown), default=0)
+    lines = [Text.assemble((name.ljust(width), "dim"), f"  {value}") for name, value in shown]
     return Text("\n").join(lines)
 
 

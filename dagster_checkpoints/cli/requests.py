@@ -293,14 +293,14 @@ def _in_words(request: ControlRequest, answer: Answer | None) -> list[Any]:
         ]
     if answer.status == "failed":
         return [Text(f"{_subject(request).capitalize()} failed: {answer.reason}: {answer.message}", style="red")]
-    took = seconds_in_words((answer.answered_at - request.asked_at).total_seconds())
-    about = facts(
+    duration = seconds_in_words((answer.answered_at - request.asked_at).total_seconds())
+    fields = facts(
         ("location", answer.location),
         ("url", answer.url if answer.url != answer.location else ""),
-        ("request", f"{request.request_id}, answered after {took}"),
+        ("request", f"{request.request_id}, answered after {duration}"),
         *((name, str(value)) for name, value in answer.details.items() if isinstance(value, str | int | float)),
     )
-    return [Text(_outcome(request, answer), style="bold"), about, *([Text(answer.message)] if answer.message else [])]
+    return [Text(_outcome(request, answer), style="bold"), fields, *([Text(answer.message)] if answer.message else [])]
 
 
 def _outcome(request: ControlRequest, answer: Answer) -> str:

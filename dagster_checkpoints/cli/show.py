@@ -95,7 +95,7 @@ def _as_text(
 
     sizes = file_sizes(metadata)
     new = metadata.statistics.get("new_bytes")
-    about = facts(
+    fields = facts(
         ("location", stored.location),
         ("url", stored.url if stored.url != stored.location else ""),
         ("pipeline", metadata.pipeline),
@@ -115,7 +115,7 @@ def _as_text(
         ("next run", "begins from this one by default" if next_start(state) == stored.location else ""),
     )
     title = Text(f"{metadata.kind.capitalize()} {metadata.checkpoint_id} of {metadata.pipeline}", style="bold")
-    return [title, about, Text(""), _stages(stages)]
+    return [title, fields, Text(""), _stages(stages)]
 
 
 def _stages(stages: tuple[StageContent, ...]) -> RenderableType:

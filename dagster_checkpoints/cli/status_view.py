@@ -70,22 +70,22 @@ def status_as_text(
     title = Text.assemble((state.pipeline, "bold"), "  ", _phase(state, status))
     if state.lease is None:
         start = next_start(state)
-        more = facts(("latest job", describe_end(state)), ("next run", f"begins from {start}" if start else "is a new start"))
-        return [title, more]
+        fields = facts(("latest job", describe_end(state)), ("next run", f"begins from {start}" if start else "is a new start"))
+        return [title, fields]
     owner = state.lease.owner
     run = f"{owner.run_id} on {owner.host} (process {owner.pid}) since {moment_in_words(state.lease.acquired_at)} UTC"
     if status is None:
-        more = facts(("run", run), ("newest", state.newest.location if state.newest else "no checkpoint yet"))
-        return [title, more, Text("The run has not written its status yet.")]
-    about = facts(
+        fields = facts(("run", run), ("newest", state.newest.location if state.newest else "no checkpoint yet"))
+        return [title, fields, Text("The run has not written its status yet.")]
+    fields = facts(
         ("run", run),
         ("job", f"{status.job_id}" + (f", attempt {status.attempt}" if status.attempt > 1 else "")),
         ("roots", ", ".join(status.roots)),
-        ("newest", _last(status.last_checkpoint) if status.last_checkpoint else "no checkpoint in this run yet"),
+        ("newest", _checkpoint_summary(status.last_checkpoint) if status.last_checkpoint else "no checkpoint in this run yet"),
         *_slowest(status.last_checkpoint),
         *_counts(status),
     )
-    return [title, about, *_under_way(status), Text(""), _stages(status, rates)]
+    return [title, fields, *_under_way(status), Text(""), _stages(status, rates)]
 
 
 def _phase(state: PipelineState, status: PipelineStatus | None) -> tuple[str, str]:
@@ -96,7 +96,7 @@ def _phase(state: PipelineState, status: PipelineStatus | None) -> tuple[str, st
     return (status.phase, "green" if status.phase == "running" else "yellow")
 
 
-def _last(last: CompletedCheckpointStatus) -> str:
+def _checkpoint_summary(last: CompletedCheckpointStatus) -> str:
     size = f", {bytes_in_words(last.total_bytes)}, {bytes_in_words(last.new_bytes)} of it new" if last.total_bytes else ""
     return (
         f"{last.kind} {last.checkpoint_id}, {age_in_words(last.completed_at)} ago, took {seconds_in_words(last.duration)}{size}"
@@ -109,7 +109,7 @@ def _slowest(last: CompletedCheckpointStatus | None) -> list[tuple[str, str]]:
         return []
     part = max(last.parts, key=lambda part: part.acknowledged_after)
     times = ((part.alignment_seconds, "alignment"), (part.sync_seconds, "sync"), (part.async_seconds, "async"))
-    taken = ", ".join(f"{what} {seconds_in_words(seconds)}" for seconds, what in times)
+    taken = ", ".join(f"{name} {seconds_in_words(seconds)}" for seconds, name in times)
     return [("slowest", f"{' + '.join(part.stages)}, acknowledged after {seconds_in_words(part.acknowledged_after)} ({taken})")]
 
 
@@ -121,7 +121,7 @@ def _counts(status: PipelineStatus) -> list[tuple[str, str]]:
     summary = f"{counts.completed} completed{savepoints}, {counts.failed} failed"
     if counts.completed:
         durations = ((counts.duration_p50, "p50"), (counts.duration_p99, "p99"), (counts.duration_max, "at most"))
-        summary += "; " + ", ".join(f"{seconds_in_words(seconds)} {what}" for seconds, what in durations)
+        summary += "; " + ", ".join(f"{seconds_in_words(seconds)} {name}" for seconds, name in durations)
     lines = [("in this run", summary)]
     if failure is not None:
         ago = age_in_words(failure.failed_at)
@@ -136,9 +136,9 @@ def _under_way(status: PipelineStatus) -> list[RenderableType]:
 
     lines: list[RenderableType] = []
     if status.stop is not None:
-        how = "drain" if status.stop.drain else "suspend"
+        kind = "drain" if status.stop.drain else "suspend"
         state = status.stop.state.lower().replace("_", " ")
-        lines.append(Text(f"Stopping ({how}): {state}; request {status.stop.request_id}", style="yellow"))
+        lines.append(Text(f"Stopping ({kind}): {state}; request {status.stop.request_id}", style="yellow"))
     if status.pending:
         grid = Table.grid(padding=(0, 2))
         for pending in status.pending:
@@ -153,9 +153,11 @@ def _under_way(status: PipelineStatus) -> list[RenderableType]:
 
 def _stages(status: PipelineStatus, rates: Mapping[str, float] | None) -> RenderableType:
     late = any(stage.late_rows for stage in status.stages)
-    more = (("rows/s",) if rates is not None else ()) + (("late rows",) if late else ())
+    optional_columns = (("rows/s",) if rates is not None else ()) + (("late rows",) if late else ())
     right = ("rows", "rows/s", "late rows")
-    stage_table = table("stage", "instance", "state", "rows", *more, "watermark (UTC)", right=right, keep=("stage", "instance"))
+    stage_table = table(
+        "stage", "instance", "state", "rows", *optional_columns, "watermark (UTC)", right=right, keep=("stage", "instance")
+    )
     inside = {stage for chain in status.chains for stage in chain[:-1]}  # rows and watermarks are not known within a query
     for stage in status.stages:
         count = [f"{stage.rows:,}" if stage.name not in inside else NOTHING]

@@ -115,6 +115,6 @@ def _as_text(report: VerificationReport, pipeline: str | None) -> list[Renderabl
     ]
     for problem in report.problems:
         parts.append(Text.assemble(("✗ ", "red"), (problem.kind.replace("_", " "), "bold"), ": ", problem.what))
-        more = [problem.where, problem.remedy]
-        parts.append(Padding(Text("\n".join(line for line in more if line), style="dim"), (0, 0, 0, 2)))
+        lines = [problem.where, problem.remedy]
+        parts.append(Padding(Text("\n".join(line for line in lines if line), style="dim"), (0, 0, 0, 2)))
     return parts

@@ -78,8 +78,8 @@ class RequestBox:
     def same(self, stored: ControlRequest, request: ControlRequest) -> ControlRequest:
         """The stored request, if ``request`` asks for the same. Raises RequestConflict if not."""
         if stored.asks_for != request.asks_for:
-            found, wanted = stored.asks_for, request.asks_for
-            differs = ", ".join(f"{name}={found[name]!r}, now {wanted[name]!r}" for name in found if found[name] != wanted[name])
+            before, now = stored.asks_for, request.asks_for
+            differs = ", ".join(f"{name}={before[name]!r}, now {now[name]!r}" for name in before if before[name] != now[name])
             raise RequestConflict(
                 f"request id {request.request_id!r} was used before, by {stored.asked_by}, for something else: {differs}. "
                 "Use a new id, or repeat the first request unchanged"
@@ -218,12 +218,12 @@ class RequestBox:
             if request_id in self._read:
                 yield self._read[request_id]
 
-    def _refuse_invalid(self, request_id: str, why: StorageError) -> None:
+    def _refuse_invalid(self, request_id: str, error: StorageError) -> None:
         try:
-            self.answer(failure(request_id, INVALID_REQUEST, str(why)))
-            _log.warning("Refused request %s: %s", request_id, why)
-        except StorageError as error:  # the next listing contains the request again
-            _log.warning("Request %s is not valid (%s), and the refusal could not be stored: %s", request_id, why, error)
+            self.answer(failure(request_id, INVALID_REQUEST, str(error)))
+            _log.warning("Refused request %s: %s", request_id, error)
+        except StorageError as failed:  # the next listing contains the request again
+            _log.warning("Request %s is not valid (%s), and the refusal could not be stored: %s", request_id, error, failed)
 
     def _url(self, key: str) -> str:
         return f"{self._store.url}/{key}"

@@ -193,8 +193,8 @@ def chain_obstacle(pipeline: Pipeline, name: str) -> str | None:
     if len(edges) != 1:
         return f"{name!r} reads {len(edges)} stages; expected one"
     if edges[0].input.mode != "stream" or edges[0].pattern is not EdgePattern.POINTWISE:
-        how = "as a static input" if edges[0].input.mode != "stream" else "over ALL_TO_ALL"
-        return f"{name!r} reads {edges[0].source!r} {how}; expected a stream over POINTWISE"
+        connection = "as a static input" if edges[0].input.mode != "stream" else "over ALL_TO_ALL"
+        return f"{name!r} reads {edges[0].source!r} {connection}; expected a stream over POINTWISE"
     upstream = pipeline.stage(edges[0].source)
     if upstream.instances != stage.instances:
         return f"{name!r} has the instances {list(stage.instances)}, and {upstream.name!r} has {list(upstream.instances)}"

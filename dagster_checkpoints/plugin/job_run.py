@@ -104,9 +104,9 @@ class JobRun:
     def _check_end(self, ended: JobEnded) -> None:
         result, error = ended.result, ended.error
         self._reporter.ended()
-        last = self._reporter.last_checkpoint.location if self._reporter.last_checkpoint else None
+        last_location = self._reporter.last_checkpoint.location if self._reporter.last_checkpoint else None
         if result is not None:
-            last = result.last_checkpoint_location or last
+            last_location = result.last_checkpoint_location or last_location
             error = result.error
             if result.status == "FINISHED" and result.ended_by == "suspend":
                 self._reporter.suspended(result.savepoint or "")
@@ -121,7 +121,7 @@ class JobRun:
             with interrupts_delayed():
                 self._context.instance.add_run_tags(self._context.run.run_id, {REFUSED: type(error).__name__})
         if error is not None:
-            raise failure(self._pipeline, error, last) from None
+            raise failure(self._pipeline, error, last_location) from None
 
     def terminate(self) -> None:
         """Dagster terminates the run: end the job too, with a savepoint if that is configured and completes in time."""

@@ -124,7 +124,7 @@ class PipelineObservations:
         if progress.watermark_ms is not None and progress.watermark_ms < MAX_WATERMARK_MS:
             watermark = datetime.fromtimestamp(progress.watermark_ms / 1000, UTC)
             shown["watermark"] = dg.MetadataValue.timestamp(watermark)
-            if not self._pipeline.is_bounded(stage):  # the lag of a backfill says nothing
+            if not self._pipeline.is_bounded(stage):  # a backfill has no meaningful lag
                 shown["lag_seconds"] = round((self._wall() - watermark).total_seconds())
         if progress.late_rows:
             shown["late_rows"] = progress.late_rows

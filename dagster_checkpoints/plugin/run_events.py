@@ -151,11 +151,11 @@ class RunReporter:
             self._context.log.log(level, line)
 
     def _savepoint_done(self, event: SavepointDone) -> None:
-        done = event.checkpoint
+        checkpoint = event.checkpoint
         purpose = {"": "taken in flight", "suspend": "of the suspend", "drain": "of the drain"}[event.stops]
         self._context.log.info(
-            f"Savepoint {done.checkpoint_id} ({purpose}, requested by {event.asked_by or 'this run'}) completed in "
-            f"{done.duration:.2f} s; {done.total_bytes:,} bytes; {event.location}"
+            f"Savepoint {checkpoint.checkpoint_id} ({purpose}, requested by {event.asked_by or 'this run'}) completed in "
+            f"{checkpoint.duration:.2f} s; {checkpoint.total_bytes:,} bytes; {event.location}"
         )
         if not event.recorded_by_asker:
             record_savepoint(self._context, self._pipeline, event, self._storage)

@@ -35,7 +35,7 @@ def start_line(event: StartEvent | JobStarted | QueryEvent, pipeline: Pipeline, 
     match event:
         case LeaseWatched(owner, 0.0):
             return (
-                f"Pipeline {pipeline.name!r} is {owner}. That process has ended, and so have those that it had started: this run "
+                f"Pipeline {pipeline.name!r} is {owner}. That process and all processes that it had started have ended: this run "
                 "takes the pipeline over at once."
             )
         case LeaseWatched(owner, seconds):

@@ -310,8 +310,8 @@ def test_from_the_launch_to_the_first_checkpoint_each_step_is_a_line(reporter: R
     assert [line for _, line in recorder.lines] == [
         "Pipeline 'numbers' is owned by run r1 on host h (process 7) since yesterday. This run watches the lease and takes the "
         "pipeline over within 30 s, unless that run renews the lease: then this run is refused.",
-        "Pipeline 'numbers' is owned by run r1 on host h (process 7) since yesterday. That process has ended, and so have those "
-        "that it had started: this run takes the pipeline over at once.",
+        "Pipeline 'numbers' is owned by run r1 on host h (process 7) since yesterday. That process and all processes "
+        "that it had started have ended: this run takes the pipeline over at once.",
         "This run owns pipeline 'numbers' in s3://b/numbers (epoch 3), after 31.2 s.",
         "Continues from checkpoint 7 (checkpoints/chk-7-1); finished before: numbers.",
         "Spark is starting.",

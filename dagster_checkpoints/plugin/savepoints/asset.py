@@ -113,26 +113,26 @@ def savepoint_asset(
     asset = SavepointAsset.named(pipeline, [key_prefix] if isinstance(key_prefix, str) else list(key_prefix))
 
     def take(context: dg.AssetExecutionContext, config: SavepointConfig) -> Iterator[dg.MaterializeResult[Any]]:
-        given = context.partition_key if context.has_partition_key else None
+        chosen_key = context.partition_key if context.has_partition_key else None
         coordinator: CheckpointCoordinatorResource = getattr(context.resources, resource_key)
         try:
-            if given is not None:
-                _refuse_to_replace(context, asset, given)
+            if chosen_key is not None:
+                _refuse_to_replace(context, asset, chosen_key)
             control = coordinator.control(pipeline, instance=context.instance, asked_by=f"run {context.run.run_id}")
-            answer, failed = _take(context, control, config, given or datetime.now(UTC).strftime(STAMP))
+            answer, failed = _take(context, control, config, chosen_key or datetime.now(UTC).strftime(STAMP))
         except DagsterCheckpointsError as error:
-            if config.retention is not None and given is not None and asset.find(context.instance, given) is None:
-                context.instance.delete_dynamic_partition(asset.partitions, given)  # a schedule's: not kept
+            if config.retention is not None and chosen_key is not None and asset.find(context.instance, chosen_key) is None:
+                context.instance.delete_dynamic_partition(asset.partitions, chosen_key)  # a schedule's: not kept
             raise _failure(pipeline, error) from None
         with coordinator.checkpoint_storage(pipeline, instance=context.instance) as storage:
             metadata = {**_contents(context, storage, answer, assets), **_origin(context, config)}
-            if failed is None and config.retention is not None and given is not None:
-                taken = RecordedSavepoint(given, answer.location, metadata[TRIGGERED].value)
+            if failed is None and config.retention is not None and chosen_key is not None:
+                taken = RecordedSavepoint(chosen_key, answer.location, metadata[TRIGGERED].value)
                 delete_expired(context, storage, asset, config.retention, taken)
-        if given is not None and failed is None:
+        if chosen_key is not None and failed is None:
             yield dg.MaterializeResult(metadata=metadata)
             return
-        partition = given or partition_of(answer.location)
+        partition = chosen_key or partition_of(answer.location)
         context.instance.add_dynamic_partitions(asset.partitions, [partition])
         context.log_event(dg.AssetMaterialization(asset.key, partition=partition, metadata=metadata))
         if failed is not None:

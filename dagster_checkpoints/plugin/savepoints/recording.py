@@ -62,8 +62,8 @@ class SavepointAsset:
 
     def find(self, instance: dg.DagsterInstance, partition: str) -> dg.AssetMaterialization | None:
         """The materialization that recorded a partition's savepoint; None if Dagster has none."""
-        wanted = dg.AssetRecordsFilter(asset_key=self.key, asset_partitions=[partition])
-        records = instance.fetch_materializations(wanted, limit=1).records
+        records_filter = dg.AssetRecordsFilter(asset_key=self.key, asset_partitions=[partition])
+        records = instance.fetch_materializations(records_filter, limit=1).records
         return records[0].asset_materialization if records else None
 
     def newest(self, instance: dg.DagsterInstance) -> dg.AssetMaterialization | None:
