@@ -239,7 +239,7 @@ def test_a_url_needs_no_storage_to_be_named(local: Any, tmp_path: Path) -> None:
     ):
         shown = local.json("show", named, *nowhere)
         assert shown["location"] == location and shown["stages"][1]["instances"][0]["offsets"] == '{"logOffset":7}'
-    assert "set CHECKPOINT_STORAGE or DAGSTER_HOME" in local.cli("show", "43", *nowhere, code=2).stderr
+    assert "or CHECKPOINT_STORAGE or DAGSTER_HOME" in local.cli("show", "43", *nowhere, code=2).stderr
 
 
 def test_a_savepoint_number_that_fits_two_is_not_guessed(local: Any) -> None:
