@@ -1,4 +1,4 @@
-"""Durable file operations: the files survive a power cut."""
+"""File operations of sinks and snapshots. All but `link_or_copy` are durable: the files survive a power cut."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ import shutil
 from pathlib import Path
 
 
-def place(source: Path, target: Path) -> None:
-    """Create ``target`` with the bytes of ``source``, durably: as a hard link where possible, else as a copy."""
+def link_or_copy(source: Path, target: Path) -> None:
+    """Create ``target`` with the bytes and the times of ``source``: as a hard link where possible, else as a copy.
+
+    Raises:
+        FileExistsError: There is a file ``target``; it is not touched.
+        FileNotFoundError: There is no file ``source``, or no directory of ``target``.
+    """
     try:
         os.link(source, target)
-    except FileNotFoundError:
+    except (FileExistsError, FileNotFoundError):
         raise
     except OSError:  # another file system, or one without hard links
+        shutil.copy2(source, target)
+
+
+def place(source: Path, target: Path) -> None:
+    """Give ``target`` the bytes of ``source``, durably: as a hard link where possible, else as a copy."""
+    try:
+        link_or_copy(source, target)
+    except FileExistsError:
         shutil.copyfile(source, target)
     sync(target)
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from dagster_checkpoints.sinks.durable import link_or_copy
 from dagster_checkpoints.spark.errors import SnapshotError
 
 _VERSION_FILE = re.compile(r"^(\d+)\.(zip|changelog|snapshot|delta)$")
@@ -166,15 +166,12 @@ def _immutable_folders(folder: Path) -> Iterator[Path]:
 def _link(source: Path, target: Path, *, may_vanish: bool = False) -> None:
     try:
         try:
-            os.link(source, target)
+            link_or_copy(source, target)
         except FileNotFoundError:
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(source, target)
+            link_or_copy(source, target)
     except FileExistsError:
         return
     except FileNotFoundError:
         if not may_vanish:  # of an older version: Spark's maintenance removed it; `prune` checks the needed ones
             raise
-    except OSError:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.pipeline import Pipeline, Stage
 from dagster_checkpoints.sinks import SinkContext, SinkError, TwoPhaseCommitSink
+from dagster_checkpoints.sinks.durable import link_or_copy
 from dagster_checkpoints.sinks.transactions import PendingTransactions
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.storage import Ownership
@@ -140,7 +138,7 @@ class TaskSink:
                         f"{self._sink}: expected transaction_files() to name files by letters, digits, '_', '-' and '.', found "
                         f"{name!r}: the name becomes a path in savepoints"
                     )
-                _link_or_copy(file, target / name)
+                link_or_copy(file, target / name)
             pinned[position] = {name: target / name for name in files}
         return pinned
 
@@ -152,12 +150,3 @@ class TaskSink:
 
     def close(self) -> None:
         self._sink.close()
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            raise
-        shutil.copyfile(source, target)  # another file system, or one without hard links

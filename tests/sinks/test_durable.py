@@ -1,0 +1,51 @@
+"""Files that get the bytes of others: as hard links where the file system has them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from dagster_checkpoints.sinks.durable import link_or_copy, place
+
+
+@pytest.fixture(params=[None, errno.EXDEV, errno.EPERM])
+def linked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether there are hard links; without them what the operating system answers differs."""
+
+    def refuse(source: object, target: object) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    if request.param is not None:
+        monkeypatch.setattr(os, "link", refuse)
+    return request.param is None
+
+
+def test_the_bytes_and_the_times(tmp_path: Path, linked: bool) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("rows")
+    os.utime(source, (1_000, 2_000))
+    link_or_copy(source, target)
+    assert target.read_text() == "rows"
+    assert target.stat().st_mtime == 2_000
+    assert target.samefile(source) == linked
+
+
+def test_what_is_missing_is_an_error(tmp_path: Path, linked: bool) -> None:
+    for source, target in (("missing", "target"), ("source", "folder/target")):
+        (tmp_path / "source").write_text("rows")
+        with pytest.raises(FileNotFoundError):
+            link_or_copy(tmp_path / source, tmp_path / target)
+        assert not (tmp_path / target).exists()
+
+
+def test_a_file_that_is_there_is_not_linked_over_but_may_be_placed_over(tmp_path: Path) -> None:
+    (tmp_path / "source").write_text("new")
+    (tmp_path / "target").write_text("old")
+    with pytest.raises(FileExistsError):
+        link_or_copy(tmp_path / "source", tmp_path / "target")
+    assert (tmp_path / "target").read_text() == "old"
+    place(tmp_path / "source", tmp_path / "target")
+    assert (tmp_path / "target").read_text() == "new"
