@@ -24,8 +24,10 @@ from dagster_checkpoints.coordination import (
     WriteMetadata,
 )
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
-from dagster_checkpoints.execution.job_events import Failure, JobAction, JobEvent, TaskFailure, TaskReport
+from dagster_checkpoints.execution.job_actions import JobAction
+from dagster_checkpoints.execution.job_events import Failure, JobEvent, TaskFailure, TaskReport
 from dagster_checkpoints.execution.job_requests import AnswerRequest, RequestReceived
 from simulation.storage import StorageError
 from simulation.task_data import TaskData
@@ -38,11 +40,11 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 _REPORTS = (
-    on.Sweep,
-    on.AttemptBegan,
-    on.AttemptRestarting,
-    on.TaskHasFinished,
-    on.ForgetSavepoints,
+    do.Sweep,
+    do.AttemptBegan,
+    do.AttemptRestarting,
+    do.TaskHasFinished,
+    do.ForgetSavepoints,
     CheckpointTriggered,
     CheckpointCompleted,
     CheckpointFailed,
@@ -70,7 +72,7 @@ class Loop(Writer):
 
     def perform(self, action: JobAction) -> None:
         match action:
-            case on.SendToTasks(tasks, message):
+            case do.SendToTasks(tasks, message):
                 self._check_named(message)
                 for task in tasks:
                     self.tasks[task].mailbox.append(message)
@@ -85,7 +87,7 @@ class Loop(Writer):
             case DiscardCheckpoint(checkpoint):
                 self._check_deletable(checkpoint)
                 self.io.append(lambda: self._delete(checkpoint.location))
-            case on.StartTasks():
+            case do.StartTasks():
                 self.running = list(self.tasks.values())
             case _ if isinstance(action, _REPORTS):
                 self._report(action)
@@ -94,13 +96,13 @@ class Loop(Writer):
 
     def _report(self, action: Any) -> None:
         match action:
-            case on.Sweep():
+            case do.Sweep():
                 self.io.append(self._sweep)
-            case on.AttemptBegan():
+            case do.AttemptBegan():
                 self.count("attempts")
-            case on.AttemptRestarting():
+            case do.AttemptRestarting():
                 self.count("restarts")
-            case on.TaskHasFinished():
+            case do.TaskHasFinished():
                 self.count("finished tasks")
             case CheckpointTriggered(checkpoint_id, properties):
                 last = max(self._last_id, self.world.store.taken.get(self.job_id, 0))
@@ -113,7 +115,7 @@ class Loop(Writer):
             case CheckpointCompleted(completed):
                 self.completed += not completed.is_savepoint
                 self.count("savepoints" if completed.is_savepoint else "checkpoints")
-            case on.ForgetSavepoints(retained):
+            case do.ForgetSavepoints(retained):
                 assert self.ownership is not None
                 self.ownership.steps.forget_savepoints(retained)
             case CheckpointFailed(checkpoint_id, reason):

@@ -11,8 +11,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import CompletedCheckpoint
+from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
-from dagster_checkpoints.execution.job_events import Failure, JobAction, JobBeginning, JobEvent, RestorePoint
+from dagster_checkpoints.execution.job_actions import JobAction
+from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobEvent, RestorePoint
 from dagster_checkpoints.execution.job_machine import JobMachine, JobPhase
 from dagster_checkpoints.execution.job_requests import RequestReceived, SourceInstance
 from dagster_checkpoints.execution.start_point import NothingToRestoreError, completed_checkpoint, is_job_over
@@ -90,24 +92,24 @@ class Process(Loop):
     def _perform_slowly(self, action: JobAction) -> Steps[None]:
         """Perform an action that is answered with an event, or the last one."""
         match action:
-            case on.Deploy():
+            case do.Deploy():
                 event: JobEvent = yield from self._guarded(self._deploy(action))
-            case on.BeginJob():
+            case do.BeginJob():
                 event = yield from self._guarded(self._begin())
-            case on.ClaimSavepoint():
+            case do.ClaimSavepoint():
                 event = yield from self._guarded(self._claim())
-            case on.ConfirmOwnership():
+            case do.ConfirmOwnership():
                 event = yield from self._guarded(self._confirm())
-            case on.ReadNewest(checkpoint):
+            case do.ReadNewest(checkpoint):
                 event = yield from self._guarded(self._read_checkpoint(checkpoint))
-            case on.StopTasks():
+            case do.StopTasks():
                 self._stop_tasks()
                 event = on.TasksStopped()
-            case on.EndJob():
+            case do.EndJob():
                 event = yield from self._end_job(action)
-            case on.FinishWork():
+            case do.FinishWork():
                 event = yield from self._finish_work()
-            case on.Release():
+            case do.Release():
                 return (yield from self._release(action))
             case _:
                 raise Violation(f"nothing performs {action}")
@@ -164,7 +166,7 @@ class Process(Loop):
 
     # Attempts
 
-    def _deploy(self, action: on.Deploy) -> Steps[on.Deployed | on.DeployFailed]:
+    def _deploy(self, action: do.Deploy) -> Steps[on.Deployed | on.DeployFailed]:
         restored: Restored | None = action.restored.state if action.restored is not None else None  # type: ignore[assignment]
         yield PAUSE
         if restored is not None:
@@ -214,7 +216,7 @@ class Process(Loop):
 
     # The end
 
-    def _end_job(self, action: on.EndJob) -> Steps[on.JobEndRecorded | on.JobEndNotRecorded]:
+    def _end_job(self, action: do.EndJob) -> Steps[on.JobEndRecorded | on.JobEndNotRecorded]:
         assert self.ownership is not None
         self.shut_down = True
         try:
@@ -238,7 +240,7 @@ class Process(Loop):
             self.queue.remove(item)
             self.hand_in(item)
 
-    def _release(self, action: on.Release) -> Steps[None]:
+    def _release(self, action: do.Release) -> Steps[None]:
         outcome = self.job.outcome
         assert self.ownership is not None and outcome is not None
         self.status, self.ended_by = outcome.status.name, outcome.ended_by

@@ -35,14 +35,8 @@ from dagster_checkpoints.coordination import (
     TriggerTask,
 )
 from dagster_checkpoints.coordination import lifecycle as life
-from dagster_checkpoints.execution.job_events import (
-    Failure,
-    ForgetSavepoints,
-    JobAction,
-    SendToTasks,
-    TaskFailure,
-    TaskHasFinished,
-)
+from dagster_checkpoints.execution.job_actions import ForgetSavepoints, JobAction, SendToTasks, TaskHasFinished
+from dagster_checkpoints.execution.job_events import Failure, TaskFailure
 from dagster_checkpoints.execution.job_requests import (
     AnswerRequest,
     EndSources,

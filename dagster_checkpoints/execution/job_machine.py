@@ -37,9 +37,11 @@ from dagster_checkpoints.coordination import (
     Tick,
     UnexpectedEvent,
 )
+from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
+from dagster_checkpoints.execution.job_actions import JobAction
 from dagster_checkpoints.execution.job_coordination import AttemptEnd, JobCoordination
-from dagster_checkpoints.execution.job_events import Failure, JobAction, JobBeginning, JobEvent, JobOutcome, RestorePoint
+from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobEvent, JobOutcome, RestorePoint
 from dagster_checkpoints.execution.job_requests import EndSources, JobRequests, RequestReceived
 from dagster_checkpoints.pipeline import TaskId
 
@@ -230,10 +232,10 @@ class JobMachine:
         elif self._phase is JobPhase.RESTARTING and self._now >= self._restart_at and coordinator.finalizing is None:
             # By now it is known whether the savepoint of a stop has completed.
             job.perform(job.requests.attempt_failed(self._message))
-            self._wait_for(JobPhase.READING, on.ConfirmOwnership())
+            self._wait_for(JobPhase.READING, do.ConfirmOwnership())
         elif self._retry_at is not None and self._now >= self._retry_at:
             self._retry_at = None
-            self._ask(on.ConfirmOwnership())
+            self._ask(do.ConfirmOwnership())
 
     # The beginning
 
@@ -242,7 +244,7 @@ class JobMachine:
             case on.StartChosen(start):
                 self._expect(event, JobPhase.CHOOSING)
                 if self._start is None:
-                    self._ask(on.Sweep())
+                    self._ask(do.Sweep())
                 self._start, self._restored = start, start.restored
                 self._deploy()
             case on.Deployed():
@@ -255,7 +257,7 @@ class JobMachine:
                 self._expect(event, JobPhase.BEGINNING)
                 self._begun = True
                 if self._started_from.claims:
-                    self._wait_for(JobPhase.CLAIMING, on.ClaimSavepoint())
+                    self._wait_for(JobPhase.CLAIMING, do.ClaimSavepoint())
                 else:
                     self._begin_attempt()
             case on.SavepointClaimed():
@@ -269,7 +271,7 @@ class JobMachine:
 
     def _deploy(self) -> None:
         self._attempt += 1
-        self._wait_for(JobPhase.DEPLOYING, on.Deploy(self._attempt, self._restored, frozenset(self._job.ended_sources)))
+        self._wait_for(JobPhase.DEPLOYING, do.Deploy(self._attempt, self._restored, frozenset(self._job.ended_sources)))
 
     def _deployed(self, event: on.Deployed) -> None:
         self._job.attempt_deployed(event.finished, event.sources)
@@ -286,21 +288,21 @@ class JobMachine:
         )
         self._job.begin(coordinator, event.graph.tasks(), start.passed_over)
         # Only now, when all of its state is here: a restore that fails must not leave behind that the job goes on from it.
-        self._wait_for(JobPhase.BEGINNING, on.BeginJob())
+        self._wait_for(JobPhase.BEGINNING, do.BeginJob())
 
     def _deploy_failed(self, event: on.DeployFailed) -> None:
         if self._begun and event.may_pass:
             self._restart(AttemptEnd(event.failure))
         elif not self._begun and event.unusable:
-            self._wait_for(JobPhase.CHOOSING, on.ChooseOlderStart(event.failure))
+            self._wait_for(JobPhase.CHOOSING, do.ChooseOlderStart(event.failure))
         else:
             self._finish(JobStatus.FAILED, event.failure)
 
     def _begin_attempt(self) -> None:
         self._job.end, self._job.deployed = None, True
-        self._ask(on.AttemptBegan(self._attempt, self._restored))
+        self._ask(do.AttemptBegan(self._attempt, self._restored))
         # Building the tasks takes a while: before they touch the sinks it must be known that no other run does by now.
-        self._wait_for(JobPhase.CONFIRMING, on.ConfirmOwnership())
+        self._wait_for(JobPhase.CONFIRMING, do.ConfirmOwnership())
 
     # Storage's answers
 
@@ -316,13 +318,13 @@ class JobMachine:
                 self._newest_known(event)
             case on.OwnershipConfirmed():
                 self._expect(event, JobPhase.CONFIRMING)
-                self._wait_for(JobPhase.RUNNING, on.StartTasks())
+                self._wait_for(JobPhase.RUNNING, do.StartTasks())
 
     def _newest_known(self, event: on.OwnershipConfirmed) -> None:
         """Storage may name a checkpoint whose write has reported an unknown outcome: it is asked, not the coordinator."""
         self._newest = event.newest if event.epoch == self._epoch else None
         if self._newest is not None:
-            self._ask(on.ReadNewest(self._newest))
+            self._ask(do.ReadNewest(self._newest))
         else:
             self._restart_from(self._started_from.restored)
 
@@ -330,7 +332,7 @@ class JobMachine:
 
     def _stop_tasks(self) -> None:
         self._job.deployed = False
-        self._wait_for(JobPhase.STOPPING, on.StopTasks())
+        self._wait_for(JobPhase.STOPPING, do.StopTasks())
 
     def _end_at_once(self, status: JobStatus, failure: Failure | None) -> None:
         """The job ends, and there is no other attempt. What has ended, or has finished, stays as it is."""
@@ -367,7 +369,7 @@ class JobMachine:
         if isinstance(decision, GiveUp):
             return self._finish(JobStatus.FAILED, failure, decision.reason)
         self._restart_at = self._now + decision.delay
-        self._ask(on.AttemptRestarting(decision.attempt + 1, decision.delay, failure))
+        self._ask(do.AttemptRestarting(decision.attempt + 1, decision.delay, failure))
         self._job.tasks_are_gone(end.task)
 
     @property
@@ -398,10 +400,10 @@ class JobMachine:
             # First it is said that the job is over: without its checkpoints a crash would look like a new start.
             self._to_discard = discards
             keep = not any(isinstance(action, DiscardCheckpoint) for action in discards)
-            self._wait_for(JobPhase.ENDING, on.EndJob(keep, job.ended_by, job.stop_asked_by))
+            self._wait_for(JobPhase.ENDING, do.EndJob(keep, job.ended_by, job.stop_asked_by))
         else:
             job.actions += discards
-            self._wait_for(JobPhase.CLOSING, on.FinishWork())
+            self._wait_for(JobPhase.CLOSING, do.FinishWork())
 
     def _take_end(self, event: on.JobEndRecorded | on.JobEndNotRecorded | on.WorkEnded) -> None:
         match event:
@@ -410,17 +412,17 @@ class JobMachine:
                 known = {action.checkpoint.location for action in self._to_discard if isinstance(action, DiscardCheckpoint)}
                 self._job.actions += self._to_discard
                 self._job.actions += [DiscardCheckpoint(c) for c in dropped if c.location not in known]  # of earlier jobs
-                self._wait_for(JobPhase.CLOSING, on.FinishWork())
+                self._wait_for(JobPhase.CLOSING, do.FinishWork())
             case on.JobEndNotRecorded():
                 self._expect(event, JobPhase.ENDING)
-                self._wait_for(JobPhase.CLOSING, on.FinishWork())
+                self._wait_for(JobPhase.CLOSING, do.FinishWork())
             case on.WorkEnded():
                 self._expect(event, JobPhase.CLOSING)
                 # Before the release: a requester takes a pipeline that is released, and has not answered, for one that never
                 # will.
                 self._answer_rest()
                 status = self._outcome.status if self._outcome is not None and self._begun else None
-                self._wait_for(JobPhase.OVER, on.Release(status))
+                self._wait_for(JobPhase.OVER, do.Release(status))
 
     def _answer_rest(self) -> None:
         assert self._outcome is not None

@@ -17,8 +17,10 @@ from dagster_checkpoints.coordination import (
     TaskStatistics,
     WriteMetadata,
 )
+from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
-from dagster_checkpoints.execution.job_events import Failure, JobAction, JobBeginning, JobEvent, RestorePoint
+from dagster_checkpoints.execution.job_actions import JobAction
+from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobEvent, RestorePoint
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_requests import Request, RequestReceived, SourceInstance
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
@@ -44,7 +46,7 @@ def pick(actions: Iterable[JobAction], kind: type[T]) -> list[T]:
 
 def sent(actions: Iterable[JobAction]) -> list[tuple[tuple[TaskId, ...], object]]:
     """The messages to tasks."""
-    return [(tuple(action.tasks), action.message) for action in pick(actions, on.SendToTasks)]
+    return [(tuple(action.tasks), action.message) for action in pick(actions, do.SendToTasks)]
 
 
 def restore_point(checkpoint_id: int, *finished: TaskId) -> RestorePoint:
@@ -120,5 +122,5 @@ class Job:
 
     def fail(self, failure: Failure = BROKEN, task: TaskId = B) -> list[JobAction]:
         """A task fails, and the tasks are stopped: returns what follows."""
-        assert self.report(on.TaskFailure(task, failure))[-1] == on.StopTasks()
+        assert self.report(on.TaskFailure(task, failure))[-1] == do.StopTasks()
         return self.do(on.TasksStopped())

@@ -36,6 +36,7 @@ from dagster_checkpoints.coordination import (
     WriteMetadata,
 )
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobEvent, JobOutcome
 from dagster_checkpoints.execution.job_machine import RETRY_SECONDS, JobPhase
@@ -67,22 +68,22 @@ RESUMED = JobBeginning(RESTORED, 6, (CompletedCheckpoint(3, "chk-3"),), (Complet
 def test_a_job_begins_in_this_order() -> None:
     job = Job()
     assert job.machine.next_deadline() is None and job.machine.coordinator is None
-    assert job.do(on.StartChosen(JobBeginning())) == [on.Sweep(), on.Deploy(1, None)]
+    assert job.do(on.StartChosen(JobBeginning())) == [do.Sweep(), do.Deploy(1, None)]
     assert job.machine.attempt == 1 and not job.machine.begun
-    assert job.deploy() == [on.BeginJob()], "only once all of its state is here"
+    assert job.deploy() == [do.BeginJob()], "only once all of its state is here"
     assert not job.machine.begun
-    assert job.do(on.JobBegun()) == [on.AttemptBegan(1, None), on.ConfirmOwnership()]
+    assert job.do(on.JobBegun()) == [do.AttemptBegan(1, None), do.ConfirmOwnership()]
     assert job.machine.begun and job.machine.phase is JobPhase.CONFIRMING
-    assert job.confirm() == [on.StartTasks()], "the sinks are touched only now"
+    assert job.confirm() == [do.StartTasks()], "the sinks are touched only now"
     assert job.machine.phase is JobPhase.RUNNING and job.machine.outcome is None
 
 
 def test_a_job_that_claims_its_savepoint_does_so_once_it_has_begun() -> None:
     job = Job(beginning=JobBeginning(RESTORED, 4, claims=True))
-    assert job.do(on.StartChosen(job.beginning)) == [on.Sweep(), on.Deploy(1, RESTORED)]
+    assert job.do(on.StartChosen(job.beginning)) == [do.Sweep(), do.Deploy(1, RESTORED)]
     job.deploy(A)
-    assert job.do(on.JobBegun()) == [on.ClaimSavepoint()]
-    assert job.do(on.SavepointClaimed()) == [on.AttemptBegan(1, RESTORED), on.ConfirmOwnership()]
+    assert job.do(on.JobBegun()) == [do.ClaimSavepoint()]
+    assert job.do(on.SavepointClaimed()) == [do.AttemptBegan(1, RESTORED), do.ConfirmOwnership()]
 
 
 def test_the_coordinator_goes_on_from_what_was_restored() -> None:
@@ -112,13 +113,13 @@ def test_storage_that_is_silent_is_asked_again_after_a_while() -> None:
     assert job.do(on.StorageSilent()) == []
     assert job.machine.next_deadline() == job.now + RETRY_SECONDS
     assert job.do(Tick(), after=RETRY_SECONDS / 2) == []
-    assert job.do(Tick(), after=RETRY_SECONDS / 2) == [on.ConfirmOwnership()]
+    assert job.do(Tick(), after=RETRY_SECONDS / 2) == [do.ConfirmOwnership()]
     assert job.machine.next_deadline() is None
     assert job.do(Tick(), after=RETRY_SECONDS) == [], "once"
     assert job.do(on.StorageSilent()) == []
-    assert job.do(Tick(), after=RETRY_SECONDS) == [on.ConfirmOwnership()]
+    assert job.do(Tick(), after=RETRY_SECONDS) == [do.ConfirmOwnership()]
     assert job.do(on.StorageSilent()) == []
-    assert job.confirm() == [on.StartTasks()]
+    assert job.confirm() == [do.StartTasks()]
     assert job.do(Tick(), after=RETRY_SECONDS) == []
 
 
@@ -139,12 +140,12 @@ def test_a_job_that_is_ended_before_its_tasks_run(until: int, requested: JobEven
     status = JobStatus.CANCELED if canceled else JobStatus.FAILED
     actions = job.do(requested)
     if until == 4:
-        assert actions == [on.StopTasks()], "they were deployed"
+        assert actions == [do.StopTasks()], "they were deployed"
         actions = job.do(on.TasksStopped())
-    assert actions == [on.FinishWork()]
+    assert actions == [do.FinishWork()]
     assert job.machine.outcome == JobOutcome(status, "" if canceled else BROKEN.message, None if canceled else BROKEN)
     assert job.machine.phase is JobPhase.CLOSING
-    assert job.do(on.WorkEnded()) == [on.Release(status if begun else None)]
+    assert job.do(on.WorkEnded()) == [do.Release(status if begun else None)]
     assert job.machine.phase is JobPhase.OVER
     for late in (on.CancelRequested(), on.FatalError(BROKEN), Tick()):
         assert job.do(late) == []
@@ -153,19 +154,19 @@ def test_a_job_that_is_ended_before_its_tasks_run(until: int, requested: JobEven
 def test_a_first_deployment_that_fails_ends_the_job() -> None:
     job = Job()
     job.do(on.StartChosen(JobBeginning()))
-    assert job.do(on.DeployFailed(BROKEN, may_pass=True)) == [on.FinishWork()]
+    assert job.do(on.DeployFailed(BROKEN, may_pass=True)) == [do.FinishWork()]
     assert job.machine.outcome == JobOutcome(JobStatus.FAILED, BROKEN.message, BROKEN)
-    assert job.do(on.WorkEnded()) == [on.Release(None)]
+    assert job.do(on.WorkEnded()) == [do.Release(None)]
 
 
 def test_a_start_that_cannot_be_read_is_followed_by_an_older_one() -> None:
     job = Job()
     job.do(on.StartChosen(RESUMED))
-    assert job.do(on.DeployFailed(BROKEN, unusable=True)) == [on.ChooseOlderStart(BROKEN)]
+    assert job.do(on.DeployFailed(BROKEN, unusable=True)) == [do.ChooseOlderStart(BROKEN)]
     older = restore_point(2)
-    assert job.do(on.StartChosen(JobBeginning(older, 6))) == [on.Deploy(2, older)]
-    assert job.deploy() == [on.BeginJob()]
-    assert job.do(on.JobBegun()) == [on.AttemptBegan(2, older), on.ConfirmOwnership()]
+    assert job.do(on.StartChosen(JobBeginning(older, 6))) == [do.Deploy(2, older)]
+    assert job.deploy() == [do.BeginJob()]
+    assert job.do(on.JobBegun()) == [do.AttemptBegan(2, older), do.ConfirmOwnership()]
 
 
 # Running
@@ -182,17 +183,17 @@ def test_what_the_coordinator_asks_for_is_sent_to_the_tasks_in_its_words() -> No
     actions = job.complete(triggered.checkpoint_id)
     assert sent(actions) == [(ALL, life.CheckpointCompleted(1))]
     assert [type(action) for action in actions] == [
-        on.ForgetSavepoints,
+        do.ForgetSavepoints,
         CheckpointCompleted,
-        on.SendToTasks,
+        do.SendToTasks,
         RequestCompleted,
         AnswerRequest,
     ]
-    assert pick(actions, on.ForgetSavepoints) == [on.ForgetSavepoints(frozenset({"chk-1"}))]
+    assert pick(actions, do.ForgetSavepoints) == [do.ForgetSavepoints(frozenset({"chk-1"}))]
     job.ask("savepoint")
     actions = job.complete(2)
     assert sent(actions) == [(ALL, life.SavepointCompleted(2))]
-    assert not pick(actions, on.ForgetSavepoints)
+    assert not pick(actions, do.ForgetSavepoints)
     job.ask("checkpoint")
     actions = job.report(Declined(B, 3))
     assert sent(actions) == [(ALL, life.CheckpointAborted(3))]
@@ -246,7 +247,7 @@ def test_a_report_is_ignored_once_the_tasks_are_told_to_stop() -> None:
     job.report(on.TaskFailure(A, BROKEN))
     assert job.report(TaskStateChanged(B, TaskState.FINISHED)) == []
     assert job.report(on.TaskFailure(B, Failure("another"))) == []
-    [restarting] = pick(job.do(on.TasksStopped()), on.AttemptRestarting)
+    [restarting] = pick(job.do(on.TasksStopped()), do.AttemptRestarting)
     assert restarting.failure == BROKEN
 
 
@@ -318,12 +319,12 @@ def test_a_suspend_ends_the_job_and_is_answered_at_its_end() -> None:
     assert sent(actions) == [(ALL, life.CheckpointCompleted(1))] and not pick(actions, AnswerRequest)
     assert job.machine.requests.stopped is not None
     actions = job.finish()
-    assert actions == [on.TaskHasFinished(C), on.StopTasks()]
-    assert job.do(on.TasksStopped()) == [on.EndJob(True, "suspend", "termination")], "its savepoint is the user's"
-    assert job.do(on.JobEndRecorded()) == [on.FinishWork()]
+    assert actions == [do.TaskHasFinished(C), do.StopTasks()]
+    assert job.do(on.TasksStopped()) == [do.EndJob(True, "suspend", "termination")], "its savepoint is the user's"
+    assert job.do(on.JobEndRecorded()) == [do.FinishWork()]
     [answer, release] = job.do(on.WorkEnded())
     assert isinstance(answer, AnswerRequest) and answer.done and answer.location == "chk-1"
-    assert release == on.Release(JobStatus.FINISHED)
+    assert release == do.Release(JobStatus.FINISHED)
     assert job.machine.outcome == JobOutcome(JobStatus.FINISHED, ended_by="suspend")
 
 
@@ -337,7 +338,7 @@ def test_a_drain_with_savepoint_is_announced_to_every_task_and_ends_the_sources(
     assert pick(job.report(EndOfDataReached(C)), CheckpointTriggered)
     job.complete(1, finished=True)
     job.finish()
-    assert job.do(on.TasksStopped()) == [on.EndJob(True, "drain", "request")]
+    assert job.do(on.TasksStopped()) == [do.EndJob(True, "drain", "request")]
 
 
 def test_a_stop_that_is_refused_is_answered_and_ends_nothing() -> None:
@@ -358,11 +359,11 @@ def test_a_drain_whose_savepoint_fails_restarts_the_job_and_its_sources_go_on() 
     actions = job.do(Tick(), after=5.0)
     [answer] = pick(actions, AnswerRequest)
     assert answer.reason is FailureReason.CHECKPOINT_EXPIRED
-    assert actions[-1] == on.StopTasks()
-    [restarting] = pick(job.do(on.TasksStopped()), on.AttemptRestarting)
+    assert actions[-1] == do.StopTasks()
+    [restarting] = pick(job.do(on.TasksStopped()), do.AttemptRestarting)
     assert restarting.failure.message.startswith("the drain's savepoint failed: not done within")
     job.do(Tick(), after=5.0)
-    assert job.confirm()[-1] == on.Deploy(2, None, frozenset())
+    assert job.confirm()[-1] == do.Deploy(2, None, frozenset())
 
 
 def test_a_suspend_that_fails_lets_the_job_go_on() -> None:
@@ -384,7 +385,7 @@ def test_a_source_ends_by_request_and_again_after_every_restart() -> None:
     for attempt in (2, 3):
         job.fail()
         job.do(Tick(), after=5.0)
-        assert job.confirm()[-1] == on.Deploy(attempt, None, frozenset({("live", "EWR")}))
+        assert job.confirm()[-1] == do.Deploy(attempt, None, frozenset({("live", "EWR")}))
         job.deploy()
         job.run_tasks()
 
@@ -406,7 +407,7 @@ def test_a_drain_ends_every_source_that_has_not_finished_and_is_remembered() -> 
     assert job.machine.next_deadline() is None, "no periodic checkpoint any more"
     job.fail()
     job.do(Tick(), after=5.0)
-    assert job.confirm()[-1] == on.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
+    assert job.confirm()[-1] == do.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
 
 
 def test_a_drain_behind_a_stop_goes_on_when_the_stop_fails() -> None:
@@ -427,7 +428,7 @@ def test_a_drain_behind_a_stop_goes_on_after_the_restart() -> None:
     job.do(Tick(), after=5.0)
     actions = job.confirm()
     assert sent(actions) == [], "no task is there"
-    assert actions[-1] == on.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
+    assert actions[-1] == do.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
 
 
 # Restarts
@@ -438,7 +439,7 @@ def test_a_failed_attempt_is_followed_by_another_after_the_delay() -> None:
     job.begin()
     job.ask("checkpoint")
     actions = job.fail()
-    assert actions[0] == on.AttemptRestarting(2, 5.0, BROKEN)
+    assert actions[0] == do.AttemptRestarting(2, 5.0, BROKEN)
     [answer] = pick(actions, AnswerRequest)
     assert answer.reason is FailureReason.TASK_FAILURE, "the checkpoint waits for no task that is gone"
     assert sent(actions) == []
@@ -451,10 +452,10 @@ def test_a_failed_attempt_is_followed_by_another_after_the_delay() -> None:
     assert job.machine.next_deadline() == job.now + 5.0
     assert job.do(Tick(), after=4.9) == []
     assert job.ask("checkpoint") == [], "no task runs"
-    assert job.do(Tick(), after=0.1) == [on.ConfirmOwnership()]
+    assert job.do(Tick(), after=0.1) == [do.ConfirmOwnership()]
     assert job.machine.phase is JobPhase.READING
-    assert job.confirm() == [on.Deploy(2, None)]
-    assert job.deploy() == [on.AttemptBegan(2, None), on.ConfirmOwnership()], "the job begins once"
+    assert job.confirm() == [do.Deploy(2, None)]
+    assert job.deploy() == [do.AttemptBegan(2, None), do.ConfirmOwnership()], "the job begins once"
     assert pick(job.run_tasks(), CheckpointTriggered), "of the request that has waited"
 
 
@@ -468,7 +469,7 @@ def test_a_restart_waits_for_the_outcome_of_what_is_being_finalized() -> None:
     assert job.do(Tick(), after=5.0) == []
     actions = job.do(MetadataWritten(1, "chk-1"))
     assert sent(actions) == [] and pick(actions, AnswerRequest)[0].done
-    assert actions[-1] == on.ConfirmOwnership()
+    assert actions[-1] == do.ConfirmOwnership()
 
 
 def test_a_restart_begins_from_the_checkpoint_that_storage_says_is_the_newest() -> None:
@@ -476,10 +477,10 @@ def test_a_restart_begins_from_the_checkpoint_that_storage_says_is_the_newest() 
     job.begin()
     job.fail()
     job.do(Tick(), after=5.0)
-    assert job.confirm(OWN) == [on.ReadNewest(OWN)]
+    assert job.confirm(OWN) == [do.ReadNewest(OWN)]
     newest = restore_point(4, A, B)
     actions = job.do(on.NewestRead(newest))
-    assert actions[-1] == on.Deploy(2, newest, frozenset())
+    assert actions[-1] == do.Deploy(2, newest, frozenset())
     assert job.machine.finished == {A, B}
     assert job.machine.coordinator is not None and job.machine.coordinator.latest_completed == OWN, "it was told"
     job.deploy(A, B)
@@ -496,7 +497,7 @@ def test_a_restart_without_a_checkpoint_of_its_own_begins_where_the_run_began(
     assert job.machine.finished == {A, B}
     job.fail(task=C)
     job.do(Tick(), after=5.0)
-    assert job.confirm(newest, epoch) == [on.Deploy(2, RESTORED)]
+    assert job.confirm(newest, epoch) == [do.Deploy(2, RESTORED)]
     assert job.machine.finished == {A}
     assert job.machine.coordinator is not None and job.machine.coordinator.state_of(B) is TaskState.CREATED
 
@@ -512,7 +513,7 @@ def test_a_second_restart_forgets_what_the_first_one_was_told() -> None:
     job.run_tasks()
     job.fail()
     job.do(Tick(), after=5.0)
-    assert job.confirm(CompletedCheckpoint(9, "chk-9"), EPOCH - 1)[-1] == on.Deploy(3, None)
+    assert job.confirm(CompletedCheckpoint(9, "chk-9"), EPOCH - 1)[-1] == do.Deploy(3, None)
 
 
 def test_a_restart_waits_for_storage() -> None:
@@ -521,11 +522,11 @@ def test_a_restart_waits_for_storage() -> None:
     job.fail()
     job.do(Tick(), after=5.0)
     assert job.do(on.StorageSilent()) == []
-    assert job.do(Tick(), after=RETRY_SECONDS) == [on.ConfirmOwnership()]
+    assert job.do(Tick(), after=RETRY_SECONDS) == [do.ConfirmOwnership()]
     job.confirm(OWN)
     assert job.do(on.StorageSilent()) == []
-    assert job.do(Tick(), after=RETRY_SECONDS) == [on.ConfirmOwnership()], "the newest may be another one by now"
-    assert job.confirm(OWN) == [on.ReadNewest(OWN)]
+    assert job.do(Tick(), after=RETRY_SECONDS) == [do.ConfirmOwnership()], "the newest may be another one by now"
+    assert job.confirm(OWN) == [do.ReadNewest(OWN)]
 
 
 def test_a_stage_that_cannot_be_built_again_is_another_failure() -> None:
@@ -535,10 +536,10 @@ def test_a_stage_that_cannot_be_built_again_is_another_failure() -> None:
     job.do(Tick(), after=5.0)
     job.confirm()
     other = Failure("no such column")
-    assert job.do(on.DeployFailed(other, may_pass=True))[0] == on.AttemptRestarting(3, 5.0, other)
+    assert job.do(on.DeployFailed(other, may_pass=True))[0] == do.AttemptRestarting(3, 5.0, other)
     job.do(Tick(), after=5.0)
-    assert job.confirm()[-1] == on.Deploy(3, None)
-    assert job.do(on.DeployFailed(other, may_pass=True)) == [on.FinishWork()]
+    assert job.confirm()[-1] == do.Deploy(3, None)
+    assert job.do(on.DeployFailed(other, may_pass=True)) == [do.FinishWork()]
     assert job.machine.outcome is not None and job.machine.outcome.given_up
 
 
@@ -549,9 +550,9 @@ def test_what_cannot_be_restored_in_a_restart_ends_the_job(unusable: bool) -> No
     job.fail()
     job.do(Tick(), after=5.0)
     job.confirm()
-    assert job.do(on.DeployFailed(BROKEN, unusable=unusable)) == [on.FinishWork()]
+    assert job.do(on.DeployFailed(BROKEN, unusable=unusable)) == [do.FinishWork()]
     assert job.machine.outcome == JobOutcome(JobStatus.FAILED, BROKEN.message, BROKEN)
-    assert job.do(on.WorkEnded()) == [on.Release(JobStatus.FAILED)]
+    assert job.do(on.WorkEnded()) == [do.Release(JobStatus.FAILED)]
 
 
 @pytest.mark.parametrize(
@@ -564,7 +565,7 @@ def test_what_cannot_be_restored_in_a_restart_ends_the_job(unusable: bool) -> No
 def test_a_job_gives_up(restart: Any, failure: Failure, because: str) -> None:
     job = Job(restart)
     job.begin()
-    assert job.fail(failure) == [on.FinishWork()]
+    assert job.fail(failure) == [do.FinishWork()]
     message = f"Pipeline 'flights' failed, and {because}. wings"
     assert job.machine.outcome == JobOutcome(JobStatus.FAILED, message, failure, given_up=True)
 
@@ -575,8 +576,8 @@ def test_tasks_that_cannot_be_started_are_a_failure_of_the_attempt() -> None:
     job.deploy()
     job.do(on.JobBegun())
     job.confirm()
-    assert job.do(on.StartFailed(BROKEN)) == [on.StopTasks()]
-    assert job.do(on.TasksStopped())[0] == on.AttemptRestarting(2, 5.0, BROKEN)
+    assert job.do(on.StartFailed(BROKEN)) == [do.StopTasks()]
+    assert job.do(on.TasksStopped())[0] == do.AttemptRestarting(2, 5.0, BROKEN)
 
 
 def test_the_requester_of_a_stop_whose_commits_fail_is_told_where_the_savepoint_is() -> None:
@@ -599,7 +600,7 @@ def test_a_savepoint_of_a_stop_that_completes_while_the_job_restarts_is_named_as
     actions = job.do(MetadataWritten(1, "chk-1"))
     [answer] = pick(actions, AnswerRequest)
     assert answer.location == "chk-1" and BROKEN.message in answer.message
-    assert actions[-1] == on.ConfirmOwnership()
+    assert actions[-1] == do.ConfirmOwnership()
 
 
 def test_too_many_failed_checkpoints_are_a_failure_of_the_attempt() -> None:
@@ -607,8 +608,8 @@ def test_too_many_failed_checkpoints_are_a_failure_of_the_attempt() -> None:
     job.begin()
     job.ask("checkpoint")
     actions = job.report(Declined(B, 1, message="no room"))
-    assert actions[-1] == on.StopTasks()
-    [restarting] = pick(job.do(on.TasksStopped()), on.AttemptRestarting)
+    assert actions[-1] == do.StopTasks()
+    [restarting] = pick(job.do(on.TasksStopped()), do.AttemptRestarting)
     assert re.fullmatch(r"Pipeline 'flights': .*no room \(CHECKPOINT_DECLINED\)\.", restarting.failure.message)
 
 
@@ -618,7 +619,7 @@ def test_too_many_failed_checkpoints_between_two_attempts_end_the_job() -> None:
     job.ask("checkpoint")
     job.acknowledge(1)
     job.fail()
-    assert job.do(MetadataWriteFailed(1, "disk full"))[-1] == on.FinishWork()
+    assert job.do(MetadataWriteFailed(1, "disk full"))[-1] == do.FinishWork()
     assert job.machine.outcome is not None and not job.machine.outcome.given_up
     assert "disk full (FINALIZE_CHECKPOINT_FAILURE)" in job.machine.outcome.message
 
@@ -629,7 +630,7 @@ def test_the_first_failure_of_an_attempt_is_the_one_that_counts() -> None:
     job.ask("stop", drain=True, seconds=5.0)
     job.do(Tick(), after=5.0)
     assert job.report(on.TaskFailure(A, BROKEN)) == []
-    [restarting] = pick(job.do(on.TasksStopped()), on.AttemptRestarting)
+    [restarting] = pick(job.do(on.TasksStopped()), do.AttemptRestarting)
     assert restarting.failure != BROKEN
 
 
@@ -642,7 +643,7 @@ def test_a_job_is_ended_whenever_that_is_asked_for(when: str, requested: JobEven
     if when == "finalizing":
         job.ask("savepoint")
         job.acknowledge(1)
-        assert job.finish() == [on.TaskHasFinished(C)], "the outcome of the savepoint is waited for"
+        assert job.finish() == [do.TaskHasFinished(C)], "the outcome of the savepoint is waited for"
     elif when == "stopping":
         job.report(on.TaskFailure(A, Failure("another")))
         assert job.do(requested) == []
@@ -655,14 +656,14 @@ def test_a_job_is_ended_whenever_that_is_asked_for(when: str, requested: JobEven
             job.confirm()
     actions = job.do(on.TasksStopped() if when == "stopping" else requested)
     if tasks:
-        assert actions == [on.StopTasks()]
+        assert actions == [do.StopTasks()]
         actions = job.do(on.TasksStopped())
-    assert actions[-1] == on.FinishWork() and not pick(actions, on.AttemptRestarting)
+    assert actions[-1] == do.FinishWork() and not pick(actions, do.AttemptRestarting)
     status = JobStatus.CANCELED if isinstance(requested, on.CancelRequested) else JobStatus.FAILED
     assert job.machine.outcome is not None
     assert (job.machine.outcome.status, job.machine.outcome.given_up) == (status, False)
     actions = job.do(on.WorkEnded())
-    assert actions[-1] == on.Release(status)
+    assert actions[-1] == do.Release(status)
     assert len(pick(actions, AnswerRequest)) == (when == "finalizing")
 
 
@@ -681,7 +682,7 @@ def test_a_canceled_job_discards_what_its_pending_checkpoints_have_uploaded() ->
     job.ask("checkpoint")
     job.do(on.CancelRequested())
     actions = job.do(on.TasksStopped())
-    assert [type(action) for action in actions] == [DiscardStates, on.FinishWork]
+    assert [type(action) for action in actions] == [DiscardStates, do.FinishWork]
 
 
 # The end
@@ -694,31 +695,31 @@ def finished(*, own: bool = True, **config: Any) -> Job:
     if own:
         job.ask("checkpoint")
         job.complete(1)
-    assert job.finish()[-1] == on.StopTasks()
+    assert job.finish()[-1] == do.StopTasks()
     return job
 
 
 def test_the_end_of_a_job_is_recorded_before_its_checkpoints_are_deleted() -> None:
     job = finished()
-    assert job.do(on.TasksStopped()) == [on.EndJob(False, "end_of_data")]
+    assert job.do(on.TasksStopped()) == [do.EndJob(False, "end_of_data")]
     older = CompletedCheckpoint(1, "chk-older")
     actions = job.do(on.JobEndRecorded((CompletedCheckpoint(1, "chk-1"), older)))
     assert [action.checkpoint.location for action in pick(actions, DiscardCheckpoint)] == ["chk-1", "chk-older"]
-    assert actions[-1] == on.FinishWork()
+    assert actions[-1] == do.FinishWork()
     assert job.machine.outcome == JobOutcome(JobStatus.FINISHED, ended_by="end_of_data")
 
 
 def test_an_end_that_storage_does_not_say_deletes_nothing() -> None:
     job = finished()
     job.do(on.TasksStopped())
-    assert job.do(on.JobEndNotRecorded()) == [on.FinishWork()]
-    assert job.do(on.WorkEnded()) == [on.Release(JobStatus.FINISHED)]
+    assert job.do(on.JobEndNotRecorded()) == [do.FinishWork()]
+    assert job.do(on.WorkEnded()) == [do.Release(JobStatus.FINISHED)]
 
 
 def test_checkpoints_that_the_configuration_keeps_are_kept() -> None:
     job = finished(keep_on_finish=True)
-    assert job.do(on.TasksStopped()) == [on.EndJob(True, "end_of_data")]
-    assert job.do(on.JobEndRecorded()) == [on.FinishWork()]
+    assert job.do(on.TasksStopped()) == [do.EndJob(True, "end_of_data")]
+    assert job.do(on.JobEndRecorded()) == [do.FinishWork()]
 
 
 def test_a_drained_job_says_so() -> None:
@@ -726,7 +727,7 @@ def test_a_drained_job_says_so() -> None:
     job.begin()
     job.do(on.DrainRequested())
     job.finish()
-    assert job.do(on.TasksStopped()) == [on.EndJob(True, "drain")]
+    assert job.do(on.TasksStopped()) == [do.EndJob(True, "drain")]
     assert job.machine.outcome == JobOutcome(JobStatus.FINISHED, ended_by="drain")
 
 
@@ -744,20 +745,20 @@ def test_what_is_being_written_has_an_outcome_before_the_job_ends() -> None:
     job.begin()
     job.ask("savepoint")
     job.acknowledge(1)
-    assert job.finish() == [on.TaskHasFinished(C)]
+    assert job.finish() == [do.TaskHasFinished(C)]
     actions = job.do(MetadataOutcomeUnknown(1, "time-out"))
-    assert pick(actions, AnswerRequest) and actions[-1] == on.StopTasks()
+    assert pick(actions, AnswerRequest) and actions[-1] == do.StopTasks()
 
 
 def test_a_finished_job_stays_finished() -> None:
     job = finished()
     for late in (on.CancelRequested(), on.FatalError(BROKEN), on.DrainRequested()):
-        assert pick(job.do(late), on.StopTasks) == []
+        assert pick(job.do(late), do.StopTasks) == []
     job.do(on.TasksStopped())
     for late in (on.CancelRequested(), on.FatalError(BROKEN), on.DrainRequested(), on.EndSourceRequested("live")):
         assert job.do(late) == []
     job.do(on.JobEndRecorded())
-    assert job.do(on.WorkEnded()) == [on.Release(JobStatus.FINISHED)]
+    assert job.do(on.WorkEnded()) == [do.Release(JobStatus.FINISHED)]
     assert job.machine.outcome is not None and job.machine.outcome.status is JobStatus.FINISHED
 
 
@@ -775,7 +776,7 @@ def test_requests_that_come_late_are_answered() -> None:
     assert job.ask("checkpoint", requester=7) == []
     answer, release = job.do(on.WorkEnded())
     assert isinstance(answer, AnswerRequest) and answer.requesters == (7,)
-    assert answer.message == "the pipeline's run has ended FINISHED" and isinstance(release, on.Release)
+    assert answer.message == "the pipeline's run has ended FINISHED" and isinstance(release, do.Release)
     [later] = job.ask("stop", requester=8)
     assert isinstance(later, AnswerRequest) and later.requesters == (8,)
     assert job.machine.next_deadline() is None

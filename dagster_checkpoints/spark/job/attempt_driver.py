@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import JobEvent as MachineEvent
 from dagster_checkpoints.execution.job_requests import SourceInstance
@@ -104,6 +105,7 @@ class AttemptDriver:
         """
         ownership = self._storage.ownership
         assert ownership is not None
+        self._work.clear(ownership.epoch, own=False)
         self._spark = spark = start_spark(self._session, self._on_event)
         check_session(spark)
         prove_work_directory(
@@ -132,7 +134,7 @@ class AttemptDriver:
         """Whether Spark has started."""
         return self._attempts is not None
 
-    def deploy(self, action: on.Deploy, restored: Restored | None, job_id: int) -> MachineEvent:
+    def deploy(self, action: do.Deploy, restored: Restored | None, job_id: int) -> MachineEvent:
         """Build the tasks of an attempt.
 
         Args:

@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.coordination import (
     CheckpointCompleted,
-    CheckpointCoordinator,
     CheckpointFailed,
     CheckpointTriggered,
-    CompletedCheckpoint,
     DiscardCheckpoint,
     DiscardStates,
     JobStatus,
@@ -31,29 +29,28 @@ from dagster_checkpoints.coordination import (
     Tick,
     WriteMetadata,
 )
+from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
-from dagster_checkpoints.execution.job_events import JobAction, JobBeginning, JobOutcome, RestorePoint
+from dagster_checkpoints.execution.job_actions import JobAction
 from dagster_checkpoints.execution.job_events import JobEvent as MachineEvent
+from dagster_checkpoints.execution.job_events import JobOutcome
 from dagster_checkpoints.execution.job_machine import JobMachine, JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest
-from dagster_checkpoints.execution.start_point import completed_checkpoint
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.attempt_driver import AttemptDriver
-from dagster_checkpoints.spark.job.checkpointing import CheckpointWriter
 from dagster_checkpoints.spark.job.events import JobEvent, JobResult
 from dagster_checkpoints.spark.job.job_messages import Asked, Item, NewsOfTask, failure_of
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.job_reporter import CoordinatorsReport, JobReporter
 from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.requesters import Requesters
-from dagster_checkpoints.spark.job.restoring import StartPoint, read_restored
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
+from dagster_checkpoints.spark.job.storage_driver import StorageDriver, restored_state
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
-from dagster_checkpoints.spark.snapshots.restored_state import Restored
-from dagster_checkpoints.storage import CheckpointStorage, Ownership, StorageError, StorageUnavailable
+from dagster_checkpoints.storage import CheckpointStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,6 +66,19 @@ _STATUS: Mapping[JobStatus, events.JobStatus] = {
 
 class Canceled(Exception):
     """Unwinds the building of an attempt when the job is cancelled."""
+
+
+ActionWithResult = (
+    do.ChooseOlderStart
+    | do.Deploy
+    | do.BeginJob
+    | do.ClaimSavepoint
+    | do.ConfirmOwnership
+    | do.ReadNewest
+    | do.StartTasks
+    | do.StopTasks
+    | do.EndJob
+)
 
 
 class JobDriver:
@@ -118,21 +128,26 @@ class JobDriver:
         self.reporter = JobReporter(pipeline, on_event)
         self.refused: BaseException | None = None
         self._storage = storage
-        self._options = options
         self._starting = starting
         self._savepoints = savepoints
-        self._work = work
         self._items = items
         self._canceled = canceled
         self._status = status
         self._on_event = on_event
         self._before_release = before_release
-        self._run_id = run_id
-        self._log = log
-        self.machine = JobMachine(pipeline.name, options.checkpoints, options.restart, self._ownership.epoch)
+        self._stored = StorageDriver(
+            pipeline,
+            storage,
+            starting,
+            savepoints,
+            items,
+            allow_non_restored_state=options.allow_non_restored_state,
+            run_id=run_id,
+            log=log,
+        )
+        self.machine = JobMachine(pipeline.name, options.checkpoints, options.restart, self._stored.ownership.epoch)
         self._requesters = Requesters(storage, savepoints)
         self._uploads = ThreadPoolExecutor(options.upload_threads, thread_name_prefix="snapshot")
-        self._io = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-io")
         self._tasks = AttemptDriver(
             pipeline,
             storage,
@@ -146,9 +161,6 @@ class JobDriver:
             on_event,
             log,
         )
-        self._start: StartPoint | None = None
-        self._writer: CheckpointWriter | None = None
-        self._job_id = 0
         self._results: deque[MachineEvent] = deque()
         self._work_ended = False
         self._abandoned = False
@@ -166,7 +178,7 @@ class JobDriver:
         return JobResult(
             status=_STATUS[outcome.status],
             error=_error(outcome),
-            job_id=self._job_id,
+            job_id=self._stored.job_id,
             last_checkpoint_id=latest.checkpoint_id if latest else None,
             last_checkpoint_location=latest.location if latest else None,
             finished_stages=tuple(s.name for s in self.pipeline.stages if s.name in self.reporter.announced),
@@ -174,16 +186,6 @@ class JobDriver:
             ended_by=outcome.ended_by,
             savepoint=self._storage.url_of(stopped.location) if stopped else None,
         )
-
-    @property
-    def _ownership(self) -> Ownership:
-        assert self._storage.ownership is not None
-        return self._storage.ownership
-
-    @property
-    def _coordinator(self) -> CheckpointCoordinator:
-        assert self.machine.coordinator is not None
-        return self.machine.coordinator
 
     def _check_canceled(self) -> None:
         if self._canceled.is_set():
@@ -261,36 +263,49 @@ class JobDriver:
     def _perform(self, action: JobAction) -> MachineEvent | None:
         """Perform an action; returns its result, if it has one."""
         match action:
-            case on.SendToTasks(tasks, message):
+            case do.SendToTasks(tasks, message):
                 self._tasks.send(tasks, message)
             case AnswerRequest():
                 self._requesters.answer(action)
-            case on.Deploy():
-                return self._deploy(action)
-            case on.BeginJob() | on.ClaimSavepoint():
-                return self._begin(action)
-            case on.ConfirmOwnership():
-                return self._confirm_ownership()
-            case on.ReadNewest(checkpoint):
-                return self._read_newest(checkpoint)
-            case on.StartTasks():
-                return self._tasks.start()
-            case on.StopTasks():
-                self._tasks.stop(self.machine.finished)
-                return on.TasksStopped()
-            case on.ChooseOlderStart():
-                return self._choose_older(action)
-            case on.EndJob() | on.FinishWork() | on.Release():
-                return self._end(action)
-            case on.AttemptBegan() | on.AttemptRestarting() | on.TaskHasFinished():
+            case do.AttemptBegan() | do.AttemptRestarting() | do.TaskHasFinished():
                 self._report(action)
             case (
                 CheckpointTriggered() | CheckpointCompleted() | CheckpointFailed() | RequestCompleted() | RequestFailed()
             ) as told:
                 self._tell(told)
+            case do.Sweep() | do.ForgetSavepoints() | WriteMetadata() | DiscardStates() | DiscardCheckpoint():
+                self._stored.write(action)
+            case do.FinishWork():
+                self._stop_work()
+                self._work_ended = True
+            case do.Release(status):
+                self._release(_STATUS[status] if status is not None else None)
             case _:
-                self._write(action)
+                return self._perform_to_result(action)
         return None
+
+    def _perform_to_result(self, action: ActionWithResult) -> MachineEvent | None:
+        """Perform an action that waits for storage or Spark."""
+        match action:
+            case do.ChooseOlderStart():
+                return self._stored.choose_older(action)
+            case do.Deploy():
+                return self._deploy(action)
+            case do.BeginJob():
+                return self._stored.begin(self._tasks.spark.version)
+            case do.ClaimSavepoint():
+                return self._stored.claim()
+            case do.ConfirmOwnership():
+                return self._stored.confirm_ownership()
+            case do.ReadNewest(checkpoint):
+                return self._stored.read_newest(checkpoint)
+            case do.StartTasks():
+                return self._tasks.start()
+            case do.StopTasks():
+                self._tasks.stop(self.machine.finished)
+                return on.TasksStopped()
+            case do.EndJob():
+                return self._stored.end_job(action)
 
     def _tell(self, told: CoordinatorsReport) -> None:
         """Report what the coordinator says of a checkpoint; a savepoint has a directory of its own meanwhile."""
@@ -299,159 +314,46 @@ class JobDriver:
             case CheckpointTriggered(checkpoint_id, properties) if properties.is_savepoint:
                 self._savepoints.directory(checkpoint_id, properties)
             case CheckpointFailed(int(checkpoint_id)):
-                self._later(lambda: self._savepoints.discard(checkpoint_id))
+                self._stored.discard_savepoint(checkpoint_id)
             case CheckpointCompleted(completed):
                 asked = self._requesters.asked(completed.properties.request_id)
         self.reporter.tell(told, asked)
 
-    def _write(self, action: JobAction) -> None:
-        """Write or delete, on the thread for input and output."""
-        writer = self._writer
-        match action:
-            case on.Sweep():
-                self._work.clear(self._ownership.epoch, own=False)
-                self._later(self._sweep)
-            case on.ForgetSavepoints(retained):
-                self._ownership.forget_savepoints(retained)
-            case WriteMetadata(checkpoint):
-                assert writer is not None
-                finished = frozenset(checkpoint.plan.finished)
-                self._io.submit(lambda: self._items.put(writer.write(checkpoint, finished)))
-            case DiscardStates(discarded):
-                assert writer is not None
-                self._later(lambda: writer.discard_states(discarded))
-            case DiscardCheckpoint(completed):
-                assert writer is not None
-                self._later(lambda: writer.delete(completed))
-            case _:
-                raise TypeError(f"expected an action of a job, found {action!r}")
-
-    def _later(self, act: Callable[[], object]) -> None:
-        self._io.submit(self._quietly, act)
-
-    def _quietly(self, act: Callable[[], object]) -> None:
-        """Cleaning up: what fails here is swept up by a later run."""
-        try:
-            act()
-        except StorageError as error:
-            self._log.warning("%s: %s", type(error).__name__, error)
-
-    def _sweep(self) -> None:
-        """Delete what killed runs have left behind."""
-        assert self._start is not None
-        self._storage.sweep(files=self._start.sweep)
-
-    # The start
-
     def _choose(self) -> MachineEvent:
         try:
-            return self._chosen(self._starting.choose(self._ownership))
+            return self._stored.choose()
         except Exception as error:
             self.refused = error
             return on.FatalError(failure_of(error))
 
-    def _choose_older(self, action: on.ChooseOlderStart) -> MachineEvent:
-        assert self._start is not None and isinstance(action.failure.error, StorageError)
-        return self._chosen(self._starting.choose_older(self._start, action.failure.error))
-
-    def _chosen(self, start: StartPoint) -> on.StartChosen:
-        self._start = start
-        self._job_id = self._ownership.job_id + (not start.resume)
-        restored = _restore_point(start.restored) if start.restored is not None else None
-        claims = start.claimed and start.pointer is not None
-        return on.StartChosen(JobBeginning(restored, start.next_checkpoint_id, start.retained, start.passed_over, claims))
-
-    def _begin(self, action: on.BeginJob | on.ClaimSavepoint) -> MachineEvent:
-        assert self._start is not None
-        if isinstance(action, on.ClaimSavepoint):
-            self._starting.claim(self._start)
-            return on.SavepointClaimed()
-        self._job_id = self._starting.begin(self._start)
-        version = self._tasks.spark.version
-        self._writer = CheckpointWriter(self.pipeline, self._storage, self._savepoints, self._job_id, self._run_id, version)
-        return on.JobBegun()
-
-    # Attempts
-
-    def _deploy(self, action: on.Deploy) -> MachineEvent:
+    def _deploy(self, action: do.Deploy) -> MachineEvent:
         if not self._tasks.is_prepared:
             self._tasks.prepare()
-        restored = _restored(action.restored)
+        restored = restored_state(action.restored)
         self._starting.tell_building(action.attempt, restored)
-        return self._tasks.deploy(action, restored, self._job_id)
+        return self._tasks.deploy(action, restored, self._stored.job_id)
 
-    def _confirm_ownership(self) -> MachineEvent:
-        if not self._ownership.renew():  # after an unknown outcome this learns which write has landed
-            what = "start" if self.machine.phase is JobPhase.CONFIRMING else "restart"
-            self._log.warning("The %s waits for storage to confirm that this run owns the pipeline.", what)
-            return on.StorageSilent()
-        newest = self._ownership.newest
-        if newest is None:
-            return on.OwnershipConfirmed()
-        return on.OwnershipConfirmed(completed_checkpoint(newest), newest.epoch)
-
-    def _read_newest(self, checkpoint: CompletedCheckpoint) -> MachineEvent:
-        allow = self._options.allow_non_restored_state
-        try:
-            restored = read_restored(self.pipeline, self._storage, checkpoint.location, allow)
-        except StorageUnavailable as error:
-            self._log.warning("The restart waits for storage: %s", error)
-            return on.StorageSilent()
-        return on.NewestRead(_restore_point(restored))
-
-    def _report(self, action: on.AttemptBegan | on.AttemptRestarting | on.TaskHasFinished) -> None:
+    def _report(self, action: do.AttemptBegan | do.AttemptRestarting | do.TaskHasFinished) -> None:
         match action:
-            case on.AttemptBegan(attempt, point):
-                deployment = self._tasks.deployment
-                assert deployment is not None and self._writer is not None
-                self._writer.deployed(deployment)
-                restored, seconds = _restored(point), self._tasks.seconds
-                self.reporter.attempt_began(deployment, self._coordinator, attempt, self._job_id, restored, seconds)
-            case on.AttemptRestarting(attempt, delay, failure):
+            case do.AttemptBegan(attempt, point):
+                deployment, coordinator, writer = self._tasks.deployment, self.machine.coordinator, self._stored.writer
+                assert deployment is not None and coordinator is not None and writer is not None
+                writer.deployed(deployment)
+                restored, seconds = restored_state(point), self._tasks.seconds
+                self.reporter.attempt_began(deployment, coordinator, attempt, self._stored.job_id, restored, seconds)
+            case do.AttemptRestarting(attempt, delay, failure):
                 self._on_event(events.JobRestarting(attempt, delay, failure.message))
                 self._status.report("restarting", self)
-            case on.TaskHasFinished(task):
+            case do.TaskHasFinished(task):
                 self.reporter.task_finished(task)
-
-    # The end
-
-    def _end(self, action: on.EndJob | on.FinishWork | on.Release) -> MachineEvent | None:
-        match action:
-            case on.EndJob(keep, ended_by, asked_by):
-                try:
-                    dropped = self._ownership.end_job(
-                        "FINISHED", keep_checkpoints=keep, ended_by=ended_by, stop_asked_by=asked_by
-                    )
-                except StorageError as error:
-                    self._log.warning("The checkpoints of the finished job are kept: %s", error)
-                    return on.JobEndNotRecorded()
-                return on.JobEndRecorded(tuple(CompletedCheckpoint(p.checkpoint_id, p.location) for p in dropped))
-            case on.FinishWork():
-                self._stop_work()
-                self._work_ended = True
-            case on.Release(status):
-                self._release(_STATUS[status] if status is not None else None)
-        return None
 
     def _stop_work(self) -> None:
         self._uploads.shutdown(wait=True, cancel_futures=True)
-        self._io.shutdown(wait=True)
+        self._stored.finish()
 
     def _release(self, status: events.JobStatus | None) -> None:
         self._before_release()
-        self._quietly(lambda: self._ownership.release(status))
-
-
-def _restore_point(restored: Restored) -> RestorePoint:
-    """What the job machine is to know of a checkpoint that fits."""
-    return RestorePoint(restored.plan.checkpoint_id, restored.location, frozenset(restored.plan.finished), restored)
-
-
-def _restored(point: RestorePoint | None) -> Restored | None:
-    if point is None:
-        return None
-    assert isinstance(point.state, Restored)
-    return point.state
+        self._stored.release(status)
 
 
 def _error(outcome: JobOutcome) -> BaseException | None:
