@@ -91,7 +91,6 @@ class Machine(ABC):
         self.crashed = False
         self.over = False
         self.status = ""
-        self.started = False
         self.job_id = 0
         self.lineage: tuple[tuple[int, int | None], ...] = ()
         self.ended_sources: frozenset[tuple[str, str]] = frozenset()
