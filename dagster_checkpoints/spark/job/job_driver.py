@@ -134,6 +134,7 @@ class JobDriver:
         self._canceled = canceled
         self._status = status
         self._on_event = on_event
+        self._log = log
         self._before_release = before_release
         self._stored = StorageDriver(
             pipeline,
@@ -247,12 +248,22 @@ class JobDriver:
         for action in self.machine.handle(event, time.monotonic()):
             try:
                 result = self._perform(action)
+                self._results += [result] if result is not None else []
             except Canceled:
-                result = on.CancelRequested()
+                self._results.append(on.CancelRequested())
             except Exception as error:
-                result = on.FatalError(failure_of(error))
-            if result is not None:
-                self._results.append(result)
+                self._results += self._failed(action, error)
+
+    def _failed(self, action: JobAction, error: Exception) -> list[MachineEvent]:
+        """What the machine is told of an action that has raised: the job ends, and every step of its end has a result."""
+        failed = on.FatalError(failure_of(error))
+        match action:
+            case do.StopTasks():
+                return [failed, on.TasksStopped()]
+            case do.EndJob() | do.FinishWork() | do.Release():
+                self._log.warning("The job has ended, but not cleanly. %s: %s", type(error).__name__, error)
+                return [on.JobEndNotRecorded()] if isinstance(action, do.EndJob) else []
+        return [failed]
 
     def _report_status(self) -> None:
         if self.machine.phase is JobPhase.RUNNING:
@@ -276,8 +287,8 @@ class JobDriver:
             case do.Sweep() | do.ForgetSavepoints() | WriteMetadata() | DiscardStates() | DiscardCheckpoint():
                 self._stored.write(action)
             case do.FinishWork():
-                self._stop_work()
                 self._work_ended = True
+                self._stop_work()
             case do.Release(status):
                 self._release(_STATUS[status] if status is not None else None)
             case _:
