@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from dagster_checkpoints.cli.locate import StoredCheckpoint
+from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.state import (
     CheckpointMetadata,
     QuerySnapshot,
@@ -104,19 +104,19 @@ def source_offsets(stored: StoredCheckpoint, metadata: CheckpointMetadata) -> di
 
     Files that cannot be read are left out: `verify` checks whether the checkpoint is complete.
     """
-    offset_files: dict[tuple[str, int], StateFile] = {}
+    queries: dict[tuple[str, int], tuple[QuerySnapshot, StateFile]] = {}
     for chain in metadata.chains:
         for index, task in chain.tasks.items():
             file = _offsets_file(task.query) if task.query and not task.channels else None
-            if file is not None:
-                offset_files[chain.name, index] = file
+            if task.query is not None and file is not None:
+                queries[chain.name, index] = (task.query, file)
     read = {}
     with tempfile.TemporaryDirectory(prefix="offsets-") as folder:
-        for number, (key, file) in enumerate(offset_files.items()):
+        for number, (key, (query, file)) in enumerate(queries.items()):
             try:
-                stored.fetch([msgspec.structs.replace(file, path=str(number))], Path(folder))
-                read[key] = _read_offsets(Path(folder, str(number)))
-            except (StorageError, StateError, OSError, ValueError):
+                stored.fetch([msgspec.structs.replace(file, path=f"{number}/{file.path}")], Path(folder))
+                read[key] = QueryLog(Path(folder, str(number))).planned(query.batch_id).offsets
+            except (StorageError, StateError, OSError, ValueError, LookupError):
                 continue
     return read
 
@@ -168,9 +168,3 @@ def _amount(files: Iterable[StateFile]) -> Amount:
 
 def _offsets_file(query: QuerySnapshot) -> StateFile | None:
     return next((file for file in query.files if file.path == f"offsets/{query.batch_id}"), None)
-
-
-def _read_offsets(path: Path) -> str:
-    # Spark's OffsetSeqLog: a version, a line of metadata, then a line per source.
-    lines = [line for line in path.read_text(encoding="utf-8").split("\n")[2:] if line and line != "-"]
-    return ", ".join(json.dumps(json.loads(line), separators=(",", ":")) for line in lines)

@@ -6,7 +6,6 @@ It must not know how a savepoint is requested.
 from __future__ import annotations
 
 import copy
-import json
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -245,7 +244,6 @@ def _offset_files(query: QuerySnapshot) -> list[StateFile]:
 
 def _read_offsets(folder: Path, batch_id: int) -> str:
     try:
-        planned = QueryLog(folder).planned(batch_id)
+        return QueryLog(folder).planned(batch_id).offsets
     except (OSError, ValueError, LookupError):
         return "unreadable"
-    return ", ".join(json.dumps(source, separators=(",", ":")) for source in planned.sources)

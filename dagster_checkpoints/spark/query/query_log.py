@@ -24,6 +24,11 @@ class PlannedBatch:
     watermark_ms: int
     sources: tuple[Any, ...]
 
+    @property
+    def offsets(self) -> str:
+        """The end offsets as JSON, for display; a source that has none yet is left out."""
+        return ", ".join(json.dumps(source, separators=(",", ":")) for source in self.sources if source is not None)
+
 
 class QueryLog:
     """The logs of the query whose checkpoint directory is `path`. Cheap to call often: positions are cached."""
