@@ -1,0 +1,239 @@
+"""Where a run starts from, for each thing that a user may name and each state that storage may be in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Job, PipelineState
+from dagster_checkpoints.execution.start_point import (
+    ListSavepoints,
+    NamedPlace,
+    NamedSavepoint,
+    NothingToRestoreError,
+    ReadRestorable,
+    RegisterFiles,
+    ResolveName,
+    RestorableCheckpoint,
+    StartPoint,
+    choose_start,
+    completed_checkpoint,
+    is_job_over,
+    is_repeated_start,
+)
+from dagster_checkpoints.execution.storage_errors import StorageError, StorageUnavailable
+from dagster_checkpoints.state import ClaimMode, CorruptMetadata, RestoreError
+from tests.execution.storage_scripts import follow, pointer, state
+
+URL = "file:///root"
+STOPS = CheckpointProperties.for_savepoint(stops_job=True)
+
+
+@dataclass(frozen=True)
+class Options:
+    restore_from: str = "latest"
+    allow_older_checkpoint: bool = False
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+
+
+def choose(
+    previous: PipelineState, options: Options, *exchanges: tuple[Any, Any], unusable: Collection[str] = ()
+) -> StartPoint[str]:
+    return follow(choose_start(previous, previous.retained, options, URL, unusable), *exchanges)
+
+
+def registered(*pointers: CheckpointPointer) -> list[tuple[Any, Any]]:
+    return [(RegisterFiles(p.location), None) for p in pointers if p.kind != "savepoint"]
+
+
+def read(found: CheckpointPointer, own: bool = True) -> tuple[Any, Any]:
+    answer = RestorableCheckpoint(f"restored {found.location}", found, f"{URL}/{found.location}", found.kind == "savepoint", own)
+    return ReadRestorable(found.location), answer
+
+
+def plain(*pointers: CheckpointPointer) -> tuple[CompletedCheckpoint, ...]:
+    return tuple(CompletedCheckpoint(p.checkpoint_id, p.location) for p in pointers)
+
+
+C4, C5, C6 = pointer(4), pointer(5), pointer(6)
+S5 = pointer(5, kind="savepoint")
+
+
+@pytest.mark.parametrize(
+    ("status", "ended_by", "over"),
+    [
+        ("NONE", "", True),
+        ("RUNNING", "", False),
+        ("FINISHED", "end_of_data", True),
+        ("FINISHED", "drain", True),
+        ("FINISHED", "suspend", False),
+        ("FAILED", "", False),
+        ("CANCELED", "", False),
+        ("SUSPENDED", "", False),
+    ],
+)
+def test_the_latest_is_gone_on_with_unless_its_job_is_over(status: Any, ended_by: Any, over: bool) -> None:
+    previous = state(C4, job=Job(job_id=1, status=status, ended_by=ended_by))
+    assert is_job_over(previous) is over
+    start = choose(previous, Options(), *registered(C4), *([] if over else [read(C4)]))
+    if over:
+        assert start == StartPoint(None, False, 1, sweep=True)
+    else:
+        assert start == StartPoint("restored checkpoints/chk-4-1", True, 5, C4, False, plain(C4), (), True)
+
+
+def test_a_new_start() -> None:
+    assert choose(state(), Options()) == StartPoint(None, False, 1, sweep=True)
+    assert choose(state(C4), Options("none"), *registered(C4)) == StartPoint(None, False, 1, sweep=True)
+
+
+@pytest.mark.parametrize("asked", ["4", "chk-4", "checkpoints/chk-4-1", "chk-4-1", "s3://bucket/flights/checkpoints/chk-4-1"])
+def test_an_older_checkpoint_passes_over_the_later_ones(asked: str) -> None:
+    claimed = pointer(7, kind="savepoint", claimed=True)
+    stop = pointer(8, kind="savepoint")
+    previous = state(stop, claimed, C6, C4, pointer(3), pointer(9, job_id=2), highest_checkpoint_id=11)
+    name = asked if "/" in asked else f"checkpoints/{asked}"
+    named = [] if asked in ("4", "chk-4") else [(ResolveName(name), NamedPlace(C4.location, False))]
+    start = choose(previous, Options(asked), *registered(*previous.retained), *named, read(C4))
+    assert start.resume and start.next_checkpoint_id == 12
+    assert start.retained == (*plain(pointer(3)), *plain(C4))
+    assert start.passed_over == plain(claimed, C6)  # the user's savepoint stays, and so does another job's
+
+
+def test_a_checkpoint_that_cannot_be_read_stays_and_keeps_the_files_of_all() -> None:
+    registers = [(RegisterFiles(C5.location), None), (RegisterFiles(C4.location), CorruptMetadata("no"))]
+    start = choose(state(C5, C4), Options(), *registers, read(C5))
+    assert not start.sweep and start.retained == plain(C5)
+    gone = [(RegisterFiles(C5.location), None), (RegisterFiles(C4.location), StorageError("gone"))]
+    assert not choose(state(C5, C4), Options("none"), *gone).sweep
+
+
+def test_a_savepoint_is_not_registered_its_files_are_its_own() -> None:
+    start = choose(state(S5), Options(), read(S5))
+    assert start.sweep and start.resume and not start.claimed
+    assert start.retained == (CompletedCheckpoint(5, S5.location, STOPS),)
+
+
+def test_without_storage_nothing_is_chosen() -> None:
+    away = StorageUnavailable("away")
+    with pytest.raises(StorageUnavailable):
+        choose(state(C5, C4), Options(allow_older_checkpoint=True), (RegisterFiles(C5.location), away))
+    with pytest.raises(StorageUnavailable):
+        choose(state(C5, C4), Options(allow_older_checkpoint=True), *registered(C5, C4), (ReadRestorable(C5.location), away))
+
+
+@pytest.mark.parametrize("error", [RestoreError("does not fit"), StorageError("gone")])
+def test_an_older_one_is_tried_only_where_it_is_allowed(error: Exception) -> None:
+    other_job, later = pointer(2, job_id=9), pointer(6)
+    previous = state(C5, other_job, C4, later)
+    fails = (ReadRestorable(C5.location), error)
+    with pytest.raises(type(error)):
+        choose(previous, Options(), *registered(*previous.retained), fails)
+    for asked in ("latest", "5"):
+        start = choose(previous, Options(asked, True), *registered(*previous.retained), fails, read(C4))
+        assert start.pointer == C4 and start.passed_over == plain(C5, later)
+    named = (ResolveName("checkpoints/x"), NamedPlace(C5.location, False))
+    start = choose(previous, Options("x", True), *registered(*previous.retained), named, fails, read(C4))
+    assert start.pointer == C4
+    with pytest.raises(type(error), match=str(error)):
+        second = (ReadRestorable(C4.location), RestoreError("the second"))
+        choose(previous, Options("latest", True), *registered(*previous.retained), fails, second)
+
+
+def test_what_has_turned_out_to_be_corrupt_is_not_tried_again() -> None:
+    start = choose(state(C5, C4), Options(), *registered(C5, C4), read(C4), unusable=[C5.location])
+    assert start.pointer == C4
+    with pytest.raises(
+        NothingToRestoreError, match=r"None of the checkpoints in file:///root can be restored: .*chk-5-1, .*chk-4-1"
+    ):
+        choose(state(C5, C4), Options(), *registered(C5, C4), unusable=[C5.location, C4.location])
+
+
+def listed(*savepoints: tuple[int, str]) -> tuple[Any, Sequence[NamedSavepoint]]:
+    return ListSavepoints(), [NamedSavepoint(*found) for found in savepoints]
+
+
+def test_an_id_that_is_not_retained_may_be_a_savepoints() -> None:
+    there = pointer(7, kind="savepoint")
+    start = choose(state(C4), Options("7"), *registered(C4), listed((6, "a"), (7, there.location)), read(there))
+    assert start.pointer == there and start.retained[-1].is_savepoint
+    with pytest.raises(NothingToRestoreError, match=r"'7' fits several savepoints: a, b. Name one"):
+        choose(state(C4), Options("7"), *registered(C4), listed((7, "a"), (7, "b")))
+    with pytest.raises(NothingToRestoreError, match=r"Retained checkpoints: 4; savepoints: a. Name one"):
+        choose(state(C4), Options("chk-7"), *registered(C4), listed((6, "a")))
+    with pytest.raises(NothingToRestoreError, match=r"Retained checkpoints: none; savepoints: none. Name one"):
+        choose(state(), Options("7"), listed())
+
+
+def test_a_savepoint_of_this_job_elsewhere_begins_a_new_one() -> None:
+    previous = state(C6, C4, highest_checkpoint_id=6)
+    named = (ResolveName("/copies/savepoint-5"), NamedPlace(S5.location, True))
+    start = choose(previous, Options("/copies/savepoint-5"), *registered(C6, C4), named, read(S5, own=False))
+    assert not start.resume and start.next_checkpoint_id == 6
+    assert start.retained == (CompletedCheckpoint(5, S5.location, STOPS),) and not start.passed_over
+
+
+def test_a_savepoint_by_its_name() -> None:
+    named = (ResolveName("savepoints/savepoint-5-x"), NamedPlace(S5.location, True))
+    other = pointer(5, kind="savepoint", job_id=8)
+    start = choose(state(C6), Options("savepoint-5-x"), *registered(C6), named, read(S5))
+    assert start.resume and start.passed_over == plain(C6) and start.next_checkpoint_id == 7
+    start = choose(state(C6), Options("savepoint-5-x"), *registered(C6), named, (ReadRestorable(S5.location), read(other)[1]))
+    assert not start.resume and not start.passed_over
+
+
+def test_a_checkpoint_of_an_earlier_job_is_refused() -> None:
+    earlier = pointer(4, job_id=3)
+    with pytest.raises(NothingToRestoreError, match=r"latest job \(1\), found that file:///root/checkpoints/chk-4-1 is of job 3"):
+        choose(state(C6, earlier), Options("4"), *registered(C6, earlier), read(earlier))
+
+
+@pytest.mark.parametrize(
+    ("mode", "was_claimed", "claims"),
+    [(ClaimMode.NO_CLAIM, False, False), (ClaimMode.CLAIM, False, True), (ClaimMode.NO_CLAIM, True, True)],
+)
+def test_a_claim(mode: ClaimMode, was_claimed: bool, claims: bool) -> None:
+    savepoint = pointer(5, kind="savepoint", claimed=was_claimed)
+    start = choose(state(savepoint), Options("latest", False, mode), read(savepoint))
+    assert start.claimed is claims
+    assert start.retained == ((plain(savepoint)) if claims else (CompletedCheckpoint(5, savepoint.location, STOPS),))
+
+
+def test_a_checkpoint_is_never_claimed() -> None:
+    assert not choose(state(C4), Options("latest", False, ClaimMode.CLAIM), *registered(C4), read(C4)).claimed
+
+
+def test_what_the_coordinator_knows_of_a_pointer() -> None:
+    assert completed_checkpoint(C4) == CompletedCheckpoint(4, C4.location)
+    assert completed_checkpoint(S5) == CompletedCheckpoint(5, S5.location, STOPS)
+    assert completed_checkpoint(pointer(5, kind="savepoint", claimed=True)) == CompletedCheckpoint(5, S5.location)
+
+
+@pytest.mark.parametrize(
+    ("restore_from", "begun_by", "earlier", "repeated"),
+    [
+        ("none", "a", ("a", "b"), True),
+        ("4", "b", ("a", "b"), True),
+        ("latest", "a", ("a",), False),
+        ("none", "c", ("a", "b"), False),
+        ("none", "", ("", "a"), False),
+        ("none", "a", (), False),
+    ],
+)
+def test_a_retry_of_a_run_that_has_begun_the_job(
+    restore_from: str, begun_by: str, earlier: tuple[str, ...], repeated: bool
+) -> None:
+    job = Job(job_id=3, status="FAILED", begun_by=begun_by)
+    assert is_repeated_start(restore_from, earlier, state(job=job)) is repeated
+    over = Job(job_id=3, status="FINISHED", ended_by="drain", begun_by=begun_by)
+    if repeated:
+        with pytest.raises(
+            NothingToRestoreError, match=rf"'{restore_from}'. Run {begun_by}, .*job 3 there, and that job is FINISHED"
+        ):
+            is_repeated_start(restore_from, earlier, state(job=over))
+    else:
+        assert not is_repeated_start(restore_from, earlier, state(job=over))
