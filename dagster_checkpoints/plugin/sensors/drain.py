@@ -5,31 +5,25 @@ from __future__ import annotations
 import dagster as dg
 import msgspec
 
-from dagster_checkpoints.control import Answer, NoRunningPipeline
+from dagster_checkpoints.control import Answer
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.conditions import DrainCondition, Seen, Surroundings
-from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
-from dagster_checkpoints.plugin.sensors.ticks import RunningPipeline, Tick, pipeline_sensor, request_id, skip
+from dagster_checkpoints.plugin.sensors.cursors import read_cursor
+from dagster_checkpoints.plugin.sensors.repeated_request import Progress, RepeatedRequest, RequestCursor
+from dagster_checkpoints.plugin.sensors.ticks import NotRunning, RunningPipeline, Tick, pipeline_sensor, skip
 
-ATTEMPTS = 3
 _REPORTS_APART = 2
 """So many reports of the pipeline lie between two looks at a momentary condition: the second one was written, and what is in it
 found out, after the first look."""
 
 
-class _Cursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
+class _Cursor(RequestCursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
-    run: the rest is about this run.
-    asked: id of the request under way, or of the last one that failed.
-    attempt: how many requests have failed.
     key: the alternative that held in the last tick, if it was a momentary one.
     sequence: of the pipeline's report in which it held.
     """
 
-    run: str = ""
-    asked: str = ""
-    attempt: int = 0
     key: str | None = None
     sequence: int = 0
 
@@ -65,26 +59,28 @@ def build_drain_sensor(
     """
     sensor_name = name or f"{pipeline.name}_drain"
 
+    drain: RepeatedRequest[_Cursor] = RepeatedRequest(
+        sensor_name,
+        _Cursor,
+        "drain run {run}",
+        lambda control, asked: control.stop(drain=True, name=sensor_name, request_id=asked, deadline=deadline),
+    )
+
     def evaluate(tick: Tick) -> dg.SensorResult:
-        before = read_cursor(tick.dagster.cursor, _Cursor)
         running = tick.reins.look()
-        if isinstance(running, str):
-            drained = tick.reins.poll(before.asked) if before.asked else None
+        if isinstance(running, NotRunning):
+            asked = read_cursor(tick.dagster.cursor, _Cursor).asked
+            drained = tick.reins.poll(asked) if asked else None
             if drained is not None and drained.status == "done":
-                return skip(f"Drained with savepoint {drained.checkpoint_id} ({drained.url}). {running}", _Cursor())
-            return skip(running, _Cursor())
-        if before.run != running.run_id:
-            before = _Cursor(run=running.run_id)
-        if before.asked:
-            answer = tick.reins.poll(before.asked)
-            if answer is None or answer.status != "failed":
-                return skip(_under_way(before.asked, running, answer), before)
-            failed = f"Request {before.asked} failed, {answer.reason}: {answer.message}. "
-            before = msgspec.structs.replace(before, asked="", attempt=before.attempt + 1)
-        else:
-            failed = ""
-        if before.attempt >= ATTEMPTS:
-            return skip(f"{failed}Given up after {before.attempt} attempts to drain run {running.run_id}.", before)
+                return skip(f"Drained with savepoint {drained.checkpoint_id} ({drained.url}). {running.text}", _Cursor())
+            return skip(running.text, _Cursor())
+        progress = drain.poll(tick, drain.read(tick, running))
+        if progress.under_way:
+            return skip(_under_way(progress.cursor.asked, running, progress.answer), progress.cursor)
+        given_up = drain.give_up(progress)
+        if given_up is not None:
+            return given_up
+        before, failed = progress.cursor, progress.failed
         if running.status is not None and running.status.stop is not None:
             return skip(f"{failed}A stop is under way already (request {running.status.stop.request_id}).", before)
         seen = when.look(Surroundings(pipeline, running, tick.dagster.instance, tick.now, tick.head))
@@ -92,9 +88,10 @@ def build_drain_sensor(
             f"Run {running.run_id}, job {running.job_id}. Condition: {when.describe()}. "
             f"It is {'met' if seen.holds else 'not met'}: {seen.text}."
         )
-        return _decide(tick, before, running, seen, failed)
+        return _decide(tick, progress, running, seen)
 
-    def _decide(tick: Tick, before: _Cursor, running: RunningPipeline, seen: Seen, failed: str) -> dg.SensorResult:
+    def _decide(tick: Tick, progress: Progress[_Cursor], running: RunningPipeline, seen: Seen) -> dg.SensorResult:
+        before, failed = progress.cursor, progress.failed
         if not seen.holds:
             return skip(f"{failed}Not drained: {seen.text}.", msgspec.structs.replace(before, key=None, sequence=0))
         sequence = running.status.sequence if running.status is not None else 0
@@ -102,15 +99,7 @@ def build_drain_sensor(
             if before.key != seen.key:
                 before = msgspec.structs.replace(before, key=seen.key, sequence=sequence)
             return skip(f"{failed}Condition met; confirming at the next tick: {seen.text}.", before)
-        asked = request_id(sensor_name, running.run_id, before.attempt + 1)
-        try:
-            tick.reins.do(lambda control: control.stop(drain=True, name=sensor_name, request_id=asked, deadline=deadline))
-        except NoRunningPipeline as error:
-            return skip(f"{failed}{error}", _Cursor())
-        return skip(
-            f"{failed}Asked run {running.run_id} to drain (request {asked}): {seen.text}.",
-            _Cursor(run=running.run_id, asked=asked, attempt=before.attempt),
-        )
+        return drain.ask(tick, progress, lambda asked: f"Asked run {running.run_id} to drain (request {asked}): {seen.text}.")
 
     return pipeline_sensor(
         evaluate,

@@ -7,32 +7,23 @@ from collections.abc import Sequence
 import dagster as dg
 import msgspec
 
-from dagster_checkpoints.control import NoRunningPipeline
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.conditions import Surroundings, assets_materialized
-from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
-from dagster_checkpoints.plugin.sensors.ticks import RunningPipeline, Tick, pipeline_sensor, request_id, skip
-
-ATTEMPTS = 3
+from dagster_checkpoints.plugin.sensors.repeated_request import RepeatedRequest, RequestCursor
+from dagster_checkpoints.plugin.sensors.ticks import NotRunning, RunningPipeline, Tick, pipeline_sensor, skip
 
 
 class NotASourceError(DagsterCheckpointsError):
     """The end of a stage is asked for that reads other stages, or of an instance that it does not have."""
 
 
-class _Cursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
+class _Cursor(RequestCursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
-    run: the rest is about this run.
-    asked: id of the request under way, or of the one that was done.
-    attempt: how many requests have failed.
     done: the source has been ended.
     """
 
-    run: str = ""
-    asked: str = ""
-    attempt: int = 0
     done: bool = False
 
 
@@ -83,36 +74,32 @@ def build_end_of_input_sensor(
     what = source if instance is None else f"{source}[{instance}]"
     sensor_name = name or "_".join([pipeline.name, "end", source, *([_plain(instance)] if instance is not None else [])])
 
+    end: RepeatedRequest[_Cursor] = RepeatedRequest(
+        sensor_name,
+        _Cursor,
+        f"end {what} of run {{run}}",
+        lambda control, asked: control.end_source(source, instance, request_id=asked, deadline=deadline),
+    )
+
     def evaluate(tick: Tick) -> dg.SensorResult:
-        before = read_cursor(tick.dagster.cursor, _Cursor)
         running = tick.reins.look()
-        if isinstance(running, str):
-            return skip(running, _Cursor())
-        if before.run != running.run_id:
-            before = _Cursor(run=running.run_id)
+        if isinstance(running, NotRunning):
+            return skip(running.text, _Cursor())
+        before = end.read(tick, running)
         if before.done or _ended(running, source, instance):
             return skip(f"{what} has ended.", msgspec.structs.replace(before, done=True))
-        failed = ""
-        if before.asked:
-            answer = tick.reins.poll(before.asked)
-            if answer is None or not answer.final:
+        progress = end.poll(tick, before)
+        if progress.under_way:
+            if progress.answer is None or progress.answer.status != "done":
                 return skip(f"Run {running.run_id} was asked to end {what} ({before.asked}), and has not answered yet.", before)
-            if answer.status == "done":
-                return skip(f"{what} was ended (request {before.asked}).", msgspec.structs.replace(before, done=True))
-            failed = f"Request {before.asked} failed, {answer.reason}: {answer.message}. "
-            before = msgspec.structs.replace(before, asked="", attempt=before.attempt + 1)
-        if before.attempt >= ATTEMPTS:
-            return skip(f"{failed}Given up after {before.attempt} attempts to end {what} of run {running.run_id}.", before)
+            return skip(f"{what} was ended (request {before.asked}).", msgspec.structs.replace(before, done=True))
+        given_up = end.give_up(progress)
+        if given_up is not None:
+            return given_up
         seen = condition.look(Surroundings(pipeline, running, tick.dagster.instance, tick.now, tick.head))
         if not seen.holds:
-            return skip(f"{failed}{what} goes on: {seen.text}.", before)
-        asked = request_id(sensor_name, running.run_id, before.attempt + 1)
-        try:
-            tick.reins.do(lambda control: control.end_source(source, instance, request_id=asked, deadline=deadline))
-        except NoRunningPipeline as error:
-            return skip(f"{failed}{error}", _Cursor())
-        after_asking = msgspec.structs.replace(before, asked=asked)
-        return skip(f"{failed}Asked run {running.run_id} to end {what} (request {asked}): {seen.text}.", after_asking)
+            return skip(f"{progress.failed}{what} goes on: {seen.text}.", progress.cursor)
+        return end.ask(tick, progress, lambda asked: f"Asked run {running.run_id} to end {what} (request {asked}): {seen.text}.")
 
     return pipeline_sensor(
         evaluate,

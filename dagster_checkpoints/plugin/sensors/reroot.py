@@ -12,7 +12,7 @@ from dagster_checkpoints.control import Answer, NoRunningPipeline, PipelineContr
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
-from dagster_checkpoints.plugin.sensors.ticks import Reins, RunningPipeline, Tick, pipeline_sensor, request_id, skip
+from dagster_checkpoints.plugin.sensors.ticks import NotRunning, Reins, RunningPipeline, Tick, pipeline_sensor, request_id, skip
 from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, NotAPipelineAssetError, stage_keys
 
 ATTEMPTS = 5
@@ -89,7 +89,7 @@ def build_reroot_sensor(
                 roots = _roots(answer, running)
                 said.append(f"Checkpoint {answer.checkpoint_id} began at {', '.join(roots) or 'unknown stages'}.")
                 observations += _observations(keys, asked, answer, roots)
-            elif isinstance(running, str) or running.run_id != asked.run:
+            elif isinstance(running, NotRunning) or running.run_id != asked.run:
                 said.append(f"Run {asked.run} has ended without the checkpoint that was asked for.")
             elif answer is None or not answer.final:
                 said.append(f"Waiting for the checkpoint after the end of {', '.join(asked.stages)}.")
@@ -99,8 +99,8 @@ def build_reroot_sensor(
                 again.append(msgspec.structs.replace(asked, attempt=asked.attempt + 1))
             else:
                 said.append(f"The checkpoint failed {asked.attempt} times, {answer.reason}: {answer.message}. Given up.")
-        if isinstance(running, str):
-            said.append(running)
+        if isinstance(running, NotRunning):
+            said.append(running.text)
         else:
             if mine := finished.get(running.run_id):
                 again.append(_Asked(run=running.run_id, event=max(mine.values()), stages=tuple(mine)))
@@ -155,7 +155,7 @@ def _finished_since(
     return now_seen, finished
 
 
-def _roots(answer: Answer, running: RunningPipeline | str) -> list[str]:
+def _roots(answer: Answer, running: RunningPipeline | NotRunning) -> list[str]:
     told = answer.details.get("roots")
     if isinstance(told, list):
         return [str(root) for root in told]

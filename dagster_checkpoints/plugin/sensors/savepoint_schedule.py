@@ -11,7 +11,7 @@ from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE, SavepointConfig, SavepointRetention
 from dagster_checkpoints.plugin.savepoints.retention import STAMP
-from dagster_checkpoints.plugin.sensors.ticks import STORAGE_SECONDS, TRANSIENT, Reins
+from dagster_checkpoints.plugin.sensors.ticks import STORAGE_SECONDS, TRANSIENT, NotRunning, Reins
 
 if TYPE_CHECKING:
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
@@ -104,8 +104,8 @@ def build_savepoint_schedule(
             running = Reins(control, STORAGE_SECONDS).look()
         except TRANSIENT as error:
             return dg.SkipReason(f"{error} There is no savepoint this time.")
-        if isinstance(running, str):
-            return dg.SkipReason(running)
+        if isinstance(running, NotRunning):
+            return dg.SkipReason(running.text)
         if running.status is not None and running.status.stop is not None:
             return dg.SkipReason(f"The pipeline is being stopped (request {running.status.stop.request_id}).")
         partition = prefix + context.scheduled_execution_time.astimezone(UTC).strftime(STAMP)

@@ -66,11 +66,11 @@ class Reins:
 
         return self._limit.do(work)
 
-    def look(self) -> RunningPipeline | str:
-        """What runs; a text that says how the latest run ended if nothing does."""
+    def look(self) -> RunningPipeline | NotRunning:
+        """The run that owns the pipeline, or how the latest one ended."""
         state = self.do(PipelineControl.state)
         if state is None or state.lease is None:
-            return f"The pipeline is not running. {describe_end(state)}"
+            return NotRunning(f"The pipeline is not running. {describe_end(state)}")
         try:
             status = self.do(PipelineControl.status)
         except CorruptStatus:  # it is for display; the owner writes it anew
@@ -83,6 +83,17 @@ class Reins:
             return self.do(lambda control: control.handle(request_id).poll())
         except UnknownRequest:
             return None
+
+
+@dataclass(frozen=True)
+class NotRunning:
+    """A pipeline without an owner.
+
+    Attributes:
+        text: how its latest run ended, for people.
+    """
+
+    text: str
 
 
 @dataclass(frozen=True)
