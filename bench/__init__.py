@@ -1,5 +1,5 @@
 """What `make bench` measures: speed, memory and latency on this machine, against plain Spark within the same run.
 
-Read `__main__`, then `measures` (what a part reports) and `setting` (what all parts share); after that one module per
-part: `throughput`, `checkpoints`, `ending`, `recovery`, `planning`, `memory`, `channels`.
+Read `__main__`, then `measures` (the results of a part) and `environment` (shared by all parts); after that one module per
+part: `throughput`, `checkpoints`, `job_end`, `recovery`, `planning`, `memory`, `channels`.
 """

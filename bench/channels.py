@@ -1,4 +1,4 @@
-"""Rows per second through a channel's Python source, against Spark's own file source over the same Parquet files."""
+"""Rows per second of a channel's Python source, compared with Spark's file source over the same Parquet files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from bench import computation, throughput
+from bench.environment import Environment
 from bench.measures import Measure
-from bench.setting import Setting
 from dagster_checkpoints.spark.channels.channel_log import Channel, ChannelId, Gate, Records
 from dagster_checkpoints.spark.channels.segments import write_segment
 from dagster_checkpoints.spark.query.stage_inputs import StreamInput, nullable, stream_dataframe
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 PART = "Channel"
 
 
-def measure(setting: Setting) -> Iterator[Measure]:
-    rows = throughput.input_rows(setting)
-    lines = setting.spark.read.schema(computation.SCHEMA).parquet(str(rows.folder))
+def measure(environment: Environment) -> Iterator[Measure]:
+    rows = throughput.input_rows(environment)
+    lines = environment.spark.read.schema(computation.SCHEMA).parquet(str(rows.folder))
     frame = computation.parsed(lines)
-    segment = write_segment(frame, setting.fresh("segment"))
+    segment = write_segment(frame, environment.fresh("segment"))
     assert segment is not None
     seconds: dict[str, list[float]] = defaultdict(list)
-    for _ in range(setting.repeats + 1):
-        seconds["file source"].append(_consume(setting, _file_source(setting, frame, segment)))
-        seconds["channel source"].append(_consume(setting, _channel_source(setting, frame, segment)))
+    for _ in range(environment.repeats + 1):
+        seconds["file source"].append(_consume(environment, _file_source(environment, frame, segment)))
+        seconds["channel source"].append(_consume(environment, _channel_source(environment, frame, segment)))
     # The first round only warms up.
     took = {name: median(values[1:]) for name, values in seconds.items()}
     for name, value in took.items():
@@ -41,24 +41,24 @@ def measure(setting: Setting) -> Iterator[Measure]:
     yield Measure(PART, "channel source / file source", took["file source"] / took["channel source"], "")
 
 
-def _file_source(setting: Setting, frame: DataFrame, segment: SegmentFiles) -> DataFrame:
-    return setting.spark.readStream.schema(frame.schema).parquet(str(segment.files[0].parent))
+def _file_source(environment: Environment, frame: DataFrame, segment: SegmentFiles) -> DataFrame:
+    return environment.spark.readStream.schema(frame.schema).parquet(str(segment.files[0].parent))
 
 
-def _channel_source(setting: Setting, frame: DataFrame, segment: SegmentFiles) -> DataFrame:
-    folder = setting.fresh("channel")
+def _channel_source(environment: Environment, frame: DataFrame, segment: SegmentFiles) -> DataFrame:
+    folder = environment.fresh("channel")
     channel = Channel(ChannelId("a", 0, "b", 0), folder / "log.jsonl")
     channel.append(Records(segment))
     channel.close()
     name = str(channel.id)
     gate = Gate(folder / "gate.json", {name: 1})
     source = StreamInput("a", nullable(frame.schema), gate.path, {name: channel.path}, {name: 0}, None, 1)
-    return stream_dataframe(setting.spark, source)
+    return stream_dataframe(environment.spark, source)
 
 
-def _consume(setting: Setting, frame: DataFrame) -> float:
-    """Seconds from the start of a query until it has read everything, as one micro-batch that is thrown away."""
-    checkpoint: Path = setting.fresh("noop")
+def _consume(environment: Environment, frame: DataFrame) -> float:
+    """Seconds from the start of a query until it has read all rows, as one micro-batch whose result is discarded."""
+    checkpoint: Path = environment.fresh("noop")
     began = time.monotonic()
     query = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
     try:

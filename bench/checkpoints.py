@@ -1,4 +1,4 @@
-"""What a checkpoint takes: its synchronous and asynchronous parts, its bytes, and pinning very many files."""
+"""The cost of a checkpoint: the time of its synchronous and asynchronous parts, its bytes, and pinning very many files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import median
 
 from bench import throughput
+from bench.environment import Environment
 from bench.measures import Measure, below
-from bench.setting import Setting
-from bench.ways import chained
+from bench.variants import chained
 from dagster_checkpoints.spark.snapshots.query_snapshots import pin
 
 PART = "Checkpoints"
@@ -22,8 +22,8 @@ STATE_FILES = 1_000
 SYNC_LIMIT_MS = 100.0
 
 
-def measure(setting: Setting) -> Iterator[Measure]:
-    timed = chained(setting, throughput.input_rows(setting), INTERVAL)
+def measure(environment: Environment) -> Iterator[Measure]:
+    timed = chained(environment, throughput.input_rows(environment), INTERVAL)
     assert timed.job is not None
     done = timed.job.checkpoints
     note = f"{len(done)} checkpoints of (c), every {INTERVAL:.0f} s; median"
@@ -32,14 +32,14 @@ def measure(setting: Setting) -> Iterator[Measure]:
     yield Measure(PART, "asynchronous part: the slowest task", 1000 * median([c.async_seconds for c in done]), "ms")
     yield Measure(PART, "new bytes", median([c.new_bytes for c in done]), "bytes")
     yield Measure(PART, "bytes it refers to", median([c.total_bytes for c in done]), "bytes")
-    folder = setting.fresh("many-files")
+    folder = environment.fresh("many-files")
     batch = state_directory(folder / "checkpoint", STATE_FILES)
     took = [pin_seconds(folder / "checkpoint", batch, folder / f"pinned-{n}") for n in range(5)]
     yield below(PART, f"synchronous part with {STATE_FILES:,} state files", 1000 * median(took), "ms", SYNC_LIMIT_MS)
 
 
 def state_directory(checkpoint: Path, files: int) -> int:
-    """A query's checkpoint directory with so many state files, as RocksDB leaves it. Returns its newest batch."""
+    """Write a query's checkpoint directory with `files` state files, in RocksDB's layout. Returns its newest batch."""
     batch, partitions = 20, 10
     for log in ("offsets", "commits"):
         (checkpoint / log).mkdir(parents=True)
@@ -59,7 +59,7 @@ def state_directory(checkpoint: Path, files: int) -> int:
 
 
 def _write_whole_version(file: Path, tables: list[str]) -> None:
-    """A version of RocksDB's that names its tables."""
+    """Write RocksDB's file of a version, which names its tables."""
     named = {"sstFiles": [{"dfsSstFileName": table} for table in tables]}
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("metadata", "v1\n" + json.dumps(named))

@@ -1,7 +1,7 @@
-"""The computation that is measured: its rows, its three stages, and its result.
+"""The measured computation: its rows, its three stages, and its result.
 
-Each stage is a plain function on DataFrames, shared by the hand-written queries and by the pipeline. Everything is integer
-arithmetic, so every way to run it must give exactly the same rows.
+Each stage is a plain function on DataFrames, shared by the hand-written queries and by the pipeline. All arithmetic is on
+integers, so every variant must give exactly the same rows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FILES_PER_BATCH = 2
 MAX_FILES = 32
 START = dt.datetime(2026, 1, 1)
 HOURS = 10
-# The very last row lies a day later: it lets plain Spark emit the windows before it, which nothing else would.
+# The last row is a day later: without it, plain Spark would not emit the windows before it.
 CLOSING = dt.datetime(2026, 1, 2)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Generated input: Parquet files that are read in order of time."""
+    """Generated input: Parquet files, which the source reads in order of time."""
 
     folder: Path
     count: int
@@ -41,7 +41,7 @@ class Rows:
 
 
 def generate(spark: SparkSession, cache: Path, count: int, files: int = MAX_FILES) -> Rows:
-    """Generate `count` rows, or take them from the cache. A file holds a slice of time, out of order within a minute."""
+    """Generate `count` rows, or read them from the cache. Each file holds a slice of time, out of order within a minute."""
     folder = cache / f"rows-{count}-{files}"
     rows = Rows(folder, count, files)
     if folder.exists():
@@ -73,7 +73,7 @@ def generate(spark: SparkSession, cache: Path, count: int, files: int = MAX_FILE
 
 
 def parsed(lines: DataFrame) -> DataFrame:
-    """Stage 1: parse, filter, derive."""
+    """Stage 1: parse, filter, derive columns."""
     parts = F.split("line", ",")
     return lines.where(parts[2] != "BAD").select(
         "ts", parts[0].alias("sensor"), parts[1].cast("long").alias("reading"), F.length("line").alias("size")
@@ -81,7 +81,7 @@ def parsed(lines: DataFrame) -> DataFrame:
 
 
 def enriched(readings: DataFrame) -> DataFrame:
-    """Stage 2: derive more, without state."""
+    """Stage 2: derive more columns, without state."""
     band = F.when(F.col("reading") < 250, "low").when(F.col("reading") < 750, "normal").otherwise("high")
     return readings.select(
         "ts",
@@ -108,6 +108,6 @@ def windowed(readings: DataFrame) -> DataFrame:
 
 
 def result(spark: SparkSession, folder: Path) -> list[tuple[object, ...]]:
-    """What was committed to a folder, sorted, without the window of the closing row."""
-    found = spark.read.parquet(str(folder)).select("start", "sensor", "band", "n", "fahrenheit", "weight", "size")
-    return sorted(tuple(row) for row in found.where(F.col("start") < F.lit(CLOSING)).collect())
+    """The rows committed to a folder, sorted, without the window of the closing row."""
+    committed = spark.read.parquet(str(folder)).select("start", "sensor", "band", "n", "fahrenheit", "weight", "size")
+    return sorted(tuple(row) for row in committed.where(F.col("start") < F.lit(CLOSING)).collect())

@@ -1,4 +1,4 @@
-"""What a checkpoint of many instances costs the coordinator, acknowledgements one by one."""
+"""The coordinator's time for a checkpoint of many instances, which are acknowledged one by one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, at_least, below
-from bench.setting import BenchFailed, Setting
 from dagster_checkpoints.coordination import (
     Acknowledged,
     CheckpointConfig,
@@ -34,29 +34,29 @@ LINEAR = 20.0  # ten times the instances may take twice as long per instance: ca
 
 
 @dataclass(frozen=True)
-class Took:
-    """Seconds of one checkpoint."""
+class CheckpointTimes:
+    """Seconds of one checkpoint: for all acknowledgements, and from the trigger to its completion."""
 
     acknowledging: float
-    whole: float
+    total: float
 
 
-def measure(setting: Setting) -> Iterator[Measure]:
-    whole = []
+def measure(environment: Environment) -> Iterator[Measure]:
+    totals = []
     for instances in SIZES:
         tasks, coordinator = running(VERTICES, instances // VERTICES)
-        took = [checkpoint(tasks, coordinator, number) for number in range(1, ROUNDS + 1)]
-        whole.append(median(t.whole for t in took))
-        rate = instances / median(t.acknowledging for t in took)
+        times = [checkpoint(tasks, coordinator, number) for number in range(1, ROUNDS + 1)]
+        totals.append(median(t.total for t in times))
+        rate = instances / median(t.acknowledging for t in times)
         what = f"Acknowledgements, {instances:,} instances"
         largest = instances == SIZES[-1]
         yield at_least(PART, what, rate, "/s", ACKNOWLEDGEMENTS) if largest else Measure(PART, what, rate, "/s")
-        yield Measure(PART, f"Trigger to completed, {instances:,} instances", 1000 * whole[-1], "ms")
-    yield below(PART, "10 times the instances take so many times as long", whole[-1] / whole[-2], "", LINEAR)
+        yield Measure(PART, f"Trigger to completed, {instances:,} instances", 1000 * totals[-1], "ms")
+    yield below(PART, "time with 10 times the instances / time", totals[-1] / totals[-2], "", LINEAR)
 
 
 def running(vertices: int, instances: int) -> tuple[list[TaskId], CheckpointCoordinator]:
-    """A line of vertices joined ALL_TO_ALL, every task of which runs."""
+    """A line of vertices joined ALL_TO_ALL, with all tasks running."""
     graph = ExecutionGraph(
         tuple(Vertex(f"v{v}", (f"v{v}",), instances) for v in range(vertices)),
         tuple(VertexEdge(v, v + 1, EdgePattern.ALL_TO_ALL) for v in range(vertices - 1)),
@@ -68,8 +68,8 @@ def running(vertices: int, instances: int) -> tuple[list[TaskId], CheckpointCoor
     return tasks, coordinator
 
 
-def checkpoint(tasks: list[TaskId], coordinator: CheckpointCoordinator, number: int) -> Took:
-    """One checkpoint, from the trigger to its completion."""
+def checkpoint(tasks: list[TaskId], coordinator: CheckpointCoordinator, number: int) -> CheckpointTimes:
+    """Take one checkpoint, from the trigger to its completion."""
     events = [Acknowledged(task, number, None, TaskStatistics(new_bytes=1, total_bytes=10)) for task in tasks]
     gc.collect()
     now, last = float(number), list[CoordinatorAction]()
@@ -85,4 +85,4 @@ def checkpoint(tasks: list[TaskId], coordinator: CheckpointCoordinator, number: 
     completed = time.perf_counter()
     if not any(isinstance(action, NotifyComplete) and len(action.tasks) == len(tasks) for action in actions):
         raise BenchFailed(f"checkpoint {number} was not completed for every task")
-    return Took(acknowledged - triggered, completed - began)
+    return CheckpointTimes(acknowledged - triggered, completed - began)

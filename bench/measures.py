@@ -1,4 +1,4 @@
-"""What a part of the benchmark reports, and how it is shown: a table for people, JSON for machines."""
+"""The results of the benchmark's parts, and their output: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Measure:
     """One line of the table.
 
     Attributes:
-        part: The part that measured it.
-        what: In words.
-        value: In `unit`.
-        target: What it must reach, in words; empty for a number without a target.
-        holds: Whether it does; None without a target.
-        note: How it was measured, where that is not plain.
+        part: The benchmark's part that measured the value.
+        what: Name of the measured quantity.
+        value: The measured value, in `unit`.
+        target: The target, as text; empty for a value without a target.
+        holds: Whether the value reaches the target; None without a target.
+        note: How the value was measured, if that is not obvious.
     """
 
     part: str

@@ -1,6 +1,6 @@
-"""Memory of the process tree without the JVM while (d) runs: this process, and Spark's Python workers.
+"""Memory of the process tree without the JVM while variant (d) runs: this process, and Spark's Python workers.
 
-PSS, as /proc/<pid>/smaps_rollup has it: pages that forked workers share are counted once. Linux only.
+PSS, from /proc/<pid>/smaps_rollup: pages that forked workers share are counted once. Linux only.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import throughput
+from bench.environment import Environment
 from bench.measures import Measure, below
 from bench.processes import command, is_java, pss_mb, tree
-from bench.setting import Setting
-from bench.ways import unchained
+from bench.variants import unchained
 
 PART = "Memory"
 EVERY_SECONDS = 0.5
@@ -23,13 +23,13 @@ BASE_MB, PER_SOURCE_MB = 500, 60
 SOURCE_MODULE = "python_streaming_source_runner"  # Spark runs one such process per Python streaming source
 
 
-def measure(setting: Setting) -> Iterator[Measure]:
-    rows = throughput.input_rows(setting)
+def measure(environment: Environment) -> Iterator[Measure]:
+    rows = throughput.input_rows(environment)
     if not Path("/proc/self/smaps_rollup").exists():
-        setting.say("  skipped: needs /proc/<pid>/smaps_rollup")
+        environment.say("  skipped: needs /proc/<pid>/smaps_rollup")
         return
     with Sampler(os.getpid()) as sampler:
-        unchained(setting, rows)
+        unchained(environment, rows)
     note = f"PSS, sampled every {EVERY_SECONDS} s; this process {sampler.own_mb:.0f} MB, {sampler.workers} Python workers"
     yield Measure(PART, "Python sources of (d)", sampler.sources, "")
     limit = BASE_MB + PER_SOURCE_MB * sampler.sources
@@ -38,12 +38,12 @@ def measure(setting: Setting) -> Iterator[Measure]:
 
 @dataclass
 class Sampler:
-    """Samples a process tree on a thread of its own.
+    """Samples a process tree on a separate thread.
 
     Attributes:
-        peak_mb: Of all processes of the tree but Java's together; `own_mb` is the root's share, `workers` the number of
+        peak_mb: Peak memory of all processes of the tree except Java; `own_mb` is the root's share, `workers` the number of
             other processes at that moment.
-        sources: The most Python streaming sources at a time.
+        sources: Maximum number of Python streaming sources at one moment.
     """
 
     root: int

@@ -1,4 +1,4 @@
-"""How long the plan of a checkpoint takes to compute, by the size of an existing graph."""
+"""The time to compute the plan of a checkpoint, by the size of the execution graph."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from statistics import median
 
+from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, below
-from bench.setting import BenchFailed, Setting
 from dagster_checkpoints.coordination import NotAllRunning, TaskState, TaskStates, compute_plan
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
 
@@ -17,7 +17,7 @@ LIMIT_MS = 1_000.0
 LINEAR = 20.0  # ten times the instances may take twice as long per instance: caches are finite
 
 
-def measure(setting: Setting) -> Iterator[Measure]:
+def measure(environment: Environment) -> Iterator[Measure]:
     took = []
     for vertices, instances in SIZES:
         states = half_finished(vertices, instances)
@@ -26,11 +26,11 @@ def measure(setting: Setting) -> Iterator[Measure]:
         largest = (vertices, instances) == SIZES[-1]
         measured = 1000 * took[-1]
         yield below(PART, what, measured, "ms", LIMIT_MS) if largest else Measure(PART, what, measured, "ms")
-    yield below(PART, "10 times the instances take so many times as long", took[-1] / took[-2], "", LINEAR)
+    yield below(PART, "time with 10 times the instances / time", took[-1] / took[-2], "", LINEAR)
 
 
 def half_finished(vertices: int, instances: int) -> TaskStates:
-    """A line of vertices, the first third finished, of the next third half the instances, the rest running."""
+    """A line of vertices: the first third is finished, the next third half finished, all other instances are running."""
     graph = ExecutionGraph(
         tuple(Vertex(f"v{v}", (f"v{v}",), instances) for v in range(vertices)),
         tuple(VertexEdge(v, v + 1, EdgePattern.ALL_TO_ALL) for v in range(vertices - 1)),

@@ -1,6 +1,6 @@
-"""What Linux says about a process and its descendants: who they are, their memory, their processor time.
+"""A process and its descendants on Linux: their ids, commands, memory and processor time.
 
-Everything comes from /proc; without it there are no numbers, and no errors either.
+All values come from /proc; without /proc they are empty or 0, without an error.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ def tree(root: int) -> list[int]:
     for entry in os.listdir("/proc") if Path("/proc").exists() else ():
         if entry.isdigit() and (fields := _stat(int(entry))):
             children[int(fields[1])].append(int(entry))
-    found = [root]
-    for pid in found:
-        found += children[pid]
-    return found
+    pids = [root]
+    for pid in pids:
+        pids += children[pid]
+    return pids
 
 
 def is_java(pid: int) -> bool:
@@ -38,7 +38,7 @@ def command(pid: int) -> str:
 
 
 def pss_mb(pid: int) -> float:
-    """Proportional set size; 0 for a process that has ended."""
+    """Proportional set size in MB; 0 for a process that has ended."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -49,7 +49,7 @@ def pss_mb(pid: int) -> float:
 
 
 def cpu_seconds(root: int) -> float:
-    """Processor time that a process, its descendants, and those that have ended have used."""
+    """Processor time in seconds that a process and its descendants have used, including descendants that have ended."""
     ticks = 0
     for pid in tree(root):
         ticks += sum(int(field) for field in _stat(pid)[11:15])  # own and waited-for children's: user, system

@@ -1,6 +1,6 @@
-"""From the death of a process to the first new checkpoint of its successor.
+"""The time from the death of a process to the first new checkpoint of its successor.
 
-The pipeline is run by children of this process (`python -m bench.recovery`), so that one of them can be killed.
+Child processes (`python -m bench.recovery`) run the pipeline, so that one of them can be killed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING
 
 from bench import computation
 from bench.computation import EVENT_TIME, LATENESS, Rows
+from bench.environment import BenchFailed, Environment, session_settings
 from bench.measures import Measure
-from bench.setting import BenchFailed, Setting, session_settings
 from dagster_checkpoints.pipeline import Pipeline, StageContext, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobEvent, JobStarted
@@ -32,7 +32,7 @@ LEASE_SECONDS = 5.0
 INTERVAL = 1.0
 ROWS = 20_000
 DEADLINE_SECONDS = 120.0
-MILESTONES = {  # what the successor says, and what it has done until then
+MILESTONES = {  # the successor's message, and the step that is then done
     "alive": "Python has started and imported everything",
     "acquired": "the lease of the dead process has run out",
     "spark": "Spark has started",
@@ -41,17 +41,17 @@ MILESTONES = {  # what the successor says, and what it has done until then
 }
 
 
-def measure(setting: Setting) -> Iterator[Measure]:
-    computation.generate(setting.spark, setting.cache, ROWS, 4)
-    folder = setting.fresh("recovery")
-    first = _child(setting, folder)
+def measure(environment: Environment) -> Iterator[Measure]:
+    computation.generate(environment.spark, environment.cache, ROWS, 4)
+    folder = environment.fresh("recovery")
+    first = _child(environment, folder)
     try:
         _await(first, "checkpoint")
         _await(first, "checkpoint")
         first.kill()
         killed = time.time()
         first.wait()
-        second = _child(setting, folder)
+        second = _child(environment, folder)
         try:
             at = [_await(second, what) - killed for what in MILESTONES]
         finally:
@@ -66,51 +66,51 @@ def measure(setting: Setting) -> Iterator[Measure]:
         yield Measure(PART, f"  of it: {text}", end - begin, "s")
 
 
-def _child(setting: Setting, folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "bench.recovery", str(setting.cache), str(folder)]
+def _child(environment: Environment, folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "bench.recovery", str(environment.cache), str(folder)]
     with open(folder / "stderr.log", "a") as log:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
 
 
 def _await(child: subprocess.Popen[str], word: str) -> float:
-    """The time at which the child says a word. Raises BenchFailed if it ends, or takes far too long."""
+    """The time at which the child reports a milestone. Raises BenchFailed if the child ends first, or takes far too long."""
     output: IO[str] | None = child.stdout
     assert output is not None
     until = time.monotonic() + DEADLINE_SECONDS
     for line in output:
-        said = json.loads(line)
-        if said["what"] == word:
-            return float(said["at"])
+        report = json.loads(line)
+        if report["what"] == word:
+            return float(report["at"])
         if time.monotonic() > until:
             break
-    raise BenchFailed(f"the child never said {word!r}; its stderr is in the run's folder")
+    raise BenchFailed(f"the child never reported {word!r}; its stderr is in the run's folder")
 
 
 # The child
 
 
-def _say(what: str) -> None:
+def _report(what: str) -> None:
     print(json.dumps({"what": what, "at": time.time()}), flush=True)
 
 
-class _Telling(Setting):
+class _ReportingEnvironment(Environment):
     @cached_property
     def spark(self) -> SparkSession:
-        _say("acquired")  # a job asks for its session when the pipeline is its own
+        _report("acquired")  # a job requests its session after it has acquired the pipeline
         session = build_session(session_settings())
-        _say("spark")
+        _report("spark")
         return session
 
 
-def _tell(event: JobEvent, job: JobExecution) -> None:
+def _report_event(event: JobEvent, job: JobExecution) -> None:
     if isinstance(event, JobStarted):
-        _say("started")
+        _report("started")
     elif isinstance(event, CheckpointDone):
-        _say("checkpoint")
+        _report("checkpoint")
 
 
 def endless(rows: Rows, output: Path) -> Pipeline:
-    """The computation over a source that waits for more when it has read everything."""
+    """The computation over a source that waits for more rows when it has read all files."""
 
     @unbounded_source(watermark=(EVENT_TIME, LATENESS))
     def readings(context: StageContext) -> DataFrame:
@@ -125,10 +125,10 @@ def endless(rows: Rows, output: Path) -> Pipeline:
 
 def main(cache: Path, folder: Path) -> None:
     """Run until killed."""
-    _say("alive")
-    setting = _Telling(ROWS, 1, cache, folder)
+    _report("alive")
+    environment = _ReportingEnvironment(ROWS, 1, cache, folder)
     rows = Rows(cache / f"rows-{ROWS}-4", ROWS, 4)
-    setting.run_job(endless(rows, folder / "result"), folder, INTERVAL, lease_seconds=LEASE_SECONDS, on_event=_tell)
+    environment.run_job(endless(rows, folder / "result"), folder, INTERVAL, lease_seconds=LEASE_SECONDS, on_event=_report_event)
 
 
 if __name__ == "__main__":

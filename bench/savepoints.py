@@ -1,6 +1,6 @@
-"""Savepoints and drains by the size of the state: how long they take, and what they cost a pipeline that runs on.
+"""Savepoints and drains by the size of the state: their duration, and the throughput that a running pipeline loses.
 
-The state is RocksDB's: one large value per key in a window that only a drain closes. A savepoint of it is compared with a plain
+The state is in RocksDB: one large value per key in a window that only a drain closes. A savepoint is compared with a plain
 parallel copy of the same files on the same disk.
 """
 
@@ -25,8 +25,8 @@ from pyspark.sql import functions as F
 
 from bench import computation
 from bench.computation import Rows
+from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, at_least, below
-from bench.setting import BenchFailed, Setting
 from dagster_checkpoints.control import Answer, ControlRequest
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
@@ -40,27 +40,27 @@ PART = "Savepoints"
 VALUE_BYTES = 1_024
 KEYS = {"1 MB": 1_000, "100 MB": 100_000, "1 GB": 1_000_000}
 KEYS_PER_FILE = 25_000
-HELD = "k long, ts timestamp, payload binary"
+EVENTS_SCHEMA = "k long, ts timestamp, payload binary"
 COPY_THREADS = 8
 RUNNING_ROWS = 4_000_000
 DEADLINE_SECONDS = 900.0
 _REQUESTS = itertools.count()
 
 
-def measure(setting: Setting) -> Iterator[Measure]:
+def measure(environment: Environment) -> Iterator[Measure]:
     for size, keys in KEYS.items():
-        took = by_state(setting, keys)
+        took = by_state(environment, keys)
         note = f"{took.files} files, {took.bytes / 1e6:,.0f} MB; median of {len(took.savepoints)}"
         yield Measure(PART, f"{size} of state: request to savepoint", median(took.savepoints), "s", note=note)
         if keys >= KEYS["100 MB"]:
             ratio = median(took.copies) / median(took.savepoints)
             yield at_least(PART, f"{size} of state: speed against a plain parallel copy", ratio, "", 0.5)
-        yield Measure(PART, f"{size} of state: drain request to FINISHED", took.drain, "s", note="writes all of it out")
-    yield below(PART, "throughput lost while savepoints of 100 MB are written", 100 * lost(setting), "%", 20)
+        yield Measure(PART, f"{size} of state: drain request to FINISHED", took.drain, "s", note="emits all of the state")
+    yield below(PART, "throughput lost while savepoints of 100 MB are written", 100 * lost_throughput(environment), "%", 20)
 
 
-class Took:
-    """What the runs over one size of state took, seconds each."""
+class SavepointTimes:
+    """Seconds of each savepoint, each plain copy and the drain for one size of state; number and bytes of its files."""
 
     def __init__(self) -> None:
         self.savepoints: list[float] = []
@@ -70,43 +70,43 @@ class Took:
         self.bytes = 0
 
 
-def by_state(setting: Setting, keys: int) -> Took:
+def by_state(environment: Environment, keys: int) -> SavepointTimes:
     """Fill the state, take a checkpoint, then savepoints one after the other, and drain."""
-    took, folder = Took(), setting.fresh(f"savepoints-{keys}")
+    took, folder = SavepointTimes(), environment.fresh(f"savepoints-{keys}")
 
-    def conduct(job: JobExecution) -> None:
+    def control(job: JobExecution) -> None:
         _until(lambda: job.rows().get("events", 0) >= keys)
         _done(job, "checkpoint")
-        for _ in range(setting.repeats):
+        for _ in range(environment.repeats):
             began = time.monotonic()
             answer = _done(job, "savepoint")
             took.savepoints.append(time.monotonic() - began)
             files = [file for file in Path(answer.url.removeprefix("file://")).rglob("*") if file.is_file()]
             took.files, took.bytes = len(files), sum(file.stat().st_size for file in files)
-            took.copies.append(copy_seconds(files, setting.fresh("copies")))
+            took.copies.append(copy_seconds(files, environment.fresh("copies")))
         began = time.monotonic()
         _done(job, "stop", drain=True)
         took.drain = time.monotonic() - began
 
-    _run(setting, Pipeline("held", holding(keys, folder), chaining=False), folder, conduct)
+    _run(environment, Pipeline("held", stages_with_state(keys, folder), chaining=False), folder, control)
     return took
 
 
-def lost(setting: Setting) -> float:
-    """The part of a computation's throughput that is lost while savepoints of a stage beside it are taken without a pause."""
-    rows = computation.generate(setting.spark, setting.cache, min(setting.rows, RUNNING_ROWS))
+def lost_throughput(environment: Environment) -> float:
+    """The share of a computation's throughput that is lost while savepoints of an independent stage are taken without a pause."""
+    rows = computation.generate(environment.spark, environment.cache, min(environment.rows, RUNNING_ROWS))
     ratios = []
-    for _ in range(setting.repeats):
-        without, during = (_beside(setting, rows, savepoints) for savepoints in (False, True))
+    for _ in range(environment.repeats):
+        without, during = (_beside(environment, rows, savepoints) for savepoints in (False, True))
         ratios.append(1 - without / during)
     return median(ratios)
 
 
-def _beside(setting: Setting, rows: Rows, savepoints: bool) -> float:
-    """Seconds for all rows to pass a stage beside one with 100 MB of state."""
-    folder = setting.fresh("beside")
-    keys = min(KEYS["100 MB"], setting.rows)
-    expected = computation.parsed(setting.spark.read.schema(computation.SCHEMA).parquet(str(rows.folder))).count()
+def _beside(environment: Environment, rows: Rows, savepoints: bool) -> float:
+    """Seconds for all rows to pass a stage, in a pipeline that also has a stage with 100 MB of state."""
+    folder = environment.fresh("beside")
+    keys = min(KEYS["100 MB"], environment.rows)
+    expected = computation.parsed(environment.spark.read.schema(computation.SCHEMA).parquet(str(rows.folder))).count()
     gate = folder / "gate"
     gate.mkdir()
     seconds = 0.0
@@ -115,31 +115,31 @@ def _beside(setting: Setting, rows: Rows, savepoints: bool) -> float:
     def readings(context: StageContext) -> DataFrame:
         return computation.enriched(computation.parsed(Rows(gate, rows.count, rows.files).stream(context.spark)))
 
-    def conduct(job: JobExecution) -> None:
+    def control(job: JobExecution) -> None:
         nonlocal seconds
         _until(lambda: job.rows().get("events", 0) >= keys)
         _done(job, "checkpoint")
-        over = threading.Event()
-        taking = ThreadPoolExecutor(1)
-        taken = taking.submit(_savepoints_until, job, over) if savepoints else None
+        all_read = threading.Event()
+        pool = ThreadPoolExecutor(1)
+        taken = pool.submit(_savepoints_until, job, all_read) if savepoints else None
         began = time.monotonic()
         for file in sorted(rows.folder.glob("part-*.parquet")):
             os.link(file, gate / file.name)
         _until(lambda: job.rows().get("readings", 0) >= expected)
         seconds = time.monotonic() - began
-        over.set()
-        taking.shutdown(wait=True)
+        all_read.set()
+        pool.shutdown(wait=True)
         if taken is not None and taken.result() < 1:
             raise BenchFailed("no savepoint was complete while the rows passed")
         _done(job, "stop", drain=True)
 
-    _run(setting, Pipeline("beside", [*holding(keys, folder), readings], chaining=False), folder, conduct)
+    _run(environment, Pipeline("beside", [*stages_with_state(keys, folder), readings], chaining=False), folder, control)
     return seconds
 
 
-def _savepoints_until(job: JobExecution, over: threading.Event) -> int:
+def _savepoints_until(job: JobExecution, end: threading.Event) -> int:
     taken = 0
-    while not over.is_set():
+    while not end.is_set():
         _done(job, "savepoint")
         taken += 1
     return taken
@@ -148,13 +148,13 @@ def _savepoints_until(job: JobExecution, over: threading.Event) -> int:
 # The pipeline whose state grows
 
 
-def holding(keys: int, folder: Path) -> list[Stage]:
-    """A source of so many keys, each with a large value, and a stage that holds them all until the drain."""
-    keep_values(folder / "events", keys)
+def stages_with_state(keys: int, folder: Path) -> list[Stage]:
+    """A source with `keys` keys, each with a large value, and a stage that keeps them all in state until the drain."""
+    write_values(folder / "events", keys)
 
     @unbounded_source(watermark=("ts", "1 minute"))
     def events(context: StageContext) -> DataFrame:
-        reader = context.spark.readStream.schema(HELD).option("maxFilesPerTrigger", 4)
+        reader = context.spark.readStream.schema(EVENTS_SCHEMA).option("maxFilesPerTrigger", 4)
         return reader.parquet(str(folder / "events"))
 
     @stage(sink=ParquetSink(folder / "held"))
@@ -164,8 +164,8 @@ def holding(keys: int, folder: Path) -> list[Stage]:
     return [events, held]
 
 
-def keep_values(folder: Path, keys: int) -> None:
-    """Parquet files of random values, which nothing can compress."""
+def write_values(folder: Path, keys: int) -> None:
+    """Write Parquet files of random values, which cannot be compressed."""
     folder.mkdir()
     random = np.random.default_rng(0)
     moment = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
@@ -180,30 +180,30 @@ def keep_values(folder: Path, keys: int) -> None:
         pq.write_table(pa.table(columns), folder / f"{first:09d}.parquet", compression="none")
 
 
-# Asking
+# Requests
 
 
-def _run(setting: Setting, pipeline: Pipeline, folder: Path, conduct: Callable[[JobExecution], None]) -> None:
-    """Run a pipeline that somebody conducts, to its end."""
-    conducting: list[Future[None]] = []
-    conductor = ThreadPoolExecutor(1)
+def _run(environment: Environment, pipeline: Pipeline, folder: Path, control: Callable[[JobExecution], None]) -> None:
+    """Run a pipeline to its end while `control`, on another thread, sends it requests."""
+    controlling: list[Future[None]] = []
+    pool = ThreadPoolExecutor(1)
 
-    def told(event: JobEvent, job: JobExecution) -> None:
-        if not conducting:
-            conducting.append(conductor.submit(_or_cancel, job, conduct))
+    def on_event(event: JobEvent, job: JobExecution) -> None:
+        if not controlling:
+            controlling.append(pool.submit(_or_cancel, job, control))
 
     try:
-        setting.run_job(pipeline, folder, on_event=told)
+        environment.run_job(pipeline, folder, on_event=on_event)
     except BenchFailed:
-        if conducting and conducting[0].done():
-            conducting[0].result()
+        if controlling and controlling[0].done():
+            controlling[0].result()
         raise
-    conducting[0].result()
+    controlling[0].result()
 
 
-def _or_cancel(job: JobExecution, conduct: Callable[[JobExecution], None]) -> None:
+def _or_cancel(job: JobExecution, control: Callable[[JobExecution], None]) -> None:
     try:
-        conduct(job)
+        control(job)
     except BaseException:
         job.cancel()
         raise
@@ -231,12 +231,12 @@ def _until(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         if time.monotonic() > until:
-            raise BenchFailed(f"expected the rows to be through within {DEADLINE_SECONDS:.0f} s")
+            raise BenchFailed(f"expected all rows to be processed within {DEADLINE_SECONDS:.0f} s")
         time.sleep(0.02)
 
 
 def copy_seconds(files: list[Path], target: Path) -> float:
-    """A plain parallel copy."""
+    """Seconds of a plain parallel copy."""
     began = time.monotonic()
     with ThreadPoolExecutor(COPY_THREADS) as pool:
         list(pool.map(lambda file: shutil.copyfile(file, target / file.name), files))

@@ -1,4 +1,4 @@
-"""How long a checkpoint's metadata takes to write and read, and state to spread over other instances, by size."""
+"""The time to write and read a checkpoint's metadata, and to redistribute state to other instances, by size."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 from statistics import median
 from typing import TypeVar
 
+from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, below
-from bench.setting import BenchFailed, Setting
 from dagster_checkpoints.state import (
     ChainMetadata,
     ChannelSnapshot,
@@ -40,7 +40,7 @@ ITEMS = 100_000
 T = TypeVar("T")
 
 
-def measure_metadata(setting: Setting) -> Iterator[Measure]:
+def measure_metadata(environment: Environment) -> Iterator[Measure]:
     """Encoding and decoding, in memory; each instance with two state files, a channel, a list state, a transaction."""
     took: dict[str, list[float]] = {"written": [], "read": []}
     for stages, instances in SIZES:
@@ -48,9 +48,9 @@ def measure_metadata(setting: Setting) -> Iterator[Measure]:
         size = f"{stages * instances:,} instances ({stages:,} x {instances:,})"
         limit = LIMIT_MS if (stages, instances) == SIZES[-1] else None
         data, written = _timed(partial(encode, metadata))
-        found, read = _timed(partial(decode, data, "the bench"))
-        if found != metadata:
-            raise BenchFailed("what was read is not what was written")
+        decoded, read = _timed(partial(decode, data, "the bench"))
+        if decoded != metadata:
+            raise BenchFailed("the metadata that was read differs from the metadata that was written")
         for done, seconds in (("written", written), ("read", read)):
             took[done].append(seconds)
             yield _within(METADATA, f"{size} {done}", seconds, limit, f"{len(data) / 1e6:.1f} MB")
@@ -58,10 +58,10 @@ def measure_metadata(setting: Setting) -> Iterator[Measure]:
         yield _within(METADATA, f"{size} validated", checked, None)
     for done, seconds_by_size in took.items():
         ratio = seconds_by_size[-1] / seconds_by_size[-2]
-        yield below(METADATA, f"10 times the instances take so many times as long to be {done}", ratio, "", LINEAR)
+        yield below(METADATA, f"time with 10 times the instances / time, {done}", ratio, "", LINEAR)
 
 
-def measure_redistribution(setting: Setting) -> Iterator[Measure]:
+def measure_redistribution(environment: Environment) -> Iterator[Measure]:
     """Key groups and list items, from 300 instances to 450 and to 200."""
     keyed = [{group: group for group in key_groups_of(i, 300, GROUPS)} for i in range(300)]
     lists = [{"a": list(range(i, ITEMS, 600)), "b": list(range(300 + i, ITEMS, 600))} for i in range(300)]
@@ -77,7 +77,7 @@ def measure_redistribution(setting: Setting) -> Iterator[Measure]:
 
 
 def checkpoint(stages: int, instances: int) -> CheckpointMetadata:
-    """A line of stages, every instance with state."""
+    """Metadata of a line of stages, every instance with state."""
     names = tuple(str(i) for i in range(instances))
     return CheckpointMetadata(
         "bench",
@@ -119,7 +119,7 @@ def _within(part: str, what: str, seconds: float, limit: float | None, note: str
 
 
 def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    """The result, and the median of three times in seconds."""
+    """The result of `work`, and the median duration of three calls in seconds."""
     times = []
     for _ in range(3):
         began = time.perf_counter()

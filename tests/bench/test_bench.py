@@ -1,4 +1,4 @@
-"""The benchmark runs, compares its results, and tells what holds; its numbers are not tested."""
+"""The benchmark runs, compares its results, and reports which targets hold; its numbers are not tested."""
 
 from __future__ import annotations
 
@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench import __main__ as bench_main
-from bench import checkpoints, computation, coordination, measures, planning, processes, savepoints, simulating, throughput, ways
-from bench.setting import BenchFailed, Setting
+from bench import (
+    checkpoints,
+    computation,
+    coordination,
+    measures,
+    planning,
+    processes,
+    savepoints,
+    simulation_rate,
+    throughput,
+    variants,
+)
+from bench.environment import BenchFailed, Environment
 from dagster_checkpoints.spark.snapshots.query_snapshots import prune
 from simulation.faults import FAULTS, injected
 
@@ -19,14 +30,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_the_four_ways_give_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
-    setting = Setting(4_000, 1, tmp_path / "cache", tmp_path)
-    setting.__dict__["spark"] = spark
-    rows = computation.generate(spark, setting.cache, setting.rows, 2)
-    expected = computation.result(spark, ways.one_query(setting, rows).output)
+def test_the_four_variants_give_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    environment = Environment(4_000, 1, tmp_path / "cache", tmp_path)
+    environment.__dict__["spark"] = spark
+    rows = computation.generate(spark, environment.cache, environment.rows, 2)
+    expected = computation.result(spark, variants.one_query(environment, rows).output)
     assert len(expected) > 1_000
-    for way in (ways.three_queries, ways.chained, ways.unchained):
-        throughput.compare(way.__name__, computation.result(spark, way(setting, rows).output), expected)
+    for variant in (variants.three_queries, variants.chained, variants.unchained):
+        throughput.compare(variant.__name__, computation.result(spark, variant(environment, rows).output), expected)
     with pytest.raises(BenchFailed, match="found"):
         throughput.compare("one row less", expected[1:], expected)
 
@@ -42,7 +53,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
 def test_the_coordinators_checkpoints_complete_for_every_task() -> None:
     tasks, coordinator = coordination.running(vertices=3, instances=4)
     took = coordination.checkpoint(tasks, coordinator, 1)
-    assert 0 < took.acknowledging < took.whole
+    assert 0 < took.acknowledging < took.total
     assert [c.checkpoint_id for c in coordinator.completed] == [1]
     coordination.checkpoint(tasks, coordinator, 2)
     with pytest.raises(BenchFailed, match="not complete"):
@@ -50,16 +61,16 @@ def test_the_coordinators_checkpoints_complete_for_every_task() -> None:
 
 
 def test_simulated_pipelines_are_counted_and_what_breaks_one_is_an_error() -> None:
-    assert simulating.pipelines_per_second(0.3) > 0
+    assert simulation_rate.pipelines_per_second(0.3) > 0
     fault = next(fault for fault in FAULTS if fault.name == "no final checkpoint")
     with injected(fault), pytest.raises(BenchFailed, match="found by seed"):
-        simulating.pipelines_per_second(60.0)
+        simulation_rate.pipelines_per_second(60.0)
 
 
 def test_savepoints_of_a_state_are_taken_and_drained(spark: SparkSession, tmp_path: Path) -> None:
-    setting = Setting(4_000, 2, tmp_path / "cache", tmp_path)
-    setting.__dict__["spark"] = spark
-    took = savepoints.by_state(setting, 300)
+    environment = Environment(4_000, 2, tmp_path / "cache", tmp_path)
+    environment.__dict__["spark"] = spark
+    took = savepoints.by_state(environment, 300)
     assert len(took.savepoints) == len(took.copies) == 2
     assert took.bytes > 300 * savepoints.VALUE_BYTES, "the values are in the savepoint"
 

@@ -1,4 +1,4 @@
-"""Four ways to run the computation: one hand-written query, three of them, and this project chained and unchained."""
+"""Four variants of the computation: one hand-written query, three hand-written queries, this project chained and unchained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bench import computation
 from bench.computation import EVENT_TIME, LATENESS, Rows
-from bench.setting import NO_PERIODIC, JobRun, Setting
+from bench.environment import NO_PERIODIC, Environment, JobRun
 from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source, stage
 from dagster_checkpoints.sinks import ParquetSink
 
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Timed:
-    """One run: how long it took, and where its result lies."""
+    """One run: its duration in seconds, and the folder with its result."""
 
     seconds: float
     output: Path
     job: JobRun | None = None
 
 
-Way = Callable[[Setting, Rows], Timed]
+Variant = Callable[[Environment, Rows], Timed]
 
 
-def one_query(setting: Setting, rows: Rows) -> Timed:
-    """(a) Everything in one query that reads what is there and ends."""
-    folder = setting.fresh("one-query")
+def one_query(environment: Environment, rows: Rows) -> Timed:
+    """(a) All stages in one query, which reads the existing files and ends."""
+    folder = environment.fresh("one-query")
     began = time.monotonic()
-    frame = computation.parsed(rows.stream(setting.spark)).withWatermark(EVENT_TIME, LATENESS)
+    frame = computation.parsed(rows.stream(environment.spark)).withWatermark(EVENT_TIME, LATENESS)
     query = _start(computation.windowed(computation.enriched(frame)), folder, "result", available_now=True)
     query.awaitTermination()
     return Timed(time.monotonic() - began, folder / "result")
 
 
-def three_queries(setting: Setting, rows: Rows) -> Timed:
-    """(b) A query per stage, running at the same time, joined by Parquet file sinks and sources."""
-    folder, spark = setting.fresh("three-queries"), setting.spark
+def three_queries(environment: Environment, rows: Rows) -> Timed:
+    """(b) A query per stage, running at the same time, connected by Parquet file sinks and sources."""
+    folder, spark = environment.fresh("three-queries"), environment.spark
     began = time.monotonic()
     first_frame = computation.parsed(rows.stream(spark))
-    second_frame = computation.enriched(_follow(setting, folder / "parsed", first_frame))
-    third_frame = _follow(setting, folder / "enriched", second_frame).withWatermark(EVENT_TIME, LATENESS)
+    second_frame = computation.enriched(_follow(environment, folder / "parsed", first_frame))
+    third_frame = _follow(environment, folder / "enriched", second_frame).withWatermark(EVENT_TIME, LATENESS)
     first = _start(first_frame, folder, "parsed", available_now=True)
     second = _start(second_frame, folder, "enriched")
     third = _start(computation.windowed(third_frame), folder, "result")
@@ -62,19 +62,19 @@ def three_queries(setting: Setting, rows: Rows) -> Timed:
     return Timed(seconds, folder / "result")
 
 
-def chained(setting: Setting, rows: Rows, interval: float = NO_PERIODIC) -> Timed:
+def chained(environment: Environment, rows: Rows, interval: float = NO_PERIODIC) -> Timed:
     """(c) This project; the three stages share one query."""
-    return _project(setting, rows, "chained", True, interval)
+    return _project(environment, rows, "chained", True, interval)
 
 
-def unchained(setting: Setting, rows: Rows, interval: float = NO_PERIODIC) -> Timed:
-    """(d) This project; a query per stage, joined by channels."""
-    return _project(setting, rows, "unchained", False, interval)
+def unchained(environment: Environment, rows: Rows, interval: float = NO_PERIODIC) -> Timed:
+    """(d) This project; a query per stage, connected by channels."""
+    return _project(environment, rows, "unchained", False, interval)
 
 
-WAYS: dict[str, tuple[str, Way]] = {
+VARIANTS: dict[str, tuple[str, Variant]] = {
     "a": ("one hand-written query", one_query),
-    "b": ("three hand-written queries, joined by files", three_queries),
+    "b": ("three hand-written queries, connected by files", three_queries),
     "c": ("this project, chained", chained),
     "d": ("this project, chaining off", unchained),
 }
@@ -98,15 +98,15 @@ def pipeline(rows: Rows, output: Path, chaining: bool) -> Pipeline:
     return Pipeline("bench", [readings, details, windows], chaining=chaining)
 
 
-def _project(setting: Setting, rows: Rows, name: str, chaining: bool, interval: float) -> Timed:
-    folder = setting.fresh(name)
-    run = setting.run_job(pipeline(rows, folder / "result", chaining), folder, interval)
+def _project(environment: Environment, rows: Rows, name: str, chaining: bool, interval: float) -> Timed:
+    folder = environment.fresh(name)
+    run = environment.run_job(pipeline(rows, folder / "result", chaining), folder, interval)
     return Timed(run.seconds, folder / "result", run)
 
 
-def _follow(setting: Setting, folder: Path, like: DataFrame) -> DataFrame:
+def _follow(environment: Environment, folder: Path, like: DataFrame) -> DataFrame:
     folder.mkdir(parents=True)
-    return setting.spark.readStream.schema(like.schema).parquet(str(folder))
+    return environment.spark.readStream.schema(like.schema).parquet(str(folder))
 
 
 def _start(frame: DataFrame, folder: Path, name: str, *, available_now: bool = False) -> StreamingQuery:

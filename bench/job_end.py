@@ -1,4 +1,4 @@
-"""From the last record to the final commit: how long it takes, and how many checkpoints, by the depth of the pipeline."""
+"""The time and the number of checkpoints from the last record to the final commit, by the depth of the pipeline."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from bench import computation
 from bench.computation import Rows
+from bench.environment import Environment
 from bench.measures import Measure, equal
-from bench.setting import Setting
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageInput, StageKind
 from dagster_checkpoints.sinks import ParquetSink
 
@@ -23,10 +23,10 @@ ROWS = 20_000
 
 
 class Readings(Stage):
-    """The source; it remembers when its last record passed."""
+    """The source; it records the time of its last record."""
 
     kind = StageKind.BOUNDED_SOURCE
-    last_record_at = 0.0  # of the class: an instance of the job is a copy
+    last_record_at = 0.0  # a class attribute: each instance of the job is a copy
 
     def __init__(self, rows: Rows, sink: ParquetSink | None) -> None:
         super().__init__("readings", sink=sink)
@@ -40,22 +40,22 @@ class Readings(Stage):
         return batch
 
 
-def measure(setting: Setting) -> Iterator[Measure]:
-    rows = computation.generate(setting.spark, setting.cache, ROWS, 4)
+def measure(environment: Environment) -> Iterator[Measure]:
+    rows = computation.generate(environment.spark, environment.cache, ROWS, 4)
     for depth in DEPTHS:
-        folder = setting.fresh(f"depth-{depth}")
-        run = setting.run_job(in_a_row(rows, folder / "result", depth), folder)
+        folder = environment.fresh(f"depth-{depth}")
+        run = environment.run_job(line_of_stages(rows, folder / "result", depth), folder)
         end = run.started_at + run.seconds
         what = f"depth {depth}: last record to final commit"
         yield Measure(PART, what, end - Readings.last_record_at, "s", note=f"the whole run: {run.seconds:.1f} s")
         yield equal(PART, f"depth {depth}: checkpoints that the end needs", len(run.checkpoints), "", 1)
 
 
-def in_a_row(rows: Rows, output: Path, depth: int) -> Pipeline:
-    """`depth` stages, each a task of its own, the last one with the sink."""
+def line_of_stages(rows: Rows, output: Path, depth: int) -> Pipeline:
+    """A line of `depth` stages, each in a separate task, the last one with the sink."""
     sink = ParquetSink(output)
     stages: list[Stage] = [Readings(rows, sink if depth == 1 else None)]
     for number in range(1, depth):
-        passes_on = {stages[-1].name: StageInput()}
-        stages.append(Stage(f"step{number}", inputs=passes_on, sink=sink if number == depth - 1 else None))
+        inputs = {stages[-1].name: StageInput()}
+        stages.append(Stage(f"step{number}", inputs=inputs, sink=sink if number == depth - 1 else None))
     return Pipeline(f"depth{depth}", stages, chaining=False)

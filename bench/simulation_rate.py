@@ -1,4 +1,4 @@
-"""How many random pipelines the simulator takes from their beginning to their end."""
+"""The number of random pipelines per second that the simulator runs from their beginning to their end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 
+from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, at_least
-from bench.setting import BenchFailed, Setting
 from simulation.search import Search
 
 PART = "Simulator"
@@ -16,13 +16,13 @@ FIRST_SEED = 12345
 PIPELINES = 200.0  # per second
 
 
-def measure(setting: Setting) -> Iterator[Measure]:
+def measure(environment: Environment) -> Iterator[Measure]:
     rate = pipelines_per_second(SECONDS)
     yield at_least(PART, "Random pipelines, one core", rate, "/s", PIPELINES, f"{SECONDS:.0f} s from seed {FIRST_SEED}")
 
 
 def pipelines_per_second(seconds: float) -> float:
-    """Of one worker. Raises BenchFailed if a pipeline breaks an invariant."""
+    """The rate of one worker. Raises BenchFailed if a pipeline breaks an invariant."""
     search = Search(FIRST_SEED, 1, seconds)
     with redirect_stdout(StringIO()) as printed:
         broken = search.go()

@@ -1,6 +1,6 @@
-"""What all parts share: one Spark session, a folder for the run, the generated rows, and how a pipeline is run.
+"""The environment that all parts share: one Spark session, a folder for the run, the generated rows, and the run of a pipeline.
 
-It must not know what is measured.
+Must not know the measured values.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ NO_PERIODIC = 24 * 3600.0  # an interval longer than any run: only final checkpo
 
 
 class BenchFailed(Exception):
-    """A run did not do what it was to be measured at."""
+    """A measured run failed, or had a wrong result."""
 
 
 def session_settings() -> dict[str, object]:
-    """The settings of every session here, for plain Spark and for this project alike."""
+    """The settings of every Spark session of the benchmark, for plain Spark and for this project."""
     return {
         "spark.master": f"local[{CORES}]",
         "spark.app.name": "bench",
@@ -50,9 +50,9 @@ class JobRun:
     """One finished execution of a pipeline.
 
     Attributes:
-        seconds: Of `JobExecution.run`, from the call to its return.
-        started_at: `time.monotonic()` at the call.
-        events: With the time at which each was told.
+        seconds: Duration of `JobExecution.run`.
+        started_at: `time.monotonic()` at the call of `run`.
+        events: The job's events, each with the `time.monotonic()` of its report.
     """
 
     result: JobResult
@@ -66,13 +66,13 @@ class JobRun:
 
 
 @dataclass
-class Setting:
-    """What was asked for on the command line, and what is created once.
+class Environment:
+    """The command line's options, and the objects that are created once.
 
     Attributes:
-        rows: Of the generated input.
-        repeats: How often each computation is measured; the median counts.
-        cache: Where generated rows are kept for the next run.
+        rows: Number of generated input rows.
+        repeats: Number of measurements of each computation; the result is their median.
+        cache: Directory that keeps generated rows for the next run.
     """
 
     rows: int
@@ -86,7 +86,7 @@ class Setting:
         return build_session(session_settings())
 
     def fresh(self, name: str) -> Path:
-        """A new, empty directory."""
+        """Create a new, empty directory."""
         folder = self.folder / f"{next(self._numbers):03d}-{name}"
         folder.mkdir(parents=True)
         return folder
@@ -106,12 +106,12 @@ class Setting:
         options = JobOptions(checkpoints, NoRestart(), folder / "work", lease_seconds=lease_seconds)
         events: list[tuple[float, JobEvent]] = []
 
-        def told(event: JobEvent) -> None:
+        def keep(event: JobEvent) -> None:
             events.append((time.monotonic(), event))
             if on_event is not None:
                 on_event(event, job)
 
-        job = JobExecution(pipeline, storage=storage, options=options, session=lambda: self.spark, on_event=told, run_id="bench")
+        job = JobExecution(pipeline, storage=storage, options=options, session=lambda: self.spark, on_event=keep, run_id="bench")
         began = time.monotonic()
         result = job.run()
         seconds = time.monotonic() - began
@@ -120,7 +120,7 @@ class Setting:
         return JobRun(result, seconds, began, tuple(events))
 
     def say(self, text: str) -> None:
-        """Progress, on stderr, so that the table on stdout stays clean."""
+        """Print progress to stderr, so that stdout holds only the table."""
         print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
