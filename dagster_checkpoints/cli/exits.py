@@ -34,11 +34,11 @@ class Exit(IntEnum):
 
 MEANINGS = {
     Exit.DONE: "done",
-    Exit.FAILED: "the request failed, or a verification or check found something",
+    Exit.FAILED: "the request failed, or a verification or check found a problem",
     Exit.USAGE: "wrong usage",
     Exit.NOT_RUNNING: "the pipeline is not running",
-    Exit.TIMED_OUT: "no final answer in time; the request stands",
-    Exit.UNREACHABLE: "storage cannot be reached, or did not say whether it did what was asked",
+    Exit.TIMED_OUT: "no final answer in time; the request stays valid",
+    Exit.UNREACHABLE: "storage cannot be reached, or whether it carried out a write is unknown",
     Exit.NOT_FOUND: "there is no such pipeline, checkpoint, savepoint or request",
     Exit.INTERRUPTED: "interrupted",
 }

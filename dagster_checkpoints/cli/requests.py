@@ -210,7 +210,7 @@ def _show_answer(
             answer = handle.wait(timeout)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"interrupted; the request stands. To see its answer: dagster-checkpoints requests {handle.request_id}"
+            f"interrupted; the request stays valid. To see its answer: dagster-checkpoints requests {handle.request_id}"
         ) from None
     _show_result(options, handle.request, answer)
 

@@ -56,7 +56,7 @@ class RequestFailed(ControlError):
 
 
 class RequestTimedOut(ControlError):
-    """No final answer arrived in time. The request stands: its answer may still arrive."""
+    """No final answer arrived in time. The request stays valid: its answer may still arrive."""
 
 
 class NoRunningPipeline(ControlError):
@@ -251,7 +251,7 @@ class PipelineControl:
             if left <= 0:
                 raise RequestTimedOut(
                     f"expected a final answer to request {handle.request_id} from {self._subject} within {timeout:g} s, found "
-                    f"none. The request stands, and its answer may still arrive: look for it under the same id.{storage_error}"
+                    f"none. The request stays valid, and its answer may still arrive under the same id.{storage_error}"
                 )
             self._sleep(min(pause, left))
             pause = min(pause * 1.5, self._poll)

@@ -200,11 +200,11 @@ class RequestBox:
     def _unanswered(self) -> list[ControlRequest]:
         with self._lock:
             files = self._list()
-            asked = {file.request_id for file in files if file.part == "request"}
+            sent = {file.request_id for file in files if file.part == "request"}
             answered = {file.request_id for file in files if file.part == "answer"}
-            for closed in self._read.keys() - (asked - answered):
+            for closed in self._read.keys() - (sent - answered):
                 del self._read[closed]
-            return list(self._read_new(sorted(asked - answered)))
+            return list(self._read_new(sorted(sent - answered)))
 
     def _read_new(self, request_ids: Iterable[str]) -> Iterable[ControlRequest]:
         for request_id in request_ids:

@@ -45,7 +45,7 @@ class FunctionStage(Stage):
         functools.update_wrapper(self, function, updated=())
 
     def transform(self, context: StageContext, *args: Any, **inputs: Any) -> DataFrame:
-        """Call the function, with `context` if it asks for it."""
+        """Call the function, with `context` if it has this parameter."""
         frame: DataFrame = self.function(context=context, **inputs) if self._wants_context else self.function(**inputs)
         return frame
 

@@ -150,7 +150,7 @@ def test_an_interrupted_wait_says_how_to_go_on(local: Any, monkeypatch: pytest.M
 
     monkeypatch.setattr(asking, "sleep", interrupted)
     result = local.cli("savepoint", "--request-id", "mine", code=130)
-    assert "the request stands" in result.stderr and "dagster-checkpoints requests mine" in result.stderr
+    assert "the request stays valid" in result.stderr and "dagster-checkpoints requests mine" in result.stderr
 
 
 def test_a_request_to_a_run_that_ended_meanwhile(local: Any) -> None:
