@@ -258,7 +258,7 @@ class Machine(ABC):
     def renew_if_due(self) -> None:
         """The renewing thread."""
         ownership = self.ownership
-        if ownership is None or ownership.released or self.over or not ownership.renewal_due:
+        if ownership is None or ownership.steps.released or self.over or not ownership.renewal_due:
             return
         try:
             ownership.renew()

@@ -155,7 +155,8 @@ class Process(Loop):
 
     def _begin(self) -> Steps[on.JobBegun]:
         assert self.ownership is not None and self._start is not None
-        job_id = yield from self.ownership.begin_job(resume=self._start.resume, restored=self._start.pointer)
+        begun = self.ownership.steps.begin_job(resume=self._start.resume, restored=self._start.pointer)
+        job_id = yield from self.ownership.perform(begun)
         check(job_id == self.job_id, "the job has another id than its tasks were told")
         return on.JobBegun()
 
@@ -192,7 +193,7 @@ class Process(Loop):
             yield from self.ownership.confirm()
         except (StorageUnavailable, OutcomeUnknown):
             return on.StorageSilent()
-        newest = self.ownership.state.newest
+        newest = self.ownership.steps.state.newest
         if newest is None:
             return on.OwnershipConfirmed()
         return on.OwnershipConfirmed(completed_checkpoint(newest), newest.epoch)
@@ -220,7 +221,10 @@ class Process(Loop):
         assert self.ownership is not None
         self.shut_down = True
         try:
-            dropped = yield from self.ownership.end_job("FINISHED", keep=action.keep_checkpoints, ended_by=action.ended_by)
+            ended = self.ownership.steps.end_job(
+                "FINISHED", keep_checkpoints=action.keep_checkpoints, ended_by=action.ended_by, stop_asked_by=action.stop_asked_by
+            )
+            dropped = yield from self.ownership.perform(ended)
         except StorageError:
             return on.JobEndNotRecorded()
         return on.JobEndRecorded(tuple(CompletedCheckpoint(p.checkpoint_id, p.location) for p in dropped))
@@ -245,7 +249,8 @@ class Process(Loop):
         assert self.ownership is not None and outcome is not None
         self.status, self.ended_by = outcome.status.name, outcome.ended_by
         with suppress(StorageError):
-            yield from self.ownership.release(action.status.name if action.status is not None else None)  # type: ignore[arg-type]
+            status = action.status.name if action.status is not None else None
+            yield from self.ownership.perform(self.ownership.steps.release(status))  # type: ignore[arg-type]
         self._take_requests()
 
 

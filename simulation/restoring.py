@@ -8,14 +8,7 @@ from typing import TypeVar
 
 from dagster_checkpoints.execution import start_point
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer
-from dagster_checkpoints.execution.start_point import (
-    NamedPlace,
-    NothingToRestoreError,
-    ReadRestorable,
-    RegisterFiles,
-    ResolveName,
-    RestorableCheckpoint,
-)
+from dagster_checkpoints.execution.start_point import NothingToRestoreError
 from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import (
@@ -110,7 +103,7 @@ def nth(found: Sequence[T], which: int) -> T:
 def _useful(store: Store, ownership: Ownership) -> list[CheckpointPointer]:
     """The retained checkpoints that a user may well go back to."""
     # One that was deleted may still be listed, if a process died just then.
-    retained = [p for p in ownership.retained if p.location in store.metadata or p.location in store.savepoints]
+    retained = [p for p in ownership.steps.retained if p.location in store.metadata or p.location in store.savepoints]
     newest, job_id = ownership.previous.newest, ownership.previous.job.job_id
     # What a job went back behind, or what a new one began in spite of, lost its uncommitted transactions then.
     return [p for p in retained if p.job_id == job_id and (newest is None or p.checkpoint_id <= newest.checkpoint_id)]
@@ -128,17 +121,17 @@ def choose_start(
 
     def perform(request: object) -> object:
         match request:
-            case RegisterFiles(location):
+            case start_point.RegisterFiles(location):
                 registry.register(location, store.check_whole(location).files)
                 return None
-            case ReadRestorable(location):
+            case start_point.ReadRestorable(location):
                 return restorable(location)
-            case ResolveName(name):
-                return NamedPlace(name, name in store.savepoints)
+            case start_point.ResolveName(name):
+                return start_point.NamedPlace(name, name in store.savepoints)
             case _:
                 raise TypeError(request)
 
-    def restorable(location: str) -> RestorableCheckpoint[Restored]:
+    def restorable(location: str) -> start_point.RestorableCheckpoint[Restored]:
         restored = read_restored(store, location, shapes)
         metadata = restored.metadata
         if metadata.variant != asked.variant:
@@ -153,10 +146,12 @@ def choose_start(
             job_id=metadata.job_id,
             completed_at=LONG_AGO,
         )
-        return RestorableCheckpoint(restored, pointer, location, restored.savepoint, restored.own or not restored.savepoint)
+        return start_point.RestorableCheckpoint(
+            restored, pointer, location, restored.savepoint, restored.own or not restored.savepoint
+        )
 
     asks = options(store, ownership, asked, copies)
-    return drive(start_point.choose_start(ownership.previous, ownership.retained, asks, "the store"), perform)
+    return drive(start_point.choose_start(ownership.previous, ownership.steps.retained, asks, "the store"), perform)
 
 
 def check_rescaling(metadata: Metadata, before: Shape, after: Shape) -> None:

@@ -12,24 +12,14 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from dagster_checkpoints.execution import acquisition, storage_steps
-from dagster_checkpoints.execution.acquisition import AnnounceWatch, CheckOwnerGone, Sleep
 from dagster_checkpoints.execution.ownership import SAFETY, OwnershipSteps
-from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, EndedBy, JobStatus, Owner, PipelineState
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owner, PipelineState
 from dagster_checkpoints.execution.shared_files import SharedName
 from dagster_checkpoints.execution.storage_errors import AlreadyExists, Precondition
 from dagster_checkpoints.execution.storage_errors import OutcomeUnknown as OutcomeUnknown
 from dagster_checkpoints.execution.storage_errors import OwnershipLost as OwnershipLost
 from dagster_checkpoints.execution.storage_errors import StorageError as StorageError
 from dagster_checkpoints.execution.storage_errors import StorageUnavailable as StorageUnavailable
-from dagster_checkpoints.execution.storage_steps import (
-    CreateState,
-    DriverValues,
-    ReadState,
-    ReplaceState,
-    StatePlace,
-    StateVersion,
-    StoredState,
-)
 from dagster_checkpoints.pipeline import TaskId
 from simulation.violations import Violation, check
 
@@ -101,7 +91,7 @@ class Store:
         self._token += 1
         return str(self._token)
 
-    def put_state(self, expected: StateVersion, proposed: PipelineState) -> bool:
+    def put_state(self, expected: storage_steps.StateVersion, proposed: PipelineState) -> bool:
         """Replace the state if it is the version expected."""
         if self.version != expected:
             return False
@@ -229,11 +219,11 @@ class StateFile:
     def perform(self, request: Any) -> Steps[Any]:
         store = self.store
         match request:
-            case ReadState():
-                return None if store.state is None else StoredState(store.state, store.version)
-            case ReplaceState(expected, state):
+            case storage_steps.ReadState():
+                return None if store.state is None else storage_steps.StoredState(store.state, store.version)
+            case storage_steps.ReplaceState(expected, state):
                 failed: StorageError = Precondition("it was changed")
-            case CreateState(state):
+            case storage_steps.CreateState(state):
                 expected, failed = 0, AlreadyExists("it was created")
             case _:
                 raise TypeError(request)
@@ -261,22 +251,6 @@ class Ownership:
         self._now = now
 
     @property
-    def state(self) -> PipelineState:
-        return self.steps.state
-
-    @property
-    def retained(self) -> tuple[CheckpointPointer, ...]:
-        return self.steps.retained
-
-    @property
-    def lost(self) -> bool:
-        return self.steps.lost
-
-    @property
-    def released(self) -> bool:
-        return self.steps.released
-
-    @property
     def renewal_due(self) -> bool:
         steps = self.steps
         return not self.locked and self._now() >= steps.deadline - steps.lease_seconds * (SAFETY - 1 / 3)
@@ -297,18 +271,9 @@ class Ownership:
             for step in self.perform(self.steps.renew()):
                 assert step is PUT
 
-    def begin_job(self, *, resume: bool, restored: CheckpointPointer | None) -> Steps[int]:
-        return self.perform(self.steps.begin_job(resume=resume, restored=restored))
-
     def claim(self, pointer: CheckpointPointer) -> Steps[None]:
         self._file.store.claimed.add(pointer.location)
         return self.perform(self.steps.claim(pointer))
-
-    def end_job(self, status: JobStatus, *, keep: bool, ended_by: EndedBy) -> Steps[tuple[CheckpointPointer, ...]]:
-        return self.perform(self.steps.end_job(status, keep_checkpoints=keep, ended_by=ended_by, stop_asked_by=""))
-
-    def release(self, status: JobStatus | None) -> Steps[None]:
-        return self.perform(self.steps.release(status))
 
     def confirm(self) -> Steps[None]:
         """Learn that the pipeline is still ours."""
@@ -335,18 +300,18 @@ def acquire(
 
     def perform(request: Any) -> Steps[Any]:
         match request:
-            case CheckOwnerGone(owner):
+            case acquisition.CheckOwnerGone(owner):
                 return is_gone(owner.run_id)
-            case AnnounceWatch():
+            case acquisition.AnnounceWatch():
                 return None
-            case Sleep(duration):
+            case acquisition.Sleep(duration):
                 sleep(duration)
                 yield WAIT
                 return None
         return (yield from file.perform(request))
 
-    values = DriverValues(now, lambda: LONG_AGO, store.new_token)
+    values = storage_steps.DriverValues(now, lambda: LONG_AGO, store.new_token)
     steps = acquisition.acquire(
-        StatePlace("simulated", "store", "state"), Owner(run_id=who, host="", pid=0), seconds, values, seconds
+        storage_steps.StatePlace("simulated", "store", "state"), Owner(run_id=who, host="", pid=0), seconds, values, seconds
     )
     return Ownership(file, (yield from performed(steps, perform)), now)

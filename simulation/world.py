@@ -398,7 +398,7 @@ class World:
             self._check_written(process, self.store.check_whole(stopped.location), "after the suspend")
         else:
             self._check_effects(process)
-        if not process.dirty and process.ownership is not None and not process.ownership.lost:
+        if not process.dirty and process.ownership is not None and not process.ownership.steps.lost:
             self._check_nothing_left(process)
 
     def _check_effects(self, process: Process) -> None:

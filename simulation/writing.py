@@ -20,53 +20,8 @@ from dagster_checkpoints.coordination import (
     MetadataWritten,
     TaskStatistics,
 )
-from dagster_checkpoints.execution.checkpoint_deletion import (
-    DeleteFiles,
-    DeleteMetadata,
-    DeleteSavepoint,
-    DeleteSavepointFiles,
-    DeleteSavepointMetadata,
-    DeleteUnnamed,
-    DiscardFiles,
-    DiscardPendingFiles,
-    DiscardSavepoint,
-    ForgetCheckpoint,
-    FoundMetadata,
-    HasMetadata,
-    IncompleteMark,
-    IsRegistered,
-    ListFiles,
-    ListMetadata,
-    ListSavepointDirectories,
-    MarkIncomplete,
-    ReadMark,
-    RemoveMark,
-    SweepFiles,
-    SweepMetadata,
-    SweepSavepoints,
-    delete_checkpoint,
-    delete_files,
-    delete_savepoint,
-    discard_states,
-    sweep,
-    sweep_files,
-    sweep_metadata,
-    sweep_savepoints,
-)
-from dagster_checkpoints.execution.checkpoint_writing import (
-    BuildMetadata,
-    CheckStateFiles,
-    CompareObject,
-    CompleteCheckpoint,
-    CreateObject,
-    RenewLease,
-    ReserveId,
-    StoreMetadata,
-    StoreSavepoint,
-    complete_savepoint,
-    write_checkpoint,
-    write_metadata,
-)
+from dagster_checkpoints.execution import checkpoint_deletion as deletion
+from dagster_checkpoints.execution import checkpoint_writing as writing
 from dagster_checkpoints.execution.storage_errors import AlreadyExists
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import CheckpointMetadata
@@ -164,19 +119,19 @@ class Writer(Machine):
 
         def perform(request: object) -> Steps[Any]:
             match request:
-                case BuildMetadata():
+                case writing.BuildMetadata():
                     return self._built(metadata)
-                case ReserveId(checkpoint_id):
+                case writing.ReserveId(checkpoint_id):
                     return (yield from ownership.perform(ownership.steps.reserve(checkpoint_id)))
-                case StoreMetadata(checkpoint_id):
+                case writing.StoreMetadata(checkpoint_id):
                     return (yield from self._store_metadata(self._key(checkpoint_id), metadata))
-                case StoreSavepoint(checkpoint_id):
+                case writing.StoreSavepoint(checkpoint_id):
                     return (yield from self._store_savepoint(checkpoint_id, metadata))
-                case CompleteCheckpoint(checkpoint_id, location, kind):
+                case writing.CompleteCheckpoint(checkpoint_id, location, kind):
                     return (yield from ownership.perform(ownership.steps.complete(checkpoint_id, location, kind)))
             raise TypeError(request)
 
-        result = yield from performed(write_checkpoint(snapshot.checkpoint_id, snapshot.properties), perform)
+        result = yield from performed(writing.write_checkpoint(snapshot.checkpoint_id, snapshot.properties), perform)
         if result.keep:
             self._kept.add(snapshot.checkpoint_id)
         outcome = result.outcome
@@ -223,11 +178,11 @@ class Writer(Machine):
         store = self.world.store
 
         def perform(request: object) -> Steps[None]:
-            if isinstance(request, CreateObject):
+            if isinstance(request, writing.CreateObject):
                 return (yield from self._create(lambda: store.create_metadata(location, metadata)))
             check(store.metadata[location] is metadata, f"two checkpoints are called {location}")
 
-        yield from performed(write_metadata(), perform)
+        yield from performed(writing.write_metadata(), perform)
         return location
 
     def _store_savepoint(self, checkpoint_id: int, metadata: Metadata) -> Steps[str]:
@@ -238,21 +193,21 @@ class Writer(Machine):
 
         def perform(request: object) -> Steps[Any]:
             match request:
-                case CheckStateFiles():
+                case writing.CheckStateFiles():
                     if savepoint is None or metadata.files - savepoint.files:
                         raise MissingStateFile
-                case CreateObject():
+                case writing.CreateObject():
                     assert savepoint is not None
                     yield from self._create(lambda: store.create_savepoint_metadata(savepoint, metadata))
-                case CompareObject():
+                case writing.CompareObject():
                     check(store.savepoints[location].metadata is metadata, f"two savepoints are called {location}")
-                case RenewLease():
+                case writing.RenewLease():
                     return (yield from ownership.perform(ownership.steps.renew()))
-                case RemoveMark():
+                case deletion.RemoveMark():
                     yield PAUSE
                     store.delete_mark(location)
 
-        yield from performed(complete_savepoint(location, confirm=True), perform)
+        yield from performed(writing.complete_savepoint(location, confirm=True), perform)
         return location
 
     @staticmethod
@@ -270,59 +225,61 @@ class Writer(Machine):
     # Deletion
 
     def _discard_states(self, checkpoint_id: int) -> Steps[int]:
-        return performed(discard_states(checkpoint_id), self._delete_by)
+        return performed(deletion.discard_states(checkpoint_id), self._delete_by)
 
     def _delete(self, location: str) -> Steps[int]:
         retained = [c.location for c in self.coordinator.completed]
         check(location not in retained, f"{location} is deleted, and is still retained")
-        return performed(delete_checkpoint(location, not location.startswith("checkpoints/")), self._delete_by)
+        return performed(deletion.delete_checkpoint(location, not location.startswith("checkpoints/")), self._delete_by)
 
     def _sweep(self) -> Steps[None]:
         """Delete what killed processes have left behind."""
         assert self._start is not None
-        return performed(sweep(self._start.sweep), self._delete_by)
+        return performed(deletion.sweep(self._start.sweep), self._delete_by)
 
     def _delete_by(self, request: object) -> Steps[Any]:
         """Perform a request of a deletion."""
         ownership, store = self.ownership, self.world.store
         assert ownership is not None
         match request:
-            case ForgetCheckpoint(location):
+            case deletion.ForgetCheckpoint(location):
                 return (yield from ownership.perform(ownership.steps.forget(location)))
-            case DeleteMetadata(location):
+            case deletion.DeleteMetadata(location):
                 yield PAUSE
                 store.delete_metadata(location)
-            case DeleteSavepoint(location):
+            case deletion.DeleteSavepoint(location):
                 yield from self._delete_savepoint(location)
-            case DiscardFiles(location):
+            case deletion.DiscardFiles(location):
                 return (yield from self._delete_orphans(self.registry.discarding(location)))
-            case DiscardPendingFiles(checkpoint_id):
+            case deletion.DiscardPendingFiles(checkpoint_id):
                 return (yield from self._delete_orphans(self.registry.discarding(self._key(checkpoint_id))))
-            case DiscardSavepoint(checkpoint_id):
+            case deletion.DiscardSavepoint(checkpoint_id):
                 yield from self._discard_savepoint(checkpoint_id)
-            case DeleteFiles(names):
+            case deletion.DeleteFiles(names):
                 yield PAUSE
                 store.delete_shared(names)
-            case ListSavepointDirectories():
+            case deletion.ListSavepointDirectories():
                 return [savepoint.location for savepoint in store.savepoints.values() if savepoint.own]
-            case ReadMark(location):
+            case deletion.ReadMark(location):
                 savepoint = store.savepoints.get(location)
-                return IncompleteMark("simulated", savepoint.epoch) if savepoint is not None and savepoint.marked else None
-            case HasMetadata(location):
+                return (
+                    deletion.IncompleteMark("simulated", savepoint.epoch) if savepoint is not None and savepoint.marked else None
+                )
+            case deletion.HasMetadata(location):
                 return location in store.savepoints and store.savepoints[location].metadata is not None
-            case ListMetadata():
-                return [FoundMetadata(location, metadata.epoch) for location, metadata in store.metadata.items()]
-            case IsRegistered(location):
+            case deletion.ListMetadata():
+                return [deletion.FoundMetadata(location, metadata.epoch) for location, metadata in store.metadata.items()]
+            case deletion.IsRegistered(location):
                 return location in self.registry.checkpoints()
-            case SweepSavepoints():
-                return (yield from performed(sweep_savepoints(ownership.steps, "simulated"), self._delete_by))
-            case SweepMetadata():
-                return (yield from performed(sweep_metadata(ownership.steps), self._delete_by))
-            case SweepFiles():
-                return (yield from performed(sweep_files(self.epoch, frozenset()), self._delete_by))
-            case ListFiles():
+            case deletion.SweepSavepoints():
+                return (yield from performed(deletion.sweep_savepoints(ownership.steps, "simulated"), self._delete_by))
+            case deletion.SweepMetadata():
+                return (yield from performed(deletion.sweep_metadata(ownership.steps), self._delete_by))
+            case deletion.SweepFiles():
+                return (yield from performed(deletion.sweep_files(self.epoch, frozenset()), self._delete_by))
+            case deletion.ListFiles():
                 return [shared_name(name) for name in store.shared]
-            case DeleteUnnamed(files):
+            case deletion.DeleteUnnamed(files):
                 return (yield from self._delete_orphans(self.registry.sweeping(files)))
             case _:
                 raise TypeError(request)
@@ -330,7 +287,7 @@ class Writer(Machine):
     def _delete_orphans(self, removing: AbstractContextManager[frozenset[str]]) -> Steps[int]:
         assert self.ownership is not None
         with removing as orphans:
-            yield from performed(delete_files(orphans, self.ownership.ensure), self._delete_by)
+            yield from performed(deletion.delete_files(orphans, self.ownership.ensure), self._delete_by)
         return len(orphans)
 
     def _discard_savepoint(self, checkpoint_id: int) -> Steps[None]:
@@ -349,13 +306,13 @@ class Writer(Machine):
         def perform(request: object) -> Steps[None]:
             yield PAUSE
             match request:
-                case MarkIncomplete() if savepoint is not None:
+                case deletion.MarkIncomplete() if savepoint is not None:
                     savepoint.marked = True
-                case DeleteSavepointMetadata():
+                case deletion.DeleteSavepointMetadata():
                     store.delete_savepoint_metadata(location)
-                case DeleteSavepointFiles() if savepoint is not None:
+                case deletion.DeleteSavepointFiles() if savepoint is not None:
                     savepoint.files.clear()
-                case RemoveMark():
+                case deletion.RemoveMark():
                     store.delete_mark(location)
 
-        yield from performed(delete_savepoint(savepoint is None or savepoint.own), perform)
+        yield from performed(deletion.delete_savepoint(savepoint is None or savepoint.own), perform)
