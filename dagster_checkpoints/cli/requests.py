@@ -120,7 +120,7 @@ def savepoint(options: StorageOptions, sending: RequestOptions, target: str | No
 @request_options
 @storage_options
 def stop(options: StorageOptions, sending: RequestOptions, drain: bool, target: str | None, name: str | None) -> None:
-    """Stop the running pipeline with a savepoint: everything before it is committed, nothing after it is processed.
+    """Stop the running pipeline with a savepoint: rows before it are committed, rows after it are not processed.
 
     By default the pipeline is suspended, and its next run resumes from that savepoint. If the savepoint fails, a suspended
     pipeline runs on; one that was to be drained restarts from its latest checkpoint.

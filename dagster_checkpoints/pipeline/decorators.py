@@ -153,7 +153,7 @@ def bounded_source(
     event_time: str | None = None,
     name: str | None = None,
 ) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
-    """Make a source of a function whose rows end: a stream over input that exists, or a batch DataFrame.
+    """Make a source of a function whose rows end: a stream over existing input, or a batch DataFrame.
 
     Args:
         watermark: Event-time column and allowed lateness, such as ("ts", "1 hour").

@@ -34,7 +34,7 @@ class InvalidStageInputError(PipelineDefinitionError):
 
 
 class InvalidWatermarkError(PipelineDefinitionError):
-    """An event-time column, a lateness or an idle time-out is not usable."""
+    """An event-time column, a lateness or an idle time-out cannot be used."""
 
 
 class SourceWithInputsError(PipelineDefinitionError):
@@ -62,7 +62,7 @@ class UnknownStageError(PipelineDefinitionError):
 
 
 class StageCycleError(PipelineDefinitionError):
-    """Stages read each other in a circle."""
+    """Stages read each other in a cycle."""
 
 
 class UnboundedStaticInputError(PipelineDefinitionError):

@@ -170,7 +170,7 @@ class Stage:
         """Write the data of this instance into `context.state`, which becomes part of checkpoint `checkpoint_id`."""
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Checkpoint `checkpoint_id` is complete: side effects that waited for it may be made."""
+        """Checkpoint `checkpoint_id` is complete: the stage may perform side effects that waited for it."""
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Checkpoint `checkpoint_id` will never be complete."""

@@ -116,10 +116,10 @@ def test_a_failure_says_why_and_names_the_savepoint_it_left(control: PipelineCon
     )
 
 
-def test_without_an_answer_in_time_the_request_stands(control: PipelineControl, running: Any, box: Any, clock: Any) -> None:
+def test_without_an_answer_in_time_the_request_stays_valid(control: PipelineControl, running: Any, box: Any, clock: Any) -> None:
     handle = control.checkpoint()
     started = clock.now
-    with pytest.raises(RequestTimedOut, match=f"{handle.request_id}.*'flights'.*within 45 s.*stands"):
+    with pytest.raises(RequestTimedOut, match=f"{handle.request_id}.*'flights'.*within 45 s.*stays valid"):
         handle.wait(45)
     assert clock.now == pytest.approx(started + 45)
     assert [request.request_id for request in box.open_requests(1)] == [handle.request_id]

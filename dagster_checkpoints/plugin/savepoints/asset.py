@@ -39,7 +39,7 @@ _LOG_EVERY_SECONDS = 30.0
 
 
 class SavepointTakenError(DagsterCheckpointsError):
-    """A savepoint has the name of another one."""
+    """The name of the requested savepoint belongs to another savepoint."""
 
 
 class Stop(enum.Enum):
