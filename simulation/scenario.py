@@ -55,6 +55,7 @@ class Scenario:
         patience: so many checkpoints are waited for before a job without an end of its own is ended.
         newest_first: the newest upload ends first.
         going_back: runs often begin from something else than the newest checkpoint.
+        asynchronous: queries follow their gates at a pace of their own, and not at once.
     """
 
     seed: int
@@ -116,7 +117,7 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         patience=0 if no_periodic else r.choice((0, 0, 1, 2)),
         newest_first=r.random() < 0.3,
         going_back=theme == "going back",
-        asynchronous=r.random() < 0.3,
+        asynchronous=r.random() < 0.2,
     )
 
 

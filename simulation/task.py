@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.coordination import MIN_WATERMARK_MS, AlignmentTick, CheckpointBarrier
+from dagster_checkpoints.coordination import MIN_WATERMARK_MS, AlignmentTick, CheckpointBarrier, LifecycleState
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, Mark, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.messages import TaskMessage
@@ -52,6 +52,9 @@ from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
     from simulation.process import Process
+
+
+RUNNING = LifecycleState.RUNNING
 
 
 class Task(TaskData):
@@ -126,7 +129,8 @@ class Task(TaskData):
 
     def can_read(self) -> bool:
         """Whether a source has something to do."""
-        if not self.started or self.done or self.life._paused or not self.machine.running:
+        life = self.life
+        if not self.started or self.done or life._paused or life._state is not RUNNING:
             return False
         return self.source == "bounded" or any(position < self.records_of(split) for split, position in self.splits)
 
@@ -135,7 +139,8 @@ class Task(TaskData):
         self.guarded(self._read_source)
 
     def _read_source(self) -> None:
-        self.say(WatermarkStatus(False))
+        if self.output.idle:
+            self.say(WatermarkStatus(False))
         if not self.read_record():
             self.handle(SourceExhausted())
 
@@ -151,16 +156,15 @@ class Task(TaskData):
 
     def can_step(self, channel: Channel) -> bool:
         """Whether the gate reads something of a channel."""
-        return self.started and not self.done and bool(channel.queue) and self.machine.reads(channel.name)
+        return self.started and not self.done and bool(channel.queue) and self.gate.reads(channel.name)
 
     def step(self, channel: Channel, times: int) -> None:
         """Give the gate what has arrived on a channel."""
         self.guarded(self._step, channel, times)
 
     def _step(self, channel: Channel, times: int) -> None:
-        gate, queue, name = self.machine.gate, channel.queue, channel.name
-        assert gate is not None
-        before, after_end = gate.scanned(name), not self.machine.running
+        gate, queue, name = self.gate, channel.queue, channel.name
+        before, after_end = gate.scanned(name), self.life._state is not RUNNING
         actions = self.machine.handle(ElementsArrived(((name, list(islice(queue, times))),)), self.process.world.now)
         for _ in range(gate.scanned(name) - before):
             element = queue.popleft()
@@ -202,8 +206,8 @@ class Task(TaskData):
         if watermark is not None and self.stateful:
             self.advance(watermark)
         self.handle(QueryConsumed(positions))
-        gate = self.machine.gate
-        if gate is None or self.done or not gate.open:
+        gate = self.gate
+        if self.done or not gate.open:
             return
         if gate.has_news:
             self.handle(BetweenBatches())
@@ -213,7 +217,7 @@ class Task(TaskData):
 
     def can_announce(self, channel: Channel) -> CheckpointBarrier | None:
         """The first barrier that waits in the channel, if the gate may look into it."""
-        if not self.started or self.done or not self.machine.reads(channel.name):
+        if not self.started or self.done or not self.gate.reads(channel.name):
             return None
         return next((element.barrier for element in channel.queue if isinstance(element, BarrierMark)), None)
 
@@ -255,7 +259,7 @@ class Task(TaskData):
     def perform(self, actions: Sequence[Any]) -> None:
         for action in actions:
             _PERFORM[type(action)](self, action)
-        if self.gate_moved and not self.asynchronous and not self.life._paused and self.machine.running:
+        if self.gate_moved and not self.asynchronous and not self.life._paused and self.life._state is RUNNING:
             self.gate_moved = False
             self._run_batch(self.open_to, self.told)
 

@@ -17,6 +17,7 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.execution.elements import BarrierMark, CancelMark, EndOfData, Mark, WatermarkAt
 from dagster_checkpoints.execution.input_channel import GateChannel
+from dagster_checkpoints.execution.input_gate import InputGate
 from dagster_checkpoints.execution.output_event_time import OutputEventTime
 from dagster_checkpoints.execution.task_events import PinSnapshot, WatermarkReached
 from dagster_checkpoints.execution.task_machine import TaskMachine
@@ -100,6 +101,7 @@ class TaskData:
         self.finished_operators = False
         self.closed = False
         self.ended_with: int | None = None
+        self.gate: InputGate
         self.make_machine()
 
     def make_machine(self) -> None:
@@ -124,6 +126,8 @@ class TaskData:
         )
         self.life = self.machine._life
         """To be looked at only."""
+        if self.machine.gate is not None:
+            self.gate = self.machine.gate
 
     def restore(self, snapshot: Snapshot, splits: Sequence[tuple[int, int]], stages: Sequence[Sequence[Any]]) -> None:
         """Take over a snapshot; `splits` and `stages` are this instance's share of what all instances held."""
@@ -141,10 +145,9 @@ class TaskData:
         self.make_machine()
         self.tables.update(snapshot.tables)
         self.held_in_tables = dict(snapshot.held_in_tables)
-        gate = self.machine.gate
-        if gate is not None:
-            self.valve_seen = gate.watermark
-            check(snapshot.valve is None or gate.watermark >= snapshot.valve, f"{self.id}: event time went back")
+        if self.inputs:
+            self.valve_seen = self.gate.watermark
+            check(snapshot.valve is None or self.valve_seen >= snapshot.valve, f"{self.id}: event time went back")
         event_time = self.source_time() if self.source else snapshot.event_time
         if event_time is not None:
             self.event_time = event_time
@@ -236,11 +239,10 @@ class TaskData:
 
     def check_watermark(self) -> None:
         """Event time is the minimum over the channels, as far as the query has come."""
-        gate = self.machine.gate
-        if gate is None or not self.process.knows_event_time or any(c.log for c in self.streams):
+        if not self.process.knows_event_time or any(c.log for c in self.streams):
             return
         least = min((c.watermark for c in self.streams if c.ended != "drain"), default=MAX_WATERMARK_MS)
-        found, self.valve_seen = gate.watermark, max(least, self.valve_seen)
+        found, self.valve_seen = self.gate.watermark, max(least, self.valve_seen)
         if found != self.valve_seen:
             raise Violation(f"{self.id}: event time is {found}, the channels say {least}")
 

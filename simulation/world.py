@@ -186,7 +186,9 @@ class World:
     def next_time(self) -> float | None:
         """When time alone makes something happen."""
         times = [t for p in self.active if not p.paused and (t := p.next_time()) is not None]
-        times += [t for p in self.active if not p.paused for task in p.running if (t := task.machine.next_deadline()) is not None]
+        if self.scenario.settings.config.unaligned:
+            tasks = [task for p in self.active if not p.paused for task in p.running]
+            times += [t for task in tasks if (t := task.machine.next_deadline()) is not None]
         return min((t for t in times if t > self.now), default=None)
 
     # Tasks

@@ -5,7 +5,7 @@ Parts of the input gate; they decide nothing about when a snapshot is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dagster_checkpoints.coordination import (
@@ -120,10 +120,10 @@ class BarrierMemory:
         known than now."""
         return self._at_barrier.get((checkpoint_id, channel))
 
-    def forget(self, checkpoint_ids: Callable[[int], bool]) -> None:
-        """The snapshots of these checkpoints are taken, or never will be."""
-        self._before_end = {i for i in self._before_end if not checkpoint_ids(i)}
-        self._at_barrier = {key: known for key, known in self._at_barrier.items() if not checkpoint_ids(key[0])}
+    def forget(self, upto: int) -> None:
+        """The snapshot of this checkpoint is taken, and subsumes those of earlier ones."""
+        self._before_end = {i for i in self._before_end if i > upto}
+        self._at_barrier = {key: known for key, known in self._at_barrier.items() if key[0] > upto}
 
 
 def pinned_inputs(channels: Iterable[InputChannel], valve: ValveState, checkpoint_id: int, memory: BarrierMemory) -> PinnedInputs:

@@ -74,7 +74,7 @@ class WatermarkQueue:
 
     def __init__(self, streams: Sequence[InputChannel]) -> None:
         self._streams = tuple(streams)
-        self._waiting: deque[tuple[tuple[int, ...], int]] = deque()
+        self._waiting: deque[tuple[tuple[tuple[InputChannel, int], ...], int]] = deque()
         self.released: int | None = None
 
     @property
@@ -83,19 +83,12 @@ class WatermarkQueue:
         return bool(self._waiting)
 
     def add(self, ms: int) -> None:
-        """A watermark behind everything that is open now; one that says nothing new is left out."""
-        newest = self._waiting[-1][1] if self._waiting else self.released
-        if newest is None or ms > newest:
-            self._waiting.append((tuple(c.open_to for c in self._streams), ms))
+        """A watermark behind everything that is open now, and later than those before it."""
+        self._waiting.append((tuple((channel, channel.open_to) for channel in self._streams), ms))
 
     def release(self) -> bool:
         """Let those go whose records are consumed. True if `released` has changed."""
-        changed = False
-        while self._waiting:
-            positions, ms = self._waiting[0]
-            if any(channel.consumed < position for channel, position in zip(self._streams, positions, strict=True)):
-                break
-            self._waiting.popleft()
-            self.released = ms
-            changed = True
-        return changed
+        waiting = len(self._waiting)
+        while self._waiting and all(channel.consumed >= position for channel, position in self._waiting[0][0]):
+            self.released = self._waiting.popleft()[1]
+        return len(self._waiting) < waiting

@@ -202,7 +202,10 @@ class InputGate:
         return self._actions
 
     def _answered(self, event: object) -> None:
-        if self._awaits is not type(event):
+        self._expect(type(event), event)
+
+    def _expect(self, answer: type[object], event: object) -> None:
+        if self._awaits is not answer:
             waits = "nothing" if self._awaits is None else self._awaits.__name__
             raise UnexpectedEvent(f"{event!r} answers nothing that the gate asked for; it waits for {waits}.")
         self._awaits = None
@@ -249,8 +252,7 @@ class InputGate:
     def _consumed(self, event: QueryConsumed) -> None:
         for name, position in event.positions.items():
             channel = self._known(name)
-            if position > channel.consumed:
-                channel.consumed = position
+            channel.consumed = max(channel.consumed, position)
         if self._held_back.waits and self._held_back.release():
             self._opened = True
 
@@ -274,8 +276,6 @@ class InputGate:
                 self._cancel(action.checkpoint_id)  # no news to the coordinator, which has just said so
             else:
                 self._obey([action])
-        self._give_up(checkpoint_id)
-        self._memory.forget(lambda other: other == checkpoint_id)
 
     def _announced(self, event: UnreadBarrier) -> None:
         channel = self._known(event.channel)
@@ -287,7 +287,7 @@ class InputGate:
         self._obey(self._handler.handle(event))
 
     def _snapshot_failed(self, event: SnapshotFailed) -> None:
-        self._answered(SnapshotPinned(event.checkpoint_id))
+        self._expect(SnapshotPinned, event)
         self._captures.give_up(event.checkpoint_id, self._channels.values())
 
     def _pause(self, event: object) -> None:
@@ -341,7 +341,6 @@ class InputGate:
     def _take_in(self, channel: InputChannel, mark: Mark) -> None:
         if channel.ended != "none":
             return
-        moved: int | None = None
         if isinstance(mark, WatermarkAt):
             moved = self._valve.advance(channel.name, mark.ms)
         elif isinstance(mark, WatermarkStatus):
@@ -349,6 +348,8 @@ class InputGate:
         elif isinstance(mark, EndOfData):
             channel.ended = "drain" if mark.drain else "suspend"
             moved = self._valve.end(channel.name, mark.drain)
+        else:
+            return
         if moved is not None:
             self._moved = True
 
@@ -409,7 +410,7 @@ class InputGate:
         self._awaits = SnapshotPinned
         inputs = pinned_inputs(self._channels.values(), self._valve.snapshot(), barrier.checkpoint_id, self._memory)
         self._actions.append(PinDue(PinSnapshot(barrier, inputs, overtaking), due.since))
-        self._memory.forget(lambda other: other <= barrier.checkpoint_id)  # a newer one subsumes what is older
+        self._memory.forget(barrier.checkpoint_id)
 
     def _end(self) -> None:
         if not self._built.streaming:

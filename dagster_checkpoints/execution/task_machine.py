@@ -45,6 +45,7 @@ from dagster_checkpoints.execution.input_gate import GateAction, InputGate
 from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.task_events import (
     BetweenBatches,
+    DropSnapshot,
     ElementsArrived,
     Evaluated,
     EvaluateOnce,
@@ -214,12 +215,7 @@ class TaskMachine:
 
     def _aborted(self, event: life.CheckpointAborted) -> list[TaskAction]:
         cancelled = self._to_gate(event)
-        self._capturing.pop(event.checkpoint_id, None)
-        return [
-            *cancelled,
-            NotifyOperatorsAborted(event.checkpoint_id),
-            *self._perform(self._life.handle(event)),
-        ]
+        return [*cancelled, NotifyOperatorsAborted(event.checkpoint_id), *self._perform(self._life.handle(event))]
 
     # Snapshots
 
@@ -272,12 +268,13 @@ class TaskMachine:
             elif isinstance(action, life.EndOfDataReceived):
                 actions += self._perform(self._life.handle(action))
             elif isinstance(action, AbortAlignment):
-                self._capturing.pop(action.checkpoint_id, None)
                 actions.append(Report(Declined(self.task, action.checkpoint_id, action.reason)))
             elif isinstance(action, InputsCaptured):
                 barrier, statistics = self._capturing.pop(action.checkpoint_id)
                 actions.append(StoreSnapshot(barrier, statistics, action.captured))
             else:
+                if isinstance(action, DropSnapshot):
+                    del self._capturing[action.checkpoint_id]
                 actions.append(action)
         return actions
 

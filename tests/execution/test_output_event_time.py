@@ -13,6 +13,7 @@ from dagster_checkpoints.execution.task_events import WatermarkReached
 def test_a_watermark_is_said_once_and_never_goes_back() -> None:
     said = OutputEventTime()
     assert said.watermark is None
+    assert not said.idle
     assert said.handle(WatermarkReached(5)) == [WatermarkAt(5)]
     assert said.handle(WatermarkReached(5)) == []
     assert said.handle(WatermarkReached(4)) == []

@@ -238,8 +238,28 @@ def test_a_checkpoint_is_committed_and_a_savepoint_is_not() -> None:
     drive = source()
     drive.snapshot(1)
     assert drive(life.CheckpointCompleted(1)) == [life.CommitUpTo(1)]
-    drive.snapshot(2, CheckpointProperties.for_savepoint())
+    savepoint = drive.snapshot(2, CheckpointProperties.for_savepoint())
+    assert [type(action) for action in savepoint] == [Forward, StoreSnapshot]
     assert drive(life.SavepointCompleted(2)) == []
+
+
+def test_a_savepoint_does_not_let_a_finished_task_go_and_is_waited_for() -> None:
+    drive = source()
+    drive(SourceExhausted())
+    drive(life.OperatorsFinished())
+    drive.snapshot(1, CheckpointProperties.for_savepoint())
+    drive.snapshot(2)
+    assert drive(life.CheckpointCompleted(2)) == [life.CommitUpTo(2)]
+    assert drive(life.SavepointCompleted(1)) == END
+
+
+def test_what_the_gate_says_first_comes_first() -> None:
+    drive = behind("a")
+    told, pin = drive.read("a", WatermarkAt(3), BarrierMark(barrier(1)))
+    assert told == OpenTo({"a": 0}, 3)
+    assert isinstance(pin, PinSnapshot)
+    drive(SnapshotPinned(1))
+    assert drive.read("a", EndOfData(True)) == [OpenTo({"a": 0}, MAX_WATERMARK_MS), life.FinishOperators()]
 
 
 def test_a_snapshot_says_how_long_it_took() -> None:
