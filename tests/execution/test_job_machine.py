@@ -111,7 +111,7 @@ def test_storage_that_is_silent_is_asked_again_after_a_while() -> None:
     job.deploy()
     job.do(on.JobBegun())
     assert job.do(on.StorageSilent()) == []
-    assert job.machine.next_deadline() == job.now + RETRY_SECONDS
+    assert job.machine.next_deadline() == job.now + 0.5
     assert job.do(Tick(), after=RETRY_SECONDS / 2) == []
     assert job.do(Tick(), after=RETRY_SECONDS / 2) == [do.ConfirmOwnership()]
     assert job.machine.next_deadline() is None
