@@ -1,0 +1,125 @@
+"""The driver of a job, where it needs no Spark: its requesters, and what the machine is told of an action that raises."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.control import Answer, ControlRequest
+from dagster_checkpoints.coordination import CompletedCheckpoint, FailureReason, JobStatus
+from dagster_checkpoints.execution import job_actions as do
+from dagster_checkpoints.execution import job_events as on
+from dagster_checkpoints.execution.job_events import Failure, JobOutcome
+from dagster_checkpoints.execution.job_requests import AnswerRequest, Request, RequestReceived
+from dagster_checkpoints.spark.errors import JobFailedError
+from dagster_checkpoints.spark.job.job_driver import JobDriver, _error
+from dagster_checkpoints.spark.job.job_messages import Asked, failure_of
+from dagster_checkpoints.spark.job.requesters import Requesters
+from dagster_checkpoints.storage import StorageUnavailable
+
+
+class Places:
+    """Takes the place of every savepoint, but for those on Mars."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def ask(self, request_id: str, place: Any) -> None:
+        if place.target == "mars":
+            raise StorageUnavailable("no road to mars")
+        self.asked.append((request_id, place.target))
+
+
+def requesters() -> tuple[Requesters, Places]:
+    places = Places()
+    storage: Any = SimpleNamespace(url_of=lambda location: f"s3://lake/{location}")
+    return Requesters(storage, places), places  # type: ignore[arg-type]
+
+
+def asked(answers: list[Answer], kind: Any = "savepoint", request_id: str = "r", **what: Any) -> Asked:
+    request = ControlRequest(
+        request_id=request_id,
+        kind=kind,
+        epoch=1,
+        deadline_seconds=30.0,
+        asked_by="a test",
+        asked_at=datetime.now(UTC),
+        **{name: value for name, value in what.items() if name != "termination"},
+    )
+    return Asked(request, answers.append, 12.5, what.get("termination", False))
+
+
+def test_what_a_requester_asks_for_reaches_the_machine_and_the_answer_the_requester() -> None:
+    found, places = requesters()
+    first: list[Answer] = []
+    second: list[Answer] = []
+    received = found.receive(asked(first, "stop", drain=True, target="s3://x", termination=True), is_open=False)
+    assert received == RequestReceived(Request("r", "stop", 30.0, drain=True, termination=True), 1, 12.5)
+    again = found.receive(asked(second, "stop", drain=True, target="mars"), is_open=True)
+    assert again is not None and again.requester == 2
+    assert places.asked == [("r", "s3://x")], "the place is what the first one says"
+    request = found.asked("r")
+    assert request is not None and request.target == "s3://x"
+    found.answer(AnswerRequest("r", (1, 2), checkpoint_id=4, location="savepoints/s"))
+    assert first == second and len(first) == 1
+    assert (first[0].status, first[0].checkpoint_id, first[0].url) == ("done", 4, "s3://lake/savepoints/s")
+    assert first[0].details == {} and found.asked("r") is None
+
+
+def test_a_savepoint_where_none_can_be_is_answered_at_once() -> None:
+    found, _ = requesters()
+    answers: list[Answer] = []
+    assert found.receive(asked(answers, target="mars"), is_open=False) is None
+    assert [(a.status, a.reason, a.message, a.url) for a in answers] == [("failed", "IO_EXCEPTION", "no road to mars", "")]
+    assert found.asked("r") is None
+
+
+def test_what_was_done_is_told_in_detail() -> None:
+    found, _ = requesters()
+    answers: list[Answer] = []
+    for number, kind in enumerate(("checkpoint", "end_source"), 1):
+        what = {"stage": "live"} if kind == "end_source" else {}
+        assert found.receive(asked(answers, kind, str(number), **what), is_open=False)
+    checkpoint = CompletedCheckpoint(3, "chk-3", triggered_at=1.0, completed_at=1.5, fully_finished=frozenset("ba"), roots=("c",))
+    found.answer(AnswerRequest("1", (1,), checkpoint_id=3, location="chk-3", checkpoint=checkpoint))
+    found.answer(AnswerRequest("2", (2,), ended=("live[EWR]",)))
+    found.answer(AnswerRequest("3", (), FailureReason.CHECKPOINT_EXPIRED, "late"))
+    assert [a.details for a in answers] == [
+        {"roots": ["c"], "finished_stages": ["a", "b"], "duration": 0.5},
+        {"ended": ["live[EWR]"]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        (do.BeginJob(), [on.FatalError]),
+        (do.StartTasks(), [on.FatalError]),
+        (do.StopTasks(), [on.FatalError, on.TasksStopped]),
+        (do.EndJob(False, "end_of_data"), [on.JobEndNotRecorded]),
+        (do.FinishWork(), []),
+        (do.Release(JobStatus.FINISHED), []),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_action_that_raises_has_a_result_with_which_the_job_comes_to_its_end(action: Any, told: list[type]) -> None:
+    driver: Any = SimpleNamespace(_log=logging.getLogger("test"))
+    error = RuntimeError("the JVM is gone")
+    events = JobDriver._failed(driver, action, error)
+    assert [type(event) for event in events] == told
+    assert all(event.failure.error is error for event in events if isinstance(event, on.FatalError))
+
+
+def test_the_error_of_a_job_is_the_one_that_was_met_or_says_why_there_is_no_other_attempt() -> None:
+    cause = RuntimeError("wings")
+    assert _error(JobOutcome(JobStatus.CANCELED)) is None
+    assert _error(JobOutcome(JobStatus.FAILED, "wings", failure_of(cause))) is cause
+    too_many = _error(JobOutcome(JobStatus.FAILED, "too many", Failure("too many")))
+    assert isinstance(too_many, JobFailedError) and str(too_many) == "too many"
+    given_up = _error(JobOutcome(JobStatus.FAILED, "no other attempt. wings", failure_of(cause), given_up=True))
+    assert isinstance(given_up, JobFailedError) and str(given_up) == "no other attempt. wings"
+    assert given_up.__cause__ is cause
