@@ -150,22 +150,22 @@ def validate_key(key: str) -> str:
 
 
 def create_if_absent(store: ObjectStore, key: str, data: bytes) -> bool:
-    """Create an object, trying again where it may have been created; see :func:`checkpoint_writing.create_if_absent`.
+    """Create an object; try again while the outcome is unknown; see :func:`checkpoint_writing.create_if_absent`.
 
     Returns:
-        False if there is one, which may be this very write whose answer was lost: compare.
+        False if the object exists. It may be this call's own write whose answer was lost: the caller compares the bytes.
     """
     return drive(checkpoint_writing.create_if_absent(), lambda _: store.put(key, data, "create"))
 
 
 class MetadataObject:
-    """Performs the requests for one ``_metadata``, which never changes.
+    """Performs the requests for one ``_metadata`` file, which never changes.
 
     Args:
-        store: where it is stored.
-        key: its key there.
-        data: its bytes.
-        subject: what the bytes are the metadata of, and why other ones are wrong, for the text of errors.
+        store: the object store that holds the file.
+        key: the file's key.
+        data: the file's bytes.
+        subject: the checkpoint of the metadata, and why other bytes are wrong, for the text of errors.
     """
 
     def __init__(self, store: ObjectStore, key: str, data: bytes, subject: str) -> None:
@@ -175,14 +175,14 @@ class MetadataObject:
         self._subject = subject
 
     def perform(self, request: object) -> None:
-        """Perform one of :class:`CreateObject` and :class:`CompareObject`."""
+        """Perform a :class:`CreateObject` or :class:`CompareObject`."""
         match request:
             case CreateObject():
                 self._store.put(self._key, self._data, "create")
             case CompareObject():
                 if self._store.get(self._key) != self._data:
                     raise AlreadyExists(
-                        f"expected no metadata at {self._store.url}/{self._key}, found some of other content: {self._subject}"
+                        f"expected no metadata at {self._store.url}/{self._key}, found metadata of other content: {self._subject}"
                     )
             case _:
                 raise TypeError(f"expected a request for {self._store.url}/{self._key}, found {request!r}")
