@@ -184,7 +184,7 @@ class TaskLifecycle:
         self._last_snapshot = 0
         """The newest checkpoint for which a snapshot was taken; checkpoint ids start at 1."""
         self._aborted_ids = IdRanges()
-        """Newer ones, of whose abort the coordinator has told before the snapshot was taken."""
+        """Of whose abort the coordinator has told; those older than the newest snapshot say nothing any more."""
         self._awaited: set[int] = set()
         """Snapshots whose outcome is waited for although it lets nobody go: of checkpoints before finish, of
         savepoints."""
@@ -294,8 +294,7 @@ class TaskLifecycle:
         return [CommitUpTo(checkpoint_id), *self._end_if_done()]
 
     def _aborted(self, checkpoint_id: int) -> list[LifecycleAction]:
-        if checkpoint_id > self._last_snapshot:
-            self._aborted_ids.add(checkpoint_id)
+        self._aborted_ids.add(checkpoint_id)
         self._awaited.discard(checkpoint_id)
         self._after_finish.discard(checkpoint_id)
         resumed: list[LifecycleAction] = []
