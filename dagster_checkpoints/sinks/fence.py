@@ -38,7 +38,7 @@ class _Owner(msgspec.Struct, frozen=True):
     version: int = 1
 
 
-# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+# Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
 _OWNER = msgspec.json.Decoder(_Owner)
 
 

@@ -74,7 +74,7 @@ class _Transaction(msgspec.Struct, frozen=True, tag="parquet", tag_field="sink")
     version: int = 1
 
 
-# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+# Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
 _TRANSACTIONS = msgspec.json.Decoder(_Transaction)
 
 

@@ -32,7 +32,7 @@ class _Marker(msgspec.Struct, frozen=True):
     version: int = 1
 
 
-# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+# Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
 _MARKERS = msgspec.json.Decoder(_Marker)
 
 
@@ -93,7 +93,7 @@ def check_new_start(path: Path, at_new_start: AtNewStart, context: SinkContext) 
             f"directories that job {', '.join(jobs)} has committed ({few(committed)}). Nothing was started. "
             "ParquetSink(at_new_start=...) says what a new start does with them: 'refuse' (the default) stops the run; 'keep' "
             "leaves them and adds the new job's rows, so input that both jobs read gives its rows twice; 'replace' removes them "
-            "when the new job begins. Choose 'keep' or 'replace', or another path, or move the rows away; or go on with the "
+            "when the new job begins. Choose 'keep' or 'replace', or another path, or move the rows away; or continue the "
             "earlier job from one of its savepoints or checkpoints (restore_from), which is not a new start"
         )
 

@@ -40,7 +40,7 @@ class _Record(msgspec.Struct, frozen=True):
     version: int = 1
 
 
-# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+# Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
 _RECORD = msgspec.json.Decoder(_Record)
 
 

@@ -1,4 +1,4 @@
-"""The order of a sink instance's transactions: which are pending, what a completed checkpoint commits, and what a start does.
+"""The transactions of a sink's instance: which are pending, which a completed checkpoint commits, and the steps of a start.
 
 Values only: the sinks of the runtime and of the simulator perform the same steps. Must not know files, rows or threads.
 """

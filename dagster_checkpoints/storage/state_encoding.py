@@ -16,7 +16,7 @@ class _Version(msgspec.Struct):
     version: int
 
 
-# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+# Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
 _VERSIONS = msgspec.json.Decoder(_Version)
 _STATES = msgspec.json.Decoder(PipelineState)
 
