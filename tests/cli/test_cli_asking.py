@@ -104,11 +104,11 @@ def test_an_owner_that_is_dead_is_found_out(local: Any) -> None:
     assert "that run is dead" in result.stderr
 
 
-def test_without_an_answer_in_time_the_request_stands(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_in_time_the_request_stays_valid(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_GRACE_SECONDS", 0.0)
     local.run()
     result = local.cli("savepoint", "--deadline", "0.2", "--request-id", "slow", code=4)
-    assert "request slow" in result.stderr and "stands" in result.stderr
+    assert "request slow" in result.stderr and "stays valid" in result.stderr
     seen = local.answering(_savepoint_made)
     assert local.json("requests", "slow", "--wait")["answer"]["checkpoint_id"] == 43
     assert [request.request_id for request in seen] == ["slow"]
