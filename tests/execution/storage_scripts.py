@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -51,7 +51,6 @@ class Clock:
 
     seconds: float = 1000.0
     tokens: int = 0
-    asked: list[str] = field(default_factory=list)
 
     def values(self) -> DriverValues:
         return DriverValues(lambda: self.seconds, lambda: NOW, self._token)
