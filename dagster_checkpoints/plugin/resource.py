@@ -87,6 +87,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         termination_timeout: Seconds for that; then the run is cancelled without it.
         request_poll_seconds: Between two looks for control requests in storage (one LIST each).
         status_seconds: Between two versions of the running pipeline's status in storage (one PUT each).
+        trace: For bug reports: the directory below which each run writes what went into its state machines and what came out, as
+            `<pipeline>/<run id>-e<epoch>.trace`; `dagster-checkpoints replay FILE` shows it. A path; by default none is written.
         spark_config: Settings of the Spark session, such as `{"spark.master": "local[4]"}`, nested or flat.
         spark: Alternatively a `dagster_pyspark` resource. Only its `spark_config` is used: the session is created on another
             thread than Dagster's, where Dagster cannot interrupt it in the middle of a call.
@@ -140,6 +142,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     termination_timeout: float = Field(default=60.0, gt=0, description="seconds for that savepoint")
     request_poll_seconds: float = Field(default=1.0, gt=0, description="seconds between two looks for control requests")
     status_seconds: float = Field(default=5.0, gt=0, description="seconds between two versions of the status in storage")
+    trace: str | None = Field(default=None, description="directory for traces of runs, for bug reports; null for none")
     spark_config: dict[str, Any] = Field(default={}, description="settings of the Spark session")
     spark: LazyPySparkResource | None = None
     s3: S3Resource | None = None
@@ -318,6 +321,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             claim_mode=ClaimMode(config.claim_mode),
             request_poll_seconds=self.request_poll_seconds,
             status_seconds=self.status_seconds,
+            trace=Path(self.trace).expanduser().absolute() if self.trace else None,
             origin=origin_of(context, assets),
             allow_moved_pipeline=config.allow_moved_pipeline,
             earlier_runs=earlier_runs(context),

@@ -89,6 +89,10 @@ class JobFailedError(DagsterCheckpointsError):
     """The job failed, and its restart strategy does not allow another attempt."""
 
 
+class TraceError(DagsterCheckpointsError):
+    """The run's trace cannot be written to the directory that the setting `trace` names; nothing was started."""
+
+
 class SelectionError(DagsterCheckpointsError):
     """A stage that was left out of the run has not finished, so the selected stages cannot run."""
 

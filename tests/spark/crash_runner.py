@@ -25,7 +25,8 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.spark.job.job_execution import JobExecution, spark_start
+from dagster_checkpoints.spark.job import spark_start
+from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session
 from dagster_checkpoints.storage import CheckpointStorage, open_store
@@ -173,6 +174,7 @@ def main() -> None:
         ),
         restart=NoRestart(),
         work_directory=folder / settings.work,
+        trace=folder / "traces",
         lease_seconds=settings.lease_seconds,
     )
     if not settings.ask_executors:

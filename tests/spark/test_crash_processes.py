@@ -17,6 +17,7 @@ import pytest
 
 from dagster_checkpoints.control import NoRunningPipeline
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.execution.trace import Created, read, replay
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
@@ -81,7 +82,7 @@ class Child:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
-    """Starts runs in the test's folder; none outlives the test."""
+    """Starts runs in the test's folder; none outlives the test. Their traces are replayed, however they have ended."""
     children: list[Child] = []
 
     def begin(run_id: str, **settings: Any) -> Child:
@@ -96,6 +97,21 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
         except ProcessLookupError:
             continue
         child.process.wait(30)
+    replay_traces(tmp_path, children)
+
+
+def replay_traces(folder: Path, children: list[Child]) -> None:
+    """The machines decide the same once more, also in runs that were killed."""
+    traces = sorted(folder.glob("traces/crashing/*.trace"))
+    started = {child.run_id for child in children if child.events("JobStarted")}
+    assert {trace.name.rpartition("-e")[0] for trace in traces} >= started
+    for trace in traces:
+        with trace.open(encoding="utf-8") as lines:
+            entries = list(read(lines))
+        kinds = {entry.kind for entry in entries if isinstance(entry, Created)}
+        assert "execution.job_machine:JobMachine" in kinds, trace
+        assert "execution.task_machine:TaskMachine" in kinds or trace.name.rpartition("-e")[0] not in started, trace
+        assert [str(difference) for difference in replay(entries)] == [], trace
 
 
 class Feed:

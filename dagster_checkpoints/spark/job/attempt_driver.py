@@ -17,6 +17,7 @@ from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import JobEvent as MachineEvent
 from dagster_checkpoints.execution.job_requests import SourceInstance
 from dagster_checkpoints.execution.messages import TaskMessage
+from dagster_checkpoints.execution.trace import Recorder
 from dagster_checkpoints.pipeline import Pipeline, TaskId
 from dagster_checkpoints.sinks import SinkError
 from dagster_checkpoints.spark.errors import StageError
@@ -53,6 +54,7 @@ class AttemptDriver:
         uploads: Stores snapshots.
         check_canceled: Raises if the job was cancelled.
         on_event: Told how Spark starts.
+        recorder: Writes the run's trace; None for no trace.
         log: Where stages' `context.log` goes.
 
     Attributes:
@@ -72,6 +74,7 @@ class AttemptDriver:
         uploads: Executor,
         check_canceled: Callable[[], None],
         on_event: Callable[[JobEvent], None],
+        recorder: Recorder | None,
         log: logging.Logger,
     ) -> None:
         self.deployment: Deployment | None = None
@@ -86,6 +89,7 @@ class AttemptDriver:
         self._uploads = uploads
         self._check_canceled = check_canceled
         self._on_event = on_event
+        self._recorder = recorder
         self._log = log
         self._spark: SparkSession | None = None
         self._attempts: Attempts | None = None
@@ -126,6 +130,7 @@ class AttemptDriver:
             self._items,
             self._uploads,
             self._check_canceled,
+            self._recorder,
             self._log,
         )
 

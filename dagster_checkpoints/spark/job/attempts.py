@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.coordination import CheckpointBarrier, CoordinatorEvent
 from dagster_checkpoints.execution.job_events import TaskFailure, TaskReport
+from dagster_checkpoints.execution.trace import Recorder
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job.deployment import AttemptSettings, Deployer, Deployment
 from dagster_checkpoints.spark.job.job_messages import Item, NewsOfTask, failure_of
@@ -41,6 +42,7 @@ class Attempts:
         items: The queue of the job's loop, which receives what tasks and uploads report.
         uploads: Threads for storing snapshots.
         check_canceled: Raises if the job was cancelled; asked between two tasks.
+        recorder: Writes the run's trace; None for no trace.
 
     Attributes:
     """
@@ -56,6 +58,7 @@ class Attempts:
         items: queue.SimpleQueue[Item],
         uploads: Executor,
         check_canceled: Callable[[], None],
+        recorder: Recorder | None,
         log: logging.Logger,
     ) -> None:
         assert storage.ownership is not None
@@ -66,6 +69,7 @@ class Attempts:
         self._items = items
         self._uploads = uploads
         self._epoch = storage.ownership.epoch
+        self._recorder = recorder
         self._deployer = Deployer(pipeline, spark, storage, log, check_canceled)
 
     def deploy(
@@ -108,6 +112,7 @@ class Attempts:
             take_back_after=restored.plan.checkpoint_id if later and restored else None,
             ended_sources=frozenset(ended_sources),
             allow_changed_plan=self._options.allow_changed_plan,
+            recorder=self._recorder,
         )
 
     def _upload(self, barrier: CheckpointBarrier, files: Mapping[str, Path]) -> Mapping[str, StoredFile]:

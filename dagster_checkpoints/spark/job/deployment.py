@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
+from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.execution.trace import Recorder, made
 from dagster_checkpoints.pipeline import (
     Chain,
     ExecutionGraph,
@@ -61,6 +64,7 @@ class AttemptSettings:
         take_back_after: The checkpoint restored, if the job had completed later ones.
         ended_sources: Sources (stage, instance) that were asked to end before a restart: they read what is there, and end.
         allow_changed_plan: Restored state may go on under another plan.
+        recorder: Writes the run's trace; None for no trace.
     """
 
     folder: Path
@@ -71,6 +75,7 @@ class AttemptSettings:
     take_back_after: int | None = None
     ended_sources: frozenset[tuple[str, str]] = frozenset()
     allow_changed_plan: bool = False
+    recorder: Recorder | None = None
 
 
 @dataclass
@@ -320,6 +325,7 @@ class _Attempt:
             report=report,
             take_back_after=self.settings.take_back_after,
             transaction_files=self.state.transactions(chain, snapshot, folder),
+            make_machine=partial(made, TaskMachine, f"{task} {self.settings.token}", self.settings.recorder),
         )
         if not inputs:
             return self._source_task(parts)

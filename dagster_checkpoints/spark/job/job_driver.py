@@ -36,6 +36,7 @@ from dagster_checkpoints.execution.job_events import JobEvent as MachineEvent
 from dagster_checkpoints.execution.job_events import JobOutcome
 from dagster_checkpoints.execution.job_machine import JobMachine, JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest
+from dagster_checkpoints.execution.trace import Recorder, made
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.job import events
@@ -99,6 +100,7 @@ class JobDriver:
         before_release: Waits until every answer is written: a requester takes a pipeline that is released, and has not answered,
             for one that never will.
         run_id: Dagster's, or whatever a person would look for.
+        recorder: Writes the run's trace; None for no trace.
         log: Told what a person should know; where stages' `context.log` goes.
 
     Attributes:
@@ -122,6 +124,7 @@ class JobDriver:
         on_event: Callable[[JobEvent], None],
         before_release: Callable[[], None],
         run_id: str,
+        recorder: Recorder | None,
         log: logging.Logger,
     ) -> None:
         self.pipeline = pipeline
@@ -146,7 +149,16 @@ class JobDriver:
             run_id=run_id,
             log=log,
         )
-        self.machine = JobMachine(pipeline.name, options.checkpoints, options.restart, self._stored.ownership.epoch)
+        self.machine = made(
+            JobMachine,
+            "job",
+            recorder,
+            time.monotonic(),
+            pipeline=pipeline.name,
+            config=options.checkpoints,
+            restart=options.restart,
+            epoch=self._stored.ownership.epoch,
+        )
         self._requesters = Requesters(storage, savepoints)
         self._uploads = ThreadPoolExecutor(options.upload_threads, thread_name_prefix="snapshot")
         self._tasks = AttemptDriver(
@@ -160,6 +172,7 @@ class JobDriver:
             self._uploads,
             self._check_canceled,
             on_event,
+            recorder,
             log,
         )
         self._results: deque[MachineEvent] = deque()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
 from dagster_checkpoints.coordination import CheckpointCoordinator, CheckpointRequested
 from dagster_checkpoints.execution.job_events import CancelRequested, DrainRequested, EndSourceRequested, FatalError
+from dagster_checkpoints.execution.trace import Recorder
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.deployment import Deployment
@@ -29,6 +30,7 @@ from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.request_poller import RequestPoller
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
+from dagster_checkpoints.spark.job.trace_file import check_trace_folder, recording
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
 from dagster_checkpoints.storage import (
     CheckpointStorage,
@@ -153,6 +155,8 @@ class JobExecution:
                 was started.
         """
         began = time.monotonic()
+        if self.options.trace is not None:
+            check_trace_folder(self.options.trace, self.pipeline.name)
         self.storage.check()
         if (found := self.storage.read_state()) is not None:
             self._starting.check_origin(found)  # before it waits for a lease that may be another pipeline's
@@ -168,7 +172,11 @@ class JobExecution:
         answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
         status = StatusReporter(self.pipeline, self.storage, self.run_id, self.options.status_seconds, self._log)
         status.report("starting")
-        self._driver = driver = self._new_driver(status, before_release=lambda: answers.shutdown(wait=True))
+        tracing = contextlib.ExitStack()
+        recorder = tracing.enter_context(
+            recording(self.options.trace, self.pipeline.name, self.run_id, ownership.epoch, self._log)
+        )
+        self._driver = driver = self._new_driver(status, recorder, before_release=lambda: answers.shutdown(wait=True))
         try:
             with self._owning(ownership, box, answers):
                 self._on_event(events.PipelineAcquired(self.storage.url, ownership.epoch, took))
@@ -180,13 +188,14 @@ class JobExecution:
             status.close(driver)
             # A requester that is told that the job has stopped may start it again at once: a new run waits for the release.
             driver.close()
+            tracing.close()
             self._work.clear(ownership.epoch, own=True)
             self.storage.close()
         if driver.refused is not None:
             raise driver.refused
         return driver.result()
 
-    def _new_driver(self, status: StatusReporter, before_release: Callable[[], None]) -> JobDriver:
+    def _new_driver(self, status: StatusReporter, recorder: Recorder | None, before_release: Callable[[], None]) -> JobDriver:
         return JobDriver(
             self.pipeline,
             self.storage,
@@ -201,6 +210,7 @@ class JobExecution:
             self._on_event,
             before_release,
             self.run_id,
+            recorder,
             self._log,
         )
 

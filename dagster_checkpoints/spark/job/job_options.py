@@ -30,6 +30,7 @@ class JobOptions:
         claim_mode: Whose a savepoint is that the run starts from.
         request_poll_seconds: Between two looks for control requests in storage.
         status_seconds: Between two versions of the pipeline's status in storage.
+        trace: Directory below which the run's trace is written, see `trace_file`; None for no trace.
         origin: Where the pipeline is defined, to recognise another one of the same name on the same storage.
         allow_moved_pipeline: Believe that it is the same pipeline, whatever storage says of where it was defined.
         earlier_runs: The runs that this one repeats, as retries and re-executions do.
@@ -53,6 +54,7 @@ class JobOptions:
     claim_mode: ClaimMode = ClaimMode.NO_CLAIM
     request_poll_seconds: float = 1.0
     status_seconds: float = 5.0
+    trace: Path | None = None
     origin: Origin = UNKNOWN_ORIGIN
     allow_moved_pipeline: bool = False
     earlier_runs: frozenset[str] = frozenset()

@@ -6,10 +6,18 @@ the trace, not the run. Must not know what the lines say.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
+import tempfile
 import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
+
+from dagster_checkpoints.execution.trace import Recorder
+from dagster_checkpoints.spark.errors import TraceError
 
 
 class TraceFile:
@@ -44,7 +52,7 @@ class TraceFile:
 
     def close(self) -> None:
         """End the trace; does nothing if it is closed."""
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):  # what is left over cannot be written either, and was reported
             self._file.close()
 
     def __enter__(self) -> TraceFile:
@@ -52,3 +60,55 @@ class TraceFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def check_trace_folder(folder: Path, pipeline: str) -> None:
+    """Refuse a directory that no trace can be written to, before anything has started.
+
+    Args:
+        folder: the directory below which traces are written.
+        pipeline: name of the pipeline, which names the directory of its traces.
+
+    Raises:
+        TraceError: a file cannot be created there.
+    """
+    try:
+        (folder / pipeline).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder / pipeline):
+            pass
+    except OSError as error:
+        raise TraceError(
+            f"expected to write the run's trace below {folder / pipeline}, found that no file can be created there: {error}. "
+            "Name another directory in the resource's setting 'trace', or leave it out. Nothing was started"
+        ) from error
+
+
+@contextlib.contextmanager
+def recording(folder: Path | None, pipeline: str, run_id: str, epoch: int, log: logging.Logger) -> Iterator[Recorder | None]:
+    """Record a run, if that was asked for.
+
+    Args:
+        folder: the directory below which the trace is written; None for no trace.
+        pipeline: name of the pipeline, which names the directory of its traces.
+        run_id: id of the run, which names the file together with the epoch.
+        epoch: the run's fencing epoch.
+        log: told where the trace is, and if it cannot be written.
+
+    Returns:
+        The recorder; None if no trace is written.
+    """
+    if folder is None:
+        yield None
+        return
+    path = folder / pipeline / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', run_id)}-e{epoch}.trace"
+    try:
+        file = TraceFile(path, log)
+    except OSError as error:
+        log.warning("The run's trace %s cannot be written, and the run goes on without one: %s", path, error)
+        yield None
+        return
+    with file:
+        log.info("The run's trace is written to %s; `dagster-checkpoints replay` shows it.", path)
+        recorder = Recorder(file.write)
+        recorder.begin({"pipeline": pipeline, "run": run_id, "epoch": str(epoch), "began": datetime.now(UTC).isoformat()})
+        yield recorder

@@ -6,6 +6,7 @@ do so: logs, gate files, Spark's offset log.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,7 +239,14 @@ def _machine(parts: TaskParts, inputs: Sequence[TaskInput]) -> TaskMachine:
                 known = ChannelWatermark(watermark, saved.idle, "drain" if saved.ended == "partition" else saved.ended)
             channels.append(GateChannel(name, task_input.static, channel.base, known))
     valve = parts.restored.valve_watermark if parts.restored is not None else None
-    return TaskMachine(parts.id, JOB_CONFIG, channels, valve, finished_before=parts.finished_before)
+    return parts.make_machine(
+        time.monotonic(),
+        task=parts.id,
+        config=JOB_CONFIG,
+        channels=tuple(channels),
+        valve_watermark=valve,
+        finished_before=parts.finished_before,
+    )
 
 
 def _files(tables: Sequence[SegmentFiles]) -> list[Path]:

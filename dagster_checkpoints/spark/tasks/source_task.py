@@ -20,7 +20,7 @@ class SourceTask(Task):
     """
 
     def __init__(self, parts: TaskParts, bounded: bool) -> None:
-        super().__init__(parts, TaskMachine(parts.id, JOB_CONFIG, finished_before=parts.finished_before))
+        super().__init__(parts, _machine(parts))
         self._bounded = bounded
         watermark = parts.instances[0].stage.watermark
         self._idle_after = watermark.idle_after if watermark else None
@@ -105,10 +105,15 @@ class BatchTask(Task):
     """
 
     def __init__(self, parts: TaskParts) -> None:
-        super().__init__(parts, TaskMachine(parts.id, JOB_CONFIG, streaming=False, finished_before=parts.finished_before))
+        super().__init__(parts, _machine(parts, streaming=False))
 
     def step(self) -> None:
         """It has been evaluated when it began."""
 
     def reach_max_watermark(self) -> None:
         """Nothing waits for the end of event time."""
+
+
+def _machine(parts: TaskParts, *, streaming: bool = True) -> TaskMachine:
+    finished = parts.finished_before
+    return parts.make_machine(time.monotonic(), task=parts.id, config=JOB_CONFIG, streaming=streaming, finished_before=finished)

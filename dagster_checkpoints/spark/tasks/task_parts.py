@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, TaskId
 from dagster_checkpoints.spark.channels.outputs import TaskOutput
 from dagster_checkpoints.spark.query import plans
@@ -42,6 +43,8 @@ class TaskParts:
         restored: Its snapshot, if the job was restored.
         take_back_after: See `TaskSink.open`.
         transaction_files: Of a savepoint's transactions, by position and name, fetched.
+        make_machine: Makes the task's machine, recorded if the run is: takes the time, seconds, and by name the machine's
+            arguments.
     """
 
     id: TaskId
@@ -59,6 +62,7 @@ class TaskParts:
     report: Report
     take_back_after: int | None
     transaction_files: Mapping[int, Mapping[str, Path]]
+    make_machine: Callable[..., TaskMachine]
 
     @property
     def finished_before(self) -> bool:
