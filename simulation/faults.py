@@ -400,7 +400,7 @@ FAULTS = (
     # These the simulator has found in the core itself.
     Fault("half an upload stays when nobody had acknowledged", _half_an_upload_stays),
     Fault("a new channel is left out after a second restore", _new_channel_left_out),
-    Fault("an older checkpoint completes after an unknown outcome", _older_completes_after_unknown_outcome),
+    Fault("an older checkpoint completes after an unknown outcome", _older_completes_after_unknown_outcome, "storage"),
     Fault("an acknowledgement that comes late discards a completed checkpoint", _late_acknowledgement_discards),
     Fault("a finished stage behind one at its end of data cannot be restored", _ended_predecessor_refused),
 )
