@@ -129,9 +129,12 @@ class JobCoordination:
     @property
     def all_finished(self) -> bool:
         """Whether every task has finished, and the outcome of every checkpoint is known."""
-        if self.coordinator is None or len(self.finished) < len(self._tasks):
-            return False
-        return self.coordinator.finalizing is None
+        return len(self.finished) >= len(self._tasks) and not self.finalizing
+
+    @property
+    def finalizing(self) -> bool:
+        """Whether the metadata of a checkpoint is being written."""
+        return self.coordinator is not None and self.coordinator.finalizing is not None
 
     @property
     def ended_by(self) -> EndedBy:

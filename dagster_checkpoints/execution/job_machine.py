@@ -153,7 +153,7 @@ class JobMachine:
         due = [self._job.requests.next_deadline(), self._retry_at]
         if coordinator is not None:
             due.append(coordinator.next_deadline())
-            if self._phase is JobPhase.RESTARTING and coordinator.finalizing is None:
+            if self._phase is JobPhase.RESTARTING and not self._job.finalizing:
                 due.append(self._restart_at)
         return min((at for at in due if at is not None), default=None)
 
@@ -219,9 +219,7 @@ class JobMachine:
 
     def _go_on(self) -> None:
         """What follows of itself from what has happened."""
-        coordinator, job = self._job.coordinator, self._job
-        if coordinator is None or self._phase in _ENDED:
-            return
+        job = self._job
         if job.fatal is not None:
             self._end_at_once(JobStatus.FAILED, job.fatal)
         elif job.deployed and job.end is not None:
@@ -229,7 +227,7 @@ class JobMachine:
         elif self._phase is JobPhase.RUNNING and job.all_finished:
             job.perform(job.requests.all_finished())
             self._stop_tasks()
-        elif self._phase is JobPhase.RESTARTING and self._now >= self._restart_at and coordinator.finalizing is None:
+        elif self._phase is JobPhase.RESTARTING and self._now >= self._restart_at and not job.finalizing:
             # By now it is known whether the savepoint of a stop has completed.
             job.perform(job.requests.attempt_failed(self._message))
             self._wait_for(JobPhase.READING, do.ConfirmOwnership())

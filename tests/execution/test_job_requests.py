@@ -126,6 +126,13 @@ def test_the_same_request_again_is_done_once_and_answered_to_every_requester() -
     assert requests.failed("r", FailureReason.IO_EXCEPTION, "late", restarting=False) == []
 
 
+def test_a_stop_suspends_and_was_not_asked_for_by_a_termination_unless_it_says_so() -> None:
+    request = Request("r", "stop", 1.0)
+    assert (request.drain, request.termination, request.stage, request.instance) == (False, False, "", None)
+    assert not Stopped(True, 1, "s").termination
+    assert not EndSources().stops_job
+
+
 # The end of a source
 
 
