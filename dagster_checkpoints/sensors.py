@@ -1,9 +1,9 @@
 """Public names of the sensors: what `dagster_checkpoints.plugin.sensors` builds, and the conditions of a drain."""
 
 from dagster_checkpoints.plugin.sensors.conditions import (
+    ConditionContext,
+    ConditionResult,
     DrainCondition,
-    Seen,
-    Surroundings,
     all_of,
     any_of,
     assets_materialized,
@@ -22,10 +22,10 @@ from dagster_checkpoints.plugin.sensors.savepoint_schedule import build_savepoin
 
 __all__ = [
     "Backoff",
+    "ConditionContext",
+    "ConditionResult",
     "DrainCondition",
     "NotASourceError",
-    "Seen",
-    "Surroundings",
     "all_of",
     "any_of",
     "assets_materialized",

@@ -269,7 +269,7 @@ def test_alternatives(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) ->
 
 def test_another_alternative_that_passes_is_no_second_look(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     hand = {"up": "left"}
-    sides = [when(lambda at, side=side: hand["up"] == side, says=side, momentary=True) for side in ("left", "right")]
+    sides = [when(lambda at, side=side: hand["up"] == side, says=side, needs_confirmation=True) for side in ("left", "right")]
     ticks = ticking(any_of(*sides))
     running = owner(meeting_pipeline)
     for side in ("left", "right", "left"):

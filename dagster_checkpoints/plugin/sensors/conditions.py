@@ -14,14 +14,14 @@ import dagster as dg
 
 from dagster_checkpoints.control import StageStatus
 from dagster_checkpoints.pipeline import Pipeline, StageKind
-from dagster_checkpoints.plugin.sensors.ticks import RunningPipeline
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import RunningPipeline
 from dagster_checkpoints.storage import ObjectInfo
 
 Given = TypeVar("Given")
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ConditionContext:
     """What a condition may look at.
 
     Attributes:
@@ -40,26 +40,26 @@ class Surroundings:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ConditionResult:
     """What a condition saw.
 
     Attributes:
         holds: Whether it holds.
         text: What it saw, for people.
-        momentary: It may be over in the next moment, so one look is not enough.
+        needs_confirmation: The condition may end at any moment, so the sensor confirms it at the next tick.
         key: Which of several alternatives holds.
     """
 
     holds: bool
     text: str
-    momentary: bool = False
+    needs_confirmation: bool = False
     key: str = ""
 
 
 class DrainCondition:
     """The base of all conditions. A condition of one's own is most easily made with :func:`when`."""
 
-    def look(self, at: Surroundings) -> Seen:
+    def look(self, at: ConditionContext) -> ConditionResult:
         """Whether it holds now. Called once per tick; must not wait."""
         raise NotImplementedError
 
@@ -131,29 +131,29 @@ def at_time(moment: datetime) -> DrainCondition:
 
 
 def when(
-    function: Callable[[Surroundings], bool | tuple[bool, str]], *, says: str | None = None, momentary: bool = False
+    function: Callable[[ConditionContext], bool | tuple[bool, str]], *, says: str | None = None, needs_confirmation: bool = False
 ) -> DrainCondition:
     """A condition from a function that you write.
 
     Args:
-        function: Gets the :class:`Surroundings`; returns whether the condition holds, or that and a text of what it found. It
+        function: Gets the :class:`ConditionContext`; returns whether the condition holds, or that and a text of what it found. It
             runs within the sensor's tick and must not wait. What it raises fails the tick.
         says: Name of the condition in the tick's log; by default the function's name.
-        momentary: It may change at any moment: the sensor confirms it at the next tick.
+        needs_confirmation: It may change at any moment: the sensor confirms it at the next tick.
     """
-    return _When(function, says or str(getattr(function, "__name__", function)), momentary)
+    return _When(function, says or str(getattr(function, "__name__", function)), needs_confirmation)
 
 
 @dataclass(frozen=True)
 class _AllOf(DrainCondition):
     conditions: tuple[DrainCondition, ...]
 
-    def look(self, at: Surroundings) -> Seen:
+    def look(self, at: ConditionContext) -> ConditionResult:
         seen = [condition.look(at) for condition in self.conditions]
-        return Seen(
+        return ConditionResult(
             all(one.holds for one in seen),
             "; ".join(one.text for one in seen),
-            any(one.momentary for one in seen),
+            any(one.needs_confirmation for one in seen),
             "&".join(one.key for one in seen),
         )
 
@@ -166,15 +166,15 @@ class _AllOf(DrainCondition):
 class _AnyOf(DrainCondition):
     conditions: tuple[DrainCondition, ...]
 
-    def look(self, at: Surroundings) -> Seen:
+    def look(self, at: ConditionContext) -> ConditionResult:
         seen = [condition.look(at) for condition in self.conditions]
         holding = [(number, one) for number, one in enumerate(seen) if one.holds]
         text = " or: ".join(one.text for one in seen)
         if not holding:
-            return Seen(False, text)
+            return ConditionResult(False, text)
         # One that lasts needs no second look, whatever else holds for a moment.
-        number, one = min(holding, key=lambda numbered: numbered[1].momentary)
-        return Seen(True, text, one.momentary, f"({number}{one.key})")
+        number, one = min(holding, key=lambda numbered: numbered[1].needs_confirmation)
+        return ConditionResult(True, text, one.needs_confirmation, f"({number}{one.key})")
 
     def describe(self) -> str:
         return " or ".join(condition.describe() for condition in self.conditions)
@@ -184,7 +184,7 @@ class _AnyOf(DrainCondition):
 class _AssetsMaterialized(DrainCondition):
     assets: tuple[dg.AssetKey, ...]
 
-    def look(self, at: Surroundings) -> Seen:
+    def look(self, at: ConditionContext) -> ConditionResult:
         since = at.running.job_started_at
         missing = []
         for asset in self.assets:
@@ -192,10 +192,10 @@ class _AssetsMaterialized(DrainCondition):
             if not newest or newest[0].timestamp < since.timestamp():
                 missing.append(asset.to_user_string())
         if missing:
-            return Seen(
+            return ConditionResult(
                 False, f"not materialized since {_clock(since)}, when job {at.running.job_id} began: {', '.join(missing)}"
             )
-        return Seen(True, f"materialized: {', '.join(asset.to_user_string() for asset in self.assets)}")
+        return ConditionResult(True, f"materialized: {', '.join(asset.to_user_string() for asset in self.assets)}")
 
     def describe(self) -> str:
         return f"{', '.join(asset.to_user_string() for asset in self.assets)} materialized since its job began"
@@ -203,17 +203,17 @@ class _AssetsMaterialized(DrainCondition):
 
 @dataclass(frozen=True)
 class _BoundedStagesFinished(DrainCondition):
-    def look(self, at: Surroundings) -> Seen:
+    def look(self, at: ConditionContext) -> ConditionResult:
         bounded = [stage.name for stage in at.pipeline.stages if at.pipeline.is_bounded(stage.name)]
         stages = _stages(at)
         if stages is None:
-            return Seen(False, "the pipeline has not yet reported the state of its stages")
+            return ConditionResult(False, "the pipeline has not yet reported the state of its stages")
         running = [name for name in bounded if name not in stages or not stages[name].finished]
         if running:
-            return Seen(
+            return ConditionResult(
                 False, f"{len(bounded) - len(running)} of {len(bounded)} bounded stages finished, not: {', '.join(running)}"
             )
-        return Seen(True, f"all {len(bounded)} bounded stages finished")
+        return ConditionResult(True, f"all {len(bounded)} bounded stages finished")
 
     def describe(self) -> str:
         return "all bounded stages have finished"
@@ -221,18 +221,22 @@ class _BoundedStagesFinished(DrainCondition):
 
 @dataclass(frozen=True)
 class _LiveLagZero(DrainCondition):
-    def look(self, at: Surroundings) -> Seen:
+    def look(self, at: ConditionContext) -> ConditionResult:
         stages = _stages(at)
         if stages is None:
-            return Seen(False, "the pipeline has not yet reported how far its live sources have read", momentary=True)
+            return ConditionResult(
+                False, "the pipeline has not yet reported how far its live sources have read", needs_confirmation=True
+            )
         assert at.running.status is not None
         if at.running.status.phase != "running":
-            return Seen(False, f"the pipeline is {at.running.status.phase}", momentary=True)
+            return ConditionResult(False, f"the pipeline is {at.running.status.phase}", needs_confirmation=True)
         live = [stage for stage in at.pipeline.stages if stage.kind is StageKind.UNBOUNDED_SOURCE]
         behind = [name for stage in live for name in _behind(stage.name, stage.instances, stages.get(stage.name))]
         if behind:
-            return Seen(False, f"not caught up: {', '.join(behind)}", momentary=True)
-        return Seen(True, f"caught up: {', '.join(stage.name for stage in live) or 'no live source'}", momentary=True)
+            return ConditionResult(False, f"not caught up: {', '.join(behind)}", needs_confirmation=True)
+        return ConditionResult(
+            True, f"caught up: {', '.join(stage.name for stage in live) or 'no live source'}", needs_confirmation=True
+        )
 
     def describe(self) -> str:
         return "all live sources have read everything, in two ticks in a row"
@@ -243,18 +247,18 @@ class _MarkerObject(DrainCondition):
     where: str
     of_any_age: bool
 
-    def look(self, at: Surroundings) -> Seen:
+    def look(self, at: ConditionContext) -> ConditionResult:
         found = at.head(self.where)
         if found is None:
-            return Seen(False, f"no marker {self.where}")
+            return ConditionResult(False, f"no marker {self.where}")
         since = at.running.job_started_at
         if not self.of_any_age and found.modified < since:
-            return Seen(
+            return ConditionResult(
                 False,
                 f"the marker {self.where} is of {_clock(found.modified)}, older than job {at.running.job_id} ({_clock(since)}): "
                 "write it again",
             )
-        return Seen(True, f"marker {self.where} of {_clock(found.modified)}")
+        return ConditionResult(True, f"marker {self.where} of {_clock(found.modified)}")
 
     def describe(self) -> str:
         return f"the marker {self.where} is there{'' if self.of_any_age else ', written since its job began'}"
@@ -264,12 +268,12 @@ class _MarkerObject(DrainCondition):
 class _AtTime(DrainCondition):
     moment: datetime
 
-    def look(self, at: Surroundings) -> Seen:
+    def look(self, at: ConditionContext) -> ConditionResult:
         if at.now < self.moment:
-            return Seen(False, f"it is not yet {_clock(self.moment)}")
+            return ConditionResult(False, f"it is not yet {_clock(self.moment)}")
         if at.running.job_started_at >= self.moment:
-            return Seen(False, f"{_clock(self.moment)} had passed when job {at.running.job_id} began")
-        return Seen(True, f"{_clock(self.moment)} has come")
+            return ConditionResult(False, f"{_clock(self.moment)} had passed when job {at.running.job_id} began")
+        return ConditionResult(True, f"{_clock(self.moment)} has come")
 
     def describe(self) -> str:
         return f"{_clock(self.moment)} has come"
@@ -277,14 +281,14 @@ class _AtTime(DrainCondition):
 
 @dataclass(frozen=True)
 class _When(DrainCondition):
-    function: Callable[[Surroundings], bool | tuple[bool, str]]
+    function: Callable[[ConditionContext], bool | tuple[bool, str]]
     says: str
-    momentary: bool
+    needs_confirmation: bool
 
-    def look(self, at: Surroundings) -> Seen:
+    def look(self, at: ConditionContext) -> ConditionResult:
         answer = self.function(at)
         holds, text = answer if isinstance(answer, tuple) else (answer, "yes" if answer else "no")
-        return Seen(bool(holds), f"{self.says}: {text}", self.momentary)
+        return ConditionResult(bool(holds), f"{self.says}: {text}", self.needs_confirmation)
 
     def describe(self) -> str:
         return f"{self.says} holds"
@@ -296,7 +300,7 @@ def _several(given: tuple[Given, ...], what: str) -> tuple[Given, ...]:
     return given
 
 
-def _stages(at: Surroundings) -> dict[str, StageStatus] | None:
+def _stages(at: ConditionContext) -> dict[str, StageStatus] | None:
     status = at.running.status
     return {stage.name: stage for stage in status.stages} if status is not None and status.stages else None
 

@@ -8,19 +8,19 @@ import msgspec
 from dagster_checkpoints.control import Answer
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE
-from dagster_checkpoints.plugin.sensors.conditions import DrainCondition, Seen, Surroundings
+from dagster_checkpoints.plugin.sensors.conditions import ConditionContext, ConditionResult, DrainCondition
 from dagster_checkpoints.plugin.sensors.cursors import read_cursor
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import NotRunning, RunningPipeline, SensorTick, pipeline_sensor, skip
 from dagster_checkpoints.plugin.sensors.repeated_request import Progress, RepeatedRequest, RequestCursor
-from dagster_checkpoints.plugin.sensors.ticks import NotRunning, RunningPipeline, Tick, pipeline_sensor, skip
 
 _REPORTS_APART = 2
-"""So many reports of the pipeline lie between two looks at a momentary condition: the second one was written, and what is in it
-found out, after the first look."""
+"""Least difference between the numbers of the two status reports that confirm a condition: the pipeline has collected and
+written the second report after the first tick."""
 
 
 class _Cursor(RequestCursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
-    key: the alternative that held in the last tick, if it was a momentary one.
+    key: the alternative that held in the last tick, if it needs confirmation.
     sequence: of the pipeline's report in which it held.
     """
 
@@ -66,11 +66,11 @@ def build_drain_sensor(
         lambda control, asked: control.stop(drain=True, name=sensor_name, request_id=asked, deadline=deadline),
     )
 
-    def evaluate(tick: Tick) -> dg.SensorResult:
-        running = tick.reins.look()
+    def evaluate(tick: SensorTick) -> dg.SensorResult:
+        running = tick.control.look()
         if isinstance(running, NotRunning):
             asked = read_cursor(tick.dagster.cursor, _Cursor).asked
-            drained = tick.reins.poll(asked) if asked else None
+            drained = tick.control.poll(asked) if asked else None
             if drained is not None and drained.status == "done":
                 return skip(f"Drained with savepoint {drained.checkpoint_id} ({drained.url}). {running.text}", _Cursor())
             return skip(running.text, _Cursor())
@@ -83,19 +83,21 @@ def build_drain_sensor(
         before, failed = progress.cursor, progress.failed
         if running.status is not None and running.status.stop is not None:
             return skip(f"{failed}A stop is under way already (request {running.status.stop.request_id}).", before)
-        seen = when.look(Surroundings(pipeline, running, tick.dagster.instance, tick.now, tick.head))
+        seen = when.look(ConditionContext(pipeline, running, tick.dagster.instance, tick.now, tick.head))
         tick.dagster.log.info(
             f"Run {running.run_id}, job {running.job_id}. Condition: {when.describe()}. "
             f"It is {'met' if seen.holds else 'not met'}: {seen.text}."
         )
         return _decide(tick, progress, running, seen)
 
-    def _decide(tick: Tick, progress: Progress[_Cursor], running: RunningPipeline, seen: Seen) -> dg.SensorResult:
+    def _decide(
+        tick: SensorTick, progress: Progress[_Cursor], running: RunningPipeline, seen: ConditionResult
+    ) -> dg.SensorResult:
         before, failed = progress.cursor, progress.failed
         if not seen.holds:
             return skip(f"{failed}Not drained: {seen.text}.", msgspec.structs.replace(before, key=None, sequence=0))
         sequence = running.status.sequence if running.status is not None else 0
-        if seen.momentary and not (before.key == seen.key and sequence >= before.sequence + _REPORTS_APART):
+        if seen.needs_confirmation and not (before.key == seen.key and sequence >= before.sequence + _REPORTS_APART):
             if before.key != seen.key:
                 before = msgspec.structs.replace(before, key=seen.key, sequence=sequence)
             return skip(f"{failed}Condition met; confirming at the next tick: {seen.text}.", before)

@@ -10,9 +10,9 @@ import msgspec
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE
-from dagster_checkpoints.plugin.sensors.conditions import Surroundings, assets_materialized
+from dagster_checkpoints.plugin.sensors.conditions import ConditionContext, assets_materialized
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import NotRunning, RunningPipeline, SensorTick, pipeline_sensor, skip
 from dagster_checkpoints.plugin.sensors.repeated_request import RepeatedRequest, RequestCursor
-from dagster_checkpoints.plugin.sensors.ticks import NotRunning, RunningPipeline, Tick, pipeline_sensor, skip
 
 
 class NotASourceError(DagsterCheckpointsError):
@@ -81,8 +81,8 @@ def build_end_of_input_sensor(
         lambda control, asked: control.end_source(source, instance, request_id=asked, deadline=deadline),
     )
 
-    def evaluate(tick: Tick) -> dg.SensorResult:
-        running = tick.reins.look()
+    def evaluate(tick: SensorTick) -> dg.SensorResult:
+        running = tick.control.look()
         if isinstance(running, NotRunning):
             return skip(running.text, _Cursor())
         before = end.read(tick, running)
@@ -96,7 +96,7 @@ def build_end_of_input_sensor(
         given_up = end.give_up(progress)
         if given_up is not None:
             return given_up
-        seen = condition.look(Surroundings(pipeline, running, tick.dagster.instance, tick.now, tick.head))
+        seen = condition.look(ConditionContext(pipeline, running, tick.dagster.instance, tick.now, tick.head))
         if not seen.holds:
             return skip(f"{progress.failed}{what} goes on: {seen.text}.", progress.cursor)
         return end.ask(tick, progress, lambda asked: f"Asked run {running.run_id} to end {what} (request {asked}): {seen.text}.")

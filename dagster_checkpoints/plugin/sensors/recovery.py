@@ -14,7 +14,7 @@ from dagster_checkpoints.control import PipelineControl, PipelineStatus
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
-from dagster_checkpoints.plugin.sensors.ticks import Tick, pipeline_sensor, skip
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, REFUSED, NotAPipelineAssetError, stage_keys
 from dagster_checkpoints.storage import CorruptStatus, PipelineState
 
@@ -124,8 +124,8 @@ def build_recovery_sensor(
     job_names = [job.name for job in jobs]
     op_name = assets.node_def.name
 
-    def evaluate(tick: Tick) -> dg.SensorResult:
-        state = tick.reins.do(PipelineControl.state)
+    def evaluate(tick: SensorTick) -> dg.SensorResult:
+        state = tick.control.do(PipelineControl.state)
         status = _status(tick)
         owner = _run_record(tick.dagster.instance, _last_owner(state, status))
         record = _newest_run(tick.dagster.instance, pipeline, [*job_names, own_job.name], owner)
@@ -226,9 +226,9 @@ def _attempts(record: dg.RunRecord, reset_after: float) -> int:
     return int(tag) if tag.isdecimal() else 0
 
 
-def _status(tick: Tick) -> PipelineStatus | None:
+def _status(tick: SensorTick) -> PipelineStatus | None:
     try:
-        return tick.reins.do(PipelineControl.status)
+        return tick.control.do(PipelineControl.status)
     except CorruptStatus:
         return None
 

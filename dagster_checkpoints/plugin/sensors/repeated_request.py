@@ -14,7 +14,7 @@ import msgspec
 
 from dagster_checkpoints.control import Answer, NoRunningPipeline, PipelineControl
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
-from dagster_checkpoints.plugin.sensors.ticks import RunningPipeline, Tick, request_id, skip
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import RunningPipeline, SensorTick, request_id, skip
 
 ATTEMPTS = 3
 """How many requests that fail a run gets at most."""
@@ -71,16 +71,16 @@ class RepeatedRequest(Generic[AnyRequestCursor]):
     given_up: str
     send: Callable[[PipelineControl, str], object]
 
-    def read(self, tick: Tick, running: RunningPipeline) -> AnyRequestCursor:
+    def read(self, tick: SensorTick, running: RunningPipeline) -> AnyRequestCursor:
         """What the sensor remembers of this run."""
         before = read_cursor(tick.dagster.cursor, self.kind)
         return before if before.run == running.run_id else self.kind(run=running.run_id)
 
-    def poll(self, tick: Tick, before: AnyRequestCursor) -> Progress[AnyRequestCursor]:
+    def poll(self, tick: SensorTick, before: AnyRequestCursor) -> Progress[AnyRequestCursor]:
         """Look for the answer to the request that was sent in an earlier tick, if one was."""
         if not before.asked:
             return Progress(before)
-        answer = tick.reins.poll(before.asked)
+        answer = tick.control.poll(before.asked)
         if answer is None or answer.status != "failed":
             return Progress(before, answer)
         failed = f"Request {before.asked} failed, {answer.reason}: {answer.message}. "
@@ -94,7 +94,7 @@ class RepeatedRequest(Generic[AnyRequestCursor]):
         undone = self.given_up.replace("{run}", before.run)
         return skip(f"{progress.failed}Given up after {before.attempt} attempts to {undone}.", before)
 
-    def ask(self, tick: Tick, progress: Progress[AnyRequestCursor], told: Callable[[str], str]) -> dg.SensorResult:
+    def ask(self, tick: SensorTick, progress: Progress[AnyRequestCursor], told: Callable[[str], str]) -> dg.SensorResult:
         """Send the next request.
 
         Args:
@@ -103,7 +103,7 @@ class RepeatedRequest(Generic[AnyRequestCursor]):
         before = progress.cursor
         asked = request_id(self.sensor, before.run, before.attempt + 1)
         try:
-            tick.reins.do(lambda control: self.send(control, asked))
+            tick.control.do(lambda control: self.send(control, asked))
         except NoRunningPipeline as error:
             return skip(f"{progress.failed}{error}", self.kind())
         after = self.kind(run=before.run, asked=asked, attempt=before.attempt)

@@ -12,7 +12,15 @@ from dagster_checkpoints.control import Answer, NoRunningPipeline, PipelineContr
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
-from dagster_checkpoints.plugin.sensors.ticks import NotRunning, Reins, RunningPipeline, Tick, pipeline_sensor, request_id, skip
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
+    NotRunning,
+    RunningPipeline,
+    SensorTick,
+    TimedControl,
+    pipeline_sensor,
+    request_id,
+    skip,
+)
 from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, NotAPipelineAssetError, stage_keys
 
 ATTEMPTS = 5
@@ -76,15 +84,15 @@ def build_reroot_sensor(
         )
     sensor_name = name or f"{pipeline.name}_reroot"
 
-    def evaluate(tick: Tick) -> dg.SensorResult:
+    def evaluate(tick: SensorTick) -> dg.SensorResult:
         before = read_cursor(tick.dagster.cursor, _Cursor)
         seen, finished = _finished_since(tick.dagster.instance, keys, before.seen)
-        running = tick.reins.look()
+        running = tick.control.look()
         said: list[str] = []
         observations: list[dg.AssetObservation] = []
         again, waiting = [], []
         for asked in before.asked:
-            answer = tick.reins.poll(_id(sensor_name, asked))
+            answer = tick.control.poll(_id(sensor_name, asked))
             if answer is not None and answer.status == "done":
                 roots = _roots(answer, running)
                 said.append(f"Checkpoint {answer.checkpoint_id} began at {', '.join(roots) or 'unknown stages'}.")
@@ -106,14 +114,14 @@ def build_reroot_sensor(
                 again.append(_Asked(run=running.run_id, event=max(mine.values()), stages=tuple(mine)))
             elif not said:
                 said.append(f"No stage of run {running.run_id} has finished since the last tick.")
-            waiting += _ask(tick.reins, again, said)
+            waiting += _ask(tick.control, again, said)
         return skip(" ".join(said), _Cursor(seen=seen, asked=tuple(waiting)), observations)
 
-    def _ask(reins: Reins, wanted: list[_Asked], said: list[str]) -> list[_Asked]:
+    def _ask(control: TimedControl, wanted: list[_Asked], said: list[str]) -> list[_Asked]:
         for asked in wanted:
             asked_id = _id(sensor_name, asked)
             try:
-                reins.do(partial(PipelineControl.checkpoint, request_id=asked_id, deadline=deadline))
+                control.do(partial(PipelineControl.checkpoint, request_id=asked_id, deadline=deadline))
             except NoRunningPipeline as error:
                 said.append(str(error))
                 return []

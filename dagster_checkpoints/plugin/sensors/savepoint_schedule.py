@@ -11,7 +11,7 @@ from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE, SavepointConfig, SavepointRetention
 from dagster_checkpoints.plugin.savepoints.retention import STAMP
-from dagster_checkpoints.plugin.sensors.ticks import STORAGE_SECONDS, TRANSIENT, NotRunning, Reins
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import STORAGE_SECONDS, TRANSIENT, NotRunning, TimedControl
 
 if TYPE_CHECKING:
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
@@ -101,7 +101,7 @@ def build_savepoint_schedule(
             return coordinator.control(pipeline, instance=instance, asked_by=f"schedule {schedule_name}")
 
         try:
-            running = Reins(control, STORAGE_SECONDS).look()
+            running = TimedControl(control, STORAGE_SECONDS).look()
         except TRANSIENT as error:
             return dg.SkipReason(f"{error} There is no savepoint this time.")
         if isinstance(running, NotRunning):

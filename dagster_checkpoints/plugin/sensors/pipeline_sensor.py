@@ -37,10 +37,10 @@ STORAGE_SECONDS = 15.0
 TRANSIENT = (StorageUnavailable, OutcomeUnknown, WriteConflict, TimeLimitExceeded)
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_.\-]+")
 
-Result = TypeVar("Result")
+Answered = TypeVar("Answered")
 
 
-class Reins:
+class TimedControl:
     """A :class:`PipelineControl` for the length of a tick: all that is done with it takes a limited time altogether.
 
     Args:
@@ -53,14 +53,14 @@ class Reins:
         self._control: PipelineControl | None = None
         self._limit = TimeLimit(seconds, "storage")
 
-    def do(self, what: Callable[[PipelineControl], Result]) -> Result:
+    def do(self, what: Callable[[PipelineControl], Answered]) -> Answered:
         """Do something with the pipeline's control that may be done again.
 
         Raises:
             TimeLimitExceeded: the time is up.
         """
 
-        def work() -> Result:
+        def work() -> Answered:
             self._control = self._control or self._make()
             return what(self._control)
 
@@ -73,7 +73,7 @@ class Reins:
             return NotRunning(f"The pipeline is not running. {describe_end(state)}")
         try:
             status = self.do(PipelineControl.status)
-        except CorruptStatus:  # it is for display; the owner writes it anew
+        except CorruptStatus:  # it is for display; the owner writes it again
             status = None
         return RunningPipeline(state, status if status is not None and status.epoch == state.epoch else None)
 
@@ -127,23 +127,23 @@ class RunningPipeline:
 
 
 @dataclass(frozen=True)
-class Tick:
+class SensorTick:
     """What a sensor has at hand.
 
     Attributes:
         dagster: Dagster's context.
-        reins: The pipeline's control.
+        control: The pipeline's control, for the length of the tick.
         head: An object in storage: by its key below the pipeline's directory, or by URL or absolute path.
         now: Wall clock.
     """
 
     dagster: dg.SensorEvaluationContext
-    reins: Reins
+    control: TimedControl
     head: Callable[[str], ObjectInfo | None]
     now: datetime
 
 
-Evaluate = Callable[[Tick], dg.SensorResult]
+Evaluate = Callable[[SensorTick], dg.SensorResult]
 
 
 def pipeline_sensor(
@@ -158,7 +158,7 @@ def pipeline_sensor(
     jobs: Sequence[Any] | None = None,
     storage_seconds: float = STORAGE_SECONDS,
 ) -> dg.SensorDefinition:
-    """A sensor that holds a pipeline's reins. Storage that is out of reach is a reason to skip the tick, with the old cursor."""
+    """A sensor that controls a pipeline. While storage is out of reach it skips its ticks, and keeps its cursor."""
 
     @dg.sensor(
         name=name,
@@ -172,19 +172,19 @@ def pipeline_sensor(
         coordinator: CheckpointCoordinatorResource = getattr(context.resources, resource_key)
         instance = context.instance
 
-        def control() -> PipelineControl:
+        def make_control() -> PipelineControl:
             return coordinator.control(pipeline, instance=instance, asked_by=f"sensor {name}")
 
         def head(where: str) -> ObjectInfo | None:
             folder, _, name = where.rpartition("/")
             if "://" in where or where.startswith("/"):
-                return reins.do(lambda control: coordinator.open_store(folder).head(name))
+                return control.do(lambda _: coordinator.open_store(folder).head(name))
             storage = coordinator.checkpoint_storage(pipeline, instance=instance)
-            return reins.do(lambda control: storage.store.head(f"{pipeline.name}/{where}"))
+            return control.do(lambda _: storage.store.head(f"{pipeline.name}/{where}"))
 
-        reins = Reins(control, storage_seconds)
+        control = TimedControl(make_control, storage_seconds)
         try:
-            result = evaluate(Tick(context, reins, head, datetime.now(UTC)))
+            result = evaluate(SensorTick(context, control, head, datetime.now(UTC)))
         except TRANSIENT as error:
             result = dg.SensorResult(skip_reason=f"{error} The next tick tries again.", cursor=context.cursor)
         context.log.info(_outcome(result))
