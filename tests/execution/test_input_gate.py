@@ -139,7 +139,8 @@ def test_nothing_is_read_before_the_query_has_started() -> None:
 )
 def test_an_answer_that_was_not_asked_for_is_refused(answer: object) -> None:
     drive = Driver("a").started()
-    with pytest.raises(UnexpectedEvent, match="answers nothing that the gate asked for; it waits for nothing"):
+    text = "answers nothing that the gate asked for; it waits for nothing"
+    with pytest.raises(UnexpectedEvent, match=rf"{type(answer).__name__}\(.*{text}"):
         drive(answer)
 
 
@@ -157,6 +158,8 @@ def test_what_is_no_event_is_refused_and_unknown_channels_are_named() -> None:
         drive.gate.reads("c")
     with pytest.raises(UnknownChannel, match="'c'"):
         drive.consumed(c=1)
+    with pytest.raises(UnknownChannel, match="which has no inputs"):
+        Driver().gate.scanned("a")
 
 
 def test_positions_begin_at_the_restored_ones() -> None:
@@ -357,6 +360,18 @@ def test_a_cancel_mark_unblocks_goes_on_and_is_told_to_the_coordinator() -> None
     assert drive.gate.reads("a")
 
 
+def test_a_cancel_mark_of_a_checkpoint_that_was_not_seen_goes_on_too() -> None:
+    drive = Driver("a", "b").started()
+    reason = FailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER
+    assert drive.read("a", CancelMark(5)) == [Forward(CancelMark(5)), AbortAlignment(5, reason)]
+
+
+def test_a_channel_that_stands_still_does_not_keep_another_one_from_being_read() -> None:
+    drive = Driver("a", "b").started()
+    assert drive(ElementsArrived((("a", (mark(1), ROW)), ("b", (ROW,))))) == [OpenTo({"a": 0, "b": 1}, None)]
+    assert (drive.gate.scanned("a"), drive.gate.scanned("b")) == (1, 1)
+
+
 def test_an_abort_of_the_coordinator_s_goes_on_and_is_not_told_back() -> None:
     drive = Driver("a", "b").started()
     drive.read("a", mark(1))
@@ -523,7 +538,8 @@ def test_a_snapshot_that_is_due_when_the_static_inputs_are_ready_waits_for_the_q
     assert drive.gate.due_checkpoints == (1,)
     assert drive(QueryBuilt()) == [OpenTo({"a": 1}, None), StartQuery()]
     assert drive(QueryStarted()) == []
-    assert pins(drive.consumed(a=1)) == [1]
+    (due,) = drive.consumed(a=1)
+    assert due.pin.inputs.channels[0] == PinnedChannel(ChannelSnapshot("a", 2))
 
 
 def test_a_static_input_that_ended_before_the_checkpoint_is_ready_and_its_records_are_not_added_again() -> None:

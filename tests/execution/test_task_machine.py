@@ -273,6 +273,16 @@ def test_a_snapshot_says_how_long_it_took() -> None:
     assert drive(SnapshotPinned(1)) == [Forward(BarrierMark(barrier(1))), StoreSnapshot(barrier(1), statistics, {})]
 
 
+def test_a_snapshot_that_is_triggered_is_aligned_at_once() -> None:
+    drive = behind("a")
+    drive.read("a", "row", EndOfPartition())
+    assert drive(TriggerReceived(barrier(1))) == []
+    (pin,) = drive(QueryConsumed({"a": 1}))
+    assert isinstance(pin, PinSnapshot)
+    statistics = TaskStatistics(alignment_seconds=1.0, sync_seconds=1.0)
+    assert drive(SnapshotPinned(1)) == [Forward(BarrierMark(barrier(1))), StoreSnapshot(barrier(1), statistics, {})]
+
+
 def test_a_snapshot_that_fails_is_declined_and_sends_no_barrier() -> None:
     drive = source()
     drive(TriggerReceived(barrier(1)))
