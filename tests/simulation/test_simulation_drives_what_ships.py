@@ -1,0 +1,123 @@
+"""What each module of the simulator is, and which shipped code it drives: measured in running worlds, not read from imports."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import FrameType
+
+import simulation
+from simulation.running import run
+from simulation.scenario import random_scenario
+
+FOLDER = Path(simulation.__file__).parent
+SHIPPED = FOLDER.parent / "dagster_checkpoints"
+
+DRIVERS = {
+    "deployment": {"state/redistribution.py"},
+    "loop": {"coordination/coordinator.py", "execution/job_machine.py"},
+    "machine": {"execution/acquisition.py", "execution/ownership.py", "execution/shared_files.py", "storage/shared_state.py"},
+    "process": {"execution/job_machine.py", "execution/start_point.py"},
+    "restoring": {"state/inputs.py", "state/metadata_file.py", "state/restore.py"},
+    "sinks": {"sinks/branches.py", "sinks/transactions.py"},
+    "storage": {
+        "execution/acquisition.py",
+        "execution/checkpoint_deletion.py",
+        "execution/checkpoint_writing.py",
+        "execution/ownership.py",
+    },
+    "task": {"execution/task_machine.py", "execution/output_event_time.py"},
+    "task_data": {"execution/task_machine.py", "execution/output_event_time.py"},
+    "user_requests": {"execution/job_requests.py"},
+    "writing": {"storage/shared_state.py"},
+}
+"""The drivers, and the shipped code that each of them calls in every search."""
+WORLD = {
+    "channels": "the data plane's queues and what a task acknowledges with",
+    "cuts": "an invariant: a checkpoint is a consistent cut",
+    "elements": "records, and their arithmetic",
+    "expected": "what a pipeline must have written, computed from its sources alone",
+    "operators": "what the stages compute",
+    "shapes": "random pipelines, with the shipped graph and chains",
+    "violations": "what a search can find, and where it is checked",
+    "world": "time, users, faults and everything that can happen next",
+}
+SEARCH = {
+    "__init__": "",
+    "__main__": "the command line",
+    "faults": "deliberate faults of the core, as patches",
+    "run_faults": "deliberate faults of the rules of a run, as patches",
+    "running": "one world from beginning to end",
+    "scenario": "what a seed stands for",
+    "schedules": "which step comes next",
+    "search": "many worlds",
+    "shrinking": "the shortest way to a violation",
+}
+RULES = ("coordination", "execution")
+
+
+def calls(worlds: int) -> dict[str, set[str]]:
+    """By module of the simulator, the files of the plugin that it calls while worlds run; `*` for all that is called."""
+    found: dict[str, set[str]] = defaultdict(set)
+    ours, shipped = f"{FOLDER}/", f"{SHIPPED}/"
+
+    def called(frame: FrameType, event: str, argument: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(shipped) and frame.f_code.co_name != "<module>":
+            found["*"].add(file[len(shipped) :])
+            caller = frame.f_back.f_code.co_filename if frame.f_back else ""
+            if caller.startswith(ours):
+                found[Path(caller).stem].add(file[len(shipped) :])
+
+    sys.setprofile(called)
+    try:
+        for seed in range(worlds):
+            run(random_scenario(seed), record=False)
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_every_module_of_the_simulator_is_listed() -> None:
+    assert {*DRIVERS, *WORLD, *SEARCH} == {path.stem for path in FOLDER.glob("*.py")}
+    assert len(DRIVERS) + len(WORLD) + len(SEARCH) == len({*DRIVERS, *WORLD, *SEARCH})
+
+
+def test_drivers_call_the_shipped_rules_and_every_rule_is_driven() -> None:
+    found = calls(worlds=120)
+    assert {module: missed for module, wanted in DRIVERS.items() if (missed := wanted - found[module])} == {}
+    rules = {f"{floor}/{path.relative_to(SHIPPED / floor)}" for floor in RULES for path in (SHIPPED / floor).rglob("*.py")}
+    with_code = {rule for rule in rules if any(functions(SHIPPED / rule))}
+    not_of_a_run = {"execution/trace.py", "execution/trace_codec.py"}  # they record and replay machines
+    never_called = sorted(with_code - found["*"] - not_of_a_run)
+    assert never_called == ["coordination/errors.py"] or never_called == []
+
+
+def test_no_function_of_the_simulator_is_a_shipped_one_once_more() -> None:
+    """By its statements, whatever its variables are called."""
+    shipped = {shape(node): f"{path.name}:{node.name}" for path in SHIPPED.rglob("*.py") for node in functions(path)}
+    again = {f"{path.name}:{node.name}": shipped[shape(node)] for path in FOLDER.glob("*.py") for node in functions(path)
+             if shape(node) in shipped}  # fmt: skip
+    assert again == {}
+
+
+def functions(path: Path) -> list[ast.FunctionDef]:
+    """Those of more than two statements."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    found = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    return [node for node in found if sum(isinstance(inner, ast.stmt) for inner in ast.walk(node)) > 3]
+
+
+def shape(node: ast.FunctionDef) -> str:
+    """The function without its name, docstring and variables' names."""
+    names: dict[str, str] = {}
+
+    class Renamed(ast.NodeTransformer):
+        def visit_Name(self, name: ast.Name) -> ast.Name:
+            return ast.Name(names.setdefault(name.id, f"v{len(names)}"), name.ctx)
+
+    body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+    module = ast.Module([Renamed().visit(ast.parse(ast.unparse(statement)).body[0]) for statement in body], [])
+    return ast.dump(module)
