@@ -48,7 +48,7 @@ def test_a_trace_that_can_no_longer_be_written_ends_and_the_run_goes_on(tmp_path
     file.write("two")
     file.write("three")
     file.close()
-    assert [record.message.split(" ends here")[0] for record in caplog.records] == [f"The trace {tmp_path / 'x.trace'}"]
+    assert [record.getMessage().split(" ends here")[0] for record in caplog.records] == [f"The trace {tmp_path / 'x.trace'}"]
     assert (tmp_path / "x.trace").read_text() == "one\n"
 
 
