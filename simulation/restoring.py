@@ -96,7 +96,7 @@ def options(store: Store, ownership: Ownership, asked: From, copies: int) -> Sta
 def nth(found: Sequence[T], which: int) -> T:
     """One of what there is."""
     if which >= len(found):
-        raise NothingToRestoreError("there are not so many")
+        raise NothingToRestoreError("storage holds fewer of them")
     return found[which]
 
 

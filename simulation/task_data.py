@@ -371,7 +371,7 @@ class TaskData:
         return taken
 
     def _content(self) -> str:
-        """Of the file that a snapshot adds: what was processed decides, whoever does it, and however often."""
+        """Of the file that a snapshot adds: the same records give the same content, in any process and attempt."""
         done = sum(pair[0] for pair in self.read.values()) + sum(position for _, position in self.splits)
         return f"{self.process.asked_start.variant}.{self.number}@{done}"
 

@@ -312,7 +312,7 @@ class Writer(Machine):
                     store.delete_savepoint_metadata(location)
                 case deletion.DeleteSavepointFiles() if savepoint is not None:
                     savepoint.files.clear()
-                case deletion.RemoveMark():
+                case deletion.RemoveMarkIfEmpty() if savepoint is None or not savepoint.files:
                     store.delete_mark(location)
 
         yield from performed(deletion.delete_savepoint(savepoint is None or savepoint.own), perform)

@@ -86,6 +86,11 @@ class RemoveMark:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveMarkIfEmpty:
+    """Delete the mark that says that a savepoint is incomplete, unless state files are left. Answer: None."""
+
+
+@dataclass(frozen=True, slots=True)
 class ListMetadata:
     """List the metadata of checkpoints. Answer: a sequence of :class:`FoundMetadata`."""
 
@@ -203,7 +208,8 @@ def delete_savepoint(own: bool) -> Steps[None]:
     yield DeleteSavepointFiles()
     # Once more: an owner that lost the pipeline may have written it in between.
     yield DeleteSavepointMetadata()
-    yield RemoveMark()
+    # With files that such an owner has stored in between the mark stays, so that the next sweep deletes them.
+    yield RemoveMarkIfEmpty()
 
 
 def delete_files(names: Collection[str], may_delete: Callable[[], None]) -> Steps[None]:

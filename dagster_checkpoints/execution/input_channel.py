@@ -41,7 +41,7 @@ class InputChannel:
         held_to: behind the last records of `held`.
         captured: read since an unaligned snapshot began, in front of its barrier; None if none is under way.
         announced: the checkpoint of the barrier that has arrived and is not read yet.
-        unread: what lies in front of that barrier.
+        unread: the elements in front of that barrier.
     """
 
     __slots__ = (

@@ -2,8 +2,8 @@
 
 The gate *scans* each channel for barriers and the marks of its end, and *takes in* records and watermarks by opening to the
 query. Usually both happen at once. While a static input is not ready there is no query: the gate scans on, so that barriers pass,
-and what lies in front of a barrier is in-flight data of the checkpoint. The query follows at its own pace; a snapshot is taken,
-and the data has ended, only when it has consumed everything that it was let through to.
+and the elements in front of a barrier are in-flight data of the checkpoint. The query follows at its own pace; a snapshot is
+taken, and the data has ended, only when it has consumed everything that it was let through to.
 
 It must not know: what records are, the life cycle's rules, the coordinator, sinks.
 

@@ -117,8 +117,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     retained: int = Field(default=1, ge=1, description="completed checkpoints that are kept")
     restart_strategy: Literal["fixed_delay", "exponential_delay", "failure_rate"] = Field(
         default="fixed_delay",
-        description="which failures a run survives: fixed_delay (so many), exponential_delay (so many in a row, after growing "
-        "delays), failure_rate (so many within an interval)",
+        description="which failures a run survives: fixed_delay, the first restart_attempts; exponential_delay, restart_attempts "
+        "in a row, after growing delays; failure_rate, restart_attempts within an interval",
     )
     restart_attempts: int | None = Field(
         default=3, ge=0, description="restarts from the latest checkpoint within a run; null for no limit (exponential_delay)"

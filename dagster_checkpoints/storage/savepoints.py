@@ -21,6 +21,7 @@ from dagster_checkpoints.execution.checkpoint_deletion import (
     IncompleteMark,
     MarkIncomplete,
     RemoveMark,
+    RemoveMarkIfEmpty,
     delete_savepoint,
 )
 from dagster_checkpoints.execution.checkpoint_writing import CheckStateFiles, RenewLease, complete_savepoint
@@ -291,11 +292,15 @@ class SavepointDirectory:
             case DeleteSavepointMetadata():
                 self._store.delete([self._key(METADATA)])
             case DeleteSavepointFiles():
-                self._store.delete([info.key for info in self._store.list(self._key(STATE)) if sha256_in(info.key)])
-            case RemoveMark():
-                self._store.delete([self._key(INCOMPLETE)])
+                self._store.delete(self._state_files())
+            case RemoveMarkIfEmpty():
+                if not self._state_files():
+                    self._store.delete([self._key(INCOMPLETE)])
             case _:
                 raise TypeError(f"expected a request for {self.url}, found {request!r}")
+
+    def _state_files(self) -> list[str]:
+        return [info.key for info in self._store.list(self._key(STATE)) if sha256_in(info.key)]
 
     def incomplete(self) -> IncompleteMark | None:
         """Whose it is while it is being written; None if it is not, or cannot be known."""

@@ -113,7 +113,7 @@ def test_restart_strategies(
     delays: list[float],
     gives_up: str,
 ) -> None:
-    """A stage fails so many times; several checkpoints at a time are as good as one."""
+    """A stage fails a given number of times; several checkpoints at a time give the same rows as one."""
     left = [OSError("the disk is away")] * failures
     events: list[JobEvent] = []
 

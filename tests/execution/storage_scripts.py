@@ -14,7 +14,7 @@ from dagster_checkpoints.execution.storage_steps import DriverValues, StatePlace
 
 T = TypeVar("T")
 NOW = datetime(2026, 5, 1, 12, 30, 15, tzinfo=UTC)
-PLACE = StatePlace("flights", "file:///root", "file:///root/flights/state.json")
+PLACE = StatePlace("flights", "file:///storage", "file:///storage/flights/state.json")
 ALICE = Owner(run_id="run-a", host="alpha", pid=1)
 BOB = Owner(run_id="run-b", host="beta", pid=2)
 LEASE = 30.0

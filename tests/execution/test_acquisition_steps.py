@@ -121,7 +121,7 @@ def test_an_owner_that_renews_is_alive() -> None:
     renewed = StoredState(msgspec.structs.replace(OWNED.state, token="renewed"), "v2")
     steps = acquire(PLACE, BOB, LEASE, Clock().values())
     exchanges = ((READ, OWNED), ALIVE, (AnnounceWatch, None), (Sleep, None), ALIVE, (READ, renewed), ALIVE)
-    with pytest.raises(PipelineOwned, match=r"'flights' in file:///root is owned by run run-a on host alpha.*alive"):
+    with pytest.raises(PipelineOwned, match=r"'flights' in file:///storage is owned by run run-a on host alpha.*alive"):
         follow(steps, *exchanges)
 
 
@@ -171,7 +171,7 @@ def test_a_write_that_certainly_failed_is_an_error(error: Exception) -> None:
 
 def test_a_pipeline_that_changes_hands_all_the_time_is_given_up() -> None:
     rounds = [(READ, FREE), (ReplaceState, Precondition("no")), (READ, FREE)] * 5
-    with pytest.raises(PipelineOwned, match=r"'flights' in file:///root changed hands 5 times"):
+    with pytest.raises(PipelineOwned, match=r"'flights' in file:///storage changed hands 5 times"):
         follow(acquire(PLACE, BOB, LEASE, Clock().values()), *rounds)
 
 

@@ -26,7 +26,7 @@ from dagster_checkpoints.execution.checkpoint_deletion import (
     ListSavepointDirectories,
     MarkIncomplete,
     ReadMark,
-    RemoveMark,
+    RemoveMarkIfEmpty,
     SweepFiles,
     SweepMetadata,
     SweepSavepoints,
@@ -61,7 +61,7 @@ def test_a_savepoint_is_none_without_its_metadata() -> None:
         (DeleteSavepointMetadata(), None),
         (DeleteSavepointFiles(), None),
         (DeleteSavepointMetadata(), None),
-        (RemoveMark(), None),
+        (RemoveMarkIfEmpty(), None),
     ]
     follow(delete_savepoint(own=True), (MarkIncomplete(), None), *rest)
     follow(delete_savepoint(own=False), *rest)

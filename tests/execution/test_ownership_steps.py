@@ -144,7 +144,7 @@ def test_a_write_that_is_always_refused_is_given_up() -> None:
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (None, r"pipeline 'flights' \(epoch 3\) is gone: file:///root/flights/state.json was deleted"),
+        (None, r"pipeline 'flights' \(epoch 3\) is gone: file:///storage/flights/state.json was deleted"),
         (
             StoredState(state(epoch=4, owner=BOB), "v2"),
             r"taken over: expected epoch 3 in file.*, found epoch 4, .*run-b on host beta",

@@ -29,7 +29,7 @@ from dagster_checkpoints.execution.storage_errors import StorageError, StorageUn
 from dagster_checkpoints.state import ClaimMode, CorruptMetadata, RestoreError
 from tests.execution.storage_scripts import follow, pointer, state
 
-URL = "file:///root"
+URL = "file:///storage"
 STOPS = CheckpointProperties.for_savepoint(stops_job=True)
 
 
@@ -148,7 +148,7 @@ def test_what_has_turned_out_to_be_corrupt_is_not_tried_again() -> None:
     start = choose(state(C5, C4), Options(), *registered(C5, C4), read(C4), unusable=[C5.location])
     assert start.pointer == C4
     with pytest.raises(
-        NothingToRestoreError, match=r"None of the checkpoints in file:///root can be restored: .*chk-5-1, .*chk-4-1"
+        NothingToRestoreError, match=r"None of the checkpoints in file:///storage can be restored: .*chk-5-1, .*chk-4-1"
     ):
         choose(state(C5, C4), Options(), *registered(C5, C4), unusable=[C5.location, C4.location])
 
@@ -188,7 +188,9 @@ def test_a_savepoint_by_its_name() -> None:
 
 def test_a_checkpoint_of_an_earlier_job_is_refused() -> None:
     earlier = pointer(4, job_id=3)
-    with pytest.raises(NothingToRestoreError, match=r"latest job \(1\), found that file:///root/checkpoints/chk-4-1 is of job 3"):
+    with pytest.raises(
+        NothingToRestoreError, match=r"latest job \(1\), found that file:///storage/checkpoints/chk-4-1 is of job 3"
+    ):
         choose(state(C6, earlier), Options("4"), *registered(C6, earlier), read(earlier))
 
 

@@ -499,6 +499,32 @@ def test_an_interrupted_deletion_is_no_savepoint_and_is_swept(
     assert _keys(owned, "flights/savepoints/") == set()
 
 
+def test_a_file_that_arrives_during_a_sweep_is_deleted_by_the_next_one(
+    owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner
+) -> None:
+    begun = owned.savepoint_directory(8, "begun")
+    begun.upload_files(_write(source, {"a": b"a"}))
+    second.acquire(bob, LEASE)
+    late = f"flights/{begun.location}/state/{_sha256(b'b')}"  # of the earlier owner, which was suspended
+    kind: Any = type(second.store)
+    delete = kind.delete
+
+    def and_then_one_arrives(store: Any, keys: Any) -> None:
+        keys = list(keys)
+        delete(store, keys)
+        if any("/state/" in key for key in keys) and not arrived:
+            arrived.append(late)
+            store.put(late, b"b")
+
+    arrived: list[str] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kind, "delete", and_then_one_arrives)
+        assert second.sweep_savepoints() == 1
+    assert _keys(owned, "flights/savepoints/") != set()
+    assert second.sweep_savepoints() == 1
+    assert _keys(owned, "flights/savepoints/") == set()
+
+
 def test_a_claimed_savepoint_is_deleted_like_a_checkpoint(
     owned: CheckpointStorage, second: CheckpointStorage, source: Path, tmp_path: Path
 ) -> None:

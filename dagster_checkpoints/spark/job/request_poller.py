@@ -28,7 +28,7 @@ class RequestPoller:
     Args:
         box: The requests.
         epoch: Of this owner; requests to earlier ones are refused.
-        savepoints: Where they go: a place that cannot be written is refused here, where waiting for storage hurts nobody.
+        savepoints: The savepoints' targets: one that cannot be written is refused on this thread, which may wait for storage.
         take: Receives each request once.
         answer: Writes an answer; not on the caller's thread.
         seconds: Between two looks.

@@ -32,7 +32,7 @@ from dagster_checkpoints.spark.tasks.messages import TaskWaiting
 from dagster_checkpoints.spark.tasks.task import JOB_CONFIG, Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
-ORDERED_SOURCES = 4  # so many sources are asked for their offsets in the order of the plan (Scala's small maps keep it)
+ORDERED_SOURCES = 4  # up to this number Spark asks sources for offsets in the order of the plan (Scala's small maps)
 
 
 @dataclass(frozen=True)
