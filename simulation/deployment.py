@@ -217,8 +217,13 @@ def _rescaled(task: Task, siblings: Sequence[Snapshot | None], parallelism: int)
 
 
 def _least(watermarks: Iterable[int | None]) -> int | None:
-    """None where an instance has none."""
-    return min((w for w in watermarks if w is not None), default=None)
+    """The earliest of several instances; None if one of them has none: all that it gets is still to come."""
+    earliest: int | None = None
+    for watermark in watermarks:
+        if watermark is None:
+            return None
+        earliest = watermark if earliest is None else min(earliest, watermark)
+    return earliest
 
 
 def _added(pairs: Sequence[dict[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:
