@@ -1,9 +1,8 @@
-"""Who chooses what happens next: chance with a seed, or a recorded list of steps."""
+"""What happens next in a world: chosen by chance, with a seed. A recorded list of steps is repeated by `running`."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 from simulation.process import Process
 from simulation.storage import LANDED, LOST, OK, UNAVAILABLE
@@ -292,13 +291,3 @@ class RandomSchedule:
         if kind == "suspend" and self._chance() < 0.5:
             kind = "drain"
         return ("ask", process.number, kind, 0, DEADLINE)
-
-
-class Replay:
-    """Goes through recorded steps, leaving out what is impossible."""
-
-    def __init__(self, labels: Sequence[Label]) -> None:
-        self._labels = iter(labels)
-
-    def next(self) -> Label | None:
-        return next(self._labels, None)
