@@ -4,8 +4,8 @@ Read in this order: :mod:`base` (the object store), :mod:`local` and :mod:`s3` (
 :mod:`opening` (from a URL to a store), :mod:`layout` (names of files), :mod:`state_encoding` (``state.json``),
 :mod:`processes` (whether the owner's process is known to have ended), :mod:`acquisition` and :mod:`ownership` (one owner per
 pipeline, and the commit point), :mod:`shared_state`, :mod:`state_files` and :mod:`shared_files` (content-addressed state),
-:mod:`savepoints` and :mod:`savepoint_places` (self-contained state), and :mod:`checkpoints`, the interface to all of them. The
-rules are steps of the execution floor, which these modules perform.
+:mod:`savepoints` and :mod:`savepoint_places` (self-contained state), :mod:`checkpoint_metadata`, :mod:`checkpoint_deletion`, and
+:mod:`checkpoints`, the interface to all of them. The rules are steps of the execution layer, which these modules perform.
 """
 
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
@@ -20,7 +20,8 @@ from dagster_checkpoints.execution.pipeline_state import (
     describe_owner,
 )
 from dagster_checkpoints.storage.base import ObjectInfo, ObjectStore, PutMode, UpdateVersion
-from dagster_checkpoints.storage.checkpoints import CheckpointStorage, StoredMetadata
+from dagster_checkpoints.storage.checkpoint_metadata import StoredMetadata
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.errors import (
     AlreadyExists,
     BucketMissing,
