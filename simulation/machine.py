@@ -25,6 +25,7 @@ from simulation.channels import Ghost, Snapshot
 from simulation.restoring import From, Restored, StartPoint
 from simulation.shapes import Shape
 from simulation.storage import (
+    OK,
     PAUSE,
     PUT,
     WAIT,
@@ -169,6 +170,40 @@ class Machine(ABC):
         if earlier is not None and str(earlier) in registry._stored and str(earlier) not in registry._deleting:
             return False
         return str(self.names.own(content)) in registry._deleting
+
+    # Steps
+
+    def run_main(self, outcome: str, times: int) -> bool:
+        """The main thread goes on, by some steps at one go; `outcome` is that of the write that it stands at."""
+        if not self.ready() or (outcome != OK and not self.at_write):
+            return False
+        self.dirty = self.dirty or outcome != OK
+        self.step(outcome)
+        for _ in range(times - 1):
+            if not self.queue or not self.ready():
+                break
+            self.step(OK)
+        return True
+
+    def run_io(self, outcome: str, times: int) -> bool:
+        """The thread for input and output goes on."""
+        if not self.io_ready() or (outcome != OK and not self.io_at_write):
+            return False
+        self.dirty = self.dirty or outcome != OK
+        self.io_step(outcome)
+        for _ in range(times - 1):
+            if not self.io_ready() or not self.io_may_go_on:
+                break
+            self.io_step(OK)
+        return True
+
+    def pause(self) -> bool:
+        """All of its threads stand still until it wakes."""
+        if not self.world.spend("pause"):
+            return False
+        self.paused = True
+        self.count("pauses")
+        return True
 
     def ready(self) -> bool:
         """Whether the main thread has something to do."""

@@ -1,33 +1,31 @@
 """One simulated process: from acquiring the pipeline to its release; the second driver of `execution.job_machine`.
 
-Performs the actions that stop in front of writes, one step at a time. Everything in here is lost in a crash; `storage` and
-`sinks` are not. Read `machine`, `writing` and `loop` first.
+It hands events to the job machine and performs the actions: at once, or, where they stop in front of writes, one step at a time.
+What must never happen is checked where it would be done. Everything in here is lost in a crash; `storage` and `sinks` are not.
+Read `machine` and `writing` first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.coordination import CompletedCheckpoint
+from dagster_checkpoints import coordination as told
+from dagster_checkpoints.coordination import CompletedCheckpoint, DiscardStates, FailureReason
+from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_actions import JobAction
-from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobEvent, RestorePoint
+from dagster_checkpoints.execution.job_events import Failure, JobEvent
 from dagster_checkpoints.execution.job_machine import JobMachine, JobPhase
-from dagster_checkpoints.execution.job_requests import RequestReceived, SourceInstance
+from dagster_checkpoints.execution.job_requests import AnswerRequest, RequestReceived, SourceInstance
 from dagster_checkpoints.execution.start_point import NothingToRestoreError, completed_checkpoint, is_job_over
 from dagster_checkpoints.state import RestoreError
 from simulation.deployment import deploy
-from simulation.loop import Loop
 from simulation.machine import LEASE, TURN
-from simulation.restoring import (
-    Restored,
-    StartPoint,
-    choose_start,
-    read_restored,
-)
+from simulation.restoring import From, Restored, StartPoint, choose_start, read_restored
 from simulation.shapes import name_of
 from simulation.storage import (
     OK,
@@ -41,14 +39,23 @@ from simulation.storage import (
     StorageUnavailable,
     acquire,
 )
+from simulation.task_data import TaskData
+from simulation.user_requests import UserRequest
 from simulation.violations import Violation, check
+from simulation.writing import Writer
 
 if TYPE_CHECKING:
-    pass
+    from simulation.world import World
 
 
-class Process(Loop):
+class Process(Writer):
     """See the module's text."""
+
+    def __init__(self, world: World, number: int, start: From) -> None:
+        super().__init__(world, number, start)
+        self._slow: deque[JobAction] = deque()
+        """Actions that stop in front of writes, in order."""
+        self._requesters: list[UserRequest] = []
 
     def ended(self) -> None:
         self.world.process_ended(self)
@@ -69,7 +76,8 @@ class Process(Loop):
                 yield from self._perform_slowly(self._slow.popleft())
             else:
                 yield TURN
-                self.hand_in(self._next())
+                item = self.queue.popleft() if self.queue else told.Tick()
+                self.hand_in(on.FatalError(Failure(repr(item))) if isinstance(item, StorageError) else item)
         yield from self._perform_slowly(self._slow.popleft())
 
     def _knows_gone(self, owner: str) -> bool:
@@ -91,29 +99,76 @@ class Process(Loop):
 
     def _perform_slowly(self, action: JobAction) -> Steps[None]:
         """Perform an action that is answered with an event, or the last one."""
-        match action:
-            case do.Deploy():
-                event: JobEvent = yield from self._guarded(self._deploy(action))
-            case do.BeginJob():
-                event = yield from self._guarded(self._begin())
-            case do.ClaimSavepoint():
-                event = yield from self._guarded(self._claim())
-            case do.ConfirmOwnership():
-                event = yield from self._guarded(self._confirm())
-            case do.ReadNewest(checkpoint):
-                event = yield from self._guarded(self._read_checkpoint(checkpoint))
-            case do.StopTasks():
-                self._stop_tasks()
-                event = on.TasksStopped()
-            case do.EndJob():
-                event = yield from self._end_job(action)
-            case do.FinishWork():
-                event = yield from self._finish_work()
-            case do.Release():
-                return (yield from self._release(action))
-            case _:
-                raise Violation(f"nothing performs {action}")
-        self.hand_in(event)
+        if isinstance(action, do.Release):
+            return (yield from self._release(action))
+        perform = _SLOWLY.get(type(action))
+        if perform is None:
+            raise Violation(f"nothing performs {action}")
+        self.hand_in((yield from self._guarded(perform(self, action))))
+
+    # Actions that need no storage
+
+    def hand_in(self, event: JobEvent) -> None:
+        for action in self.job.handle(event, self.world.now):
+            perform = _AT_ONCE.get(type(action))
+            if perform is None:
+                self._slow.append(action)
+            else:
+                perform(self, action)
+
+    def _send(self, action: do.SendToTasks) -> None:
+        message = action.message
+        if isinstance(message, life.CheckpointCompleted):
+            # Tasks commit what they are told of: a crash must not take it back.
+            named = (self.job_id, message.checkpoint_id) in self.world.store.named
+            check(named, f"tasks are told that {message.checkpoint_id} has completed, and the state has never named it")
+        for task in action.tasks:
+            self.tasks[task].mailbox.append(message)
+
+    def _write_metadata(self, action: told.WriteMetadata) -> None:
+        ghosts = {task: self.ghosts[task] for task in action.checkpoint.plan.finished}
+        self.io.append(lambda: self._write(action.checkpoint, ghosts))
+
+    def _start_tasks(self, action: do.StartTasks) -> None:
+        self.running = list(self.tasks.values())
+
+    def _triggered(self, action: told.CheckpointTriggered) -> None:
+        checkpoint_id, properties = action.checkpoint_id, action.properties
+        last = max(self._last_id, self.world.store.taken.get(self.job_id, 0))
+        check(checkpoint_id > last or self.superseded, f"id {checkpoint_id} after {last}")
+        self._last_id = checkpoint_id
+        if properties.is_savepoint:
+            self._savepoint_directory(checkpoint_id)
+        self.world.counts["stops begun"] += properties.stops_job
+
+    def _completed(self, action: told.CheckpointCompleted) -> None:
+        self.completed += not action.checkpoint.is_savepoint
+        self.count("savepoints" if action.checkpoint.is_savepoint else "checkpoints")
+
+    def _forget_savepoints(self, action: do.ForgetSavepoints) -> None:
+        assert self.ownership is not None
+        self.ownership.steps.forget_savepoints(action.retained)
+
+    def _failed(self, action: told.CheckpointFailed) -> None:
+        checkpoint_id, reason = action.checkpoint_id, action.reason
+        savepoint = checkpoint_id is not None and checkpoint_id in self._savepoints
+        check(not savepoint or reason is not FailureReason.CHECKPOINT_SUBSUMED, f"savepoint {checkpoint_id} was subsumed")
+        self.count(f"failed: {reason.name}")
+        if checkpoint_id is not None and savepoint:
+            self.io.append(lambda: self._discard_savepoint(checkpoint_id))
+
+    def _discard(self, action: told.DiscardCheckpoint) -> None:
+        """Without its newest checkpoint a job that runs would begin again after a crash; and before a run has a checkpoint of
+        its own, its user may still decide to go back to a later one than the run has started from."""
+        checkpoint = action.checkpoint
+        state = self.world.store.state
+        needed = state is not None and state.job.status == "RUNNING" and state.newest is not None
+        newest = state.newest.location if state is not None and state.newest is not None else ""
+        check(not needed or newest != checkpoint.location, f"{newest} is deleted before storage says that the job has ended")
+        passed_over = self._start is not None and checkpoint in self._start.passed_over
+        own = self.world.store.taken.get(self.job_id, 0) > checkpoint.checkpoint_id or self.shut_down
+        check(own or not passed_over, f"{checkpoint.location} is deleted before the run has a checkpoint of its own")
+        self.io.append(lambda: self._delete(checkpoint.location))
 
     # The start
 
@@ -133,7 +188,7 @@ class Process(Loop):
         self._set_lineage(start)
         restored = restore_point(start.restored) if start.restored is not None else None
         claims = start.claimed and start.pointer is not None
-        return on.StartChosen(JobBeginning(restored, start.next_checkpoint_id, start.retained, start.passed_over, claims))
+        return on.StartChosen(on.JobBeginning(restored, start.next_checkpoint_id, start.retained, start.passed_over, claims))
 
     def _set_lineage(self, start: StartPoint) -> None:
         restored = start.restored
@@ -153,14 +208,14 @@ class Process(Loop):
         if (yield PUT) not in (None, OK):
             raise StorageUnavailable
 
-    def _begin(self) -> Steps[on.JobBegun]:
+    def _begin(self, action: do.BeginJob) -> Steps[on.JobBegun]:
         assert self.ownership is not None and self._start is not None
         begun = self.ownership.steps.begin_job(resume=self._start.resume, restored=self._start.pointer)
         job_id = yield from self.ownership.perform(begun)
         check(job_id == self.job_id, "the job has another id than its tasks were told")
         return on.JobBegun()
 
-    def _claim(self) -> Steps[on.SavepointClaimed]:
+    def _claim(self, action: do.ClaimSavepoint) -> Steps[on.SavepointClaimed]:
         assert self.ownership is not None and self._start is not None and self._start.pointer is not None
         yield from self.ownership.claim(self._start.pointer)
         return on.SavepointClaimed()
@@ -187,7 +242,7 @@ class Process(Loop):
         sources = [SourceInstance(name_of(n), str(id.index), id) for n, id in heads if self.shape.stages[n].is_source]
         return on.Deployed(self.shape.graph, finished, tuple(sources))
 
-    def _confirm(self) -> Steps[on.OwnershipConfirmed | on.StorageSilent]:
+    def _confirm(self, action: do.ConfirmOwnership) -> Steps[on.OwnershipConfirmed | on.StorageSilent]:
         assert self.ownership is not None
         try:
             yield from self.ownership.confirm()
@@ -198,22 +253,24 @@ class Process(Loop):
             return on.OwnershipConfirmed()
         return on.OwnershipConfirmed(completed_checkpoint(newest), newest.epoch)
 
-    def _read_checkpoint(self, checkpoint: CompletedCheckpoint) -> Steps[on.NewestRead | on.StorageSilent]:
+    def _read_newest(self, action: do.ReadNewest) -> Steps[on.NewestRead | on.StorageSilent]:
         try:
             yield from self._read()
         except StorageUnavailable:
             return on.StorageSilent()
         if self.superseded:
             raise OwnershipLost
-        return on.NewestRead(restore_point(read_restored(self.world.store, checkpoint.location, self.world.shapes)))
+        return on.NewestRead(restore_point(read_restored(self.world.store, action.checkpoint.location, self.world.shapes)))
 
-    def _stop_tasks(self) -> None:
+    def _stop_tasks(self, action: do.StopTasks) -> Steps[on.TasksStopped]:
         """Those that had not finished are cancelled."""
+        yield from ()
         for task in self.running:
             if not task.done:
                 task.done = True
                 task.close()
         self.running = []
+        return on.TasksStopped()
 
     # The end
 
@@ -229,7 +286,7 @@ class Process(Loop):
             return on.JobEndNotRecorded()
         return on.JobEndRecorded(tuple(CompletedCheckpoint(p.checkpoint_id, p.location) for p in dropped))
 
-    def _finish_work(self) -> Steps[on.WorkEnded]:
+    def _finish_work(self, action: do.FinishWork) -> Steps[on.WorkEnded]:
         self.shut_down = True
         self.uploads.clear()
         self._sleeping_until, self._waits_for = 0.0, lambda: not self.io_ready()
@@ -253,8 +310,111 @@ class Process(Loop):
             yield from self.ownership.perform(self.ownership.steps.release(status))  # type: ignore[arg-type]
         self._take_requests()
 
+    # Users
 
-def restore_point(restored: Restored) -> RestorePoint:
+    def ask(self, kind: str, stage: int, seconds: float) -> bool:
+        """Users ask for something: what they ask for comes into the queue, once for each of them."""
+        world = self.world
+        if not world.calm and not world.spend(kind):
+            return False
+        world.ended_early = world.ended_early or kind in ("end_all", "end_source", "drain")
+        if kind == "end_all":
+            self.told_to_end = True
+            self.queue.append(on.DrainRequested())
+            return True
+        users = 1 + (len(world.requests) % 3 == 0)
+        request = UserRequest(f"r{len(world.requests)}", kind, seconds, stage, users)
+        world.requests.append(request)
+        self.asked.append(request)
+        for _ in range(users):
+            self._requesters.append(request)
+            self.queue.append(RequestReceived(request.as_received(), len(self._requesters) - 1, self.now))
+        return True
+
+    def cancel(self) -> bool:
+        if not self.world.spend("cancel"):
+            return False
+        self.queue.append(on.CancelRequested())
+        self.dirty = True
+        return True
+
+    def _answer(self, action: AnswerRequest) -> None:
+        for requester in action.requesters:
+            request = self._requesters[requester]
+            request.answer(action)
+            if request.names_savepoint and action.location not in self.world.store.claimed:
+                self.world.store.check_whole(action.location)
+
+    # Tasks
+
+    def report(self, attempt: int, event: object) -> None:
+        item = on.TaskReport(attempt, event)  # type: ignore[arg-type]
+        if isinstance(event, told.Acknowledged | told.Declined):
+            self.said.append(item)
+        self.queue.append(item)
+
+    def repeat(self, which: int) -> bool:
+        """An acknowledgement or a decline comes a second time, late: perhaps after the job's end."""
+        if which >= len(self.said) or not self.world.spend("repeat"):
+            return False
+        item = self.said[which]
+        if self.shut_down and not isinstance(item.event, on.TaskFailure):
+            for action in self.coordinator.handle(item.event, self.now):
+                if isinstance(action, DiscardStates):
+                    _AT_ONCE[DiscardStates](self, action)
+        else:
+            self.queue.append(item)
+        self.count("repeated messages")
+        return True
+
+    def task_failed(self, task: TaskData, message: str) -> None:
+        self.count("task failures")
+        self.running = [t for t in self.running if t is not task]
+        self.report(task.attempt, on.TaskFailure(task.id, Failure(f"{task.id}: {message}")))
+
+    def task_ended(self, task: TaskData) -> None:
+        """Called by the task when it is FINISHED."""
+        self.ghosts[task.id] = task.ghost()
+        self.running = [t for t in self.running if t is not task]
+        stopped = self.job.requests.stopped
+        if stopped is not None:
+            check(
+                task.ended_with == stopped.checkpoint_id,
+                f"{task.id} ends with checkpoint {task.ended_with}, the others with {stopped.checkpoint_id}",
+            )
+
+
+def restore_point(restored: Restored) -> on.RestorePoint:
     """What the job machine is to know of a checkpoint that fits."""
     plan = restored.plan
-    return RestorePoint(plan.checkpoint_id, restored.location, frozenset(plan.finished), restored)
+    return on.RestorePoint(plan.checkpoint_id, restored.location, frozenset(plan.finished), restored)
+
+
+_SLOWLY: dict[type[object], Callable[[Process, Any], Steps[JobEvent]]] = {
+    do.Deploy: Process._deploy,
+    do.BeginJob: Process._begin,
+    do.ClaimSavepoint: Process._claim,
+    do.ConfirmOwnership: Process._confirm,
+    do.ReadNewest: Process._read_newest,
+    do.StopTasks: Process._stop_tasks,
+    do.EndJob: Process._end_job,
+    do.FinishWork: Process._finish_work,
+}
+_AT_ONCE: dict[type[object], Callable[[Process, Any], None]] = {
+    do.SendToTasks: Process._send,
+    do.StartTasks: Process._start_tasks,
+    do.ForgetSavepoints: Process._forget_savepoints,
+    do.Sweep: lambda process, action: process.io.append(process._sweep),
+    do.AttemptBegan: lambda process, action: process.count("attempts"),
+    do.AttemptRestarting: lambda process, action: process.count("restarts"),
+    do.TaskHasFinished: lambda process, action: process.count("finished tasks"),
+    AnswerRequest: Process._answer,
+    told.WriteMetadata: Process._write_metadata,
+    told.DiscardStates: lambda process, action: process.io.append(lambda: process._discard_states(action.checkpoint_id)),
+    told.DiscardCheckpoint: Process._discard,
+    told.CheckpointTriggered: Process._triggered,
+    told.CheckpointCompleted: Process._completed,
+    told.CheckpointFailed: Process._failed,
+    told.RequestCompleted: lambda process, action: None,
+    told.RequestFailed: lambda process, action: None,
+}

@@ -22,7 +22,6 @@ class Outcome:
     labels: list[Label] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     error: Exception | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 def run(scenario: Scenario, recorded: Sequence[Label] = (), *, record: bool = True) -> Outcome:
@@ -55,7 +54,6 @@ def run(scenario: Scenario, recorded: Sequence[Label] = (), *, record: bool = Tr
         outcome.error = error
     outcome.counts = world.counts
     outcome.counts["steps"] += world.steps
-    outcome.notes = world.notes
     return outcome
 
 

@@ -155,7 +155,7 @@ class RandomSchedule:
         first = int(self._chance() * count) if count > 1 else 0
         for n in range(first, first + count):
             channel = inputs[n % count]
-            if channel.queue and task.can_step(channel):
+            if channel.queue and task.can_take(channel):
                 return ("take", number, task.number, n % count, self._times())
         if task.asynchronous and task.can_run_query():
             return ("query", number, task.number)

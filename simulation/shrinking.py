@@ -33,7 +33,7 @@ def replayed(scenario: Scenario, labels: Sequence[Label]) -> Outcome:
     except Exception as error:
         outcome.labels.append(label)
         outcome.error = error
-    outcome.counts, outcome.notes = world.counts, world.notes
+    outcome.counts = world.counts
     return outcome
 
 

@@ -11,39 +11,11 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.coordination import MIN_WATERMARK_MS, AlignmentTick, CheckpointBarrier, LifecycleState
+from dagster_checkpoints.coordination import MIN_WATERMARK_MS, AlignmentTick
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.execution import task_events as on
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, Mark, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.messages import TaskMessage
-from dagster_checkpoints.execution.task_events import (
-    AddToTable,
-    BetweenBatches,
-    BuildQuery,
-    DropSnapshot,
-    ElementsArrived,
-    Evaluated,
-    EvaluateOnce,
-    Forward,
-    KillQuery,
-    NotifyOperatorsAborted,
-    OpenTo,
-    Overtake,
-    PinSnapshot,
-    QueryBuilt,
-    QueryConsumed,
-    QueryStarted,
-    Report,
-    SnapshotFailed,
-    SnapshotPinned,
-    SourceExhausted,
-    StartQuery,
-    StopSource,
-    StoreSnapshot,
-    TaskEvent,
-    TaskOpened,
-    UnreadBarrier,
-    WatermarkReached,
-)
 from simulation.channels import Channel, Output, Snapshot
 from simulation.shapes import TaskSpec
 from simulation.sinks import SinkError, TaskSink
@@ -53,8 +25,7 @@ from simulation.violations import Violation, check
 if TYPE_CHECKING:
     from simulation.process import Process
 
-
-RUNNING = LifecycleState.RUNNING
+RUNNING = life.LifecycleState.RUNNING
 
 
 class Task(TaskData):
@@ -87,29 +58,27 @@ class Task(TaskData):
         self.planned: tuple[dict[str, int] | None, int | None] | None = None
         """What the query has read of the gate: the other half comes with the batch."""
 
-    # What the world lets happen
+    # What the world lets happen: each step says whether it was possible; what a task raises ends it, and is told to the loop
 
-    def handle(self, event: TaskEvent) -> None:
-        """Something has happened: do what the machine answers."""
-        self.perform(self.machine.handle(event, self.process.world.now))
-
-    def guarded(self, act: Callable[..., None], *arguments: Any) -> None:
-        """What a task raises ends it, and is told to the loop."""
+    def attempt_step(self, step: Callable[..., bool], arguments: Sequence[Any]) -> bool:
+        """Take a step. False if it is impossible now; then nothing has changed."""
         try:
-            act(*arguments)
+            return step(self, *arguments)
         except (TaskFailure, SinkError) as error:
             self.fail(str(error))
+            return True
 
     def fail(self, message: str) -> None:
         self.failed = self.done = True
         self.close()
         self.process.task_failed(self, message)
 
-    def start(self, *, at_once: bool) -> None:
-        """Open the sink, one step of it or all of them, and then begin."""
-        self.guarded(self._open, at_once)
+    def handle(self, event: on.TaskEvent) -> None:
+        """Something has happened: do what the machine answers."""
+        self.perform(self.machine.handle(event, self.process.world.now))
 
-    def _open(self, at_once: bool) -> None:
+    def open(self, at_once: bool) -> bool:
+        """Open the sink, one step of it or all of them, and then begin."""
         restored = self.restored
         if self.sink is not None:
             if self.opening is None:
@@ -118,54 +87,59 @@ class Task(TaskData):
                 self.opening = self.sink.open(transactions, self.take_back_after, held, self.others)
             for _ in self.opening:
                 if not at_once:
-                    return
+                    return True
         self.opening = None
         self.started = True
         if restored is not None and restored.after_finish:
             self.said_max = self.finished_operators = True
         elif self.source and restored is not None:
             self.say(WatermarkStatus(False))
-        self.handle(TaskOpened())
+        self.handle(on.TaskOpened())
+        return True
 
     def can_read(self) -> bool:
         """Whether a source has something to do."""
         life = self.life
         if not self.started or self.done or life._paused or life._state is not RUNNING:
             return False
-        return self.source == "bounded" or any(position < self.records_of(split) for split, position in self.splits)
+        if self.source == "bounded":
+            return True
+        return any(position < self.records_of(split) for split, position in self.splits)
 
-    def read_source(self) -> None:
-        """Emit the next record, or find that there is none left."""
-        self.guarded(self._read_source)
+    def emit_records(self, times: int) -> bool:
+        """A source emits its next records, or finds that there are none left."""
+        if not self.source or not self.can_read():
+            return False
+        for _ in range(times):
+            if self.output.idle:
+                self.say(WatermarkStatus(False))
+            self.process.count("records")
+            if not self.read_record():
+                self.handle(on.SourceExhausted())
+            if not self.can_read():
+                break
+        return True
 
-    def _read_source(self) -> None:
-        if self.output.idle:
-            self.say(WatermarkStatus(False))
-        if not self.read_record():
-            self.handle(SourceExhausted())
-
-    def can_fall_idle(self) -> bool:
-        return self.process.may_idle and self.started and self.machine.running and not self.machine.paused
-
-    def fall_idle(self) -> None:
+    def fall_idle(self) -> bool:
+        possible = self.source and self.process.may_idle and self.started and not self.output.idle
+        if not possible or not self.machine.running or self.machine.paused:
+            return False
         self.say(WatermarkStatus(True))
+        return True
 
-    @property
-    def idle(self) -> bool:
-        return self.output.idle
-
-    def can_step(self, channel: Channel) -> bool:
+    def can_take(self, channel: Channel) -> bool:
         """Whether the gate reads something of a channel."""
         return self.started and not self.done and bool(channel.queue) and self.gate.reads(channel.name)
 
-    def step(self, channel: Channel, times: int) -> None:
+    def take(self, number: int, times: int) -> bool:
         """Give the gate what has arrived on a channel."""
-        self.guarded(self._step, channel, times)
-
-    def _step(self, channel: Channel, times: int) -> None:
+        if number >= len(self.inputs) or not self.can_take(self.inputs[number]):
+            return False
+        channel = self.inputs[number]
         gate, queue, name = self.gate, channel.queue, channel.name
         before, after_end = gate.scanned(name), self.life._state is not RUNNING
-        actions = self.machine.handle(ElementsArrived(((name, list(islice(queue, times))),)), self.process.world.now)
+        arrived = on.ElementsArrived(((name, list(islice(queue, times))),))
+        actions = self.machine.handle(arrived, self.process.world.now)
         for _ in range(gate.scanned(name) - before):
             element = queue.popleft()
             if after_end:
@@ -177,26 +151,27 @@ class Task(TaskData):
         if gate.open and channel.log and isinstance(channel.log[-1], EndOfData | EndOfPartition):
             self.consume(channel, channel.consumed)  # an end that moves nothing is no reason for a batch
             self.check_watermark()
+        return True
 
     def can_run_query(self) -> bool:
         """Whether a query that follows at its own pace has something to do."""
         return (self.gate_moved or self.planned is not None) and not self.done and not self.life._paused
 
-    def run_query(self) -> None:
+    def run_query(self) -> bool:
         """Half of a micro-batch: plan it, or run it."""
-        self.guarded(self._run_query)
-
-    def _run_query(self) -> None:
+        if not self.can_run_query():
+            return False
         if self.planned is None:
             self.planned = (None, self.told) if self.ordered else (self.open_to, None)
             self.gate_moved = False
-            return
+            return True
         (positions, watermark), self.planned = self.planned, None
         if positions is None:
             positions = self.open_to
         else:
             watermark = self.told
         self._run_batch(positions, watermark)
+        return True
 
     def _run_batch(self, positions: dict[str, int], watermark: int | None) -> None:
         check(not self.life._paused, f"{self.id} processes a batch while it is paused")
@@ -205,28 +180,51 @@ class Task(TaskData):
         self.check_watermark()
         if watermark is not None and self.stateful:
             self.advance(watermark)
-        self.handle(QueryConsumed(positions))
+        self.handle(on.QueryConsumed(positions))
         gate = self.gate
         if self.done or not gate.open:
             return
         if gate.has_news:
-            self.handle(BetweenBatches())
+            self.handle(on.BetweenBatches())
         if self.stateful and not self.gate_moved and gate.caught_up and gate.watermark > MIN_WATERMARK_MS:
             told = self.event_time >= gate.watermark
             check(told, f"{self.id} is not told event time {gate.watermark}, and has consumed everything in front of it")
 
-    def can_announce(self, channel: Channel) -> CheckpointBarrier | None:
-        """The first barrier that waits in the channel, if the gate may look into it."""
+    def can_announce(self, channel: Channel) -> int | None:
+        """Where the first barrier waits in the channel, if the gate may look into it."""
         if not self.started or self.done or not self.gate.reads(channel.name):
             return None
-        return next((element.barrier for element in channel.queue if isinstance(element, BarrierMark)), None)
+        return next((n for n, element in enumerate(channel.queue) if isinstance(element, BarrierMark)), None)
 
-    def announce(self, channel: Channel, barrier: CheckpointBarrier) -> None:
-        unread = list(islice(channel.queue, next(n for n, e in enumerate(channel.queue) if isinstance(e, BarrierMark))))
-        self.guarded(self.handle, UnreadBarrier(channel.name, barrier, unread))
+    def announce(self, number: int) -> bool:
+        """The gate is told of a barrier that waits in the channel."""
+        at = self.can_announce(self.inputs[number]) if number < len(self.inputs) else None
+        if at is None:
+            return False
+        channel = self.inputs[number]
+        *unread, mark = islice(channel.queue, at + 1)
+        self.handle(on.UnreadBarrier(channel.name, mark.barrier, unread))  # type: ignore[union-attr]
+        return True
 
-    def alignment_tick(self, now: float) -> None:
-        self.guarded(self.handle, AlignmentTick(now))
+    def can_time_out(self) -> bool:
+        """Whether an alignment has lasted for too long."""
+        deadline = self.machine.next_deadline()
+        return deadline is not None and deadline <= self.process.world.now and self.started and not self.life._paused
+
+    def time_out(self) -> bool:
+        if not self.can_time_out():
+            return False
+        self.handle(AlignmentTick(self.process.world.now))
+        return True
+
+    def receive(self, number: int, elements: int) -> bool:
+        """Elements arrive on a channel."""
+        channel = self.inputs[number] if number < len(self.inputs) else None
+        if channel is None or channel.sent is channel.queue or not channel.sent:
+            return False
+        for _ in range(min(elements, len(channel.sent))):
+            channel.queue.append(channel.sent.popleft())
+        return True
 
     # Mail
 
@@ -240,10 +238,26 @@ class Task(TaskData):
             return False
         return message.checkpoint_id != self.stopped_by and message.checkpoint_id in self.life._after_finish
 
-    def take_mail(self) -> None:
-        self.guarded(self._take_mail, self.mailbox.popleft())
+    def lose_notice(self) -> bool:
+        """The next notice of a checkpoint's outcome does not reach the task."""
+        message = next((m for m in self.mailbox if self.may_miss(m)), None)
+        if message is None or not self.process.world.spend("lose"):
+            return False
+        self.mailbox.remove(message)
+        self.process.count("lost notices")
+        return True
 
-    def _take_mail(self, message: TaskMessage) -> None:
+    def take_mail(self, times: int) -> bool:
+        """Give the machine the messages that wait, in their order."""
+        if not self.started or not self.mailbox:
+            return False
+        for _ in range(times):
+            self._take_message(self.mailbox.popleft())
+            if not self.mailbox or self.done:
+                break
+        return True
+
+    def _take_message(self, message: TaskMessage) -> None:
         if isinstance(message, life.CheckpointCompleted):
             if message.checkpoint_id <= self.completed:
                 raise Violation(f"{self.id} was told of {message.checkpoint_id} after {self.completed}")
@@ -254,6 +268,16 @@ class Task(TaskData):
                 self.stopped_by = None
         self.handle(message)
 
+    def fail_soon(self, where: str) -> bool:
+        """The task raises: at once, or the next time that it does something."""
+        if not self.started or self.fail_at or not self.process.world.spend("task" if where == "now" else where):
+            return False
+        if where == "now":
+            self.fail("crash")
+        else:
+            self.fail_at = where
+        return True
+
     # What the machine answers
 
     def perform(self, actions: Sequence[Any]) -> None:
@@ -263,31 +287,31 @@ class Task(TaskData):
             self.gate_moved = False
             self._run_batch(self.open_to, self.told)
 
-    def _open_gate(self, action: OpenTo) -> None:
+    def _open_gate(self, action: on.OpenTo) -> None:
         self.open_to = action.positions  # type: ignore[assignment]
         if action.watermark is not None:
             self.told = action.watermark
         self.gate_moved = True
 
-    def _forward(self, action: Forward) -> None:
+    def _forward(self, action: on.Forward) -> None:
         if isinstance(action.mark, WatermarkAt | WatermarkStatus):
             self.say(action.mark)
         else:
             self.send(action.mark)
 
-    def _watermark_reached(self, action: WatermarkReached) -> None:
+    def _watermark_reached(self, action: on.WatermarkReached) -> None:
         self.event_time = max(self.event_time, action.ms)
         self.say(action)
 
-    def _add_to_table(self, action: AddToTable) -> None:
+    def _add_to_table(self, action: on.AddToTable) -> None:
         self.add_to_table(self.by_name[action.channel], action.records)
 
-    def _build(self, action: BuildQuery) -> None:
+    def _build(self, action: on.BuildQuery) -> None:
         if self.tables:
             self.operators[0].table = table_sum(self.tables)
-        self.handle(QueryBuilt(bool(self.streams), self.stateful, self.ordered))
+        self.handle(on.QueryBuilt(bool(self.streams), self.stateful, self.ordered))
 
-    def _pin_snapshot(self, action: PinSnapshot) -> None:
+    def _pin_snapshot(self, action: on.PinSnapshot) -> None:
         checkpoint_id, properties = action.barrier.checkpoint_id, action.barrier.properties
         if self.source:
             self.forward_source_time()
@@ -299,24 +323,24 @@ class Task(TaskData):
         taken = self.pin(action)
         if self.fail_at == "decline":
             self.fail_at = ""
-            self.handle(SnapshotFailed(checkpoint_id, "the snapshot failed"))
+            self.handle(on.SnapshotFailed(checkpoint_id, "the snapshot failed"))
             return
         self.pinned[checkpoint_id] = taken
         if properties.stops_job:
             self.stopped_by = checkpoint_id
-        self.handle(SnapshotPinned(checkpoint_id))
+        self.handle(on.SnapshotPinned(checkpoint_id))
 
-    def _overtake(self, action: Overtake) -> None:
+    def _overtake(self, action: on.Overtake) -> None:
         self.overtake(self.pinned[action.barrier.checkpoint_id], action.barrier)
 
-    def _store(self, action: StoreSnapshot) -> None:
+    def _store(self, action: on.StoreSnapshot) -> None:
         taken = self.pinned.pop(action.barrier.checkpoint_id)
         for name, captured in action.captured.items():
             pinned = taken.channels[name]
             taken.channels[name] = type(pinned)(pinned.snapshot, (*pinned.in_flight, *captured))
         self.process.submit_upload(self, action.barrier, taken, action.statistics)
 
-    def _drop(self, action: DropSnapshot) -> None:
+    def _drop(self, action: on.DropSnapshot) -> None:
         self.pinned.pop(action.checkpoint_id, None)
 
     def _finish(self, action: life.FinishOperators) -> None:
@@ -352,7 +376,7 @@ class Task(TaskData):
         self.done = True
         self.process.task_ended(self)
 
-    def _report(self, action: Report) -> None:
+    def _report(self, action: on.Report) -> None:
         self.process.report(self.attempt, action.event)
 
 
@@ -361,21 +385,21 @@ def _nothing(task: Task, action: Any) -> None:
 
 
 _PERFORM: dict[type[object], Callable[[Task, Any], None]] = {
-    OpenTo: Task._open_gate,
-    Forward: Task._forward,
-    WatermarkReached: Task._watermark_reached,
-    AddToTable: Task._add_to_table,
-    BuildQuery: Task._build,
-    StartQuery: lambda task, action: task.handle(QueryStarted()),
-    EvaluateOnce: lambda task, action: task.handle(Evaluated()),
-    PinSnapshot: Task._pin_snapshot,
-    Overtake: Task._overtake,
-    StoreSnapshot: Task._store,
-    DropSnapshot: Task._drop,
-    NotifyOperatorsAborted: _nothing,
-    StopSource: _nothing,
-    KillQuery: _nothing,
-    Report: Task._report,
+    on.OpenTo: Task._open_gate,
+    on.Forward: Task._forward,
+    on.WatermarkReached: Task._watermark_reached,
+    on.AddToTable: Task._add_to_table,
+    on.BuildQuery: Task._build,
+    on.StartQuery: lambda task, action: task.handle(on.QueryStarted()),
+    on.EvaluateOnce: lambda task, action: task.handle(on.Evaluated()),
+    on.PinSnapshot: Task._pin_snapshot,
+    on.Overtake: Task._overtake,
+    on.StoreSnapshot: Task._store,
+    on.DropSnapshot: Task._drop,
+    on.NotifyOperatorsAborted: _nothing,
+    on.StopSource: _nothing,
+    on.KillQuery: _nothing,
+    on.Report: Task._report,
     life.FinishOperators: Task._finish,
     life.PauseOperators: Task._pause,
     life.ResumeOperators: Task._resume,

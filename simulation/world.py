@@ -6,11 +6,10 @@ A step is a label, a tuple that begins with what happens; `perform` does it if i
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from dagster_checkpoints.execution.job_events import CancelRequested, DrainRequested
 from simulation.cuts import written
 from simulation.expected import expected_rows
 from simulation.machine import LEASE
@@ -19,7 +18,7 @@ from simulation.restoring import From
 from simulation.scenario import Scenario
 from simulation.shapes import shape_of
 from simulation.sinks import SinkSystem
-from simulation.storage import OK, Store
+from simulation.storage import Store
 from simulation.task import Task
 from simulation.user_requests import UserRequest
 from simulation.violations import Violation, check
@@ -47,44 +46,30 @@ class World:
         self.requests: list[UserRequest] = []
         self.ended_early = False
         """Whether anybody has ever ended a source."""
-        self.notes: list[str] = []
         self.calm = False
-        self.done = False
-        self._does: dict[str, Callable[..., bool]] = {
+        self._steps: dict[str, Callable[..., bool]] = {
             "start": self._start,
             "open": self._open,
-            "read": self._read,
-            "take": self._take,
-            "query": self._query,
-            "mail": self._mail,
-            "announce": self._announce,
-            "align": self._align,
-            "network": self._network,
-            "idle": self._idle,
-            "main": self._main,
-            "io": self._io,
-            "upload": self._upload,
-            "time": self._time,
-            "fail": self._fail,
+            "time": self._pass_time,
             "crash": self._crash,
-            "pause": self._pause,
             "wake": self._wake,
-            "cancel": self._cancel,
-            "ask": self._ask,
-            "repeat": self._repeat,
-            "lose": self._lose,
-            "calm": self._calm,
+            "calm": self._calm_down,
         }
 
     def perform(self, label: Label) -> bool:
         """Let it happen. False if it is impossible now; then nothing has changed."""
-        if not self._does[label[0]](*label[1:]):
-            return False
-        self.steps += 1
-        return True
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+        what = label[0]
+        possible = False
+        if what in _OF_TASKS:
+            task = self._task(label[1], label[2])
+            possible = task is not None and task.attempt_step(_OF_TASKS[what], label[3:])
+        elif what in _OF_PROCESSES:
+            process = self._process(label[1])
+            possible = process is not None and _OF_PROCESSES[what](process, *label[2:])
+        else:
+            possible = self._steps[what](*label[1:])
+        self.steps += possible
+        return possible
 
     @property
     def current(self) -> Process | None:
@@ -117,7 +102,7 @@ class World:
     # Processes
 
     def _start(self, *asked: Any) -> bool:
-        if self.done or (self.current is not None and not self.current.paused):
+        if self.current is not None and not self.current.paused:
             return False
         process = Process(self, len(self.processes), From(*asked))
         self.processes.append(process)
@@ -134,46 +119,7 @@ class World:
                 self.counts["stops"] += process.job.requests.stopped is not None
             self._check_finished(process)
 
-    def _main(self, number: int, outcome: str, times: int) -> bool:
-        process = self._process(number)
-        if process is None or not process.ready():
-            return False
-        if outcome != OK:
-            if not process.at_write:
-                return False
-            process.dirty = True
-        process.step(outcome)
-        for _ in range(times - 1):
-            if not process.queue or not process.ready():
-                break
-            process.step(OK)
-        return True
-
-    def _io(self, number: int, outcome: str, times: int) -> bool:
-        process = self._process(number)
-        if process is None or not process.io_ready():
-            return False
-        if outcome != OK:
-            if not process.io_at_write:
-                return False
-            process.dirty = True
-        process.io_step(outcome)
-        for _ in range(times - 1):
-            if not process.io_ready() or not process.io_may_go_on:
-                break
-            process.io_step(OK)
-        return True
-
-    def _upload(self, number: int, task: int, checkpoint: int, attempt: int, outcome: str) -> bool:
-        process = self._process(number)
-        if process is None:
-            return False
-        for upload in process.uploads:
-            if (upload.task.number, upload.barrier.checkpoint_id, upload.attempt) == (task, checkpoint, attempt):
-                return process.upload(upload, outcome)
-        return False
-
-    def _time(self, seconds: float) -> bool:
+    def _pass_time(self, seconds: float) -> bool:
         until = self.now + seconds
         while self.now < until:
             # Whoever is not paused renews his lease in time.
@@ -199,116 +145,26 @@ class World:
             return False
         for one in list(found.process.running) if all_of_them else (found,):
             if not one.started:
-                one.start(at_once=all_of_them)
+                one.attempt_step(Task.open, (all_of_them,))
         self._check_opened(found.process)
-        return True
-
-    def _read(self, number: int, task: int, times: int) -> bool:
-        found = self._task(number, task)
-        if found is None or not found.source or not found.can_read():
-            return False
-        for _ in range(times):
-            found.read_source()
-            self.counts["records"] += 1
-            if not found.can_read():
-                break
-        return True
-
-    def _take(self, number: int, task: int, channel: int, times: int) -> bool:
-        found = self._task(number, task)
-        if found is None or channel >= len(found.inputs) or not found.can_step(found.inputs[channel]):
-            return False
-        found.step(found.inputs[channel], times)
-        return True
-
-    def _query(self, number: int, task: int) -> bool:
-        found = self._task(number, task)
-        if found is None or not found.can_run_query():
-            return False
-        found.run_query()
-        return True
-
-    def _mail(self, number: int, task: int, times: int) -> bool:
-        found = self._task(number, task)
-        if found is None or not found.started or not found.mailbox:
-            return False
-        for _ in range(times):
-            found.take_mail()
-            if not found.mailbox or found.done:
-                break
-        return True
-
-    def _announce(self, number: int, task: int, channel: int) -> bool:
-        found = self._task(number, task)
-        if found is None or channel >= len(found.inputs):
-            return False
-        barrier = found.can_announce(found.inputs[channel])
-        if barrier is None:
-            return False
-        found.announce(found.inputs[channel], barrier)
-        return True
-
-    def _align(self, number: int, task: int) -> bool:
-        found = self._task(number, task)
-        if found is None or not found.started or found.life.paused:
-            return False
-        deadline = found.machine.next_deadline()
-        if deadline is None or deadline > self.now:
-            return False
-        found.alignment_tick(self.now)
-        return True
-
-    def _network(self, number: int, task: int, channel: int, elements: int) -> bool:
-        found = self._task(number, task)
-        if found is None or channel >= len(found.inputs):
-            return False
-        to = found.inputs[channel]
-        if to.sent is to.queue or not to.sent:
-            return False
-        _move(to.sent, to.queue, elements)
-        return True
-
-    def _idle(self, number: int, task: int) -> bool:
-        found = self._task(number, task)
-        if found is None or not found.source or found.idle or not found.can_fall_idle():
-            return False
-        found.fall_idle()
         return True
 
     # Faults
 
-    def _spend(self, what: str) -> bool:
+    def spend(self, what: str) -> bool:
+        """Whether something may go wrong once more."""
         if self.calm or not self.budgets.get(what):
             return False
         self.budgets[what] -= 1
         return True
 
-    def _fail(self, number: int, task: int, where: str) -> bool:
-        """A task raises: at once, or the next time that it does something."""
-        found = self._task(number, task)
-        if found is None or not found.started or found.fail_at or not self._spend("task" if where == "now" else where):
-            return False
-        if where == "now":
-            found.fail("crash")
-        else:
-            found.fail_at = where
-        return True
-
     def _crash(self, number: int) -> bool:
         process = self.processes[number] if number < len(self.processes) else None
-        if process is None or process.over or not self._spend("crash"):
+        if process is None or process.over or not self.spend("crash"):
             return False
         process.crash()
         self.active.remove(process)
         self.counts["crashes"] += 1
-        return True
-
-    def _pause(self, number: int) -> bool:
-        process = self._process(number)
-        if process is None or not self._spend("pause"):
-            return False
-        process.paused = True
-        self.counts["pauses"] += 1
         return True
 
     def _wake(self, number: int) -> bool:
@@ -320,54 +176,9 @@ class World:
             other.dirty = True
         return True
 
-    def _cancel(self, number: int) -> bool:
-        process = self._process(number)
-        if process is None or not self._spend("cancel"):
-            return False
-        process.queue.append(CancelRequested())
-        process.dirty = True
-        return True
-
-    def _repeat(self, number: int, which: int) -> bool:
-        """An acknowledgement or a decline comes a second time."""
-        process = self._process(number)
-        if process is None or which >= len(process.said) or not self._spend("repeat"):
-            return False
-        process.repeat(which)
-        self.counts["repeated messages"] += 1
-        return True
-
-    def _lose(self, number: int, task: int) -> bool:
-        """The next notice of a checkpoint's outcome does not reach the task."""
-        found = self._task(number, task)
-        mail = None if found is None else next((m for m in found.mailbox if found.may_miss(m)), None)
-        if found is None or mail is None or not self._spend("lose"):
-            return False
-        found.mailbox.remove(mail)
-        self.counts["lost notices"] += 1
-        return True
-
-    def _calm(self) -> bool:
+    def _calm_down(self) -> bool:
         """Nothing goes wrong any more."""
         self.calm = True
-        return True
-
-    # Users
-
-    def _ask(self, number: int, kind: str, stage: int, seconds: float) -> bool:
-        process = self._process(number)
-        if process is None or (not self.calm and not self._spend(kind)):
-            return False
-        self.ended_early = self.ended_early or kind in ("end_all", "end_source", "drain")
-        if kind == "end_all":
-            process.told_to_end = True
-            process.queue.append(DrainRequested())
-            return True
-        users = 1 + (len(self.requests) % 3 == 0)
-        request = UserRequest(f"r{len(self.requests)}", kind, seconds, stage, users)
-        self.requests.append(request)
-        process.asked.append(request)
-        process.ask(request)
         return True
 
     # Invariants
@@ -443,11 +254,25 @@ class World:
         begun = [s.location for s in self.store.savepoints.values() if s.own and s.metadata is None and (s.marked or s.files)]
         check(not begun, f"left over: unfinished savepoints {begun}")
 
-    def check_end(self) -> None:
-        """Everything is over."""
-        check(not self.active, "processes are left")
 
-
-def _move(source: deque[Any], target: deque[Any], elements: int) -> None:
-    for _ in range(min(elements, len(source))):
-        target.append(source.popleft())
+_OF_TASKS: dict[str, Callable[..., bool]] = {
+    "read": Task.emit_records,
+    "take": Task.take,
+    "query": Task.run_query,
+    "mail": Task.take_mail,
+    "announce": Task.announce,
+    "align": Task.time_out,
+    "network": Task.receive,
+    "idle": Task.fall_idle,
+    "fail": Task.fail_soon,
+    "lose": Task.lose_notice,
+}
+_OF_PROCESSES: dict[str, Callable[..., bool]] = {
+    "main": Process.run_main,
+    "io": Process.run_io,
+    "upload": Process.upload,
+    "pause": Process.pause,
+    "cancel": Process.cancel,
+    "ask": Process.ask,
+    "repeat": Process.repeat,
+}

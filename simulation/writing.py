@@ -70,11 +70,13 @@ class Writer(Machine):
             return True
         return not any(map(self.being_deleted, upload.snapshot.contents))
 
-    def upload(self, upload: Upload, outcome: str) -> bool:
-        """An upload ends. False if it has to wait for a deletion."""
-        if not self.may_upload(upload):
+    def upload(self, task_number: int, checkpoint_id: int, attempt: int, outcome: str) -> bool:
+        """An upload ends. False if there is none, or it has to wait for a deletion."""
+        wanted = (task_number, checkpoint_id, attempt)
+        upload = next((u for u in self.uploads if (u.task.number, u.barrier.checkpoint_id, u.attempt) == wanted), None)
+        if upload is None or not self.may_upload(upload):
             return False
-        store, checkpoint_id = self.world.store, upload.barrier.checkpoint_id
+        store = self.world.store
         task, contents = upload.task.id, upload.snapshot.contents
         try:
             if upload.barrier.properties.is_savepoint:

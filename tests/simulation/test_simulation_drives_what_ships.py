@@ -17,9 +17,8 @@ SHIPPED = FOLDER.parent / "dagster_checkpoints"
 
 DRIVERS = {
     "deployment": {"state/redistribution.py"},
-    "loop": {"coordination/coordinator.py", "execution/job_machine.py"},
     "machine": {"execution/acquisition.py", "execution/ownership.py", "execution/shared_files.py", "storage/shared_state.py"},
-    "process": {"execution/job_machine.py", "execution/start_point.py"},
+    "process": {"coordination/coordinator.py", "execution/job_machine.py", "execution/start_point.py"},
     "restoring": {"state/inputs.py", "state/metadata_file.py", "state/restore.py"},
     "sinks": {"sinks/branches.py", "sinks/transactions.py"},
     "storage": {
