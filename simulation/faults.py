@@ -1,408 +1,306 @@
-"""Deliberate faults: the core with one rule broken, which the simulator must find. `python -m simulation.faults` tries all.
+"""Deliberate faults: shipped code with one rule broken, which the simulator must find. `python -m simulation.faults` tries all.
 
-Each fault replaces a method or two from outside, for as long as it is tried; none is in the code of the core.
+A fault is a piece of the source text of one function, and what stands there instead for as long as the fault is tried. A fault
+whose text is no longer in the function is refused.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import itertools
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
-from unittest.mock import patch
 
-from dagster_checkpoints.coordination import (
-    AlignedBarrierHandler,
-    BarrierReceived,
-    BlockChannel,
-    CheckpointCoordinator,
-    CompletedCheckpoint,
-    DiscardStates,
-    FailureReason,
-    JobRestarting,
-    NotifyComplete,
-    NotifySavepointComplete,
-    TakeSnapshot,
-    TaskLifecycle,
-    TrackingBarrierHandler,
-    TriggerTask,
-    UnalignedBarrierHandler,
-    WatermarkValve,
-    WriteMetadata,
-)
-from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination import CheckpointCoordinator, TaskLifecycle, TrackingBarrierHandler, WatermarkValve
 from dagster_checkpoints.coordination.barriers.single import _SingleCheckpointHandler
 from dagster_checkpoints.coordination.pending_checkpoints import PendingCheckpoints
-from dagster_checkpoints.coordination.progress import TaskProgress
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
-from dagster_checkpoints.execution import checkpoint_writing
+from dagster_checkpoints.execution.checkpoint_writing import write_checkpoint
+from dagster_checkpoints.execution.input_gate import InputGate
+from dagster_checkpoints.execution.job_coordination import JobCoordination
+from dagster_checkpoints.execution.job_machine import JobMachine
+from dagster_checkpoints.execution.job_requests import JobRequests
 from dagster_checkpoints.execution.ownership import OwnershipSteps
-from dagster_checkpoints.execution.shared_files import SharedName, SharedNames
-from dagster_checkpoints.execution.storage_steps import ReadState
-from dagster_checkpoints.state import PartlyFinishedUnionState, redistribution, restore
-from simulation import sinks
-from simulation.run_faults import RUN_FAULTS, Patches
+from dagster_checkpoints.execution.shared_files import SharedNames
+from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.sinks import transactions
+from dagster_checkpoints.state import redistribution, restore
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
-    """One rule broken: what is replaced by what; and the theme of the worlds to look in, if it takes too long in all of them."""
+    """One rule broken.
+
+    Attributes:
+        name: what the code does with the fault.
+        function: the function, method or property that is broken.
+        old: a piece of its source text, which occurs there once.
+        new: what stands there instead.
+        theme: of the worlds to look in (`scenario.THEMES`), if it takes too long in all of them.
+        also: another function, in which the same text is replaced in the same way.
+    """
 
     name: str
-    patches: Callable[[], Patches]
+    function: Any
+    old: str
+    new: str
     theme: str = ""
+    also: Any = None
+
+
+class StaleFault(Exception):
+    """The code that a fault breaks has changed."""
 
 
 @contextmanager
 def injected(fault: Fault) -> Iterator[None]:
-    """The fault is in the core inside the block."""
-    with ExitStack() as stack:
-        for owner, name, broken in fault.patches():
-            stack.enter_context(patch.object(owner, name, broken))
+    """The fault is in the shipped code inside the block: in every reference to the function, for it is its code that changes.
+
+    Raises:
+        StaleFault: the function's source does not have the fault's text, or has it more than once.
+    """
+    functions = [getattr(each, "fget", each) for each in (fault.function, fault.also) if each is not None]
+    broken = [_broken(fault, function) for function in functions]
+    sound = [function.__code__ for function in functions]
+    try:
+        for function, code in zip(functions, broken, strict=True):
+            function.__code__ = code
         yield
-
-
-def _closed_channel_not_counted() -> Patches:
-    def end(self: Any, channel: str) -> list[Any]:
-        return []
-
-    yield _SingleCheckpointHandler, "_end", end
-
-
-def _first_notice_ends_the_task() -> Patches:
-    completed = TaskLifecycle._completed
-
-    def broken(self: Any, checkpoint_id: int) -> Any:
-        if self._state is life.LifecycleState.WAITING_FOR_FINAL_CHECKPOINT and self._stop is None:
-            self._final_completed = True
-            self._awaited.clear()
-        return completed(self, checkpoint_id)
-
-    yield TaskLifecycle, "_completed", broken
-
-
-def _savepoint_subsumed() -> Patches:
-    complete = PendingCheckpoints.complete
-
-    def broken(self: Any, checkpoint_id: int, location: str, now: float) -> Any:
-        actions = complete(self, checkpoint_id, location, now)
-        reason = FailureReason.CHECKPOINT_SUBSUMED
-        return actions + self.abort_where(lambda other: other.checkpoint_id < checkpoint_id, reason, "subsumed")
-
-    yield PendingCheckpoints, "complete", broken
-
-
-def _plain_savepoint_commits() -> Patches:
-    complete = PendingCheckpoints.complete
-
-    def broken(self: Any, *arguments: Any) -> Any:
-        actions = complete(self, *arguments)
-        return [NotifyComplete(a.tasks, a.checkpoint_id) if isinstance(a, NotifySavepointComplete) else a for a in actions]
-
-    yield PendingCheckpoints, "complete", broken
-
-
-def _no_pause_on_suspend() -> Patches:
-    taken = TaskLifecycle._snapshot_taken
-
-    def broken(self: Any, event: Any) -> Any:
-        actions = taken(self, event)
-        self._paused = False
-        return [action for action in actions if not isinstance(action, life.PauseOperators)]
-
-    yield TaskLifecycle, "_snapshot_taken", broken
-
-
-def _ids_begin_again() -> Patches:
-    begin = CheckpointCoordinator.__init__
-
-    def broken(self: Any, *arguments: Any, next_checkpoint_id: int = 1, **named: Any) -> None:
-        begin(self, *arguments, next_checkpoint_id=1, **named)
-
-    yield CheckpointCoordinator, "__init__", broken
-
-
-def _no_fencing() -> Patches:
-    def broken(self: Any, token: str) -> Any:
-        found = yield ReadState()
-        self._version = found.version  # the next round replaces what another owner has written
-        return False
-
-    yield OwnershipSteps, "_adopt", broken
-
-
-def _newest_not_retained() -> Patches:
-    add = CompletedCheckpoints.add
-
-    def broken(self: Any, checkpoint: CompletedCheckpoint) -> list[CompletedCheckpoint]:
-        given_up = add(self, checkpoint)
-        if given_up:
-            self._checkpoints.remove(checkpoint)
-            self._checkpoints.append(given_up[-1])
-            return [*given_up[:-1], checkpoint]
-        return given_up
-
-    yield CompletedCheckpoints, "add", broken
-
-
-def _unknown_outcome_discards() -> Patches:
-    failed = PendingCheckpoints.finalize_failed
-
-    def broken(self: Any, *arguments: Any, discard: bool) -> Any:
-        return failed(self, *arguments, discard=True)
-
-    yield PendingCheckpoints, "finalize_failed", broken
-
-
-def _no_final_checkpoint() -> Patches:
-    observe = CheckpointSchedule._observe
-
-    def broken(self: Any, tasks: TaskProgress, now: float) -> None:
-        observe(self, tasks, now)
-        self._final_wanted = False
-
-    yield CheckpointSchedule, "_observe", broken
-
-
-def _ended_channel_holds_event_time_back() -> Patches:
-    def broken(self: Any, channel: str, drain: bool) -> int | None:
-        return None
-
-    yield WatermarkValve, "end", broken
-
-
-def _partly_finished_union_accepted() -> Patches:
-    yield checkpoint_writing, "check_union_states", lambda metadata: None
-
-
-def _union_lets_some_go() -> Patches:
-    def broken(metadata: Any) -> None:
-        partly = {s.name for s in metadata.stages if s.finished and not s.fully_finished}
-        for chain in metadata.chains:
-            for task in chain.tasks.values():
-                for name, snapshot in task.stages.items():
-                    if snapshot.operator_states and name in partly:
-                        raise PartlyFinishedUnionState
-
-    yield checkpoint_writing, "check_union_states", broken
-
-
-def _finished_tasks_forgotten() -> Patches:
-    restart = CheckpointCoordinator._restart
-
-    def broken(self: Any, finished: Any, restored: Any) -> Any:
-        return restart(self, frozenset(), restored)
-
-    yield CheckpointCoordinator, "_restart", broken
-
-
-def _watermark_goes_back() -> Patches:
-    restore = WatermarkValve.restore
-
-    def broken(self: Any, state: Any) -> Any:
-        result = restore(self, state)
-        self._output -= 1_000
-        return result
-
-    yield WatermarkValve, "restore", broken
-
-
-def _aligned_channel_not_blocked() -> Patches:
-    handle = AlignedBarrierHandler.handle
-
-    def broken(self: Any, event: Any) -> Any:
-        return [action for action in handle(self, event) if not isinstance(action, BlockChannel)]
-
-    yield AlignedBarrierHandler, "handle", broken
-
-
-def _tracking_takes_the_first_barrier() -> Patches:
-    handle = TrackingBarrierHandler.handle
-
-    def broken(self: Any, event: Any) -> Any:
-        if isinstance(event, BarrierReceived) and event.barrier.checkpoint_id > self._last_completed:
-            self._last_completed = event.barrier.checkpoint_id
-            return [TakeSnapshot(event.barrier)]
-        return handle(self, event)
-
-    yield TrackingBarrierHandler, "handle", broken
-
-
-def _in_flight_data_lost() -> Patches:
-    captured = UnalignedBarrierHandler._captured
-
-    def broken(self: Any, pending: Any, channels: Any) -> Any:
-        return captured(self, pending, set(self._channels.all) if pending.in_flight else channels)
-
-    yield _SingleCheckpointHandler, "_captured", broken
-
-
-def _list_remainder_lost() -> Patches:
-    lists = redistribution.redistribute_lists
-
-    def broken(instances: Sequence[Any], parallelism: int) -> Any:
-        shares = lists(instances, parallelism)
-        if parallelism != len(instances):
-            size = min((len(share.get("held", ())) for share in shares), default=0)
-            return [{name: items[:size] if name == "held" else items for name, items in share.items()} for share in shares]
-        return shares
-
-    yield redistribution, "redistribute_lists", broken
-
-
-def _key_groups_stay_where_they_were() -> Patches:
-    def broken(instances: Sequence[Any], parallelism: int, groups: int) -> Any:
-        return [dict(instances[i] or {}) if i < len(instances) else {} for i in range(parallelism)]
-
-    yield redistribution, "redistribute_key_groups", broken
-
-
-def _roots_not_triggered() -> Patches:
-    trigger = PendingCheckpoints.trigger
-
-    def broken(self: Any, *arguments: Any) -> Any:
-        return [a for a in trigger(self, *arguments) if not isinstance(a, TriggerTask) or a.task.index == 0]
-
-    yield PendingCheckpoints, "trigger", broken
-
-
-def _restart_while_finalizing() -> Patches:
-    handle = CheckpointCoordinator._handle
-
-    def broken(self: Any, event: Any, now: float) -> Any:
-        if isinstance(event, JobRestarting):
-            self._pending._finalizing = None
-        return handle(self, event, now)
-
-    yield CheckpointCoordinator, "finalizing", property(lambda self: None)
-    yield CheckpointCoordinator, "_handle", broken
-
-
-def _abort_does_not_resume() -> Patches:
-    aborted = TaskLifecycle._aborted
-
-    def broken(self: Any, checkpoint_id: int) -> Any:
-        if checkpoint_id == self._stop and self._paused:
-            return []
-        return aborted(self, checkpoint_id)
-
-    yield TaskLifecycle, "_aborted", broken
-
-
-def _half_an_upload_stays() -> Patches:
-    abort = PendingCheckpoints._abort
-
-    def broken(self: Any, *arguments: Any, **named: Any) -> Any:
-        return [a for a in abort(self, *arguments, **named) if not isinstance(a, DiscardStates) or a.states]
-
-    yield PendingCheckpoints, "_abort", broken
-
-
-def _new_channel_left_out() -> Patches:
-    restore = WatermarkValve.restore
-
-    def broken(self: Any, state: Any) -> Any:
-        restored = restore(self, state)
-        for channel in self._channels.values():
-            channel.aligned = channel.aligned and channel.watermark >= self._output
-        return restored
-
-    yield WatermarkValve, "restore", broken
-
-
-def _older_completes_after_unknown_outcome() -> Patches:
-    subsume = PendingCheckpoints._subsume_older
-
-    def broken(self: Any, checkpoint_id: int, message: str) -> Any:
-        return [] if "may have" in message else subsume(self, checkpoint_id, message)
-
-    yield PendingCheckpoints, "_subsume_older", broken
-
-
-def _ended_predecessor_refused() -> Patches:
-    yield restore, "_ended", lambda metadata, recorded: {name: len(stage.finished) for name, stage in recorded.items()}
-
-
-def _name_without_owner() -> Patches:
-    yield SharedNames, "own", lambda self, sha256: SharedName(sha256, 0)
-
-
-def _older_owner_aborts() -> Patches:
-    yield sinks, "stages_for_newer_owner", lambda epoch, staged_by: False
-
-
-def _enumerators_forgotten() -> Patches:
-    yield restore, "_enumerators", lambda metadata, instances: {}
-
-
-def _broadcast_of_the_first_only() -> Patches:
-    yield redistribution, "redistribute_broadcasts", lambda instances, parallelism: [dict(instances[0] or {})] * parallelism
-
-
-def _notice_before_the_store_names_it() -> Patches:
-    finalize = PendingCheckpoints._finalize_next
-
-    def broken(self: Any) -> Any:
-        actions = finalize(self)
-        begun = [a.checkpoint for a in actions if isinstance(a, WriteMetadata)]
-        return [*(NotifyComplete(frozenset(c.plan.commit), c.checkpoint_id) for c in begun), *actions]
-
-    yield PendingCheckpoints, "_finalize_next", broken
-
-
-def _late_acknowledgement_discards() -> Patches:
-    late = PendingCheckpoints._late
-
-    def broken(self: Any, event: Any) -> Any:
-        with patch.multiple(self, _stored_ids=set()):
-            return late(self, event)
-
-    yield PendingCheckpoints, "_late", broken
+    finally:
+        for function, code in zip(functions, sound, strict=True):
+            function.__code__ = code
+
+
+def _broken(fault: Fault, function: Callable[..., Any]) -> CodeType:
+    source = textwrap.dedent(inspect.getsource(function))
+    found = source.count(fault.old)
+    if found != 1:
+        raise StaleFault(
+            f"Fault {fault.name!r}: expected {fault.old!r} once in the source of {function.__qualname__}, found it {found} "
+            "times. The code has changed: name the text that breaks the same rule now."
+        )
+    module = compile(source.replace(fault.old, fault.new), f"<fault: {fault.name}>", "exec", dont_inherit=True)
+    return next(c for c in module.co_consts if isinstance(c, CodeType) and c.co_name == function.__name__)
 
 
 FAULTS = (
-    Fault("a closed channel is not counted", _closed_channel_not_counted),
-    Fault("the first notice after the end lets a task go, though triggered before it", _first_notice_ends_the_task),
-    Fault("a savepoint is subsumed", _savepoint_subsumed),
-    Fault("a plain savepoint commits", _plain_savepoint_commits),
-    Fault("a suspend does not pause", _no_pause_on_suspend),
-    Fault("ids begin again after a restore", _ids_begin_again),
-    Fault("completion is not fenced", _no_fencing),
-    Fault("retention gives the newest up", _newest_not_retained),
-    Fault("an unknown outcome discards", _unknown_outcome_discards),
-    Fault("no final checkpoint", _no_final_checkpoint),
-    Fault("an ended channel holds event time back", _ended_channel_holds_event_time_back, "rescaling"),
-    Fault("union state of a partly finished stage is accepted", _partly_finished_union_accepted),
-    Fault("a checkpoint lets some instances with union state go", _union_lets_some_go),
-    Fault("finished tasks are forgotten in a restart", _finished_tasks_forgotten),
-    Fault("event time goes back in a restore", _watermark_goes_back),
-    Fault("an aligned channel is not blocked", _aligned_channel_not_blocked),
-    Fault("at-least-once takes the first barrier for all", _tracking_takes_the_first_barrier),
-    Fault("an unaligned snapshot does not wait for what is in flight", _in_flight_data_lost),
-    Fault("list state loses the remainder of an uneven split", _list_remainder_lost),
-    Fault("key groups stay where they were", _key_groups_stay_where_they_were),
-    Fault("only the first instance of a root is triggered", _roots_not_triggered),
-    Fault("a restart does not wait for what is being finalized", _restart_while_finalizing),
-    Fault("a failed suspend does not let its tasks go on", _abort_does_not_resume),
-    Fault("a file's name does not say who stored it", _name_without_owner, "going back"),
-    Fault("an older owner aborts what a newer one has staged", _older_owner_aborts, "going back"),
-    Fault("the enumerator's splits are forgotten in a restore", _enumerators_forgotten),
-    Fault("broadcast state is that of the first instance, whoever has it", _broadcast_of_the_first_only),
-    Fault("tasks are told before the store names the checkpoint", _notice_before_the_store_names_it),
-    *(Fault(name, patches) for name, patches in RUN_FAULTS),
-    # These the simulator has found in the core itself.
-    Fault("half an upload stays when nobody had acknowledged", _half_an_upload_stays),
-    Fault("a new channel is left out after a second restore", _new_channel_left_out),
-    Fault("an older checkpoint completes after an unknown outcome", _older_completes_after_unknown_outcome, "storage"),
-    Fault("an acknowledgement that comes late discards a completed checkpoint", _late_acknowledgement_discards),
-    Fault("a finished stage behind one at its end of data cannot be restored", _ended_predecessor_refused),
+    # Barriers and event time
+    Fault("a closed channel is not counted", _SingleCheckpointHandler._end, "self._channels.open.discard(channel)", "return []"),
+    Fault("an aligned channel is not blocked", _SingleCheckpointHandler._barrier, "[*actions, BlockChannel(last)]", "actions"),
+    Fault(
+        "at-least-once takes the first barrier for all",
+        TrackingBarrierHandler._complete,
+        "self._channels.open <= seen",
+        "seen or not self._channels.open",
+    ),
+    Fault(
+        "an unaligned snapshot does not wait for what is in flight",
+        _SingleCheckpointHandler._captured,
+        "pending.in_flight & channels",
+        "set(pending.in_flight)",
+    ),
+    Fault(
+        "an ended channel holds event time back",
+        WatermarkValve.end,
+        'state.ended = "drain" if drain else "suspend"',
+        "pass",
+        "rescaling",
+    ),
+    Fault("event time goes back in a restore", WatermarkValve.restore, "self._recompute()", "self._output -= 1_000"),
+    # How a task ends
+    Fault(
+        "the first notice after the end lets a task go, though triggered before it",
+        TaskLifecycle._completed,
+        "any(taken <= checkpoint_id for taken in self._after_finish)",
+        "self.operators_finished",
+    ),
+    Fault("a suspend does not pause", TaskLifecycle._snapshot_taken, "self.operators_finished or self._paused", "True"),
+    Fault(
+        "a failed suspend does not let its tasks go on",
+        TaskLifecycle._aborted,
+        "checkpoint_id == self._stop",
+        "checkpoint_id == self._stop and not self._paused",
+    ),
+    Fault(
+        "a task ends before it has committed",
+        TaskMachine._perform,
+        "in decided",
+        "in sorted(decided, key=lambda action: isinstance(action, life.CommitUpTo))",
+    ),
+    Fault("the data ends before the query has consumed what it was let through to", InputGate._end, "self.caught_up and ", ""),
+    # Snapshots
+    Fault(
+        "a snapshot is taken before the query has consumed what it was let through to",
+        InputGate._take_due,
+        "self._open and not self.caught_up",
+        "False",
+    ),
+    Fault(
+        "a gate reads on behind the barrier at which its snapshot is due",
+        InputGate.reads,
+        "self._due",
+        "()",
+        also=InputGate._arrived,
+    ),
+    Fault(
+        "an aborted checkpoint's due snapshot is taken nevertheless",
+        InputGate._aborted,
+        " if due.checkpoint_id != checkpoint_id",
+        "",
+    ),
+    # From trigger to completion
+    Fault(
+        "only the first instance of a root is triggered",
+        PendingCheckpoints.trigger,
+        "for task in plan.trigger",
+        "for task in plan.trigger if task.index == 0",
+    ),
+    Fault(
+        "ids begin again after a restore",
+        CheckpointCoordinator.__init__,
+        "config, next_checkpoint_id, completed",
+        "config, 1, completed",
+    ),
+    Fault("no final checkpoint", CheckpointSchedule._observe, "all_wait and", "False and"),
+    Fault("a savepoint is subsumed", PendingCheckpoints._subsume_older, " and not other.properties.is_savepoint", ""),
+    Fault(
+        "a plain savepoint commits",
+        PendingCheckpoints.complete,
+        " if completed.properties.commits else NotifySavepointComplete",
+        "",
+    ),
+    Fault(
+        "retention gives the newest up",
+        CompletedCheckpoints._subsume,
+        "newest = {self.latest_id, *checkpoints[-1:]}",
+        "newest = {self._checkpoints[0].checkpoint_id}",
+    ),
+    Fault("an unknown outcome discards", CheckpointCoordinator._dispatch, "discard=False", "discard=True"),
+    Fault(
+        "tasks are told before the store names the checkpoint",
+        PendingCheckpoints._finalize_next,
+        "return [WriteMetadata(",
+        "return [NotifyComplete(frozenset(pending.plan.commit), pending.checkpoint_id), WriteMetadata(",
+    ),
+    Fault(
+        "finished tasks are forgotten in a restart",
+        CheckpointCoordinator._restart,
+        "self._tasks.reset(finished)",
+        "self._tasks.reset(())",
+    ),
+    Fault(
+        "a restart does not wait for what is being finalized",
+        CheckpointCoordinator.finalizing,
+        "return self._pending.finalizing",
+        "return None",
+    ),
+    Fault("union state of a partly finished stage is accepted", write_checkpoint, "check_union_states(metadata)", "pass"),
+    Fault(
+        "a checkpoint lets some instances with union state go",
+        restore.check_union_states,
+        " or 0 < len(gone) < stage.parallelism",
+        "",
+    ),
+    # Storage and its owners
+    Fault("completion is not fenced", OwnershipSteps._adopt, "found.state.epoch != self.epoch", "False"),
+    Fault("a file's name does not say who stored it", SharedNames.own, "self._epoch()", "0", "going back"),
+    Fault(
+        "an older owner aborts what a newer one has staged",
+        transactions.stages_for_newer_owner,
+        "staged_by > epoch",
+        "False",
+        "going back",
+    ),
+    # State in a restore
+    Fault("list state loses the remainder of an uneven split", redistribution.redistribute_lists, " + (step < remainder)", ""),
+    Fault(
+        "key groups stay where they were",
+        redistribution.redistribute_key_groups,
+        "in key_groups_of(index, parallelism, groups)",
+        "in (*instances, *[None] * parallelism)[index] or {}",
+    ),
+    Fault(
+        "broadcast state is that of the first instance, whoever has it",
+        redistribution.redistribute_broadcasts,
+        "in instances:",
+        "in instances[:1]:",
+    ),
+    Fault("the enumerator's splits are forgotten in a restore", restore._enumerators, "s.enumerator is not None", "False"),
+    # Attempts, requests, the end of a job
+    Fault(
+        "a restart does not tell the ended sources that they shall end",
+        JobMachine._deploy,
+        "frozenset(self._job.ended_sources)",
+        "frozenset()",
+    ),
+    Fault(
+        "a restart begins from the start of the run, though a newer checkpoint is complete",
+        JobMachine._newest_known,
+        "event.newest if event.epoch == self._epoch else None",
+        "None",
+    ),
+    Fault("a report of an earlier attempt counts in the present one", JobMachine._take, "attempt == self._attempt and ", ""),
+    Fault(
+        "the requester of a stop is answered twice",
+        JobRequests.close,
+        "actions += self._answers_at_end",
+        "actions += self._answers_at_end * 2",
+    ),
+    Fault(
+        "a drain that waits behind a stop is forgotten when the stop fails",
+        JobRequests.resume_drain,
+        "self.drain() if self._drain_waits else []",
+        "[]",
+    ),
+    Fault(
+        "a finished job deletes its checkpoints before its end is recorded",
+        JobMachine._finish,
+        "self._to_discard = discards",
+        "job.actions += discards",
+    ),
+    Fault(
+        "passed-over checkpoints are deleted before the run has one of its own",
+        JobCoordination.begin,
+        "self._passed_over = passed_over",
+        "self.actions += [DiscardCheckpoint(later) for later in passed_over]",
+    ),
+    # These the simulator has found in the shipped code itself.
+    Fault(
+        "half an upload stays when nobody had acknowledged",
+        PendingCheckpoints._abort,
+        "actions.append(DiscardStates(",
+        "pending.states and actions.append(DiscardStates(",
+    ),
+    Fault(
+        "a new channel is left out after a second restore",
+        WatermarkValve.restore,
+        "aligned=not saved.idle",
+        "aligned=not saved.idle and saved.watermark >= self._output",
+    ),
+    Fault(
+        "an older checkpoint completes after an unknown outcome",
+        PendingCheckpoints.finalize_failed,
+        "not discard and pending.properties.commits",
+        "False",
+        "storage",
+    ),
+    Fault(
+        "an acknowledgement that comes late discards a completed checkpoint",
+        PendingCheckpoints._late,
+        "checkpoint_id in self._stored_ids",
+        "False",
+    ),
+    Fault("a finished stage behind one at its end of data cannot be restored", restore._ended, "ended[name] += waiting", "pass"),
 )
 
 

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from simulation.__main__ import main
-from simulation.faults import FAULTS, Fault, find, injected
+from simulation.faults import FAULTS, Fault, StaleFault, find, injected
 from simulation.running import run
 from simulation.scenario import random_scenario
 from simulation.search import trace
@@ -83,8 +84,26 @@ def test_a_deliberate_fault_is_found(fault: Fault) -> None:
 
 
 def test_there_are_enough_deliberate_faults() -> None:
-    assert len({fault.name for fault in FAULTS}) >= 10
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 40
     assert {fault.name for fault in FAULTS} >= set(QUICK)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_in_the_code_as_long_as_it_is_tried(fault: Fault) -> None:
+    functions = [getattr(each, "fget", each) for each in (fault.function, fault.also) if each is not None]
+    sound = [function.__code__ for function in functions]
+    with injected(fault):
+        broken = [function.__code__ for function in functions]
+        assert all(a.co_code != b.co_code or a.co_consts != b.co_consts for a, b in zip(sound, broken, strict=True))
+    assert [function.__code__ for function in functions] == sound
+
+
+@pytest.mark.parametrize("old", ["no such text", "checkpoint"])
+def test_a_fault_whose_text_is_not_there_just_once_is_refused(old: str) -> None:
+    fault = next(fault for fault in FAULTS if fault.name == "a savepoint is subsumed")
+    refused = f"Fault 'a savepoint is subsumed': expected '{old}' once in .*_subsume_older"
+    with pytest.raises(StaleFault, match=refused), injected(replace(fault, old=old)):
+        pass
 
 
 def test_what_one_worker_finds_ends_all_of_them_and_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

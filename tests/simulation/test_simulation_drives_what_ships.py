@@ -46,8 +46,7 @@ WORLD = {
 SEARCH = {
     "__init__": "",
     "__main__": "the command line",
-    "faults": "deliberate faults of the core, as patches",
-    "run_faults": "deliberate faults of the rules of a run, as patches",
+    "faults": "deliberate faults of shipped code, as replaced text",
     "running": "one world from beginning to end",
     "scenario": "what a seed stands for",
     "schedules": "which step comes next",
