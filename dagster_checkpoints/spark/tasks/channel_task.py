@@ -198,7 +198,7 @@ class ChannelTask(Task):
         if not self.plan.streaming:
             return
         if not self.plan.own_watermark and self._max_watermark_matters():
-            self.wait_until(self._max_watermark_reached)
+            self.runs.wait_until(self._max_watermark_reached)
         self.query.stop()
         if self.plan.own_watermark and self.query.log.last_committed() >= 0 and self.query.log.holds_state():
             self.run_planned_batch(MAX_WATERMARK_MS)

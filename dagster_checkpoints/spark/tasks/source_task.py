@@ -54,7 +54,7 @@ class SourceTask(Task):
     def look_at_query(self) -> None:
         super().look_at_query()
         if self._bounded and self.machine.running and not self.query.active:
-            self._check_query()  # it may have failed between the two looks
+            self.runs.check_query()  # it may have failed between the two looks
             self.handle(SourceExhausted())
 
     def stop_source(self) -> None:

@@ -1,8 +1,8 @@
 """A task: one instance of a chain, on a thread of its own, with a mailbox.
 
-It performs what its `execution.task_machine` decides. It owns one Spark query at most. Its stages are called by an
-`operator_chain`, its event time is known by its `task_watermarks`. What differs between a source and a stage behind channels is
-in the subclasses.
+It performs what its `execution.task_machine` decides. It owns one Spark query at most, run by its `query_runs`. Its
+`operator_chain` calls the stages, its `task_watermarks` know event time, its `task_snapshots` pin what a checkpoint holds. What
+differs between a source and a stage behind channels is in the subclasses.
 
     mailbox ──> the task's thread ──> query lock ──> snapshots, and marks on the output channels
     Spark   ──> foreachBatch ───────> query lock ──> segments on the output channels
@@ -13,17 +13,12 @@ It must not know other tasks, the coordinator's rules, or storage beyond handing
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
-import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
-
-from pyspark.errors import StreamingQueryException
 
 from dagster_checkpoints.coordination import CheckpointConfig
 from dagster_checkpoints.coordination import lifecycle as life
@@ -34,7 +29,6 @@ from dagster_checkpoints.execution.task_events import (
     Forward,
     KillQuery,
     NotifyOperatorsAborted,
-    PinnedInputs,
     PinSnapshot,
     QueryStarted,
     Report,
@@ -53,24 +47,21 @@ from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.query import TaskQuery
-from dagster_checkpoints.spark.snapshots.query_snapshots import pin
-from dagster_checkpoints.spark.snapshots.uploads import PinnedSnapshot
 from dagster_checkpoints.spark.tasks.late_rows import LateRows
 from dagster_checkpoints.spark.tasks.messages import LookAgain, Mail, TaskFailed, TaskFirstBatch, TaskQueryStarted
 from dagster_checkpoints.spark.tasks.operator_chain import OperatorChain
+from dagster_checkpoints.spark.tasks.query_runs import POLL_SECONDS, QueryRuns
 from dagster_checkpoints.spark.tasks.stage_errors import StageErrors
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance, TaskParts
+from dagster_checkpoints.spark.tasks.task_snapshots import TaskSnapshots
 from dagster_checkpoints.spark.tasks.task_watermarks import TaskWatermarks
-from dagster_checkpoints.state import QuerySnapshot, StageInstanceSnapshot, TaskSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-POLL_SECONDS = 0.03
-START_ATTEMPTS = 3
 JOB_CONFIG = CheckpointConfig(interval=None)
-"""What a task needs to know of it: barriers are aligned, exactly-once."""
-LOOK_SECONDS = 0.1  # a look at the query itself is a call into the JVM
+"""The part of the job's configuration that a task machine reads: barriers are aligned, exactly-once."""
+QUERY_CHECK_SECONDS = 0.1  # each check of the query calls into the JVM
 
 
 class Canceled(BaseException):
@@ -89,16 +80,17 @@ class Task(ABC):
         self.stages = StageErrors(parts.instances)
         self.operators = OperatorChain(parts, self.stages)
         self.query = TaskQuery(parts.folder / "checkpoint", str(parts.id), self._on_batch, self.output.wait_for_consumers)
+        self.runs = QueryRuns(parts.id, self.query, self.tail.stage.output_mode, self._check_canceled)
         self.watermarks = TaskWatermarks(parts, self.query, self.committed_watermark)
+        self.snapshots = TaskSnapshots(parts, self.query, self.operators, self.watermarks)
         self.rows_before = self._restored_rows()
         self.error: BaseException | None = None
         self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self._canceled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"task {parts.id}", daemon=True)
         self._done = False
-        self._look_at = 0.0
-        self._rows_in_told_batch: int | None = None
-        self._pinned: dict[int, PinnedSnapshot] = {}  # until the machine says that they are stored
+        self._next_query_check = 0.0
+        self._rows_in_reported_batch: int | None = None
 
     # For the job
 
@@ -165,9 +157,9 @@ class Task(ABC):
             while not self._done:
                 self._check_canceled()
                 self._read_mail()
-                if not self._done and time.monotonic() >= self._look_at:
-                    self._look_at = time.monotonic() + LOOK_SECONDS
-                    self._check_query() if self.query.paused else self.look_at_query()
+                if not self._done and time.monotonic() >= self._next_query_check:
+                    self._next_query_check = time.monotonic() + QUERY_CHECK_SECONDS
+                    self.runs.check_query() if self.query.paused else self.look_at_query()
                 if not self._done and not self.query.paused:
                     self.step()
         except Canceled:
@@ -201,7 +193,7 @@ class Task(ABC):
 
     def look_at_query(self) -> None:
         """Look whether the query still runs. Raises what it failed with."""
-        self._check_query()
+        self.runs.check_query()
 
     @abstractmethod
     def step(self) -> None:
@@ -235,27 +227,11 @@ class Task(ABC):
 
     # Micro-batches
 
-    def start_query(self, trigger: dict[str, object] | None = None) -> None:
+    def start_query(self, trigger: Mapping[str, object] | None = None) -> None:
+        """Start the query with one of Spark's triggers, by default without a pause between batches."""
         assert self.plan is not None
-        frame = self.plan.frame
-
-        def check() -> None:
-            self._check_canceled()
-            self._check_query()
-
-        def start() -> None:
-            self.query.start(frame, self.tail.stage.output_mode, trigger or {})
-
-        for attempt in range(1, START_ATTEMPTS + 1):
-            try:
-                self.query.start_in_turn(start, check)
-                self.parts.report(TaskQueryStarted(self.id))
-                return
-            except StreamingQueryException as error:
-                # The machine is too busy for the time that Spark gives a worker; nothing has been processed yet.
-                if "failed to connect back" not in str(error) or attempt == START_ATTEMPTS:
-                    raise
-                logging.getLogger(__name__).warning("%s: a Python worker was too slow, starting again", self.id)
+        self.runs.start(self.plan.frame, trigger or {})
+        self.parts.report(TaskQueryStarted(self.id))
 
     def _on_batch(self, batch: DataFrame, batch_id: int) -> None:
         """Called by Spark, under the query lock."""
@@ -277,8 +253,8 @@ class Task(ABC):
 
     def report_first_batch(self, rows: int, seconds: float) -> None:
         """Tell of a batch if it was this task's first one, or the first one with rows; see `TaskFirstBatch`."""
-        if self._rows_in_told_batch is None or (rows and not self._rows_in_told_batch):
-            self._rows_in_told_batch = rows
+        if self._rows_in_reported_batch is None or (rows and not self._rows_in_reported_batch):
+            self._rows_in_reported_batch = rows
             self.parts.report(TaskFirstBatch(self.id, rows, seconds))
 
     def before_emit(self, batch_id: int) -> None:  # noqa: B027
@@ -286,11 +262,6 @@ class Task(ABC):
 
     def after_emit(self, rows: int) -> None:  # noqa: B027
         """After a batch's records were emitted; under the query lock."""
-
-    def _check_query(self) -> None:
-        failure = self.query.failure()
-        if failure is not None:
-            raise failure
 
     # What the machine answers
 
@@ -316,7 +287,7 @@ class Task(ABC):
                 case PinSnapshot():
                     self._snapshot(action)
                 case StoreSnapshot(barrier, statistics):
-                    self.parts.uploader.submit(self.id, barrier, self._pinned.pop(barrier.checkpoint_id), statistics)
+                    self.snapshots.store(barrier, statistics)
                 case NotifyOperatorsAborted(checkpoint_id):
                     self.operators.notify_aborted(checkpoint_id)
                 case life.FinishOperators():
@@ -346,58 +317,28 @@ class Task(ABC):
 
     # Snapshots
 
-    def _snapshot(self, asked: PinSnapshot) -> None:
-        """Pin everything under the lock, and send the barrier on; what else the machine answers is done behind the lock."""
-        checkpoint_id, properties = asked.barrier.checkpoint_id, asked.barrier.properties
-        target = self.parts.folder / "snapshots" / f"chk-{checkpoint_id}"
-        answered: list[TaskAction] = []
+    def _snapshot(self, due: PinSnapshot) -> None:
+        """Pin everything and send the barrier on under the lock; perform the machine's other actions after releasing it."""
+        checkpoint_id = due.barrier.checkpoint_id
+        actions: list[TaskAction] = []
         try:
             with self.query.between_batches() as batch_id:
                 if self.machine.running:
                     self.watermarks.forward()
-                stages = self.operators.snapshot(checkpoint_id, self.rows_out, self.late_rows)
-                pinned = self._pin(batch_id, target, stages, asked.inputs, with_transactions=properties.is_savepoint)
-                pinned.hold()
-                self._pinned[checkpoint_id] = pinned
-                # Still under the lock: behind a suspend's snapshot nothing may be processed.
-                answered = self.machine.handle(SnapshotPinned(checkpoint_id), time.monotonic())
-                while answered and isinstance(answered[0], Forward | life.PauseOperators | StoreSnapshot):
-                    self.perform([answered.pop(0)])
+                finished = self.machine.operators_finished
+                self.snapshots.pin(due, batch_id, self.plan, self.static_tables(), rows_out=self.rows_out, finished=finished)
+                # Still under the lock: after a suspend's snapshot nothing may be processed.
+                actions = self.machine.handle(SnapshotPinned(checkpoint_id), time.monotonic())
+                while actions and isinstance(actions[0], Forward | life.PauseOperators | StoreSnapshot):
+                    self.perform([actions.pop(0)])
         except StageError:
             raise
         except Exception as error:
-            if checkpoint_id in self._pinned:
-                raise  # the barrier may be on its way
-            shutil.rmtree(target, ignore_errors=True)
-            answered = self.machine.handle(SnapshotFailed(checkpoint_id, f"{type(error).__name__}: {error}"), time.monotonic())
-        self.perform(answered)
-
-    def _pin(
-        self,
-        batch_id: int,
-        target: Path,
-        stages: dict[str, StageInstanceSnapshot],
-        inputs: PinnedInputs,
-        *,
-        with_transactions: bool,
-    ) -> PinnedSnapshot:
-        finished = self.machine.operators_finished
-        query = None
-        if batch_id >= 0 and not finished:
-            pin(self.query.checkpoint, batch_id, target / "query")
-            own = bool(self.plan and self.plan.own_watermark)
-            described = self.parts.described
-            sources = described.sources if described is not None else None
-            query = (target / "query", QuerySnapshot(batch_id, own_watermark=own, sources=sources))
-        sink = self.parts.sink if with_transactions else None
-        task = TaskSnapshot(
-            stages=stages,
-            end_of_data="drain" if finished else "none",
-            watermark=self.output_watermark,
-            valve_watermark=inputs.valve_watermark,
-        )
-        transactions = sink.pin_transactions(target / "transactions") if sink else {}
-        return PinnedSnapshot(task, query, inputs.channels, self.static_tables(), transactions, (target,))
+            if self.snapshots.is_pinned(checkpoint_id):
+                raise  # the barrier may have been sent
+            self.snapshots.discard(checkpoint_id)
+            actions = self.machine.handle(SnapshotFailed(checkpoint_id, f"{type(error).__name__}: {error}"), time.monotonic())
+        self.perform(actions)
 
     # The end
 
@@ -411,20 +352,11 @@ class Task(ABC):
         self.watermarks.fire_timers(self.run_planned_batch)
 
     def run_planned_batch(self, watermark: int) -> None:
-        """Run one batch without input under the given watermark, through the offset log; the query is stopped."""
-        batch_id = self.query.log.last_committed()
-        self.query.log.plan_batch(batch_id + 1, watermark)
-        self.query.log.forget_planned_after(batch_id + 1)
+        """Run one batch without input under the given watermark, epoch ms; the query is stopped."""
+        self.runs.plan_batch(watermark)
         self.start_query({"once": True})
-        self.wait_until(lambda: not self.query.active)
-        self._check_query()
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait for the query, and look whether it failed or the task was cancelled."""
-        while not condition():
-            self._check_canceled()
-            self._check_query()
-            time.sleep(POLL_SECONDS)
+        self.runs.wait_until(lambda: not self.query.active)
+        self.runs.check_query()
 
     def _restored_rows(self) -> int:
         restored = self.parts.restored
