@@ -16,7 +16,7 @@ from dagster_checkpoints.coordination import (
     CheckpointCoordinator,
     CoordinatorAction,
     MetadataWritten,
-    NotifyComplete,
+    NotifyTasks,
     TaskState,
     TaskStateChanged,
     TaskStatistics,
@@ -83,6 +83,6 @@ def checkpoint(tasks: list[TaskId], coordinator: CheckpointCoordinator, number: 
         raise BenchFailed(f"checkpoint {number} is not complete after {len(events)} acknowledgements: {last}")
     actions = coordinator.handle(MetadataWritten(number, f"chk-{number}"), now)
     completed = time.perf_counter()
-    if not any(isinstance(action, NotifyComplete) and len(action.tasks) == len(tasks) for action in actions):
+    if not any(isinstance(action, NotifyTasks) and len(action.tasks) == len(tasks) for action in actions):
         raise BenchFailed(f"checkpoint {number} was not completed for every task")
     return CheckpointTimes(acknowledged - triggered, completed - began)

@@ -8,7 +8,7 @@ from statistics import median
 
 from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, below
-from dagster_checkpoints.coordination import NotAllRunning, TaskState, TaskStates, compute_plan
+from dagster_checkpoints.coordination import NotAllRunning, TaskState, TaskStateTable, compute_plan
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
 
 PART = "Plan of a checkpoint"
@@ -29,13 +29,13 @@ def measure(environment: Environment) -> Iterator[Measure]:
     yield below(PART, "time with 10 times the instances / time", took[-1] / took[-2], "", LINEAR)
 
 
-def half_finished(vertices: int, instances: int) -> TaskStates:
+def half_finished(vertices: int, instances: int) -> TaskStateTable:
     """A line of vertices: the first third is finished, the next third half finished, all other instances are running."""
     graph = ExecutionGraph(
         tuple(Vertex(f"v{v}", (f"v{v}",), instances) for v in range(vertices)),
         tuple(VertexEdge(v, v + 1, EdgePattern.ALL_TO_ALL) for v in range(vertices - 1)),
     )
-    states = TaskStates(graph)
+    states = TaskStateTable(graph)
     for v in range(vertices):
         finished = instances if 3 * v < vertices else instances // 2 if 3 * v < 2 * vertices else 0
         for index in range(instances):
@@ -43,7 +43,7 @@ def half_finished(vertices: int, instances: int) -> TaskStates:
     return states
 
 
-def _seconds(states: TaskStates) -> float:
+def _seconds(states: TaskStateTable) -> float:
     began = time.perf_counter()
     plan = compute_plan(states)
     seconds = time.perf_counter() - began

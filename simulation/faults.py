@@ -176,7 +176,7 @@ FAULTS = (
     Fault(
         "a plain savepoint commits",
         PendingCheckpoints.complete,
-        " if completed.properties.commits else NotifySavepointComplete",
+        " if completed.properties.commits else SavepointCompletedNotice",
         "",
     ),
     Fault(
@@ -190,7 +190,7 @@ FAULTS = (
         "tasks are told before the store names the checkpoint",
         PendingCheckpoints._finalize_next,
         "return [WriteMetadata(",
-        "return [NotifyComplete(frozenset(pending.plan.commit), pending.checkpoint_id), WriteMetadata(",
+        "return [NotifyTasks(frozenset(pending.plan.commit), CheckpointCompletedNotice(pending.checkpoint_id)), WriteMetadata(",
     ),
     Fault(
         "finished tasks are forgotten in a restart",

@@ -18,7 +18,7 @@ from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_actions import JobAction
-from dagster_checkpoints.execution.job_events import Failure, JobEvent
+from dagster_checkpoints.execution.job_events import Failure, JobMachineEvent
 from dagster_checkpoints.execution.job_machine import JobMachine, JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest, RequestReceived, SourceInstance
 from dagster_checkpoints.execution.start_point import NothingToRestoreError, completed_checkpoint, is_job_over
@@ -90,7 +90,7 @@ class Process(Writer):
     def _sleep(self, seconds: float) -> None:
         self._sleeping_until, self._waits_for = self.now + seconds, None
 
-    def _guarded(self, act: Steps[Any]) -> Steps[JobEvent]:
+    def _guarded(self, act: Steps[Any]) -> Steps[JobMachineEvent]:
         """Perform an action; what storage refuses is an event, too."""
         try:
             return (yield from act)  # type: ignore[no-any-return]
@@ -108,7 +108,7 @@ class Process(Writer):
 
     # Actions that need no storage
 
-    def hand_in(self, event: JobEvent) -> None:
+    def hand_in(self, event: JobMachineEvent) -> None:
         for action in self.job.handle(event, self.world.now):
             perform = _AT_ONCE.get(type(action))
             if perform is None:
@@ -118,7 +118,7 @@ class Process(Writer):
 
     def _send(self, action: do.SendToTasks) -> None:
         message = action.message
-        if isinstance(message, life.CheckpointCompleted):
+        if isinstance(message, life.CheckpointCompletedNotice):
             # Tasks commit what they are told of: a crash must not take it back.
             named = (self.job_id, message.checkpoint_id) in self.world.store.named
             check(named, f"tasks are told that {message.checkpoint_id} has completed, and the state has never named it")
@@ -172,7 +172,7 @@ class Process(Writer):
 
     # The start
 
-    def _choose(self) -> Steps[on.StartChosen]:
+    def _choose(self) -> Steps[on.BeginningChosen]:
         ownership = self.ownership
         assert ownership is not None
         yield from self._read()
@@ -188,7 +188,7 @@ class Process(Writer):
         self._set_lineage(start)
         restored = restore_point(start.restored) if start.restored is not None else None
         claims = start.claimed and start.pointer is not None
-        return on.StartChosen(on.JobBeginning(restored, start.next_checkpoint_id, start.retained, start.passed_over, claims))
+        return on.BeginningChosen(on.JobBeginning(restored, start.next_checkpoint_id, start.retained, start.passed_over, claims))
 
     def _set_lineage(self, start: StartPoint) -> None:
         restored = start.restored
@@ -390,7 +390,7 @@ def restore_point(restored: Restored) -> on.RestorePoint:
     return on.RestorePoint(plan.checkpoint_id, restored.location, frozenset(plan.finished), restored)
 
 
-_SLOWLY: dict[type[object], Callable[[Process, Any], Steps[JobEvent]]] = {
+_SLOWLY: dict[type[object], Callable[[Process, Any], Steps[JobMachineEvent]]] = {
     do.Deploy: Process._deploy,
     do.BeginJob: Process._begin,
     do.ClaimSavepoint: Process._claim,
@@ -416,5 +416,5 @@ _AT_ONCE: dict[type[object], Callable[[Process, Any], None]] = {
     told.CheckpointCompleted: Process._completed,
     told.CheckpointFailed: Process._failed,
     told.RequestCompleted: lambda process, action: None,
-    told.RequestFailed: lambda process, action: None,
+    told.RequestNotCompleted: lambda process, action: None,
 }

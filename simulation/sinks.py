@@ -13,7 +13,7 @@ from dagster_checkpoints.sinks.branches import Branches, settlement
 from dagster_checkpoints.sinks.transactions import (
     AbortRest,
     Commit,
-    GoOnFrom,
+    ContinueFrom,
     PendingTransactions,
     Settle,
     TakeFence,
@@ -89,17 +89,17 @@ class SinkSystem:
         found: list[int] = []
         for job, upto in lineage:
             for (checkpoint, whose, instance), rows in self.visible.items():
-                if whose == job and (upto is None or self._on_the_way(job, instance, checkpoint, upto)):
+                if whose == job and (upto is None or self._is_ancestor(job, instance, checkpoint, upto)):
                     found += rows
             if upto is not None:
                 for target, rows in self.hidden.items():
                     again = target in self.visible  # a savepoint has brought them along
-                    if target[1] == job and not again and self._on_the_way(job, target[2], target[0], upto):
+                    if target[1] == job and not again and self._is_ancestor(job, target[2], target[0], upto):
                         found += rows
         return found
 
-    def _on_the_way(self, job: int, instance: int, checkpoint: int, upto: int) -> bool:
-        return self.branches.get((job, instance), Branches()).on_the_way(checkpoint, upto)
+    def _is_ancestor(self, job: int, instance: int, checkpoint: int, upto: int) -> bool:
+        return self.branches.get((job, instance), Branches()).is_ancestor(checkpoint, upto)
 
 
 def _checkpoint_of(target: Target) -> int:
@@ -140,7 +140,7 @@ class TaskSink:
         system = self._system
         system.take_fence(self._instance, self._epoch)
         yield
-        steps: Sequence[TakeFence | Settle | Commit[Transaction] | AbortRest | GoOnFrom] = new_start()
+        steps: Sequence[TakeFence | Settle | Commit[Transaction] | AbortRest | ContinueFrom] = new_start()
         if transactions is not None:
             transactions = list(transactions)
             for transaction in transactions:
@@ -161,7 +161,7 @@ class TaskSink:
                 case AbortRest():
                     yield
                     self._abort_rest(others)
-                case GoOnFrom(restored):
+                case ContinueFrom(restored):
                     self._goes_on_from(restored, others)
 
     def pre_commit(self, checkpoint_id: int) -> tuple[Transaction, ...]:

@@ -130,7 +130,7 @@ class Store:
 
     def pointers(self) -> tuple[CheckpointPointer, ...]:
         """Of everything that a restore may begin from, as the state says."""
-        return self.state.listed if self.state is not None else ()
+        return self.state.restorable_checkpoints if self.state is not None else ()
 
     def delete_metadata(self, location: str) -> None:
         check(all(p.location != location for p in self.pointers()), f"{location} was deleted, and is listed as retained")

@@ -234,7 +234,7 @@ class Task(TaskData):
         That of one triggered after the end of the data. None is later than a stop's savepoint; and a task waits for the outcome
         of each one that had begun before its end, whatever later ones say.
         """
-        if not isinstance(message, life.CheckpointCompleted | life.CheckpointAborted):
+        if not isinstance(message, life.CheckpointCompletedNotice | life.CheckpointAbortedNotice):
             return False
         return message.checkpoint_id != self.stopped_by and message.checkpoint_id in self.life._after_finish
 
@@ -258,11 +258,11 @@ class Task(TaskData):
         return True
 
     def _take_message(self, message: TaskMessage) -> None:
-        if isinstance(message, life.CheckpointCompleted):
+        if isinstance(message, life.CheckpointCompletedNotice):
             if message.checkpoint_id <= self.completed:
                 raise Violation(f"{self.id} was told of {message.checkpoint_id} after {self.completed}")
             self.completed = message.checkpoint_id
-        elif isinstance(message, life.CheckpointAborted):
+        elif isinstance(message, life.CheckpointAbortedNotice):
             self.aborted.add(message.checkpoint_id)
             if self.stopped_by == message.checkpoint_id:
                 self.stopped_by = None
@@ -390,7 +390,7 @@ _PERFORM: dict[type[object], Callable[[Task, Any], None]] = {
     on.WatermarkReached: Task._watermark_reached,
     on.AddToTable: Task._add_to_table,
     on.BuildQuery: Task._build,
-    on.StartQuery: lambda task, action: task.handle(on.QueryStarted()),
+    on.StartQuery: lambda task, action: task.handle(on.QueryRunning()),
     on.EvaluateOnce: lambda task, action: task.handle(on.Evaluated()),
     on.PinSnapshot: Task._pin_snapshot,
     on.Overtake: Task._overtake,

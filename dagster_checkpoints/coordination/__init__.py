@@ -2,12 +2,11 @@
 
 Read `plan` (whom a checkpoint concerns), `checkpoints` (what one is), `coordinator` (when one is triggered) and
 `pending_checkpoints` (what becomes of it), with their vocabulary in `events`: the job's side. Then the task's side:
-`barriers`, `watermarks`, `lifecycle`. `progress`, `requests`, `schedule`, `suspension`, `failures`, `retention` and
+`barriers`, `watermarks`, `lifecycle`. `progress`, `requests`, `schedule`, `stop_progress`, `failures`, `retention` and
 `restarts` are the coordinator's rules, one each; `stop_with_savepoint` is a stop from its request to its answer,
 `statistics` what checkpoints cost.
 
-The life cycle's own events and actions are named in `coordination.lifecycle`: some share a name with the
-coordinator's or the stop's.
+The life cycle's own events and actions are imported from `coordination.lifecycle`.
 """
 
 from dagster_checkpoints.coordination.barriers import (
@@ -78,18 +77,16 @@ from dagster_checkpoints.coordination.events import (
     DrainBegan,
     EndOfDataReached,
     FailJob,
-    JobRestarting,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
-    NotifyAborted,
-    NotifyComplete,
-    NotifySavepointComplete,
+    NotifyTasks,
     RequestCompleted,
-    RequestFailed,
+    RequestNotCompleted,
     RequestWithdrawn,
     Shutdown,
     StopRequested,
+    TasksRestarting,
     TaskStateChanged,
     Tick,
     TriggerFailed,
@@ -103,7 +100,7 @@ from dagster_checkpoints.coordination.plan import (
     NotAllRunning,
     TaskSet,
     TaskState,
-    TaskStates,
+    TaskStateTable,
     compute_plan,
 )
 from dagster_checkpoints.coordination.requests import CheckpointRequest, Dropped, RequestQueue
@@ -209,7 +206,6 @@ __all__ = [
     "InvalidCheckpointConfig",
     "JobCanceled",
     "JobFailed",
-    "JobRestarting",
     "JobStatus",
     "LifecycleState",
     "MetadataOutcomeUnknown",
@@ -217,12 +213,10 @@ __all__ = [
     "MetadataWritten",
     "NoRestart",
     "NotAllRunning",
-    "NotifyAborted",
-    "NotifyComplete",
-    "NotifySavepointComplete",
+    "NotifyTasks",
     "PendingCheckpoint",
     "RequestCompleted",
-    "RequestFailed",
+    "RequestNotCompleted",
     "RequestQueue",
     "RequestWithdrawn",
     "RestartAfter",
@@ -243,8 +237,9 @@ __all__ = [
     "TaskSet",
     "TaskState",
     "TaskStateChanged",
-    "TaskStates",
+    "TaskStateTable",
     "TaskStatistics",
+    "TasksRestarting",
     "Tick",
     "TrackingBarrierHandler",
     "TriggerFailed",

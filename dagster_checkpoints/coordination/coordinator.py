@@ -29,14 +29,14 @@ from dagster_checkpoints.coordination.events import (
     DrainBegan,
     EndOfDataReached,
     FailJob,
-    JobRestarting,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
-    RequestFailed,
+    RequestNotCompleted,
     RequestWithdrawn,
     Shutdown,
     StopRequested,
+    TasksRestarting,
     TaskStateChanged,
     Tick,
     TriggerFailed,
@@ -52,7 +52,7 @@ from dagster_checkpoints.coordination.progress import Obstacle, TaskProgress
 from dagster_checkpoints.coordination.requests import CheckpointRequest, Dropped, RequestQueue
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
 from dagster_checkpoints.coordination.statistics import CheckpointStatistics
-from dagster_checkpoints.coordination.suspension import StopUnderWay
+from dagster_checkpoints.coordination.stop_progress import StopProgress
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
 _GONE = frozenset({TaskState.FINISHED, TaskState.CANCELING, TaskState.CANCELED, TaskState.FAILED})
@@ -85,7 +85,7 @@ class CheckpointCoordinator:
         self._pending = PendingCheckpoints(self._tasks.states, config, next_checkpoint_id, completed)
         self._queue = RequestQueue(max_concurrent=config.max_concurrent, min_pause=config.min_pause, max_queued=config.max_queued)
         self._schedule = CheckpointSchedule(config)
-        self._stop: StopUnderWay | None = None
+        self._stop: StopProgress | None = None
         self._last_completion: float | None = None
         self.statistics = CheckpointStatistics(graph, config.history)
         if restored is not None:
@@ -157,7 +157,7 @@ class CheckpointCoordinator:
 
         Raises:
             UnknownTask: the event names a task that is not in the graph.
-            CheckpointStillFinalizing: JobRestarting while metadata is being written.
+            CheckpointStillFinalizing: TasksRestarting while metadata is being written.
         """
         actions = self._after_shutdown(event) if self._shut_down else self._handle(event, now)
         self.statistics.observe(event, actions, now)
@@ -177,7 +177,7 @@ class CheckpointCoordinator:
                 actions.append(failures[0])
             self._failing = True
         if not self._shut_down:
-            actions += self._go_on(now)
+            actions += self._dispatch_ready(now)
         return actions
 
     def _dispatch(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
@@ -217,7 +217,7 @@ class CheckpointCoordinator:
             case MetadataOutcomeUnknown(checkpoint_id, message):
                 reason = FailureReason.FINALIZE_CHECKPOINT_FAILURE
                 return self._pending.finalize_failed(checkpoint_id, reason, message, discard=False)
-            case JobRestarting(finished, restored):
+            case TasksRestarting(finished, restored):
                 return self._restart(finished, restored)
             case Shutdown():
                 return self._shutdown(event)
@@ -227,7 +227,7 @@ class CheckpointCoordinator:
         reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
         match event:
             case CheckpointRequested(request_id) | StopRequested(request_id):
-                return [RequestFailed(request_id, reason, reason.value)]
+                return [RequestNotCompleted(request_id, reason, reason.value)]
             case Acknowledged():
                 return self._pending.acknowledge(event)
             case _:
@@ -263,12 +263,12 @@ class CheckpointCoordinator:
 
     # What is triggered next
 
-    def _go_on(self, now: float) -> list[CoordinatorAction]:
+    def _dispatch_ready(self, now: float) -> list[CoordinatorAction]:
         """What time and the tasks' states ask for, then whatever request may run; nothing of a job that fails."""
         self._tasks.expire_finishing(now)
         if self._failing:
             return []
-        actions = self._go_on_stopping(self._stop, now) if self._stop is not None else []
+        actions = self._trigger_stop_savepoint(self._stop, now) if self._stop is not None else []
         if self._stop is not None:
             return actions
         for request in self._schedule.due(self._tasks, self._queue, now):
@@ -291,7 +291,7 @@ class CheckpointCoordinator:
     def _dropped(self, dropped: Dropped, now: float) -> list[CoordinatorAction]:
         request = dropped.request
         if request.request_id is not None:
-            return [RequestFailed(request.request_id, dropped.reason, dropped.reason.value)]
+            return [RequestNotCompleted(request.request_id, dropped.reason, dropped.reason.value)]
         if request.for_end_of_data:
             self._schedule.final_failed(now)
         elif dropped.retry_at is not None:
@@ -303,7 +303,7 @@ class CheckpointCoordinator:
         if isinstance(plan, Obstacle):
             reason = FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
             if request.request_id is not None:
-                return [RequestFailed(request.request_id, reason, plan.message)]
+                return [RequestNotCompleted(request.request_id, reason, plan.message)]
             return [CheckpointFailed(None, reason, plan.message)]
         actions = self._pending.trigger(request.properties, plan, request.request_id, now)
         if self.all_at_end_of_data and request.properties.commits:
@@ -315,7 +315,7 @@ class CheckpointCoordinator:
     def _withdraw(self, request_id: str, message: str, now: float) -> list[CoordinatorAction]:
         reason = FailureReason.CHECKPOINT_EXPIRED
         if self._queue.withdraw(request_id):
-            return [RequestFailed(request_id, reason, message)]
+            return [RequestNotCompleted(request_id, reason, message)]
         if self._stop is not None and self._stop.waiting and self._stop.request_id == request_id:
             return self._fail_stop(self._stop, reason, message, now)
         return self._pending.abort_where(lambda p: p.request_id == request_id, reason, message)
@@ -327,35 +327,35 @@ class CheckpointCoordinator:
             return [self._stop.refuse(event.request_id)]
         plan = self._tasks.plan_or_obstacle()
         if isinstance(plan, Obstacle):
-            return [RequestFailed(event.request_id, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, plan.message)]
-        self._stop = stop = StopUnderWay(event.request_id, event.drain, self._as_configured(event.properties))
+            return [RequestNotCompleted(event.request_id, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, plan.message)]
+        self._stop = stop = StopProgress(event.request_id, event.drain, self._as_configured(event.properties))
         reason = FailureReason.CHECKPOINT_COORDINATOR_SUSPEND
         return [
             *self._pending.abort_where(lambda pending: True, reason, stop.title),
             *self._refuse_queued(reason, stop.title),
         ]
 
-    def _go_on_stopping(self, stop: StopUnderWay, now: float) -> list[CoordinatorAction]:
+    def _trigger_stop_savepoint(self, stop: StopProgress, now: float) -> list[CoordinatorAction]:
         plan = stop.plan(self._tasks, finalizing=self.finalizing is not None)
         if plan is None:
             return []
         if isinstance(plan, Obstacle):
             # With nobody left the job has ended by itself, and not because a task does not run.
-            over = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
-            reason = FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING if self._tasks.any_left else over
+            ended_by_itself = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
+            reason = FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING if self._tasks.any_left else ended_by_itself
             return self._fail_stop(stop, reason, plan.message, now)
         actions = self._pending.trigger(stop.properties, plan, stop.request_id, now)
         stop.triggered(_triggered_id(actions))
         return actions
 
-    def _fail_stop(self, stop: StopUnderWay, reason: FailureReason, message: str, now: float) -> list[CoordinatorAction]:
+    def _fail_stop(self, stop: StopProgress, reason: FailureReason, message: str, now: float) -> list[CoordinatorAction]:
         self._stop_failed(stop, now, answered=True)
-        return [RequestFailed(stop.request_id, reason, message)]
+        return [RequestNotCompleted(stop.request_id, reason, message)]
 
-    def _stop_failed(self, stop: StopUnderWay, now: float, *, answered: bool) -> None:
+    def _stop_failed(self, stop: StopProgress, now: float, *, answered: bool) -> None:
         if not answered:
             # A task has ended by itself in the middle. Nothing is lost: once more, without it.
-            stop.triggered_in_vain()
+            stop.retry_savepoint()
         elif stop.drain:
             stop.broken()
         else:
@@ -364,14 +364,14 @@ class CheckpointCoordinator:
 
     def _refuse_queued(self, reason: FailureReason, message: str) -> list[CoordinatorAction]:
         ids = [request.request_id for request in self._queue.drain()]
-        return [RequestFailed(request_id, reason, message) for request_id in ids if request_id is not None]
+        return [RequestNotCompleted(request_id, reason, message) for request_id in ids if request_id is not None]
 
     # The job
 
     def _abort_everything(self, reason: FailureReason, message: str) -> list[CoordinatorAction]:
         actions = self._pending.abort_all(reason, message) + self._refuse_queued(reason, message)
         if self._stop is not None and self._stop.waiting:
-            actions.append(RequestFailed(self._stop.request_id, reason, message))
+            actions.append(RequestNotCompleted(self._stop.request_id, reason, message))
         self._stop = None
         return actions
 
@@ -380,7 +380,7 @@ class CheckpointCoordinator:
             raise CheckpointStillFinalizing(
                 f"The job was told to restart while the metadata of checkpoint {self.finalizing} is being written. A "
                 "restart from an older checkpoint would abort the transactions that it holds. Wait for the outcome "
-                "(MetadataWritten, MetadataWriteFailed, MetadataOutcomeUnknown) and send JobRestarting then."
+                "(MetadataWritten, MetadataWriteFailed, MetadataOutcomeUnknown) and send TasksRestarting then."
             )
         # The tasks are stopped: none of them is told of an abort.
         self._tasks.reset(finished)

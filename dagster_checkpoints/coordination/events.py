@@ -18,6 +18,7 @@ from dagster_checkpoints.coordination.checkpoints import (
     TaskStatistics,
 )
 from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.lifecycle import CheckpointNotice
 from dagster_checkpoints.coordination.plan import TaskState
 from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.pipeline import TaskId
@@ -67,7 +68,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """Somebody asks for a checkpoint or savepoint; answered by RequestCompleted or RequestFailed, exactly
+    """Somebody asks for a checkpoint or savepoint; answered by RequestCompleted or RequestNotCompleted, exactly
     once."""
 
     request_id: str
@@ -76,12 +77,12 @@ class CheckpointRequested:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody asks to stop the job with a savepoint; answered by RequestCompleted or RequestFailed, exactly once.
+    """Somebody asks to stop the job with a savepoint; answered by RequestCompleted or RequestNotCompleted, exactly once.
 
     Other checkpoints are suspended from now on. Suspend: the savepoint is triggered at once, or as soon as nothing
     is being finalized and no task is just finishing; if it fails, checkpoints go on. Drain: the runtime has told
     every source to end, and the savepoint takes the place of the final checkpoint; if it fails, nothing is
-    triggered until JobRestarting, because a drained job cannot go on.
+    triggered until TasksRestarting, because a drained job cannot go on.
 
     Attributes:
         drain: flush everything, the job is not meant to be resumed.
@@ -158,7 +159,7 @@ class MetadataOutcomeUnknown:
 
 
 @dataclass(frozen=True, slots=True)
-class JobRestarting:
+class TasksRestarting:
     """All tasks are stopped and start again from the latest completed checkpoint.
 
     Attributes:
@@ -193,7 +194,7 @@ CoordinatorEvent = (
     | MetadataWritten
     | MetadataWriteFailed
     | MetadataOutcomeUnknown
-    | JobRestarting
+    | TasksRestarting
     | Shutdown
 )
 
@@ -242,31 +243,11 @@ class WriteMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class NotifyComplete:
-    """Tell these tasks that the checkpoint has completed: they commit, and end if it lets them."""
+class NotifyTasks:
+    """Send these tasks the outcome of a checkpoint."""
 
     tasks: Set[TaskId]
-    checkpoint_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class NotifySavepointComplete:
-    """Tell these tasks that a savepoint of a job that runs on is done: they commit nothing, and wait for it no
-    longer."""
-
-    tasks: Set[TaskId]
-    checkpoint_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class NotifyAborted:
-    """Tell these tasks that the checkpoint will never complete, and which one is the latest that has (0:
-    none)."""
-
-    tasks: Set[TaskId]
-    checkpoint_id: int
-    reason: FailureReason
-    latest_completed_id: int
+    notice: CheckpointNotice
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +293,7 @@ class RequestCompleted:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestFailed:
+class RequestNotCompleted:
     """Answer to CheckpointRequested or StopRequested."""
 
     request_id: str
@@ -345,15 +326,13 @@ CoordinatorAction = (
     | TriggerTask
     | AcknowledgeAnswered
     | WriteMetadata
-    | NotifyComplete
-    | NotifySavepointComplete
-    | NotifyAborted
+    | NotifyTasks
     | DiscardStates
     | DiscardLateState
     | DiscardCheckpoint
     | FailJob
     | RequestCompleted
-    | RequestFailed
+    | RequestNotCompleted
     | CheckpointFailed
     | CheckpointCompleted
 )

@@ -66,24 +66,29 @@ class SnapshotTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointCompleted:
-    """The coordinator says that this checkpoint has completed."""
+class CheckpointCompletedNotice:
+    """The coordinator reports that this checkpoint has completed: the task commits, and ends if the checkpoint lets it."""
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class SavepointCompleted:
-    """The coordinator says that this savepoint of a job that runs on is done: there is nothing to commit."""
+class SavepointCompletedNotice:
+    """The coordinator reports that this savepoint of a job that continues has completed: there is nothing to commit, and
+    the task waits for it no longer."""
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointAborted:
-    """The coordinator says that this checkpoint will never complete."""
+class CheckpointAbortedNotice:
+    """The coordinator reports that this checkpoint will never complete."""
 
     checkpoint_id: int
+
+
+CheckpointNotice = CheckpointCompletedNotice | SavepointCompletedNotice | CheckpointAbortedNotice
+"""The outcome of a checkpoint, as the coordinator sends it to tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +102,7 @@ class DrainAnnounced:
     that savepoint. Comes before the end of data that the stop causes."""
 
 
-LifecycleEvent = (
-    EndOfDataReceived
-    | OperatorsFinished
-    | SnapshotTaken
-    | CheckpointCompleted
-    | SavepointCompleted
-    | CheckpointAborted
-    | RestoredAfterFinish
-    | DrainAnnounced
-)
+LifecycleEvent = EndOfDataReceived | OperatorsFinished | SnapshotTaken | CheckpointNotice | RestoredAfterFinish | DrainAnnounced
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +227,12 @@ class TaskLifecycle:
                 if self._state is LifecycleState.FINISHED or checkpoint_id <= self._last_snapshot:
                     self._refuse(event)
                 return self._snapshot_taken(event)
-            case CheckpointCompleted(checkpoint_id):
+            case CheckpointCompletedNotice(checkpoint_id):
                 return self._completed(checkpoint_id)
-            case SavepointCompleted(checkpoint_id):
+            case SavepointCompletedNotice(checkpoint_id):
                 self._awaited.discard(checkpoint_id)
                 return self._end_if_done()
-            case CheckpointAborted(checkpoint_id):
+            case CheckpointAbortedNotice(checkpoint_id):
                 return self._aborted(checkpoint_id)
             case DrainAnnounced():
                 self._checkpointing = True

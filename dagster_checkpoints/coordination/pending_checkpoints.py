@@ -29,17 +29,20 @@ from dagster_checkpoints.coordination.events import (
     DiscardLateState,
     DiscardStates,
     FailJob,
-    NotifyAborted,
-    NotifyComplete,
-    NotifySavepointComplete,
+    NotifyTasks,
     RequestCompleted,
-    RequestFailed,
+    RequestNotCompleted,
     TriggerTask,
     WriteMetadata,
 )
 from dagster_checkpoints.coordination.failures import FailureCounter, FailureReason
 from dagster_checkpoints.coordination.id_ranges import IdRanges
-from dagster_checkpoints.coordination.plan import CheckpointPlan, TaskStates
+from dagster_checkpoints.coordination.lifecycle import (
+    CheckpointAbortedNotice,
+    CheckpointCompletedNotice,
+    SavepointCompletedNotice,
+)
+from dagster_checkpoints.coordination.plan import CheckpointPlan, TaskStateTable
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints, JobStatus
 
 _SHOWN = 5
@@ -57,7 +60,7 @@ class PendingCheckpoints:
     """
 
     def __init__(
-        self, states: TaskStates, config: CheckpointConfig, next_checkpoint_id: int, completed: Sequence[CompletedCheckpoint]
+        self, states: TaskStateTable, config: CheckpointConfig, next_checkpoint_id: int, completed: Sequence[CompletedCheckpoint]
     ) -> None:
         self._states = states
         self._config = config
@@ -152,8 +155,8 @@ class PendingCheckpoints:
         self._stored_ids.add(checkpoint_id)
         self.failures.completed(checkpoint_id)
         tasks = self._states.running_among(pending.plan.commit)
-        notify = NotifyComplete if completed.properties.commits else NotifySavepointComplete
-        actions: list[CoordinatorAction] = [CheckpointCompleted(completed), notify(tasks, checkpoint_id)]
+        notice = CheckpointCompletedNotice if completed.properties.commits else SavepointCompletedNotice
+        actions: list[CoordinatorAction] = [CheckpointCompleted(completed), NotifyTasks(tasks, notice(checkpoint_id))]
         if not completed.is_savepoint:
             actions += self._subsume_older(checkpoint_id, f"checkpoint {checkpoint_id} has completed")
         if pending.request_id is not None:
@@ -249,14 +252,14 @@ class PendingCheckpoints:
         actions: list[CoordinatorAction] = [CheckpointFailed(checkpoint_id, reason, message)]
         tasks = self._states.running_among(pending.plan.wait)
         if tasks:
-            actions.append(NotifyAborted(tasks, checkpoint_id, reason, self.completed.latest_id))
+            actions.append(NotifyTasks(tasks, CheckpointAbortedNotice(checkpoint_id)))
         if discard:
             # Also without any state: of a task whose upload broke off a part may be in the store.
             actions.append(DiscardStates(checkpoint_id, MappingProxyType(pending.states)))
         else:
             self._stored_ids.add(checkpoint_id)
         if answer and pending.request_id is not None:
-            actions.append(RequestFailed(pending.request_id, reason, message))
+            actions.append(RequestNotCompleted(pending.request_id, reason, message))
         # A savepoint's failure is answered to whoever asked for it; the job does not fail because of it.
         if counts and not pending.properties.is_savepoint and self.failures.failed(checkpoint_id, reason):
             actions.append(FailJob(reason, self._too_many(checkpoint_id, message)))

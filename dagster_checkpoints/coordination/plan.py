@@ -114,7 +114,7 @@ def _both(left: bytes | bytearray, right: bytes | bytearray) -> bytes:
     return (int.from_bytes(left) & int.from_bytes(right)).to_bytes(len(left))
 
 
-class TaskStates:
+class TaskStateTable:
     """The latest known state of every task, one byte each, with the counts that are asked for all the
     time."""
 
@@ -235,7 +235,7 @@ class CheckpointPlan:
         return result
 
 
-def compute_plan(states: TaskStates, *, after_tasks_finish: bool = True) -> CheckpointPlan | NotAllRunning:
+def compute_plan(states: TaskStateTable, *, after_tasks_finish: bool = True) -> CheckpointPlan | NotAllRunning:
     """Compute the plan of a checkpoint triggered now; linear in instances and edges.
 
     Args:
@@ -276,7 +276,7 @@ def compute_plan(states: TaskStates, *, after_tasks_finish: bool = True) -> Chec
     )
 
 
-def _first_obstacle(states: TaskStates, after_tasks_finish: bool) -> NotAllRunning | None:
+def _first_obstacle(states: TaskStateTable, after_tasks_finish: bool) -> NotAllRunning | None:
     if states.running + states.finished == states.total and (after_tasks_finish or not states.finished):
         return None
     for vertex, row in zip(states.graph.vertices, states.rows, strict=True):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
 from dagster_checkpoints.coordination.config import CheckpointConfig
-from dagster_checkpoints.coordination.plan import CheckpointPlan, NotAllRunning, TaskState, TaskStates, compute_plan
+from dagster_checkpoints.coordination.plan import CheckpointPlan, NotAllRunning, TaskState, TaskStateTable, compute_plan
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
 _STARTING = frozenset({TaskState.CREATED, TaskState.DEPLOYING, TaskState.INITIALIZING})
@@ -34,7 +34,7 @@ class TaskProgress:
 
     def __init__(self, graph: ExecutionGraph, config: CheckpointConfig, finished: Iterable[TaskId]) -> None:
         self._config = config
-        self.states = TaskStates(graph, finished)
+        self.states = TaskStateTable(graph, finished)
         self._at_end: set[TaskId] = set()
         """Unfinished tasks that have reached their end of data."""
         self._finishing: set[TaskId] = set()

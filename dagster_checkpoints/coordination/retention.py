@@ -7,18 +7,18 @@ CheckpointSubsumeHelper.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
+from enum import StrEnum
 
 from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
 
 
-class JobStatus(Enum):
+class JobStatus(StrEnum):
     """How a job ended."""
 
-    FINISHED = "finished"
-    CANCELED = "canceled"
-    FAILED = "failed"
-    SUSPENDED = "suspended"
+    FINISHED = "FINISHED"
+    CANCELED = "CANCELED"
+    FAILED = "FAILED"
+    SUSPENDED = "SUSPENDED"
 
 
 class CompletedCheckpoints:

@@ -3,7 +3,7 @@
     WAITING_FOR_SAVEPOINT ── SavepointCompleted ──> SAVEPOINT_CREATED ── AllTasksFinished ──> FINAL
 
 The answer comes only when the job has ended, because what follows the savepoint (commits) can fail too: the savepoint is
-then kept, and named to whoever asked. Must not know: how a savepoint is taken (`suspension` is the coordinator's part),
+then kept, and named to whoever asked. Must not know: how a savepoint is taken (`stop_progress` is the coordinator's part),
 how a job fails over.
 
 Source: FLIP-34; Flink's StopWithSavepointTerminationManager and StopWithSavepointTerminationHandlerImpl.
@@ -40,7 +40,7 @@ class SavepointCompleted:
 
 @dataclass(frozen=True, slots=True)
 class SavepointFailed:
-    """The coordinator has answered with RequestFailed."""
+    """The coordinator has answered with RequestNotCompleted."""
 
     reason: FailureReason
     message: str

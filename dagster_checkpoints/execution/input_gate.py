@@ -74,7 +74,7 @@ from dagster_checkpoints.execution.task_events import (
     PinSnapshot,
     QueryBuilt,
     QueryConsumed,
-    QueryStarted,
+    QueryRunning,
     SnapshotFailed,
     SnapshotPinned,
     StartQuery,
@@ -186,7 +186,7 @@ class InputGate:
 
         Args:
             event: a `GateEvent`; the life cycle's PauseOperators, ResumeOperators, FinishOperators and RestoredAfterFinish, when
-                it decides so; the coordinator's TriggerReceived and CheckpointAborted.
+                it decides so; the coordinator's TriggerReceived and CheckpointAbortedNotice.
             now: seconds, by a clock that does not go back.
 
         Raises:
@@ -225,7 +225,7 @@ class InputGate:
             self._moved = True  # what a restored valve knows is told to every query
             self._let_through()
             self._actions.append(StartQuery())
-            self._awaits = QueryStarted
+            self._awaits = QueryRunning
 
     def _evaluated(self, event: Evaluated) -> None:
         self._answered(event)
@@ -268,7 +268,7 @@ class InputGate:
     def _triggered(self, event: TriggerReceived) -> None:
         self._obey(self._handler.handle(event))
 
-    def _aborted(self, event: life.CheckpointAborted) -> None:
+    def _aborted(self, event: life.CheckpointAbortedNotice) -> None:
         checkpoint_id = event.checkpoint_id
         self._due = deque(due for due in self._due if due.checkpoint_id != checkpoint_id)
         for action in self._handler.handle(CancellationReceived(None, checkpoint_id)):
@@ -469,13 +469,13 @@ class InputGate:
 _TAKES: dict[type[object], Callable[[InputGate, Any], None]] = {
     TaskOpened: InputGate._answered,
     QueryBuilt: InputGate._query_built,
-    QueryStarted: InputGate._answered,
+    QueryRunning: InputGate._answered,
     Evaluated: InputGate._evaluated,
     ElementsArrived: InputGate._arrived,
     QueryConsumed: InputGate._consumed,
     BetweenBatches: InputGate._between_batches,
     TriggerReceived: InputGate._triggered,
-    life.CheckpointAborted: InputGate._aborted,
+    life.CheckpointAbortedNotice: InputGate._aborted,
     UnreadBarrier: InputGate._announced,
     AlignmentTick: InputGate._tick,
     SnapshotPinned: InputGate._answered,

@@ -17,7 +17,7 @@ from dagster_checkpoints.coordination import (
     DiscardStates,
     JobStatus,
     RequestCompleted,
-    RequestFailed,
+    RequestNotCompleted,
     WriteMetadata,
 )
 from dagster_checkpoints.execution.job_events import Failure, RestorePoint
@@ -31,7 +31,7 @@ from dagster_checkpoints.pipeline import TaskId
 
 @dataclass(frozen=True, slots=True)
 class ChooseOlderStart:
-    """Choose another start: what was chosen cannot be read. Answered with StartChosen or FatalError."""
+    """Choose another start: what was chosen cannot be read. Answered with BeginningChosen or FatalError."""
 
     failure: Failure
 
@@ -196,5 +196,5 @@ JobAction = (
     | CheckpointCompleted
     | CheckpointFailed
     | RequestCompleted
-    | RequestFailed
+    | RequestNotCompleted
 )

@@ -23,11 +23,9 @@ from dagster_checkpoints.coordination import (
     FailJob,
     FailOver,
     JobStatus,
-    NotifyAborted,
-    NotifyComplete,
-    NotifySavepointComplete,
+    NotifyTasks,
     RequestCompleted,
-    RequestFailed,
+    RequestNotCompleted,
     StopRequested,
     TaskState,
     TaskStateChanged,
@@ -207,19 +205,15 @@ class JobCoordination:
         match action:
             case TriggerTask(task, barrier):
                 self._send((task,), TriggerReceived(barrier))
-            case NotifyComplete(tasks, checkpoint_id):
-                self._send(tasks, life.CheckpointCompleted(checkpoint_id))
-            case NotifySavepointComplete(tasks, checkpoint_id):
-                self._send(tasks, life.SavepointCompleted(checkpoint_id))
-            case NotifyAborted(tasks, checkpoint_id):
-                self._send(tasks, life.CheckpointAborted(checkpoint_id))
+            case NotifyTasks(tasks, notice):
+                self._send(tasks, notice)
             case CheckpointCompleted(completed):
                 self._completed(completed, coordinator.completed)
                 self.actions.append(action)
             case RequestCompleted(request_id, completed):
                 self.actions.append(action)
                 self.perform(self.requests.completed(request_id, completed))
-            case RequestFailed(request_id, reason, message):
+            case RequestNotCompleted(request_id, reason, message):
                 self.actions.append(action)
                 self.perform(self.requests.failed(request_id, reason, message, restarting=not self.runs))
             case FailJob(reason, message):

@@ -98,7 +98,7 @@ class JobOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class StartChosen:
+class BeginningChosen:
     """What the job starts from is known, and fits; nothing has been restored yet."""
 
     start: JobBeginning
@@ -249,8 +249,8 @@ class EndSourceRequested:
     instance: str | None = None
 
 
-JobEvent = (
-    StartChosen
+JobMachineEvent = (
+    BeginningChosen
     | Deployed
     | DeployFailed
     | JobBegun

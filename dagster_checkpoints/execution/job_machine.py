@@ -27,13 +27,13 @@ from dagster_checkpoints.coordination import (
     DiscardCheckpoint,
     DiscardStates,
     GiveUp,
-    JobRestarting,
     JobStatus,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
     RestartStrategy,
     Shutdown,
+    TasksRestarting,
     Tick,
     UnexpectedEvent,
 )
@@ -41,7 +41,7 @@ from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_actions import JobAction
 from dagster_checkpoints.execution.job_coordination import AttemptEnd, JobCoordination
-from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobEvent, JobOutcome, RestorePoint
+from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobMachineEvent, JobOutcome, RestorePoint
 from dagster_checkpoints.execution.job_requests import EndSources, JobRequests, RequestReceived
 from dagster_checkpoints.pipeline import TaskId
 
@@ -159,7 +159,7 @@ class JobMachine:
 
     # Events
 
-    def handle(self, event: JobEvent, now: float) -> list[JobAction]:
+    def handle(self, event: JobMachineEvent, now: float) -> list[JobAction]:
         """Take one event and return what to do, in this order.
 
         Args:
@@ -176,7 +176,7 @@ class JobMachine:
         self._go_on()
         return self._job.actions
 
-    def _take(self, event: JobEvent) -> None:
+    def _take(self, event: JobMachineEvent) -> None:
         match event:
             case on.TaskReport(attempt, report):
                 if attempt == self._attempt and self._job.deployed:
@@ -198,7 +198,7 @@ class JobMachine:
             case CheckpointRequested() | MetadataWritten() | MetadataWriteFailed() | MetadataOutcomeUnknown():
                 self._need_tasks(event)
                 self._job.to_coordinator(event)
-            case on.StartChosen() | on.Deployed() | on.DeployFailed() | on.JobBegun() | on.SavepointClaimed():
+            case on.BeginningChosen() | on.Deployed() | on.DeployFailed() | on.JobBegun() | on.SavepointClaimed():
                 self._take_beginning(event)
             case on.OwnershipConfirmed() | on.StorageSilent() | on.NewestRead():
                 self._take_storage(event)
@@ -237,9 +237,11 @@ class JobMachine:
 
     # The beginning
 
-    def _take_beginning(self, event: on.StartChosen | on.Deployed | on.DeployFailed | on.JobBegun | on.SavepointClaimed) -> None:
+    def _take_beginning(
+        self, event: on.BeginningChosen | on.Deployed | on.DeployFailed | on.JobBegun | on.SavepointClaimed
+    ) -> None:
         match event:
-            case on.StartChosen(start):
+            case on.BeginningChosen(start):
                 self._expect(event, JobPhase.CHOOSING)
                 if self._start is None:
                     self._ask(do.Sweep())
@@ -379,7 +381,7 @@ class JobMachine:
         self._restored = restored
         finished = restored.finished if restored is not None else frozenset()
         self._job.finished = set(finished)
-        self._job.to_coordinator(JobRestarting(finished, self._newest))
+        self._job.to_coordinator(TasksRestarting(finished, self._newest))
         self._job.perform(self._job.requests.resume_drain())
         self._deploy()
 
@@ -436,15 +438,15 @@ class JobMachine:
         self._phase, self._retry_at = phase, None
         self._ask(action)
 
-    def _need_tasks(self, event: JobEvent) -> None:
+    def _need_tasks(self, event: JobMachineEvent) -> None:
         if self._job.coordinator is None:
             self._refuse(event)
 
-    def _expect(self, event: JobEvent, *phases: JobPhase) -> None:
+    def _expect(self, event: JobMachineEvent, *phases: JobPhase) -> None:
         if self._phase not in phases:
             self._refuse(event)
 
-    def _refuse(self, event: JobEvent) -> NoReturn:
+    def _refuse(self, event: JobMachineEvent) -> NoReturn:
         raise UnexpectedEvent(
             f"A job that is {self._phase.name} cannot take {event!r}: the driver hands in the result of an action that was not "
             "asked for, or what needs tasks before the first attempt is deployed."

@@ -8,12 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagster_checkpoints.coordination import TriggerReceived
-from dagster_checkpoints.coordination.lifecycle import (
-    CheckpointAborted,
-    CheckpointCompleted,
-    DrainAnnounced,
-    SavepointCompleted,
-)
+from dagster_checkpoints.coordination.lifecycle import CheckpointNotice, DrainAnnounced
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,4 +16,4 @@ class EndInput:
     """A source ends as if its input were exhausted. Tasks behind channels ignore it: their inputs end by themselves."""
 
 
-TaskMessage = TriggerReceived | CheckpointCompleted | SavepointCompleted | CheckpointAborted | DrainAnnounced | EndInput
+TaskMessage = TriggerReceived | CheckpointNotice | DrainAnnounced | EndInput

@@ -16,7 +16,7 @@ from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
 from dagster_checkpoints.execution.pipeline_state import (
     CheckpointPointer,
     EndedBy,
-    JobStatus,
+    JobState,
     PipelineState,
     StopAskedBy,
     describe_owner,
@@ -76,7 +76,7 @@ class OwnershipSteps:
         self._place = place
         self._forgotten: set[str] = set()
         self._stopped_with = ""
-        self._ending: tuple[JobStatus, EndedBy, str, StopAskedBy] | None = None
+        self._ending: tuple[JobState, EndedBy, str, StopAskedBy] | None = None
         self._lost: str | None = None
 
     @property
@@ -109,7 +109,7 @@ class OwnershipSteps:
             location: of the checkpoint.
             epoch: of the owner that wrote it.
         """
-        return epoch == self.epoch or any(pointer.location == location for pointer in self.previous.listed)
+        return epoch == self.epoch or any(pointer.location == location for pointer in self.previous.restorable_checkpoints)
 
     def has_later(self, checkpoint_id: int) -> bool:
         """Whether later checkpoints were completed: what sinks committed with them has to be taken back."""
@@ -225,7 +225,7 @@ class OwnershipSteps:
         """
         self.ensure()
         self._forgotten.add(location)
-        if any(pointer.location == location for pointer in self.state.listed):
+        if any(pointer.location == location for pointer in self.state.restorable_checkpoints):
             yield from self._replace(lambda state: changes.forgotten(state, location))
 
     def forget_savepoints(self, retained: Collection[str]) -> None:
@@ -241,7 +241,7 @@ class OwnershipSteps:
                 self._forgotten.add(pointer.location)
 
     def end_job(
-        self, status: JobStatus, *, keep_checkpoints: bool, ended_by: EndedBy, stop_asked_by: StopAskedBy
+        self, status: JobState, *, keep_checkpoints: bool, ended_by: EndedBy, stop_asked_by: StopAskedBy
     ) -> Steps[tuple[CheckpointPointer, ...]]:
         """Say how the job ended while the lease is still held, so that checkpoints can be deleted after it.
 
@@ -269,7 +269,7 @@ class OwnershipSteps:
         yield from self._replace(self._ended(status, keep_checkpoints))
         return tuple(pointer for pointer in dropped if pointer.ours)
 
-    def release(self, status: JobStatus | None) -> Steps[None]:
+    def release(self, status: JobState | None) -> Steps[None]:
         """Free the lease and say how the job ended; does nothing when already released.
 
         Args:
@@ -292,7 +292,7 @@ class OwnershipSteps:
         yield from self._replace(change)
         self.released = True
 
-    def _ended(self, status: JobStatus, keep: bool) -> Change:
+    def _ended(self, status: JobState, keep: bool) -> Change:
         said, ended_by, savepoint, asked_by = self._ending or (status, "", "", "")
         if said != status:
             ended_by, savepoint, asked_by = "", "", ""

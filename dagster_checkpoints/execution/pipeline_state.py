@@ -14,7 +14,7 @@ from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
 
 VERSION = 3
 """Of the format that is written."""
-JobStatus = Literal["NONE", "RUNNING", "FINISHED", "CANCELED", "FAILED", "SUSPENDED"]
+JobState = Literal["NONE", "RUNNING", "FINISHED", "CANCELED", "FAILED", "SUSPENDED"]
 """How the job is or ended; NONE: an owner came, but no job was begun."""
 EndedBy = Literal["", "end_of_data", "drain", "suspend"]
 """What brought a FINISHED job to its end; "" for others, and where version 1 did not say."""
@@ -100,7 +100,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     job_id: int = 0
-    status: JobStatus = "NONE"
+    status: JobState = "NONE"
     started_at: datetime | None = None
     ended_at: datetime | None = None
     ended_by: EndedBy = ""
@@ -142,7 +142,7 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
 
     @property
-    def listed(self) -> tuple[CheckpointPointer, ...]:
+    def restorable_checkpoints(self) -> tuple[CheckpointPointer, ...]:
         """Everything that a restore may begin from: what is retained, and the newest, which may be among it."""
         return self.retained if self.newest is None else (*self.retained, self.newest)
 

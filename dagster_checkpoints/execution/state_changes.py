@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
-from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, EndedBy, Job, JobStatus, PipelineState, StopAskedBy
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, EndedBy, Job, JobState, PipelineState, StopAskedBy
 
 
 def begun(
@@ -79,7 +79,7 @@ def forgotten(state: PipelineState, location: str) -> PipelineState:
 
 def ended(
     state: PipelineState,
-    status: JobStatus,
+    status: JobState,
     *,
     keep: bool,
     ended_by: EndedBy,

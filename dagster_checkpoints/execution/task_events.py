@@ -49,7 +49,7 @@ class QueryBuilt:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryStarted:
+class QueryRunning:
     """Answers `StartQuery`."""
 
 
@@ -122,7 +122,7 @@ class SourceExhausted:
 GateEvent = (
     TaskOpened
     | QueryBuilt
-    | QueryStarted
+    | QueryRunning
     | Evaluated
     | ElementsArrived
     | QueryConsumed
@@ -144,7 +144,7 @@ class BuildQuery:
 
 @dataclass(frozen=True, slots=True)
 class StartQuery:
-    """Start the query. Answered by `QueryStarted`."""
+    """Start the query. Answered by `QueryRunning`."""
 
 
 @dataclass(frozen=True, slots=True)

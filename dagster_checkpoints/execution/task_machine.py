@@ -57,7 +57,7 @@ from dagster_checkpoints.execution.task_events import (
     PinSnapshot,
     QueryBuilt,
     QueryConsumed,
-    QueryStarted,
+    QueryRunning,
     Report,
     SnapshotFailed,
     SnapshotPinned,
@@ -178,7 +178,7 @@ class TaskMachine:
             return [*waiting, *self._to_gate(event)]
         return [StartQuery()] if self._streaming else [*self._report_running(), EvaluateOnce()]
 
-    def _query_started(self, event: QueryStarted) -> list[TaskAction]:
+    def _query_started(self, event: QueryRunning) -> list[TaskAction]:
         return [*self._report_running(), *self._to_gate(event)]
 
     def _query_built(self, event: QueryBuilt) -> list[TaskAction]:
@@ -213,7 +213,7 @@ class TaskMachine:
         """A notice of the coordinator's that concerns the life cycle alone."""
         return self._perform(self._life.handle(event))
 
-    def _aborted(self, event: life.CheckpointAborted) -> list[TaskAction]:
+    def _aborted(self, event: life.CheckpointAbortedNotice) -> list[TaskAction]:
         cancelled = self._to_gate(event)
         return [*cancelled, NotifyOperatorsAborted(event.checkpoint_id), *self._perform(self._life.handle(event))]
 
@@ -312,7 +312,7 @@ class TaskMachine:
 _TAKES: dict[type[object], Callable[[TaskMachine, Any], list[TaskAction]]] = {
     TaskOpened: TaskMachine._opened,
     QueryBuilt: TaskMachine._query_built,
-    QueryStarted: TaskMachine._query_started,
+    QueryRunning: TaskMachine._query_started,
     Evaluated: TaskMachine._evaluated,
     ElementsArrived: TaskMachine._reads_on,
     QueryConsumed: TaskMachine._reads_on,
@@ -324,9 +324,9 @@ _TAKES: dict[type[object], Callable[[TaskMachine, Any], list[TaskAction]]] = {
     SnapshotPinned: TaskMachine._pinned,
     SnapshotFailed: TaskMachine._failed,
     TriggerReceived: TaskMachine._triggered,
-    life.CheckpointCompleted: TaskMachine._told,
-    life.SavepointCompleted: TaskMachine._told,
-    life.CheckpointAborted: TaskMachine._aborted,
+    life.CheckpointCompletedNotice: TaskMachine._told,
+    life.SavepointCompletedNotice: TaskMachine._told,
+    life.CheckpointAbortedNotice: TaskMachine._aborted,
     life.DrainAnnounced: TaskMachine._told,
     EndInput: TaskMachine._end_input,
 }

@@ -45,7 +45,7 @@ class Branches(msgspec.Struct, frozen=True):
             kept = (*kept, Branch(restored, first))
         return Branches(kept)
 
-    def on_the_way(self, checkpoint_id: int, restored: int) -> bool:
+    def is_ancestor(self, checkpoint_id: int, restored: int) -> bool:
         """Whether the state of checkpoint ``restored`` includes all rows up to ``checkpoint_id``."""
         for branch in reversed(self.branches):
             if branch.first > restored:
@@ -86,6 +86,6 @@ def settlement(
         id_of: returns the id of the checkpoint that committed the rows.
     """
     return Settlement(
-        frozenset(rows for rows in visible if not branches.on_the_way(id_of(rows), restored)),
-        frozenset(rows for rows in hidden if branches.on_the_way(id_of(rows), restored)),
+        frozenset(rows for rows in visible if not branches.is_ancestor(id_of(rows), restored)),
+        frozenset(rows for rows in hidden if branches.is_ancestor(id_of(rows), restored)),
     )

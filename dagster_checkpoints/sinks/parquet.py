@@ -46,7 +46,7 @@ from dagster_checkpoints.sinks.taken_back import BRANCHES, COMMITTED, TAKEN_BACK
 from dagster_checkpoints.sinks.transactions import (
     AbortRest,
     Commit,
-    GoOnFrom,
+    ContinueFrom,
     Settle,
     TakeFence,
     begins_timeline,
@@ -284,7 +284,7 @@ class ParquetSink(TwoPhaseCommitSink):
             self._remove_jobs_except(self._job)
 
     def _perform(
-        self, steps: Sequence[TakeFence | Settle | Commit[str] | AbortRest | GoOnFrom], committed: Sequence[str] = ()
+        self, steps: Sequence[TakeFence | Settle | Commit[str] | AbortRest | ContinueFrom], committed: Sequence[str] = ()
     ) -> None:
         for step in steps:
             match step:
@@ -297,7 +297,7 @@ class ParquetSink(TwoPhaseCommitSink):
                     self.commit(transaction)
                 case AbortRest():
                     self._abort_rest()
-                case GoOnFrom(restored):
+                case ContinueFrom(restored):
                     self._origin = self._beginning() if restored is None else restored
 
     def _remove_jobs_except(self, job: str) -> None:

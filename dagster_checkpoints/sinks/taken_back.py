@@ -114,7 +114,7 @@ class TakenBack:
         return {name for name, match in names if match and (match[2], int(match[3])) == self._job_and_index}
 
     def _check_complete(self, record: _Record, restored: int, existing: set[str]) -> None:
-        lost = [n for n in record.taken_back if n not in existing and record.branches.on_the_way(_id(n), restored)]
+        lost = [n for n in record.taken_back if n not in existing and record.branches.is_ancestor(_id(n), restored)]
         if lost:
             raise SinkTransactionLost(
                 f"expected the rows that had been committed before checkpoint {restored} in {self._path}, and taken back "

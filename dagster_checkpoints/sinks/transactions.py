@@ -70,18 +70,20 @@ class AbortRest:
 
 
 @dataclass(frozen=True, slots=True)
-class GoOnFrom:
+class ContinueFrom:
     """The job continues from its checkpoint `restored`; None: from a checkpoint of another job, or from none."""
 
     restored: int | None
 
 
-def new_start() -> tuple[TakeFence | AbortRest | GoOnFrom, ...]:
+def new_start() -> tuple[TakeFence | AbortRest | ContinueFrom, ...]:
     """The steps of an instance at a new start of the job, in order."""
-    return TakeFence(), AbortRest(), GoOnFrom(None)
+    return TakeFence(), AbortRest(), ContinueFrom(None)
 
 
-def recovery(committed: Sequence[T], restored: int | None) -> tuple[TakeFence | Settle | Commit[T] | AbortRest | GoOnFrom, ...]:
+def recovery(
+    committed: Sequence[T], restored: int | None
+) -> tuple[TakeFence | Settle | Commit[T] | AbortRest | ContinueFrom, ...]:
     """The steps of an instance after a restore, in order.
 
     The fence comes first, since file systems have no fenced rename. The checkpoint's transactions are committed before the
@@ -92,7 +94,7 @@ def recovery(committed: Sequence[T], restored: int | None) -> tuple[TakeFence | 
         restored: id of the checkpoint or savepoint if this job took it; None otherwise.
     """
     settle = () if restored is None else (Settle(restored),)
-    return TakeFence(), *settle, *map(Commit, committed), AbortRest(), GoOnFrom(restored)
+    return TakeFence(), *settle, *map(Commit, committed), AbortRest(), ContinueFrom(restored)
 
 
 def begins_timeline(origin: int | None, checkpoint_id: int) -> bool:

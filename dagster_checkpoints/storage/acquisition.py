@@ -13,12 +13,12 @@ from dagster_checkpoints.execution.storage_steps import DriverValues, StatePlace
 from dagster_checkpoints.storage import processes
 from dagster_checkpoints.storage.base import ObjectStore
 from dagster_checkpoints.storage.layout import Layout
-from dagster_checkpoints.storage.ownership import Ownership, StateFile, now_utc
+from dagster_checkpoints.storage.ownership import Ownership, PipelineStateFile, now_utc
 
 
 def read_state(store: ObjectStore, layout: Layout) -> PipelineState | None:
     """The pipeline's state, or None if it never ran here."""
-    found = StateFile(store, layout).read()
+    found = PipelineStateFile(store, layout).read()
     return None if found is None else found.state
 
 
@@ -53,7 +53,7 @@ def acquire(
         StorageUnavailable: storage cannot be reached.
         OutcomeUnknown: the lease may have been taken; it then runs out by itself.
     """
-    file = StateFile(store, layout)
+    file = PipelineStateFile(store, layout)
 
     def perform(request: object) -> object:
         match request:

@@ -21,7 +21,7 @@ from dagster_checkpoints.execution.checkpoint_deletion import (
     sweep_metadata,
 )
 from dagster_checkpoints.execution.storage_steps import drive
-from dagster_checkpoints.storage.checkpoint_metadata import CheckpointMetadata
+from dagster_checkpoints.storage.checkpoint_metadata import MetadataFiles
 from dagster_checkpoints.storage.ownership import Ownership
 from dagster_checkpoints.storage.savepoint_places import SavepointPlaces
 from dagster_checkpoints.storage.savepoints import SavepointDirectory
@@ -37,7 +37,7 @@ class CheckpointDeletion:
         savepoints: the pipeline's savepoints.
     """
 
-    def __init__(self, metadata: CheckpointMetadata, shared: SharedFiles, savepoints: SavepointPlaces) -> None:
+    def __init__(self, metadata: MetadataFiles, shared: SharedFiles, savepoints: SavepointPlaces) -> None:
         self._metadata = metadata
         self._shared = shared
         self._savepoints = savepoints

@@ -23,7 +23,7 @@ class StoredMetadata:
     location: str
 
 
-class CheckpointMetadata:
+class MetadataFiles:
     """Locations are relative to the pipeline's directory, as in ``state.json``.
 
     Args:

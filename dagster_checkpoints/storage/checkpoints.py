@@ -17,7 +17,7 @@ from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owne
 from dagster_checkpoints.storage.acquisition import acquire, read_state
 from dagster_checkpoints.storage.base import ObjectStore
 from dagster_checkpoints.storage.checkpoint_deletion import CheckpointDeletion
-from dagster_checkpoints.storage.checkpoint_metadata import CheckpointMetadata, StoredMetadata
+from dagster_checkpoints.storage.checkpoint_metadata import MetadataFiles, StoredMetadata
 from dagster_checkpoints.storage.errors import InvalidKey, OwnershipLost
 from dagster_checkpoints.storage.layout import CheckpointKey, Layout
 from dagster_checkpoints.storage.opening import open_store
@@ -62,7 +62,7 @@ class CheckpointStorage:
         self._sleep = sleep
         self._shared = SharedFiles(store, self.layout, self._ensure_owner, self._epoch)
         self._savepoints = SavepointPlaces(store, self.layout, self._shared, self._executor, open_elsewhere)
-        self._metadata = CheckpointMetadata(store, self.layout)
+        self._metadata = MetadataFiles(store, self.layout)
         self._deletion = CheckpointDeletion(self._metadata, self._shared, self._savepoints)
         self._parallel = parallel
         self._pool: ThreadPoolExecutor | None = None

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
 from dagster_checkpoints.execution.ownership import OwnershipSteps
-from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, EndedBy, JobStatus, PipelineState, StopAskedBy
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, EndedBy, JobState, PipelineState, StopAskedBy
 from dagster_checkpoints.execution.storage_steps import CreateState, ReadState, ReplaceState, Steps, StoredState, drive
 from dagster_checkpoints.storage.base import ObjectStore, PutMode, UpdateVersion
 from dagster_checkpoints.storage.errors import NotFound
@@ -28,7 +28,7 @@ def now_utc() -> datetime:
     return datetime.now(UTC)
 
 
-class StateFile:
+class PipelineStateFile:
     """Performs the requests for one pipeline's ``state.json``.
 
     Args:
@@ -75,7 +75,7 @@ class Ownership:
         steps: what an owner does with it.
     """
 
-    def __init__(self, file: StateFile, steps: OwnershipSteps) -> None:
+    def __init__(self, file: PipelineStateFile, steps: OwnershipSteps) -> None:
         self._file = file
         self.steps = steps
         """For procedures that only look at it; whatever writes is a method here."""
@@ -237,7 +237,7 @@ class Ownership:
 
     def end_job(
         self,
-        status: JobStatus,
+        status: JobState,
         *,
         keep_checkpoints: bool = True,
         ended_by: EndedBy = "",
@@ -261,7 +261,7 @@ class Ownership:
             self.steps.end_job(status, keep_checkpoints=keep_checkpoints, ended_by=ended_by, stop_asked_by=stop_asked_by)
         )
 
-    def release(self, status: JobStatus | None = None) -> None:
+    def release(self, status: JobState | None = None) -> None:
         """Free the lease and say how the job ended; does nothing when already released.
 
         Args:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from dagster_checkpoints.coordination import TaskState, TaskStates
+from dagster_checkpoints.coordination import TaskState, TaskStateTable
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
 
 _EDGE = {"ALL": EdgePattern.ALL_TO_ALL, "PW": EdgePattern.POINTWISE}
 _VERTEX = re.compile(r"^(\w+)(?: p(\d+))?(?: fin\{([\d,]*)\})?(?: (\w+)\{([\d,]*)\})?$")
 
 
-def parse_graph(row: str) -> TaskStates:
+def parse_graph(row: str) -> TaskStateTable:
     """Reads ``V0 p3 fin{0,1} -ALL-> V1 p4; V0 -PW-> V2 p3 failed{2}``.
 
     A vertex is described where it is first named; the names in order are a topological order. Tasks that are
@@ -47,7 +47,7 @@ def parse_graph(row: str) -> TaskStates:
         tuple(vertices[name] for name in order),
         tuple(VertexEdge(order.index(source), order.index(target), p) for source, target, p in edges),
     )
-    states = TaskStates(graph)
+    states = TaskStateTable(graph)
     for vertex in vertices.values():
         for index in range(vertex.parallelism):
             states.set(TaskId(vertex.name, index), TaskState.RUNNING)
@@ -57,7 +57,7 @@ def parse_graph(row: str) -> TaskStates:
 
 
 @pytest.fixture(scope="session")
-def states_of() -> Callable[[str], TaskStates]:
+def states_of() -> Callable[[str], TaskStateTable]:
     return parse_graph
 
 

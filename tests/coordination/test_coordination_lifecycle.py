@@ -8,8 +8,8 @@ import pytest
 
 from dagster_checkpoints.coordination import LifecycleState, TaskLifecycle, UnexpectedEvent
 from dagster_checkpoints.coordination.lifecycle import (
-    CheckpointAborted,
-    CheckpointCompleted,
+    CheckpointAbortedNotice,
+    CheckpointCompletedNotice,
     CloseOperators,
     CommitUpTo,
     DrainAnnounced,
@@ -23,7 +23,7 @@ from dagster_checkpoints.coordination.lifecycle import (
     PauseOperators,
     RestoredAfterFinish,
     ResumeOperators,
-    SavepointCompleted,
+    SavepointCompletedNotice,
     SnapshotTaken,
     TaskFinished,
 )
@@ -48,9 +48,9 @@ def event(text: str) -> LifecycleEvent:
         "s": SnapshotTaken(checkpoint_id),
         "p": SnapshotTaken(checkpoint_id, savepoint=True),
         "t": SnapshotTaken(checkpoint_id, stops_job=True, savepoint=True),
-        "c": CheckpointCompleted(checkpoint_id),
-        "d": SavepointCompleted(checkpoint_id),
-        "a": CheckpointAborted(checkpoint_id),
+        "c": CheckpointCompletedNotice(checkpoint_id),
+        "d": SavepointCompletedNotice(checkpoint_id),
+        "a": CheckpointAbortedNotice(checkpoint_id),
     }
     return events[text[0]]
 
@@ -259,5 +259,5 @@ def test_late_notices_to_a_finished_task_are_ignored() -> None:
     life = TaskLifecycle()
     for text in ["end", "finished", "s42", "s43", "c42"]:
         life.handle(event(text))
-    assert life.handle(CheckpointCompleted(43)) == []
-    assert life.handle(CheckpointAborted(43)) == []
+    assert life.handle(CheckpointCompletedNotice(43)) == []
+    assert life.handle(CheckpointAbortedNotice(43)) == []

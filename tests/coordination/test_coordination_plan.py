@@ -13,7 +13,7 @@ from dagster_checkpoints.coordination import (
     CheckpointPlan,
     NotAllRunning,
     TaskState,
-    TaskStates,
+    TaskStateTable,
     UnknownTask,
     compute_plan,
 )
@@ -26,7 +26,7 @@ from dagster_checkpoints.pipeline import (
     pointwise_producers,
 )
 
-States = Callable[[str], TaskStates]
+States = Callable[[str], TaskStateTable]
 
 
 def tasks(text: str) -> set[TaskId]:
@@ -137,7 +137,7 @@ def test_a_set_of_tasks_is_a_set(states_of: States) -> None:
 
 def test_the_flags_belong_to_every_stage_of_a_chain() -> None:
     graph = ExecutionGraph((Vertex("a", ("a", "b", "c"), 1), Vertex("d", ("d",), 1)), ())
-    states = TaskStates(graph, [TaskId("a", 0)])
+    states = TaskStateTable(graph, [TaskId("a", 0)])
     states.set(TaskId("d", 0), TaskState.RUNNING)
     plan = compute_plan(states)
     assert isinstance(plan, CheckpointPlan)
@@ -175,14 +175,14 @@ def test_of_a_large_graph_an_error_names_a_part(states_of: States) -> None:
     ],
 )
 def test_states_are_counted(states_of: States, events: str, running: int, finished: int) -> None:
-    states = TaskStates(states_of("V0 p1; V1 p1").graph)
+    states = TaskStateTable(states_of("V0 p1; V1 p1").graph)
     for word in events.split():
         states.set(TaskId("V0", 0), TaskState[word.upper()])
     assert (states.running, states.finished, states.unfinished) == (running, finished, 2 - finished)
 
 
 @st.composite
-def random_states(draw: st.DrawFn) -> TaskStates:
+def random_states(draw: st.DrawFn) -> TaskStateTable:
     vertices = [Vertex(f"V{i}", (f"v{i}",), draw(st.integers(1, 6))) for i in range(draw(st.integers(1, 6)))]
     edges = [
         VertexEdge(source, target, draw(st.sampled_from(EdgePattern)))
@@ -190,7 +190,7 @@ def random_states(draw: st.DrawFn) -> TaskStates:
         for source in range(target)
         if draw(st.booleans())
     ]
-    states = TaskStates(ExecutionGraph(tuple(vertices), tuple(edges)))
+    states = TaskStateTable(ExecutionGraph(tuple(vertices), tuple(edges)))
     share = draw(st.sampled_from([1, 3, 10]))
     for vertex in vertices:
         for index in range(vertex.parallelism):
@@ -200,7 +200,7 @@ def random_states(draw: st.DrawFn) -> TaskStates:
 
 
 @given(random_states())
-def test_the_plan_is_the_definition(states: TaskStates) -> None:
+def test_the_plan_is_the_definition(states: TaskStateTable) -> None:
     graph = states.graph
     everything = [TaskId(v.name, i) for v in graph.vertices for i in range(v.parallelism)]
     running = {task for task in everything if states.get(task) is TaskState.RUNNING}
@@ -233,7 +233,7 @@ def test_a_million_instances_cost_no_object_each() -> None:
         tuple(Vertex(f"V{i}", (f"v{i}",), instances) for i in range(stages)),
         tuple(VertexEdge(i, i + 1, EdgePattern.ALL_TO_ALL) for i in range(stages - 1)),
     )
-    states = TaskStates(graph)
+    states = TaskStateTable(graph)
     for row in states.rows:
         row[:] = bytes([TaskState.RUNNING.value]) * instances
     states.running = stages * instances

@@ -27,19 +27,17 @@ from dagster_checkpoints.coordination import (
     EndOfDataReached,
     FailJob,
     FailureReason,
-    JobRestarting,
     JobStatus,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
-    NotifyAborted,
-    NotifyComplete,
-    NotifySavepointComplete,
+    NotifyTasks,
     RequestCompleted,
-    RequestFailed,
+    RequestNotCompleted,
     RequestWithdrawn,
     Shutdown,
     StopRequested,
+    TasksRestarting,
     TaskState,
     TaskStateChanged,
     TaskStatistics,
@@ -47,6 +45,10 @@ from dagster_checkpoints.coordination import (
     TriggerFailed,
     TriggerTask,
     WriteMetadata,
+)
+from dagster_checkpoints.coordination.lifecycle import (
+    CheckpointAbortedNotice,
+    CheckpointCompletedNotice,
 )
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
 
@@ -124,11 +126,10 @@ class AnyEvents(RuleBasedStateMachine):
     def do(self, event: CoordinatorEvent) -> None:
         if isinstance(event, TaskStateChanged) and event.state is not TaskState.RUNNING:
             self.leaving.discard(event.task)
-        if self.now >= self.leaving_until or isinstance(event, JobRestarting):
+        if self.now >= self.leaving_until or isinstance(event, TasksRestarting):
             self.leaving.clear()
-        if isinstance(event, JobRestarting):
+        if isinstance(event, TasksRestarting):
             self.failing = False
-        before = self.coordinator_latest()
         actions = self.coordinator.handle(event, self.now)
         fails = [action for action in actions if isinstance(action, FailJob)]
         # Once, and last: a runtime stops performing actions when it fails the job.
@@ -188,14 +189,13 @@ class AnyEvents(RuleBasedStateMachine):
                     assert checkpoint.checkpoint_id not in self.given_up
                     assert not checkpoint.is_savepoint
                     self.given_up.add(checkpoint.checkpoint_id)
-                case NotifyComplete(tasks, checkpoint_id) | NotifySavepointComplete(tasks, checkpoint_id):
-                    assert checkpoint_id == self.completed[-1]
-                    assert isinstance(action, NotifyComplete) == self.properties[checkpoint_id].commits
-                    assert all(self.coordinator.state_of(t) is TaskState.RUNNING for t in tasks)
-                case NotifyAborted(_, checkpoint_id, _, latest):
+                case NotifyTasks(_, CheckpointAbortedNotice(checkpoint_id)):
                     assert checkpoint_id in self.ended
-                    assert latest == (before if isinstance(event, Shutdown) else self.coordinator_latest())
-                case RequestCompleted(request_id, _) | RequestFailed(request_id, _, _):
+                case NotifyTasks(tasks, notice):
+                    assert notice.checkpoint_id == self.completed[-1]
+                    assert isinstance(notice, CheckpointCompletedNotice) == self.properties[notice.checkpoint_id].commits
+                    assert all(self.coordinator.state_of(t) is TaskState.RUNNING for t in tasks)
+                case RequestCompleted(request_id, _) | RequestNotCompleted(request_id, _, _):
                     self.answered.append(request_id)
 
     def acknowledgement(self, task: TaskId, checkpoint_id: int, answer: AcknowledgeAnswer) -> None:
@@ -213,10 +213,6 @@ class AnyEvents(RuleBasedStateMachine):
             acknowledged.add(task)
         if answer is not AcknowledgeAnswer.DUPLICATE:
             self.held.setdefault(checkpoint_id, set()).add(task)
-
-    def coordinator_latest(self) -> int:
-        latest = self.coordinator.latest_completed
-        return latest.checkpoint_id if latest is not None else 0
 
     def near(self, offset: int) -> int:
         return max(self.triggered, default=0) + offset
@@ -313,7 +309,7 @@ class AnyEvents(RuleBasedStateMachine):
     def restarts(self) -> None:
         latest = self.coordinator.latest_completed
         finished = frozenset(latest.finished) if latest is not None else frozenset()
-        self.do(JobRestarting(finished))
+        self.do(TasksRestarting(finished))
         assert self.coordinator.pending_ids == ()
         for task in TASKS:
             if task not in finished:

@@ -39,15 +39,12 @@ from dagster_checkpoints.coordination import (
     EndOfPartitionReceived,
     FailJob,
     FailOver,
-    JobRestarting,
     LifecycleState,
     MetadataWriteFailed,
     MetadataWritten,
-    NotifyAborted,
-    NotifyComplete,
-    NotifySavepointComplete,
+    NotifyTasks,
     RequestCompleted,
-    RequestFailed,
+    RequestNotCompleted,
     SavepointCompleted,
     SavepointFailed,
     StopEvent,
@@ -56,6 +53,7 @@ from dagster_checkpoints.coordination import (
     TakeSnapshot,
     TaskFailed,
     TaskLifecycle,
+    TasksRestarting,
     TaskState,
     TaskStateChanged,
     TaskStatistics,
@@ -213,22 +211,15 @@ class Simulation:
                     self.writing = checkpoint
                 case CheckpointCompleted(checkpoint):
                     self.completed.append(checkpoint.checkpoint_id)
-                case NotifyComplete(tasks, checkpoint_id):
+                case NotifyTasks(tasks, notice):
                     for task_id in tasks:
-                        self.tasks[task_id].mailbox.append(lifecycle.CheckpointCompleted(checkpoint_id))
-                case NotifySavepointComplete(tasks, checkpoint_id):
-                    for task_id in tasks:
-                        self.tasks[task_id].mailbox.append(lifecycle.SavepointCompleted(checkpoint_id))
-                case NotifyAborted(tasks, checkpoint_id):
-                    for task_id in tasks:
-                        self.tasks[task_id].mailbox += [
-                            CancellationReceived(None, checkpoint_id),
-                            lifecycle.CheckpointAborted(checkpoint_id),
-                        ]
+                        if isinstance(notice, lifecycle.CheckpointAbortedNotice):
+                            self.tasks[task_id].mailbox.append(CancellationReceived(None, notice.checkpoint_id))
+                        self.tasks[task_id].mailbox.append(notice)
                 case RequestCompleted(request_id, checkpoint) if self.stop and request_id == self.stop.request_id:
                     self.drained |= self.stop.drain
                     self.outcome(SavepointCompleted(checkpoint.checkpoint_id, checkpoint.location))
-                case RequestFailed(request_id, reason, message) if self.stop and request_id == self.stop.request_id:
+                case RequestNotCompleted(request_id, reason, message) if self.stop and request_id == self.stop.request_id:
                     self.outcome(SavepointFailed(reason, message))
                 case FailJob(_, message):
                     raise AssertionError(message)
@@ -296,7 +287,7 @@ class Simulation:
         if self.stop is not None:
             self.outcome(TaskFailed("a crash"))
         finished, states = self.store[self.latest] if self.latest is not None else (frozenset(), {})
-        self.tell(JobRestarting(finished))
+        self.tell(TasksRestarting(finished))
         self.start(finished, states)
 
     def resume(self) -> None:
@@ -399,7 +390,7 @@ class Simulation:
 
     def take_mail(self, task: Task) -> None:
         mail = task.mailbox.popleft()
-        if isinstance(mail, lifecycle.CheckpointCompleted | lifecycle.SavepointCompleted | lifecycle.CheckpointAborted):
+        if isinstance(mail, lifecycle.CheckpointNotice):
             self.live(task, mail)
         elif task.life.state is not LifecycleState.FINISHED:
             assert isinstance(mail, TriggerReceived | CancellationReceived)

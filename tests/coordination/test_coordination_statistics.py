@@ -21,10 +21,10 @@ from dagster_checkpoints.coordination import (
     Distribution,
     FailureReason,
     InstanceStatistics,
-    JobRestarting,
     JobStatus,
     MetadataWritten,
     Shutdown,
+    TasksRestarting,
     TaskState,
     TaskStateChanged,
     TaskStatistics,
@@ -88,7 +88,7 @@ def test_a_job_that_begins_from_a_checkpoint_counts_it(graph_of: Graphs) -> None
     )
     assert coordinator.statistics.counts == CheckpointCounts(restored=1)
     assert coordinator.statistics.latest_restored is begun_from
-    coordinator.handle(JobRestarting(), 0.0)
+    coordinator.handle(TasksRestarting(), 0.0)
     assert coordinator.statistics.counts.restored == 2
 
 
@@ -242,16 +242,16 @@ def test_percentiles_are_values_that_occurred(percent: float, value: float) -> N
 
 def test_how_often_the_job_was_restored(graph_of: Graphs) -> None:
     job = Job(graph_of)
-    job.do(JobRestarting())
+    job.do(TasksRestarting())
     assert job.statistics.counts.restored == 0, "there was nothing to restore from"
     for task in TASKS:
         job.do(TaskStateChanged(task, TaskState.RUNNING))
     job.trigger()
     job.complete(1)
-    job.do(JobRestarting())
+    job.do(TasksRestarting())
     assert job.statistics.latest_restored == job.coordinator.latest_completed
     found = CompletedCheckpoint(2, "found in the store")
-    job.do(JobRestarting(restored=found))
+    job.do(TasksRestarting(restored=found))
     assert job.statistics.latest_restored == found
     assert job.statistics.counts.restored == 2
     job.statistics.restored(found)

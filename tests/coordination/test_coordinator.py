@@ -35,19 +35,17 @@ from dagster_checkpoints.coordination import (
     FailJob,
     FailureReason,
     InvalidCheckpointConfig,
-    JobRestarting,
     JobStatus,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
-    NotifyAborted,
-    NotifyComplete,
-    NotifySavepointComplete,
+    NotifyTasks,
     RequestCompleted,
-    RequestFailed,
+    RequestNotCompleted,
     RequestWithdrawn,
     Shutdown,
     StopRequested,
+    TasksRestarting,
     TaskState,
     TaskStateChanged,
     TaskStatistics,
@@ -56,6 +54,12 @@ from dagster_checkpoints.coordination import (
     TriggerTask,
     UnknownTask,
     WriteMetadata,
+)
+from dagster_checkpoints.coordination.lifecycle import (
+    CheckpointAbortedNotice,
+    CheckpointCompletedNotice,
+    CheckpointNotice,
+    SavepointCompletedNotice,
 )
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
@@ -144,6 +148,10 @@ def pick(actions: Iterable[CoordinatorAction], kind: type[T]) -> list[T]:
     return [action for action in actions if isinstance(action, kind)]
 
 
+def notified(actions: Iterable[CoordinatorAction], notice: type[CheckpointNotice]) -> list[tuple[set[TaskId], int]]:
+    return [(set(a.tasks), a.notice.checkpoint_id) for a in pick(actions, NotifyTasks) if isinstance(a.notice, notice)]
+
+
 def triggered(actions: Iterable[CoordinatorAction]) -> list[tuple[int, TaskId]]:
     return [(a.barrier.checkpoint_id, a.task) for a in pick(actions, TriggerTask)]
 
@@ -170,7 +178,7 @@ def test_from_trigger_to_completion(graph_of: Graphs) -> None:
     (completed,) = pick(actions, CheckpointCompleted)
     assert completed.checkpoint.location == "s3://b/chk-1"
     assert completed.checkpoint.duration == 2
-    assert [set(a.tasks) for a in pick(actions, NotifyComplete)] == [{A, B, C}]
+    assert notified(actions, CheckpointCompletedNotice) == [({A, B, C}, 1)]
     assert job.coordinator.latest_completed == completed.checkpoint
     assert job.coordinator.pending_ids == ()
 
@@ -183,7 +191,7 @@ def test_finished_tasks_count_as_acknowledged_at_once(graph_of: Graphs) -> None:
     (completed,) = pick(actions, CheckpointCompleted)
     assert completed.checkpoint.finished == {TaskId("V0", 0)}
     assert (completed.checkpoint.fully_finished, completed.checkpoint.roots) == (frozenset(), ("v0",))
-    assert pick(actions, NotifyComplete)[0].tasks == {TaskId("V0", 1), B}
+    assert notified(actions, CheckpointCompletedNotice) == [({TaskId("V0", 1), B}, 1)]
 
 
 def test_a_completed_checkpoint_says_which_stages_had_finished_and_where_it_began(graph_of: Graphs) -> None:
@@ -197,7 +205,7 @@ def test_ids_start_at_1_and_go_on_after_the_restored_one(graph_of: Graphs) -> No
     assert Job(graph_of(CHAIN)).checkpoint() == 1
     job = Job(graph_of(CHAIN), next_checkpoint_id=43)
     assert job.checkpoint() == 43
-    job.do(JobRestarting())
+    job.do(TasksRestarting())
     job.start()
     assert job.checkpoint() == 44
 
@@ -205,8 +213,8 @@ def test_ids_start_at_1_and_go_on_after_the_restored_one(graph_of: Graphs) -> No
 def test_a_failed_attempt_to_trigger_uses_no_id(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), running=False)
     actions = job.do(CheckpointRequested("r"))
-    assert pick(actions, RequestFailed) == [
-        RequestFailed("r", FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, "task V0[0] is CREATED, not RUNNING")
+    assert pick(actions, RequestNotCompleted) == [
+        RequestNotCompleted("r", FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, "task V0[0] is CREATED, not RUNNING")
     ]
     job.start()
     assert job.checkpoint() == 1
@@ -318,7 +326,7 @@ def test_a_task_that_ends_before_it_acknowledged_aborts_at_once(
     actions = job.state(B, state)
     assert failed(actions) == [(1, reason)]
     assert f"V1[0] is {state.name}" in pick(actions, CheckpointFailed)[0].message
-    assert [set(a.tasks) for a in pick(actions, NotifyAborted)] == [{A, C}]
+    assert notified(actions, CheckpointAbortedNotice) == [({A, C}, 1)]
     assert [dict(a.states) for a in pick(actions, DiscardStates)] == [{A: "V0[0]@1"}]
     assert pick(actions, FailJob) == []
 
@@ -353,17 +361,6 @@ def test_the_end_of_data_aborts_nothing(graph_of: Graphs) -> None:
     job.checkpoint()
     assert failed(job.do(EndOfDataReached(A))) == []
     assert job.coordinator.pending_ids == (1,)
-
-
-def test_the_notice_of_an_abort_names_the_latest_completed(graph_of: Graphs) -> None:
-    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=5)
-    job.checkpoint()
-    assert pick(job.do(Declined(A, 1)), NotifyAborted)[0].latest_completed_id == 0
-    job.checkpoint()
-    job.complete(2)
-    job.checkpoint()
-    (notice,) = pick(job.do(Declined(A, 3)), NotifyAborted)
-    assert (notice.checkpoint_id, notice.reason, notice.latest_completed_id) == (3, FailureReason.CHECKPOINT_DECLINED, 2)
 
 
 def test_a_decline_after_the_last_acknowledgement_is_late(graph_of: Graphs) -> None:
@@ -550,7 +547,7 @@ def test_the_interval_during_a_backlog(graph_of: Graphs, longer: float | None, e
         ([BacklogChanged(A, True), EndOfDataReached(A)], 10),
         ([BacklogChanged(A, True), TaskStateChanged(A, TaskState.FINISHED)], 10),
         ([TaskStateChanged(A, TaskState.FINISHED), BacklogChanged(A, True)], 10),
-        ([BacklogChanged(A, True), JobRestarting()], None),
+        ([BacklogChanged(A, True), TasksRestarting()], None),
     ],
 )
 def test_who_works_off_a_backlog(graph_of: Graphs, events: list[CoordinatorEvent], due: float | None) -> None:
@@ -558,7 +555,7 @@ def test_who_works_off_a_backlog(graph_of: Graphs, events: list[CoordinatorEvent
     for event in events:
         job.do(event)
     assert job.coordinator.next_deadline() == due
-    if isinstance(events[-1], JobRestarting):
+    if isinstance(events[-1], TasksRestarting):
         job.start()
         assert job.coordinator.next_deadline() == 10
 
@@ -644,8 +641,8 @@ def test_a_full_queue_drops_its_last(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), max_queued=1)
     job.do(CheckpointRequested("runs"))
     job.do(CheckpointRequested("waits"))
-    assert pick(job.do(CheckpointRequested("too many")), RequestFailed) == [
-        RequestFailed(
+    assert pick(job.do(CheckpointRequested("too many")), RequestNotCompleted) == [
+        RequestNotCompleted(
             "too many",
             FailureReason.TOO_MANY_CHECKPOINT_REQUESTS,
             FailureReason.TOO_MANY_CHECKPOINT_REQUESTS.value,
@@ -654,7 +651,7 @@ def test_a_full_queue_drops_its_last(graph_of: Graphs) -> None:
     unaligned = Job(graph_of(CHAIN), max_queued=1, unaligned=True)
     unaligned.do(CheckpointRequested("runs"))
     unaligned.do(CheckpointRequested("waits"))
-    (dropped,) = pick(unaligned.do(CheckpointRequested("better", SAVEPOINT)), RequestFailed)
+    (dropped,) = pick(unaligned.do(CheckpointRequested("better", SAVEPOINT)), RequestNotCompleted)
     assert dropped.request_id == "waits"
 
 
@@ -665,7 +662,7 @@ def test_requests_are_answered_exactly_once(graph_of: Graphs) -> None:
     job.complete(1)
     job.do(Declined(A, 2))
     assert [(a.request_id, a.checkpoint.location) for a in pick(job.actions, RequestCompleted)] == [("a", "chk-1")]
-    assert [a.request_id for a in pick(job.actions, RequestFailed)] == ["b"]
+    assert [a.request_id for a in pick(job.actions, RequestNotCompleted)] == ["b"]
 
 
 # Subsumption, retention
@@ -682,7 +679,7 @@ def test_a_completed_checkpoint_subsumes_older_pending_ones_except_savepoints(gr
     assert failed(actions) == [(1, FailureReason.CHECKPOINT_SUBSUMED)]
     assert "checkpoint 3 has completed" in pick(actions, CheckpointFailed)[0].message
     assert [dict(a.states) for a in pick(actions, DiscardStates)] == [{A: "V0[0]@1"}]
-    assert [a.request_id for a in pick(actions, RequestFailed)] == ["1"]
+    assert [a.request_id for a in pick(actions, RequestNotCompleted)] == ["1"]
     assert job.coordinator.pending_ids == (2, 4)
     assert failed(job.complete(4)) == []
     assert pick(job.complete(2), RequestCompleted)[0].request_id == "2"
@@ -727,7 +724,7 @@ def test_discarding_comes_after_everybody_was_told(graph_of: Graphs) -> None:
     job.complete(1)
     job.checkpoint()
     kinds = [type(action) for action in job.complete(2)]
-    assert kinds.index(CheckpointCompleted) < kinds.index(NotifyComplete) < kinds.index(DiscardCheckpoint)
+    assert kinds.index(CheckpointCompleted) < kinds.index(NotifyTasks) < kinds.index(DiscardCheckpoint)
 
 
 def test_restored_checkpoints_are_given_up_like_any_other(graph_of: Graphs) -> None:
@@ -772,7 +769,7 @@ def test_a_task_that_has_finished_stays_finished_until_the_job_restarts(graph_of
     assert job.state(A, late) == []
     assert job.coordinator.state_of(A) is TaskState.FINISHED
     assert triggered(job.at(10)) == [(1, B)]
-    job.do(JobRestarting())
+    job.do(TasksRestarting())
     job.start()
     assert triggered(job.at(20)) == [(2, A)]
 
@@ -792,8 +789,8 @@ def test_when_the_job_fails_nothing_more_is_triggered_until_it_has_restarted(gra
     assert (failed(actions), triggered(actions)) == ([(2, FailureReason.CHECKPOINT_EXPIRED)], [])
     assert pick(actions, FailJob) == []
     assert job.coordinator.next_deadline() is None
-    actions = job.do(JobRestarting())
-    assert [answer.request_id for answer in pick(actions, RequestFailed)] == ["waits", "later"]
+    actions = job.do(TasksRestarting())
+    assert [answer.request_id for answer in pick(actions, RequestNotCompleted)] == ["waits", "later"]
     job.start()
     assert triggered(job.at(611)) == [(3, A)]
     (fail,) = pick(job.do(Declined(A, 3)), FailJob)
@@ -818,8 +815,8 @@ def test_a_stop_that_is_asked_for_while_the_job_fails_is_answered_by_the_restart
         job.do(EndOfDataReached(task))
     assert pick(job.do(Declined(A, 1)), FailJob)
     assert job.do(StopRequested("stop", drain)) == []
-    actions = job.do(JobRestarting())
-    assert [(answer.request_id, answer.reason) for answer in pick(actions, RequestFailed)] == [
+    actions = job.do(TasksRestarting())
+    assert [(answer.request_id, answer.reason) for answer in pick(actions, RequestNotCompleted)] == [
         ("stop", FailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
     ]
     assert job.coordinator.stopping is None
@@ -841,7 +838,7 @@ def test_a_savepoints_failure_does_not_count(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=0)
     job.do(CheckpointRequested("s", SAVEPOINT))
     actions = job.do(Declined(A, 1))
-    assert pick(actions, RequestFailed)[0].request_id == "s"
+    assert pick(actions, RequestNotCompleted)[0].request_id == "s"
     assert pick(actions, FailJob) == []
 
 
@@ -849,7 +846,7 @@ def test_failures_are_counted_across_a_restart(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=1)
     job.checkpoint()
     assert pick(job.do(Declined(A, 1)), FailJob) == []
-    job.do(JobRestarting())
+    job.do(TasksRestarting())
     job.start()
     job.checkpoint()
     assert len(pick(job.do(Declined(A, 2)), FailJob)) == 1
@@ -981,8 +978,8 @@ def test_a_savepoint_does_not(graph_of: Graphs) -> None:
     job.do(CheckpointRequested("s", SAVEPOINT))
     assert job.coordinator.pending_ids == (1, 2)
     actions = job.complete(2, AFTER_FINISH)
-    assert [a.checkpoint_id for a in pick(actions, NotifySavepointComplete)] == [2]
-    assert pick(actions, NotifyComplete) == []
+    assert notified(actions, SavepointCompletedNotice) == [(set(job.tasks), 2)]
+    assert notified(actions, CheckpointCompletedNotice) == []
     assert triggered(job.complete(1)) == [(3, A)]
 
 
@@ -1061,7 +1058,7 @@ def test_but_not_for_ever(graph_of: Graphs) -> None:
 
 def test_a_restart_forgets_who_was_just_finishing(graph_of: Graphs) -> None:
     job = job_whose_first_task_is_leaving(graph_of)
-    job.do(JobRestarting())
+    job.do(TasksRestarting())
     job.start()
     assert triggered(job.at(10)) == [(2, A)]
 
@@ -1126,7 +1123,7 @@ def test_the_final_checkpoint_waits_in_the_queue_once(graph_of: Graphs) -> None:
     for _ in range(3):
         job.do(Tick())
     job.do(CheckpointRequested("there is room"))
-    assert pick(job.actions, RequestFailed) == []
+    assert pick(job.actions, RequestNotCompleted) == []
 
 
 def test_a_periodic_checkpoint_that_waits_in_the_queue_is_not_wanted_after_a_drain(graph_of: Graphs) -> None:
@@ -1207,11 +1204,11 @@ def test_a_restart_aborts_everything_and_keeps_what_is_complete(graph_of: Graphs
     job.do(CheckpointRequested("pending"))
     job.do(CheckpointRequested("queued"))
     job.ack(4, A)
-    actions = job.do(JobRestarting(finished=frozenset({A})))
+    actions = job.do(TasksRestarting(finished=frozenset({A})))
     reason = FailureReason.CHECKPOINT_COORDINATOR_SUSPEND
     assert failed(actions) == [(4, reason)]
-    assert all("is restarting" in a.message for a in pick(actions, RequestFailed) + pick(actions, CheckpointFailed))
-    assert {(a.request_id, a.reason) for a in pick(actions, RequestFailed)} == {
+    assert all("is restarting" in a.message for a in pick(actions, RequestNotCompleted) + pick(actions, CheckpointFailed))
+    assert {(a.request_id, a.reason) for a in pick(actions, RequestNotCompleted)} == {
         ("pending", reason),
         ("queued", reason),
     }
@@ -1242,7 +1239,7 @@ def test_a_restart_forgets_the_end_of_data(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN))
     for task in job.tasks:
         job.do(EndOfDataReached(task))
-    job.do(JobRestarting())
+    job.do(TasksRestarting())
     job.start()
     assert not job.coordinator.all_at_end_of_data
     for task in job.tasks[:-1]:
@@ -1255,11 +1252,11 @@ def test_no_restart_before_the_outcome_of_a_write_is_known(graph_of: Graphs) -> 
     job.checkpoint()
     job.ack(1)
     assert job.coordinator.finalizing == 1
-    with pytest.raises(CheckpointStillFinalizing, match=r"checkpoint 1 .*Wait for the outcome .*JobRestarting"):
-        job.do(JobRestarting())
+    with pytest.raises(CheckpointStillFinalizing, match=r"checkpoint 1 .*Wait for the outcome .*TasksRestarting"):
+        job.do(TasksRestarting())
     job.do(MetadataOutcomeUnknown(1))
     assert job.coordinator.finalizing is None
-    job.do(JobRestarting())
+    job.do(TasksRestarting())
 
 
 def test_a_restart_from_a_checkpoint_of_unknown_outcome_retains_it(graph_of: Graphs) -> None:
@@ -1271,11 +1268,11 @@ def test_a_restart_from_a_checkpoint_of_unknown_outcome_retains_it(graph_of: Gra
     job.do(MetadataOutcomeUnknown(2))
     found = CompletedCheckpoint(2, "it had landed", finished=frozenset({A}))
     assert job.checkpoint() == 3
-    actions = job.do(JobRestarting(found.finished, restored=found))
+    actions = job.do(TasksRestarting(found.finished, restored=found))
     assert failed(actions) == [(3, FailureReason.CHECKPOINT_COORDINATOR_SUSPEND)]
     assert [a.checkpoint.checkpoint_id for a in pick(actions, DiscardCheckpoint)] == [1]
     assert job.coordinator.latest_completed == found
-    assert pick(job.do(JobRestarting(found.finished, restored=found)), DiscardCheckpoint) == []
+    assert pick(job.do(TasksRestarting(found.finished, restored=found)), DiscardCheckpoint) == []
     assert job.coordinator.completed == (found,)
 
 
@@ -1306,9 +1303,9 @@ def test_after_shutdown_nothing_is_triggered_and_everybody_is_answered(graph_of:
     actions = job.do(Shutdown(JobStatus.CANCELED))
     reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
     assert failed(actions) == [(1, reason)]
-    assert pick(actions, RequestFailed) == [RequestFailed("by hand", reason, reason.value)]
+    assert pick(actions, RequestNotCompleted) == [RequestNotCompleted("by hand", reason, reason.value)]
     assert job.coordinator.next_deadline() is None
-    assert pick(job.do(CheckpointRequested("late")), RequestFailed)[0].reason is reason
+    assert pick(job.do(CheckpointRequested("late")), RequestNotCompleted)[0].reason is reason
     late = job.ack(1, B)
     assert answers(late) == [AcknowledgeAnswer.DISCARDED]
     assert len(pick(late, DiscardStates)) == 1

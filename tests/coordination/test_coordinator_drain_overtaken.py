@@ -14,7 +14,7 @@ from dagster_checkpoints.coordination import (
     FailureReason,
     MetadataWritten,
     RequestCompleted,
-    RequestFailed,
+    RequestNotCompleted,
     StopRequested,
     TaskState,
     TaskStateChanged,
@@ -41,18 +41,18 @@ def test_the_savepoint_is_taken_once_more_without_who_has_ended() -> None:
     assert [a.checkpoint_id for a in actions if isinstance(a, CheckpointTriggered)] == [1, 2, 3]
     assert [a.checkpoint.checkpoint_id for a in actions if isinstance(a, WriteMetadata)] == [3]
     assert [a.request_id for a in actions if isinstance(a, RequestCompleted)] == ["r"]
-    assert not [a for a in actions if isinstance(a, RequestFailed)]
+    assert not [a for a in actions if isinstance(a, RequestNotCompleted)]
     assert coordinator.stopping == "r"
 
 
 def test_a_task_that_declines_because_it_closes_fails_the_drain() -> None:
     declined = Declined(ONE, 2, FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING)
     _, actions = draining(declined, TaskStateChanged(ONE, TaskState.FINISHED))
-    assert [a.request_id for a in actions if isinstance(a, RequestFailed)] == ["r"]
+    assert [a.request_id for a in actions if isinstance(a, RequestNotCompleted)] == ["r"]
     assert [a.checkpoint_id for a in actions if isinstance(a, CheckpointTriggered)] == [1, 2]
 
 
 def test_with_nobody_left_the_job_has_ended_by_itself() -> None:
     _, actions = draining(TaskStateChanged(ONE, TaskState.FINISHED), TaskStateChanged(OTHER, TaskState.FINISHED))
-    answers = [(a.request_id, a.reason) for a in actions if isinstance(a, RequestFailed)]
+    answers = [(a.request_id, a.reason) for a in actions if isinstance(a, RequestNotCompleted)]
     assert answers == [("r", FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)]

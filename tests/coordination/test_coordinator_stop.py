@@ -22,19 +22,17 @@ from dagster_checkpoints.coordination import (
     EndOfDataReached,
     FailJob,
     FailureReason,
-    JobRestarting,
     JobStatus,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
-    NotifyAborted,
-    NotifyComplete,
-    NotifySavepointComplete,
+    NotifyTasks,
     RequestCompleted,
-    RequestFailed,
+    RequestNotCompleted,
     RequestWithdrawn,
     Shutdown,
     StopRequested,
+    TasksRestarting,
     TaskState,
     TaskStateChanged,
     TaskStatistics,
@@ -42,6 +40,12 @@ from dagster_checkpoints.coordination import (
     TriggerFailed,
     TriggerTask,
     WriteMetadata,
+)
+from dagster_checkpoints.coordination.lifecycle import (
+    CheckpointAbortedNotice,
+    CheckpointCompletedNotice,
+    CheckpointNotice,
+    SavepointCompletedNotice,
 )
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
@@ -102,7 +106,7 @@ class Job:
             "savepoint": CheckpointRequested("savepoint", SAVEPOINT),
             "again": StopRequested("second stop"),
             "withdrawn": RequestWithdrawn("stop", "nobody waits any longer"),
-            "restart": JobRestarting(),
+            "restart": TasksRestarting(),
         }
         if word in fixed:
             return self.handle(fixed[word])
@@ -129,15 +133,19 @@ class Job:
         """What each request was answered with: a location or a reason. Twice is an error."""
         found: dict[str, str] = {}
         for action in self.actions:
-            if isinstance(action, RequestCompleted | RequestFailed):
+            if isinstance(action, RequestCompleted | RequestNotCompleted):
                 assert action.request_id not in found
-                failed = isinstance(action, RequestFailed)
+                failed = isinstance(action, RequestNotCompleted)
                 found[action.request_id] = action.reason.name if failed else action.checkpoint.location
         return found
 
 
 def pick(actions: Iterable[CoordinatorAction], kind: type[T]) -> list[T]:
     return [action for action in actions if isinstance(action, kind)]
+
+
+def notified(actions: Iterable[CoordinatorAction], notice: type[CheckpointNotice]) -> list[tuple[set[TaskId], int]]:
+    return [(set(a.tasks), a.notice.checkpoint_id) for a in pick(actions, NotifyTasks) if isinstance(a.notice, notice)]
 
 
 def triggered(actions: Iterable[CoordinatorAction]) -> list[int]:
@@ -152,8 +160,8 @@ def triggered(actions: Iterable[CoordinatorAction]) -> list[int]:
 def test_a_savepoint_commits_nothing_and_is_not_what_a_restart_begins_from(graph_of: Graphs) -> None:
     job = Job(graph_of, "savepoint ack1")
     actions = job.do("written1")
-    assert [set(a.tasks) for a in pick(actions, NotifySavepointComplete)] == [set(TASKS)]
-    assert pick(actions, NotifyComplete) == []
+    assert notified(actions, SavepointCompletedNotice) == [(set(TASKS), 1)]
+    assert notified(actions, CheckpointCompletedNotice) == []
     assert job.answers == {"savepoint": "at-1"}
     assert job.coordinator.latest_completed is None
 
@@ -191,8 +199,8 @@ def test_a_stop_commits_with_one_savepoint_for_every_task(graph_of: Graphs, begi
     barrier = pick(actions, TriggerTask)[0].barrier
     assert barrier.properties.stops_job and barrier.properties.is_savepoint
     actions = job.do("ack1 written1")
-    assert [(set(a.tasks), a.checkpoint_id) for a in pick(actions, NotifyComplete)] == [(set(TASKS), 1)]
-    assert pick(actions, NotifySavepointComplete) == []
+    assert notified(actions, CheckpointCompletedNotice) == [(set(TASKS), 1)]
+    assert notified(actions, SavepointCompletedNotice) == []
     assert job.answers == {"stop": "at-1"}
     assert [c.location for c in job.coordinator.completed] == ["at-1"]
     # Until the last task is gone, and afterwards, there is no other checkpoint.
@@ -212,9 +220,9 @@ def test_other_checkpoints_are_aborted_when_it_begins(graph_of: Graphs) -> None:
     job.handle(CheckpointRequested("queued"))
     actions = job.do("suspend")
     assert [(a.checkpoint_id, a.reason) for a in pick(actions, CheckpointFailed)] == [(1, SUSPENDED), (2, SUSPENDED)]
-    assert [a.checkpoint_id for a in pick(actions, NotifyAborted)] == [1, 2]
+    assert [number for _, number in notified(actions, CheckpointAbortedNotice)] == [1, 2]
     assert job.answers == dict.fromkeys(["checkpoint", "savepoint", "queued"], SUSPENDED.name)
-    assert all("'stop'" in a.message for a in pick(actions, RequestFailed))
+    assert all("'stop'" in a.message for a in pick(actions, RequestNotCompleted))
     assert triggered(actions) == [3]
     assert pick(job.actions, FailJob) == []
 
@@ -262,7 +270,7 @@ def test_somebody_who_does_not_end_is_not_waited_for_for_ever(graph_of: Graphs) 
 def test_while_it_is_under_way_other_requests_are_refused(graph_of: Graphs, stop: str, so_far: str, how_far: str) -> None:
     job = Job(graph_of, f"{stop} {so_far}")
     actions = job.do("checkpoint savepoint again")
-    refusals = pick(actions, RequestFailed)
+    refusals = pick(actions, RequestNotCompleted)
     assert [(a.request_id, a.reason) for a in refusals] == [
         (name, SUSPENDED) for name in ("checkpoint", "savepoint", "second stop")
     ]
@@ -274,7 +282,7 @@ def test_while_it_is_under_way_other_requests_are_refused(graph_of: Graphs, stop
 @pytest.mark.parametrize("stop", ["suspend", "drain"])
 def test_no_stop_without_tasks_that_run(graph_of: Graphs, stop: str, words: str, message: str) -> None:
     job = Job(graph_of, f"{words} {stop}")
-    (refusal,) = pick(job.actions, RequestFailed)
+    (refusal,) = pick(job.actions, RequestNotCompleted)
     assert refusal.reason is FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
     assert message in refusal.message
     assert job.coordinator.stopping is None
@@ -291,7 +299,7 @@ def test_a_stop_before_all_tasks_run_changes_nothing(graph_of: Graphs) -> None:
 def test_a_job_that_ends_by_itself_first(graph_of: Graphs, stop: str) -> None:
     job = Job(graph_of, f"ends ack1 {stop} written1 finish")
     assert job.answers == {"stop": "CHECKPOINT_COORDINATOR_SHUTDOWN"}
-    assert "every task has finished" in pick(job.actions, RequestFailed)[0].message
+    assert "every task has finished" in pick(job.actions, RequestNotCompleted)[0].message
     assert [c.checkpoint_id for c in job.coordinator.completed] == [1]
 
 
@@ -333,7 +341,9 @@ def test_a_task_that_ends_by_itself_in_the_middle_is_left_out_of_the_next_try(gr
     assert [(a.checkpoint_id, a.reason) for a in pick(job.actions, CheckpointFailed)] == [
         (1, FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING)
     ]
-    assert {task for a in pick(job.actions, NotifyAborted) for task in a.tasks} == {B, C}, "those that paused go on"
+    assert {task for tasks, _ in notified(job.actions, CheckpointAbortedNotice) for task in tasks} == {B, C}, (
+        "those that paused go on"
+    )
     assert triggered(job.actions) == [1, 2]
     job.do("B-finished ack3 written3")
     assert triggered(job.actions) == [1, 2, 3]
@@ -358,7 +368,7 @@ def test_after_a_failed_drain_nothing_is_triggered_until_the_job_restarts(graph_
     assert job.answers == {"stop": WAYS_TO_FAIL[words]}
     assert pick(job.actions, FailJob) == []
     assert triggered(job.do("+1000 ends +100")) == []
-    (refusal,) = pick(job.do("checkpoint"), RequestFailed)
+    (refusal,) = pick(job.do("checkpoint"), RequestNotCompleted)
     assert refusal.reason is SUSPENDED and "'stop'" in refusal.message and "has failed" in refusal.message
     job.do("restart")
     job.start()
@@ -381,7 +391,7 @@ def test_a_suspend_can_be_tried_again(graph_of: Graphs) -> None:
 
 def test_no_stop_of_a_job_that_may_not_have_checkpoints_after_tasks_finish(graph_of: Graphs) -> None:
     job = Job(graph_of, "A-finished suspend", checkpoints_after_tasks_finish=False)
-    (refusal,) = pick(job.actions, RequestFailed)
+    (refusal,) = pick(job.actions, RequestNotCompleted)
     assert "checkpoints_after_tasks_finish" in refusal.message
 
 
@@ -396,7 +406,7 @@ def test_the_task_whose_failure_ends_the_wait_is_named(graph_of: Graphs) -> None
     job = Job(graph_of, "checkpoint ack1 suspend B-failed")
     assert job.answers == {}
     job.do("written1")
-    assert "V1[0] is FAILED" in pick(job.actions, RequestFailed)[0].message
+    assert "V1[0] is FAILED" in pick(job.actions, RequestNotCompleted)[0].message
 
 
 # The asker's deadline
@@ -406,7 +416,7 @@ def test_the_task_whose_failure_ends_the_wait_is_named(graph_of: Graphs) -> None
 def test_a_stop_that_waits_can_be_withdrawn(graph_of: Graphs, stop: str) -> None:
     job = Job(graph_of, f"checkpoint ack1 {stop} withdrawn written1")
     assert job.answers == {"stop": "CHECKPOINT_EXPIRED", "checkpoint": "at-1"}
-    assert "nobody waits" in pick(job.actions, RequestFailed)[0].message
+    assert "nobody waits" in pick(job.actions, RequestNotCompleted)[0].message
     # The sources of a drained job have been told to end: it cannot go on.
     assert bool(triggered(job.do("+20"))) == (stop == "suspend")
 
@@ -430,7 +440,7 @@ def test_a_request_can_be_withdrawn_from_the_queue_and_from_the_tasks(graph_of: 
     for request_id in ("queued", "checkpoint", "unknown"):
         job.handle(RequestWithdrawn(request_id, "too late"))
     assert job.answers == {"queued": "CHECKPOINT_EXPIRED", "checkpoint": "CHECKPOINT_EXPIRED"}
-    assert [a.message for a in pick(job.actions, RequestFailed)] == ["too late", "too late"]
+    assert [a.message for a in pick(job.actions, RequestNotCompleted)] == ["too late", "too late"]
     assert job.coordinator.pending_ids == ()
     # Impatience does not count against the job.
     assert pick(job.actions, FailJob) == []
@@ -446,7 +456,7 @@ def test_a_restart_fails_the_stop(graph_of: Graphs, words: str) -> None:
     job = Job(graph_of, words)
     job.do("restart")
     assert job.answers["second stop" if "again" in words else "stop"] == SUSPENDED.name
-    assert "is restarting" in pick(job.actions, RequestFailed)[-1].message
+    assert "is restarting" in pick(job.actions, RequestNotCompleted)[-1].message
     job.start()
     assert job.coordinator.stopping is None
     assert len(triggered(job.do("+10"))) == 1
@@ -470,7 +480,7 @@ def test_a_shutdown_answers_it(graph_of: Graphs, words: str) -> None:
     job = Job(graph_of, words)
     job.handle(Shutdown(JobStatus.CANCELED))
     assert job.answers["stop"] == "CHECKPOINT_COORDINATOR_SHUTDOWN"
-    assert job.handle(StopRequested("late"))[0] == RequestFailed(
+    assert job.handle(StopRequested("late"))[0] == RequestNotCompleted(
         "late", FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN.value
     )
 

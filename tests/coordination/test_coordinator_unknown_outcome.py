@@ -18,8 +18,8 @@ from dagster_checkpoints.coordination import (
     DiscardStates,
     FailJob,
     FailureReason,
-    JobRestarting,
     MetadataOutcomeUnknown,
+    TasksRestarting,
     TaskState,
     TaskStateChanged,
     WriteMetadata,
@@ -83,7 +83,7 @@ def test_one_that_turns_out_to_be_stored_resets_the_failure_count(stored: bool) 
 
     unknown, _ = failing(declined=False)
     known = CompletedCheckpoint(unknown, "checkpoints/chk-1") if stored else None
-    coordinator.handle(JobRestarting(restored=known), 0.0)
+    coordinator.handle(TasksRestarting(restored=known), 0.0)
     _, actions = failing(declined=True)
     assert any(isinstance(a, FailJob) for a in actions) != stored
     late = coordinator.handle(Acknowledged(TASK, unknown, "s"), 0.0)

@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dagster_checkpoints.coordination import LifecycleState, TaskLifecycle, UnexpectedEvent
 from dagster_checkpoints.coordination.lifecycle import (
-    CheckpointAborted,
-    CheckpointCompleted,
+    CheckpointAbortedNotice,
+    CheckpointCompletedNotice,
     CloseOperators,
     CommitUpTo,
     DrainAnnounced,
@@ -24,7 +24,7 @@ from dagster_checkpoints.coordination.lifecycle import (
     PauseOperators,
     RestoredAfterFinish,
     ResumeOperators,
-    SavepointCompleted,
+    SavepointCompletedNotice,
     SnapshotTaken,
     TaskFinished,
 )
@@ -137,12 +137,12 @@ class AnyOrder(RuleBasedStateMachine):
         taken = self.snapshots[data.draw(st.sampled_from(open_ids))]
         self.outcomes.add(taken.checkpoint_id)
         if taken.savepoint and not taken.stops_job:
-            actions = self.tell(SavepointCompleted(taken.checkpoint_id))
+            actions = self.tell(SavepointCompletedNotice(taken.checkpoint_id))
             assert not any(isinstance(action, CommitUpTo) for action in actions)
             return
         finished = self.finished
         self.final |= any(i <= taken.checkpoint_id for i in self.after_finish)
-        actions = self.tell(CheckpointCompleted(taken.checkpoint_id))
+        actions = self.tell(CheckpointCompletedNotice(taken.checkpoint_id))
         assert actions[:1] == ([] if finished else [CommitUpTo(taken.checkpoint_id)])
 
     @rule(offset=st.integers(-3, 3))
@@ -152,7 +152,7 @@ class AnyOrder(RuleBasedStateMachine):
             return
         self.outcomes.add(checkpoint_id)
         self.after_finish.discard(checkpoint_id)
-        self.tell(CheckpointAborted(checkpoint_id))
+        self.tell(CheckpointAbortedNotice(checkpoint_id))
 
     @invariant()
     def nothing_is_waited_for_that_cannot_come(self) -> None:
@@ -178,7 +178,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not self.finished:
             last = max(self.newest, *self.outcomes, 0) + 1
             self.tell(SnapshotTaken(last))
-            self.tell(CheckpointCompleted(last))
+            self.tell(CheckpointCompletedNotice(last))
         assert self.finished
         assert self.done[-3:] == CLOSE
         assert sum(isinstance(action, EmitEndOfData) for action in self.done) == 1

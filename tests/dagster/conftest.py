@@ -39,7 +39,7 @@ from dagster_checkpoints.state import (
     TaskSnapshot,
     encode,
 )
-from dagster_checkpoints.storage import CheckpointStorage, JobStatus, LeaseRenewer, Owner, open_store
+from dagster_checkpoints.storage import CheckpointStorage, JobState, LeaseRenewer, Owner, open_store
 
 SPARK = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}
 
@@ -287,12 +287,12 @@ class FakeOwner:
         """Complete a checkpoint, as far as state.json says."""
         self.ownership.complete(number, f"checkpoints/chk-{number}-{self.ownership.epoch}")
 
-    def end(self, status: JobStatus = "FINISHED", **fields: Any) -> None:
+    def end(self, status: JobState = "FINISHED", **fields: Any) -> None:
         """End the job and let the pipeline go."""
         self.ownership.end_job(status, **fields)
         self.release(status)
 
-    def release(self, status: JobStatus) -> None:
+    def release(self, status: JobState) -> None:
         self.stop()
         self.ownership.release(status)
 

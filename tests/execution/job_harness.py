@@ -20,7 +20,7 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_actions import JobAction
-from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobEvent, RestorePoint
+from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobMachineEvent, RestorePoint
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_requests import Request, RequestReceived, SourceInstance
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
@@ -62,7 +62,7 @@ class Job:
         self.beginning = beginning
         self.now = 100.0
 
-    def do(self, event: JobEvent, after: float = 0.0) -> list[JobAction]:
+    def do(self, event: JobMachineEvent, after: float = 0.0) -> list[JobAction]:
         """Hand an event in, some seconds later."""
         self.now += after
         return self.machine.handle(event, self.now)
@@ -78,7 +78,7 @@ class Job:
 
     def begin(self) -> list[JobAction]:
         """From nothing to the tasks that run; returns the last actions."""
-        self.do(on.StartChosen(self.beginning))
+        self.do(on.BeginningChosen(self.beginning))
         restored = self.beginning.restored
         self.deploy(*(restored.finished if restored is not None else ()))
         self.do(on.JobBegun())

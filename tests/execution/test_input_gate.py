@@ -46,7 +46,7 @@ from dagster_checkpoints.execution.task_events import (
     PinSnapshot,
     QueryBuilt,
     QueryConsumed,
-    QueryStarted,
+    QueryRunning,
     SnapshotFailed,
     SnapshotPinned,
     StartQuery,
@@ -96,7 +96,7 @@ class Driver:
         """The query runs."""
         assert self(TaskOpened()) == [BuildQuery()]
         assert self(built or QueryBuilt())[-1] == StartQuery()
-        self(QueryStarted())
+        self(QueryRunning())
         return self
 
     def read(self, channel: str, *elements: Any) -> list[Any]:
@@ -127,7 +127,7 @@ def test_nothing_is_read_before_the_query_has_started() -> None:
     assert drive.gate.open
     assert not drive.gate.reads("a")
     assert drive.read("a", ROW) == []
-    assert drive(QueryStarted()) == []
+    assert drive(QueryRunning()) == []
     assert drive.gate.reads("a")
     assert drive.gate.scanned("a") == 0
     assert drive.read("a", ROW) == [OpenTo({"a": 1}, None)]
@@ -135,7 +135,7 @@ def test_nothing_is_read_before_the_query_has_started() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [QueryBuilt(), QueryStarted(), Evaluated(), SnapshotPinned(1), SnapshotFailed(1), TaskOpened()]
+    "answer", [QueryBuilt(), QueryRunning(), Evaluated(), SnapshotPinned(1), SnapshotFailed(1), TaskOpened()]
 )
 def test_an_answer_that_was_not_asked_for_is_refused(answer: object) -> None:
     drive = Driver("a").started()
@@ -375,7 +375,7 @@ def test_a_channel_that_stands_still_does_not_keep_another_one_from_being_read()
 def test_an_abort_of_the_coordinator_s_goes_on_and_is_not_told_back() -> None:
     drive = Driver("a", "b").started()
     drive.read("a", mark(1))
-    assert drive(life.CheckpointAborted(1)) == [Forward(CancelMark(1))]
+    assert drive(life.CheckpointAbortedNotice(1)) == [Forward(CancelMark(1))]
     assert drive.gate.reads("a")
     drive.read("b", mark(2))
     drive.read("a", mark(2))
@@ -385,7 +385,7 @@ def test_an_abort_of_the_coordinator_s_goes_on_and_is_not_told_back() -> None:
 def test_a_newer_barrier_begins_a_new_alignment_time() -> None:
     drive = Driver("a", "b").started()
     drive.read("a", mark(1))
-    drive(life.CheckpointAborted(1))
+    drive(life.CheckpointAbortedNotice(1))
     drive.read("a", mark(2))
     began = drive.now
     (due,) = drive.read("b", mark(2))
@@ -395,9 +395,9 @@ def test_a_newer_barrier_begins_a_new_alignment_time() -> None:
 def test_an_aborted_snapshot_that_is_due_is_not_taken() -> None:
     drive = Driver("a").started()
     drive.read("a", ROW, mark(1))
-    assert drive(life.CheckpointAborted(2)) == []
+    assert drive(life.CheckpointAbortedNotice(2)) == []
     assert drive.gate.due_checkpoints == (1,)
-    assert drive(life.CheckpointAborted(1)) == []
+    assert drive(life.CheckpointAbortedNotice(1)) == []
     assert drive.gate.due_checkpoints == ()
     assert drive.gate.reads("a")
     assert pins(drive.consumed(a=1)) == []
@@ -457,7 +457,7 @@ def test_restored_ends_end_the_data_as_soon_as_the_query_has_started() -> None:
     drive = Driver("a", restored={"a": ChannelWatermark(MAX_WATERMARK_MS, ended="drain")})
     drive(TaskOpened())
     drive(QueryBuilt())
-    assert drive(QueryStarted()) == [life.EndOfDataReceived(True)]
+    assert drive(QueryRunning()) == [life.EndOfDataReceived(True)]
 
 
 def test_after_the_end_barriers_are_read_and_records_are_not() -> None:
@@ -520,7 +520,7 @@ def test_while_a_static_input_is_not_ready_barriers_pass_and_the_rest_is_in_flig
     assert drive.read("s", EndOfData(False)) == []
     assert drive.read("s", EndOfData(True)) == [BuildQuery()]
     assert drive(QueryBuilt()) == [OpenTo({"a": 4}, 4), StartQuery()]
-    assert drive(QueryStarted()) == []
+    assert drive(QueryRunning()) == []
     drive.consumed(a=4)
     drive.read("a", mark(2))
     (due,) = drive.read("s", mark(2))
@@ -537,7 +537,7 @@ def test_a_snapshot_that_is_due_when_the_static_inputs_are_ready_waits_for_the_q
     assert drive.read("s", EndOfData(True), mark(1)) == [BuildQuery()]
     assert drive.gate.due_checkpoints == (1,)
     assert drive(QueryBuilt()) == [OpenTo({"a": 1}, None), StartQuery()]
-    assert drive(QueryStarted()) == []
+    assert drive(QueryRunning()) == []
     (due,) = drive.consumed(a=1)
     assert due.pin.inputs.channels[0] == PinnedChannel(ChannelSnapshot("a", 2))
 
@@ -546,7 +546,7 @@ def test_a_static_input_that_ended_before_the_checkpoint_is_ready_and_its_record
     drive = Driver("a", "s", static=["s"], restored={"s": ChannelWatermark(ended="drain")})
     assert drive(TaskOpened()) == [BuildQuery()]
     drive(QueryBuilt())
-    drive(QueryStarted())
+    drive(QueryRunning())
     assert drive.read("s", "t1", EndOfData(True)) == []
     assert drive.read("s", mark(1)) == []
     (due,) = drive.read("a", mark(1))
@@ -624,7 +624,7 @@ def test_at_least_once_a_task_that_ended_behind_the_barrier_declines() -> None:
 def test_at_least_once_an_abort_forgets_its_own_barriers_only() -> None:
     drive = Driver("a", "b", config=AT_LEAST_ONCE).started()
     drive.read("a", WatermarkAt(5), mark(1), WatermarkAt(6), mark(2), WatermarkAt(7))
-    assert drive(life.CheckpointAborted(2)) == [Forward(CancelMark(2))]
+    assert drive(life.CheckpointAbortedNotice(2)) == [Forward(CancelMark(2))]
     (due,) = drive.read("b", mark(1))
     assert due.pin.inputs.channels[0].snapshot.watermark == 5
 
@@ -686,7 +686,7 @@ def test_an_unaligned_snapshot_that_is_given_up_is_dropped() -> None:
     drive.read("a", mark(1))
     drive(SnapshotPinned(1))
     drive.read("b", "r1")
-    assert drive(life.CheckpointAborted(1)) == [DropSnapshot(1), Forward(CancelMark(1))]
+    assert drive(life.CheckpointAbortedNotice(1)) == [DropSnapshot(1), Forward(CancelMark(1))]
     assert drive.read("b", mark(1)) == []
     assert opened(drive.read("b", "r2")) == [({"a": 0, "b": 3}, None)]
     assert drive.consumed(b=3) == []

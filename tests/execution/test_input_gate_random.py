@@ -18,7 +18,7 @@ from dagster_checkpoints.execution.task_events import (
     OpenTo,
     QueryBuilt,
     QueryConsumed,
-    QueryStarted,
+    QueryRunning,
     SnapshotPinned,
     TaskOpened,
 )
@@ -58,7 +58,7 @@ class World:
         self.ordered = ordered
         self.pinned: list[int] = []
         self.ended = False
-        for event in (TaskOpened(), QueryBuilt(ordered=ordered), QueryStarted()):
+        for event in (TaskOpened(), QueryBuilt(ordered=ordered), QueryRunning()):
             self.tell(event)
 
     def tell(self, event: object) -> None:

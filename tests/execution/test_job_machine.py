@@ -27,7 +27,7 @@ from dagster_checkpoints.coordination import (
     MetadataWritten,
     NoRestart,
     RequestCompleted,
-    RequestFailed,
+    RequestNotCompleted,
     TaskState,
     TaskStateChanged,
     Tick,
@@ -38,7 +38,7 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
-from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobEvent, JobOutcome
+from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobMachineEvent, JobOutcome
 from dagster_checkpoints.execution.job_machine import RETRY_SECONDS, JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest
 from dagster_checkpoints.execution.messages import EndInput
@@ -68,7 +68,7 @@ RESUMED = JobBeginning(RESTORED, 6, (CompletedCheckpoint(3, "chk-3"),), (Complet
 def test_a_job_begins_in_this_order() -> None:
     job = Job()
     assert job.machine.next_deadline() is None and job.machine.coordinator is None
-    assert job.do(on.StartChosen(JobBeginning())) == [do.Sweep(), do.Deploy(1, None)]
+    assert job.do(on.BeginningChosen(JobBeginning())) == [do.Sweep(), do.Deploy(1, None)]
     assert job.machine.attempt == 1 and not job.machine.begun
     assert job.deploy() == [do.BeginJob()], "only once all of its state is here"
     assert not job.machine.begun
@@ -80,7 +80,7 @@ def test_a_job_begins_in_this_order() -> None:
 
 def test_a_job_that_claims_its_savepoint_does_so_once_it_has_begun() -> None:
     job = Job(beginning=JobBeginning(RESTORED, 4, claims=True))
-    assert job.do(on.StartChosen(job.beginning)) == [do.Sweep(), do.Deploy(1, RESTORED)]
+    assert job.do(on.BeginningChosen(job.beginning)) == [do.Sweep(), do.Deploy(1, RESTORED)]
     job.deploy(A)
     assert job.do(on.JobBegun()) == [do.ClaimSavepoint()]
     assert job.do(on.SavepointClaimed()) == [do.AttemptBegan(1, RESTORED), do.ConfirmOwnership()]
@@ -107,7 +107,7 @@ def test_a_new_start_restores_nothing() -> None:
 
 def test_storage_that_is_silent_is_asked_again_after_a_while() -> None:
     job = Job()
-    job.do(on.StartChosen(JobBeginning()))
+    job.do(on.BeginningChosen(JobBeginning()))
     job.deploy()
     job.do(on.JobBegun())
     assert job.do(on.StorageSilent()) == []
@@ -125,10 +125,10 @@ def test_storage_that_is_silent_is_asked_again_after_a_while() -> None:
 
 @pytest.mark.parametrize("requested", [on.CancelRequested(), on.FatalError(BROKEN)])
 @pytest.mark.parametrize("until", range(5))
-def test_a_job_that_is_ended_before_its_tasks_run(until: int, requested: JobEvent) -> None:
+def test_a_job_that_is_ended_before_its_tasks_run(until: int, requested: JobMachineEvent) -> None:
     job = Job(beginning=JobBeginning(RESTORED, 4, claims=True))
-    steps: list[JobEvent] = [
-        on.StartChosen(job.beginning),
+    steps: list[JobMachineEvent] = [
+        on.BeginningChosen(job.beginning),
         on.Deployed(GRAPH, frozenset({A}), SOURCES),
         on.JobBegun(),
         on.SavepointClaimed(),
@@ -153,7 +153,7 @@ def test_a_job_that_is_ended_before_its_tasks_run(until: int, requested: JobEven
 
 def test_a_first_deployment_that_fails_ends_the_job() -> None:
     job = Job()
-    job.do(on.StartChosen(JobBeginning()))
+    job.do(on.BeginningChosen(JobBeginning()))
     assert job.do(on.DeployFailed(BROKEN, may_pass=True)) == [do.FinishWork()]
     assert job.machine.outcome == JobOutcome(JobStatus.FAILED, BROKEN.message, BROKEN)
     assert job.do(on.WorkEnded()) == [do.Release(None)]
@@ -161,10 +161,10 @@ def test_a_first_deployment_that_fails_ends_the_job() -> None:
 
 def test_a_start_that_cannot_be_read_is_followed_by_an_older_one() -> None:
     job = Job()
-    job.do(on.StartChosen(RESUMED))
+    job.do(on.BeginningChosen(RESUMED))
     assert job.do(on.DeployFailed(BROKEN, unusable=True)) == [do.ChooseOlderStart(BROKEN)]
     older = restore_point(2)
-    assert job.do(on.StartChosen(JobBeginning(older, 6))) == [do.Deploy(2, older)]
+    assert job.do(on.BeginningChosen(JobBeginning(older, 6))) == [do.Deploy(2, older)]
     assert job.deploy() == [do.BeginJob()]
     assert job.do(on.JobBegun()) == [do.AttemptBegan(2, older), do.ConfirmOwnership()]
 
@@ -181,7 +181,7 @@ def test_what_the_coordinator_asks_for_is_sent_to_the_tasks_in_its_words() -> No
     assert [tasks for tasks, _ in messages] == [(A,), (B,)], "the roots"
     assert all(isinstance(message, TriggerReceived) and message.barrier.checkpoint_id == 1 for _, message in messages)
     actions = job.complete(triggered.checkpoint_id)
-    assert sent(actions) == [(ALL, life.CheckpointCompleted(1))]
+    assert sent(actions) == [(ALL, life.CheckpointCompletedNotice(1))]
     assert [type(action) for action in actions] == [
         do.ForgetSavepoints,
         CheckpointCompleted,
@@ -192,11 +192,11 @@ def test_what_the_coordinator_asks_for_is_sent_to_the_tasks_in_its_words() -> No
     assert pick(actions, do.ForgetSavepoints) == [do.ForgetSavepoints(frozenset({"chk-1"}))]
     job.ask("savepoint")
     actions = job.complete(2)
-    assert sent(actions) == [(ALL, life.SavepointCompleted(2))]
+    assert sent(actions) == [(ALL, life.SavepointCompletedNotice(2))]
     assert not pick(actions, do.ForgetSavepoints)
     job.ask("checkpoint")
     actions = job.report(Declined(B, 3))
-    assert sent(actions) == [(ALL, life.CheckpointAborted(3))]
+    assert sent(actions) == [(ALL, life.CheckpointAbortedNotice(3))]
     assert pick(actions, CheckpointFailed) and pick(actions, DiscardStates)
     [answer] = pick(actions, AnswerRequest)
     assert answer.reason is FailureReason.CHECKPOINT_DECLINED
@@ -271,7 +271,7 @@ def test_a_job_may_be_asked_for_a_checkpoint_without_an_answer() -> None:
 
 def test_a_request_waits_until_every_task_runs() -> None:
     job = Job()
-    job.do(on.StartChosen(JobBeginning()))
+    job.do(on.BeginningChosen(JobBeginning()))
     assert job.ask("checkpoint") == []
     job.deploy()
     job.do(on.JobBegun())
@@ -283,7 +283,7 @@ def test_a_request_waits_until_every_task_runs() -> None:
 
 def test_a_request_is_not_handed_over_before_the_tasks_are_started() -> None:
     job = Job()
-    job.do(on.StartChosen(JobBeginning()))
+    job.do(on.BeginningChosen(JobBeginning()))
     job.deploy()
     job.do(on.JobBegun())
     for task in ALL:
@@ -307,7 +307,7 @@ def test_a_checkpoint_that_takes_too_long_is_withdrawn() -> None:
     actions = job.do(Tick(), after=5.0)
     [answer] = pick(actions, AnswerRequest)
     assert answer.reason is FailureReason.CHECKPOINT_EXPIRED and "5 s" in answer.message
-    assert sent(actions) == [(ALL, life.CheckpointAborted(1))]
+    assert sent(actions) == [(ALL, life.CheckpointAbortedNotice(1))]
 
 
 def test_a_suspend_ends_the_job_and_is_answered_at_its_end() -> None:
@@ -316,7 +316,7 @@ def test_a_suspend_ends_the_job_and_is_answered_at_its_end() -> None:
     actions = job.ask("stop", termination=True)
     assert pick(actions, CheckpointTriggered) and not any(isinstance(message, EndInput) for _, message in sent(actions))
     actions = job.complete(1)
-    assert sent(actions) == [(ALL, life.CheckpointCompleted(1))] and not pick(actions, AnswerRequest)
+    assert sent(actions) == [(ALL, life.CheckpointCompletedNotice(1))] and not pick(actions, AnswerRequest)
     assert job.machine.requests.stopped is not None
     actions = job.finish()
     assert actions == [do.TaskHasFinished(C), do.StopTasks()]
@@ -572,7 +572,7 @@ def test_a_job_gives_up(restart: Any, failure: Failure, because: str) -> None:
 
 def test_tasks_that_cannot_be_started_are_a_failure_of_the_attempt() -> None:
     job = Job()
-    job.do(on.StartChosen(JobBeginning()))
+    job.do(on.BeginningChosen(JobBeginning()))
     job.deploy()
     job.do(on.JobBegun())
     job.confirm()
@@ -636,7 +636,7 @@ def test_the_first_failure_of_an_attempt_is_the_one_that_counts() -> None:
 
 @pytest.mark.parametrize("requested", [on.CancelRequested(), on.FatalError(BROKEN)])
 @pytest.mark.parametrize("when", ["running", "stopping", "restarting", "reading", "deploying", "finalizing"])
-def test_a_job_is_ended_whenever_that_is_asked_for(when: str, requested: JobEvent) -> None:
+def test_a_job_is_ended_whenever_that_is_asked_for(when: str, requested: JobMachineEvent) -> None:
     job = Job()
     job.begin()
     tasks = when in ("running", "finalizing")
@@ -807,14 +807,14 @@ def test_a_metadata_outcome_after_the_end_changes_nothing() -> None:
     job.do(on.CancelRequested())
     job.do(on.TasksStopped())
     assert job.do(MetadataWritten(1, "chk-1")) == []
-    assert pick(job.do(CheckpointRequested("late")), RequestFailed)
+    assert pick(job.do(CheckpointRequested("late")), RequestNotCompleted)
 
 
 # Events out of order
 
 
-RESULTS: tuple[JobEvent, ...] = (
-    on.StartChosen(JobBeginning()),
+RESULTS: tuple[JobMachineEvent, ...] = (
+    on.BeginningChosen(JobBeginning()),
     on.Deployed(GRAPH),
     on.DeployFailed(BROKEN),
     on.JobBegun(),
@@ -829,7 +829,7 @@ RESULTS: tuple[JobEvent, ...] = (
     on.WorkEnded(),
 )
 EXPECTED: dict[JobPhase, tuple[type, ...]] = {
-    JobPhase.CHOOSING: (on.StartChosen,),
+    JobPhase.CHOOSING: (on.BeginningChosen,),
     JobPhase.DEPLOYING: (on.Deployed, on.DeployFailed),
     JobPhase.BEGINNING: (on.JobBegun,),
     JobPhase.CLAIMING: (on.SavepointClaimed,),
@@ -848,7 +848,7 @@ def in_phase(phase: JobPhase) -> Job:
     """A job that has come so far."""
     job = Job(beginning=JobBeginning(RESTORED, 4, claims=True))
     way: dict[JobPhase, Any] = {
-        JobPhase.CHOOSING: lambda: job.do(on.StartChosen(job.beginning)),
+        JobPhase.CHOOSING: lambda: job.do(on.BeginningChosen(job.beginning)),
         JobPhase.DEPLOYING: lambda: job.deploy(A),
         JobPhase.BEGINNING: lambda: job.do(on.JobBegun()),
         JobPhase.CLAIMING: lambda: job.do(on.SavepointClaimed()),
@@ -867,7 +867,7 @@ def in_phase(phase: JobPhase) -> Job:
 
 @pytest.mark.parametrize("phase", JobPhase)
 @pytest.mark.parametrize("event", RESULTS, ids=lambda event: type(event).__name__)
-def test_a_result_of_what_was_not_asked_for_is_refused(phase: JobPhase, event: JobEvent) -> None:
+def test_a_result_of_what_was_not_asked_for_is_refused(phase: JobPhase, event: JobMachineEvent) -> None:
     job = in_phase(phase)
     if isinstance(event, EXPECTED[phase]):
         job.do(event)
@@ -882,7 +882,7 @@ def test_a_result_of_what_was_not_asked_for_is_refused(phase: JobPhase, event: J
     [on.DrainRequested(), on.EndSourceRequested("live"), CheckpointRequested("r"), MetadataWritten(1, "chk-1")],
     ids=lambda event: type(event).__name__,
 )
-def test_what_needs_tasks_is_refused_before_the_first_deployment(phase: JobPhase, event: JobEvent) -> None:
+def test_what_needs_tasks_is_refused_before_the_first_deployment(phase: JobPhase, event: JobMachineEvent) -> None:
     with pytest.raises(UnexpectedEvent, match="needs tasks before the first attempt is deployed"):
         in_phase(phase).do(event)
     assert in_phase(phase).do(Tick()) == []

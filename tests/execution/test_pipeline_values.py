@@ -47,8 +47,8 @@ def test_an_end_in_words(found: PipelineState | None, text: str) -> None:
 
 
 def test_a_restore_may_begin_from_the_newest_and_from_what_is_retained() -> None:
-    assert state(pointer(4), newest=pointer(9)).listed == (pointer(4), pointer(9))
-    assert state(pointer(4), newest=None).listed == (pointer(4),)
+    assert state(pointer(4), newest=pointer(9)).restorable_checkpoints == (pointer(4), pointer(9))
+    assert state(pointer(4), newest=None).restorable_checkpoints == (pointer(4),)
 
 
 def origin(assets: str, location: str = "here", instance: str = "one") -> Origin:

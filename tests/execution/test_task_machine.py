@@ -48,7 +48,7 @@ from dagster_checkpoints.execution.task_events import (
     PinSnapshot,
     QueryBuilt,
     QueryConsumed,
-    QueryStarted,
+    QueryRunning,
     Report,
     SnapshotFailed,
     SnapshotPinned,
@@ -101,7 +101,7 @@ class Driver:
 def source(config: CheckpointConfig = CONFIG) -> Driver:
     drive = Driver(TaskMachine(TASK, config))
     assert drive(TaskOpened()) == [StartQuery()]
-    assert drive(QueryStarted()) == [RUNNING]
+    assert drive(QueryRunning()) == [RUNNING]
     return drive
 
 
@@ -109,7 +109,7 @@ def behind(*names: str, config: CheckpointConfig = CONFIG) -> Driver:
     drive = Driver(TaskMachine(TASK, config, [GateChannel(name) for name in names]))
     assert drive(TaskOpened()) == [BuildQuery()]
     assert drive(QueryBuilt()) == [OpenTo(dict.fromkeys(names, 0), None), StartQuery()]
-    assert drive(QueryStarted()) == [RUNNING]
+    assert drive(QueryRunning()) == [RUNNING]
     return drive
 
 
@@ -144,7 +144,7 @@ def test_a_task_that_waits_for_a_static_input_runs_before_it_has_a_query() -> No
     assert drive(TaskOpened()) == [RUNNING]
     assert drive.read("s", EndOfData(True)) == [BuildQuery()]
     assert drive(QueryBuilt()) == [OpenTo({"a": 0}, None), StartQuery()]
-    assert drive(QueryStarted()) == []
+    assert drive(QueryRunning()) == []
 
 
 def test_a_plan_without_streams_runs_before_it_is_evaluated() -> None:
@@ -179,7 +179,7 @@ def test_a_task_ends_with_its_final_checkpoint_in_this_order() -> None:
     assert drive.machine.operators_finished
     statistics = TaskStatistics(operators_finished=True, sync_seconds=1.0)
     assert drive.snapshot(1) == [Forward(BarrierMark(barrier(1))), StoreSnapshot(barrier(1), statistics, {})]
-    assert drive(life.CheckpointCompleted(1)) == [life.CommitUpTo(1), *END]
+    assert drive(life.CheckpointCompletedNotice(1)) == [life.CommitUpTo(1), *END]
     assert not drive.machine.suspended
 
 
@@ -223,7 +223,7 @@ def test_a_task_that_had_finished_before_only_waits_for_its_final_checkpoint() -
     (pin,) = drive.read("a", EndOfData(True), BarrierMark(barrier(4)))
     assert pin.barrier == barrier(4)
     drive(SnapshotPinned(4))
-    assert drive(life.CheckpointCompleted(4)) == [life.CommitUpTo(4), *END]
+    assert drive(life.CheckpointCompletedNotice(4)) == [life.CommitUpTo(4), *END]
 
 
 def test_a_source_that_had_finished_before_starts_no_query() -> None:
@@ -237,10 +237,10 @@ def test_a_source_that_had_finished_before_starts_no_query() -> None:
 def test_a_checkpoint_is_committed_and_a_savepoint_is_not() -> None:
     drive = source()
     drive.snapshot(1)
-    assert drive(life.CheckpointCompleted(1)) == [life.CommitUpTo(1)]
+    assert drive(life.CheckpointCompletedNotice(1)) == [life.CommitUpTo(1)]
     savepoint = drive.snapshot(2, CheckpointProperties.for_savepoint())
     assert [type(action) for action in savepoint] == [Forward, StoreSnapshot]
-    assert drive(life.SavepointCompleted(2)) == []
+    assert drive(life.SavepointCompletedNotice(2)) == []
 
 
 def test_a_savepoint_does_not_let_a_finished_task_go_and_is_waited_for() -> None:
@@ -249,8 +249,8 @@ def test_a_savepoint_does_not_let_a_finished_task_go_and_is_waited_for() -> None
     drive(life.OperatorsFinished())
     drive.snapshot(1, CheckpointProperties.for_savepoint())
     drive.snapshot(2)
-    assert drive(life.CheckpointCompleted(2)) == [life.CommitUpTo(2)]
-    assert drive(life.SavepointCompleted(1)) == END
+    assert drive(life.CheckpointCompletedNotice(2)) == [life.CommitUpTo(2)]
+    assert drive(life.SavepointCompletedNotice(1)) == END
 
 
 def test_what_the_gate_says_first_comes_first() -> None:
@@ -320,8 +320,8 @@ def test_what_a_barrier_handler_declines_is_reported() -> None:
 def test_an_abort_is_told_to_the_operators_behind_the_marks() -> None:
     drive = behind("a", "b")
     drive.read("a", BarrierMark(barrier(1)))
-    assert drive(life.CheckpointAborted(1)) == [Forward(CancelMark(1)), NotifyOperatorsAborted(1)]
-    assert source()(life.CheckpointAborted(1)) == [NotifyOperatorsAborted(1)]
+    assert drive(life.CheckpointAbortedNotice(1)) == [Forward(CancelMark(1)), NotifyOperatorsAborted(1)]
+    assert source()(life.CheckpointAbortedNotice(1)) == [NotifyOperatorsAborted(1)]
 
 
 def test_an_abort_of_the_last_checkpoint_that_is_awaited_lets_the_task_go() -> None:
@@ -330,8 +330,8 @@ def test_an_abort_of_the_last_checkpoint_that_is_awaited_lets_the_task_go() -> N
     drive(SourceExhausted())
     drive(life.OperatorsFinished())
     drive.snapshot(2)
-    assert drive(life.CheckpointCompleted(2)) == [life.CommitUpTo(2)]
-    assert drive(life.CheckpointAborted(1)) == [NotifyOperatorsAborted(1), *END]
+    assert drive(life.CheckpointCompletedNotice(2)) == [life.CommitUpTo(2)]
+    assert drive(life.CheckpointAbortedNotice(1)) == [NotifyOperatorsAborted(1), *END]
 
 
 def test_an_unaligned_snapshot_is_stored_when_its_inputs_are_captured() -> None:
@@ -351,7 +351,7 @@ def test_an_unaligned_snapshot_that_is_aborted_is_dropped() -> None:
     drive = behind("a", "b", config=UNALIGNED)
     drive.read("a", BarrierMark(barrier(1)))
     drive(SnapshotPinned(1))
-    assert drive(life.CheckpointAborted(1)) == [DropSnapshot(1), Forward(CancelMark(1)), NotifyOperatorsAborted(1)]
+    assert drive(life.CheckpointAbortedNotice(1)) == [DropSnapshot(1), Forward(CancelMark(1)), NotifyOperatorsAborted(1)]
     drive.read("a", BarrierMark(barrier(2)))
     drive(SnapshotPinned(2))
     reason = FailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER
@@ -381,7 +381,7 @@ def test_a_suspend_pauses_behind_its_barrier_and_ends_without_finishing() -> Non
     assert isinstance(actions[2], StoreSnapshot) and len(actions) == 3
     assert drive.machine.paused
     assert not drive.machine.reads("a")
-    assert drive(life.CheckpointCompleted(1)) == [life.CommitUpTo(1), KillQuery(), Forward(EndOfData(False)), *END]
+    assert drive(life.CheckpointCompletedNotice(1)) == [life.CommitUpTo(1), KillQuery(), Forward(EndOfData(False)), *END]
     assert drive.machine.suspended
 
 
@@ -393,7 +393,7 @@ def test_a_suspend_that_fails_goes_on() -> None:
     (pin,) = drive(QueryConsumed({"a": 1}))
     assert isinstance(pin, PinSnapshot)
     drive(SnapshotPinned(1))
-    aborted = drive(life.CheckpointAborted(1))
+    aborted = drive(life.CheckpointAbortedNotice(1))
     assert aborted == [NotifyOperatorsAborted(1), life.ResumeOperators(), life.FinishOperators()]
     assert not drive.machine.paused
 
@@ -403,4 +403,4 @@ def test_a_source_that_is_exhausted_while_paused_finishes_when_it_goes_on() -> N
     drive.snapshot(1, SUSPEND)
     assert drive.machine.paused
     assert drive(EndInput()) == [StopSource()]
-    assert drive(life.CheckpointAborted(1)) == [NotifyOperatorsAborted(1), life.ResumeOperators(), life.FinishOperators()]
+    assert drive(life.CheckpointAbortedNotice(1)) == [NotifyOperatorsAborted(1), life.ResumeOperators(), life.FinishOperators()]

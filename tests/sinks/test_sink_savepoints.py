@@ -366,4 +366,4 @@ def test_the_way_to_a_checkpoint(went: list[tuple[int, int]], restored: int, way
     branches = Branches()
     for origin, first in went:
         branches = branches.begun(origin, first)
-    assert [n for n in range(1, 12) if branches.on_the_way(n, restored)] == way
+    assert [n for n in range(1, 12) if branches.is_ancestor(n, restored)] == way

@@ -10,7 +10,7 @@ from dagster_checkpoints.sinks.branches import Branches, settlement
 from dagster_checkpoints.sinks.transactions import (
     AbortRest,
     Commit,
-    GoOnFrom,
+    ContinueFrom,
     PendingTransactions,
     Settle,
     TakeFence,
@@ -38,13 +38,13 @@ def test_a_checkpoint_holds_all_pending_transactions_and_commits_those_up_to_it(
 
 
 def test_a_new_start_aborts_under_the_fence() -> None:
-    assert new_start() == (TakeFence(), AbortRest(), GoOnFrom(None))
+    assert new_start() == (TakeFence(), AbortRest(), ContinueFrom(None))
 
 
 @pytest.mark.parametrize("restored", [None, 0, 7])
 def test_a_restore_commits_under_the_fence_before_it_aborts(restored: int | None) -> None:
     settle = () if restored is None else (Settle(restored),)
-    expected = (TakeFence(), *settle, Commit("a"), Commit("b"), AbortRest(), GoOnFrom(restored))
+    expected = (TakeFence(), *settle, Commit("a"), Commit("b"), AbortRest(), ContinueFrom(restored))
     assert recovery(("a", "b"), restored) == expected
 
 
@@ -65,7 +65,7 @@ def test_only_what_a_newer_owner_has_staged_is_left_alone() -> None:
     st.frozensets(st.integers(1, 12)),
     st.frozensets(st.integers(1, 12)),
 )
-def test_a_settlement_shows_exactly_the_rows_on_the_way(
+def test_a_settlement_shows_exactly_the_rows_of_the_restored_checkpoint(
     gone: list[tuple[int, int]], restored: int, visible: frozenset[int], hidden: frozenset[int]
 ) -> None:
     branches = Branches()
@@ -73,5 +73,5 @@ def test_a_settlement_shows_exactly_the_rows_on_the_way(
         branches = branches.begun(min(origin, first - 1), first)
     moves = settlement(branches, restored, visible, hidden, lambda checkpoint_id: checkpoint_id)
     shown = (visible - moves.hide) | moves.show
-    assert shown == {number for number in visible | hidden if branches.on_the_way(number, restored)}
+    assert shown == {number for number in visible | hidden if branches.is_ancestor(number, restored)}
     assert moves.hide <= visible and moves.show <= hidden

@@ -120,7 +120,7 @@ def _needed_locations(storage: CheckpointStorage) -> set[str]:
     state = storage.read_state()
     if state is None:
         return set()
-    locations = {pointer.location for pointer in state.listed} | {state.job.savepoint}
+    locations = {pointer.location for pointer in state.restorable_checkpoints} | {state.job.savepoint}
     return locations | {storage.relative(location) for location in locations if location.startswith(storage.url)}
 
 

@@ -18,7 +18,7 @@ _REPORTS_APART = 2
 written the second report after the first tick."""
 
 
-class _Cursor(RequestCursor, frozen=True, kw_only=True, omit_defaults=True):
+class _DrainCursor(RequestCursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
     key: the alternative that held in the last tick, if it needs confirmation.
     sequence: of the pipeline's report in which it held.
@@ -59,9 +59,9 @@ def build_drain_sensor(
     """
     sensor_name = name or f"{pipeline.name}_drain"
 
-    drain: RepeatedRequest[_Cursor] = RepeatedRequest(
+    drain: RepeatedRequest[_DrainCursor] = RepeatedRequest(
         sensor_name,
-        _Cursor,
+        _DrainCursor,
         "drain run {run}",
         lambda control, asked: control.stop(drain=True, name=sensor_name, request_id=asked, deadline=deadline),
     )
@@ -69,11 +69,11 @@ def build_drain_sensor(
     def evaluate(tick: SensorTick) -> dg.SensorResult:
         running = tick.control.look()
         if isinstance(running, NotRunning):
-            asked = read_cursor(tick.dagster.cursor, _Cursor).asked
+            asked = read_cursor(tick.dagster.cursor, _DrainCursor).asked
             drained = tick.control.poll(asked) if asked else None
             if drained is not None and drained.status == "done":
-                return skip(f"Drained with savepoint {drained.checkpoint_id} ({drained.url}). {running.text}", _Cursor())
-            return skip(running.text, _Cursor())
+                return skip(f"Drained with savepoint {drained.checkpoint_id} ({drained.url}). {running.text}", _DrainCursor())
+            return skip(running.text, _DrainCursor())
         progress = drain.poll(tick, drain.read(tick, running))
         if progress.under_way:
             return skip(_under_way(progress.cursor.asked, running, progress.answer), progress.cursor)
@@ -91,7 +91,7 @@ def build_drain_sensor(
         return _decide(tick, progress, running, seen)
 
     def _decide(
-        tick: SensorTick, progress: Progress[_Cursor], running: RunningPipeline, seen: ConditionResult
+        tick: SensorTick, progress: Progress[_DrainCursor], running: RunningPipeline, seen: ConditionResult
     ) -> dg.SensorResult:
         before, failed = progress.cursor, progress.failed
         if not seen.holds:

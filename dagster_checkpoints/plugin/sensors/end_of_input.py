@@ -19,7 +19,7 @@ class NotASourceError(DagsterCheckpointsError):
     """The end of a stage is asked for that reads other stages, or of an instance that it does not have."""
 
 
-class _Cursor(RequestCursor, frozen=True, kw_only=True, omit_defaults=True):
+class _EndOfInputCursor(RequestCursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
     done: the source has been ended.
     """
@@ -74,9 +74,9 @@ def build_end_of_input_sensor(
     what = source if instance is None else f"{source}[{instance}]"
     sensor_name = name or "_".join([pipeline.name, "end", source, *([_plain(instance)] if instance is not None else [])])
 
-    end: RepeatedRequest[_Cursor] = RepeatedRequest(
+    end: RepeatedRequest[_EndOfInputCursor] = RepeatedRequest(
         sensor_name,
-        _Cursor,
+        _EndOfInputCursor,
         f"end {what} of run {{run}}",
         lambda control, asked: control.end_source(source, instance, request_id=asked, deadline=deadline),
     )
@@ -84,7 +84,7 @@ def build_end_of_input_sensor(
     def evaluate(tick: SensorTick) -> dg.SensorResult:
         running = tick.control.look()
         if isinstance(running, NotRunning):
-            return skip(running.text, _Cursor())
+            return skip(running.text, _EndOfInputCursor())
         before = end.read(tick, running)
         if before.done or _ended(running, source, instance):
             return skip(f"{what} has ended.", msgspec.structs.replace(before, done=True))

@@ -54,7 +54,7 @@ class Backoff:
             return self.longest
 
 
-class _Cursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
+class _RecoveryCursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
     run: the failed run whose process may still live.
     token: of the lease that it held when last looked at.
@@ -130,14 +130,16 @@ def build_recovery_sensor(
         owner = _run_record(tick.dagster.instance, _last_owner(state, status))
         record = _newest_run(tick.dagster.instance, pipeline, [*job_names, own_job.name], owner)
         if record is None:
-            return skip("The pipeline has never been run.", _Cursor())
+            return skip("The pipeline has never been run.", _RecoveryCursor())
         run = record.dagster_run
         if run.status is not dg.DagsterRunStatus.FAILURE:
-            return skip(f"The newest run, {run.run_id}, is {run.status.value}.", _Cursor())
+            return skip(f"The newest run, {run.run_id}, is {run.status.value}.", _RecoveryCursor())
         attempts = _attempts(record, reset_after)
         if attempts >= limit:
-            return skip(f"Run {run.run_id} failed. Given up after {attempts} attempts to recover.", _Cursor())
-        why_not, after = _obstacle(run.run_id, state, status, read_cursor(tick.dagster.cursor, _Cursor), tick.now.timestamp())
+            return skip(f"Run {run.run_id} failed. Given up after {attempts} attempts to recover.", _RecoveryCursor())
+        why_not, after = _obstacle(
+            run.run_id, state, status, read_cursor(tick.dagster.cursor, _RecoveryCursor), tick.now.timestamp()
+        )
         if why_not:
             return skip(f"Run {run.run_id} failed. {why_not}", after)
         failed_at = datetime.fromtimestamp(_ended_at(record), UTC)
@@ -234,17 +236,17 @@ def _status(tick: SensorTick) -> PipelineStatus | None:
 
 
 def _obstacle(
-    run_id: str, state: PipelineState | None, status: PipelineStatus | None, before: _Cursor, now: float
-) -> tuple[str, _Cursor]:
+    run_id: str, state: PipelineState | None, status: PipelineStatus | None, before: _RecoveryCursor, now: float
+) -> tuple[str, _RecoveryCursor]:
     """Why the run cannot be started again now; "" if nothing is in the way."""
     if state is None:
-        return "", _Cursor()
+        return "", _RecoveryCursor()
     if state.lease is None:
-        return (_why_over(state) if _last_owner(state, status) == run_id else ""), _Cursor()
+        return (_why_over(state) if _last_owner(state, status) == run_id else ""), _RecoveryCursor()
     owner = state.lease.owner.run_id
     # Its process may live on. One that is dead does not renew its lease.
     if before.run != run_id or before.token != state.token:
-        before = _Cursor(run=run_id, token=state.token, since=now)
+        before = _RecoveryCursor(run=run_id, token=state.token, since=now)
     if now - before.since < state.lease.seconds:
         whose = "Its" if owner == run_id else f"Run {owner} owns the pipeline now; its"
         return f"{whose} lease of {state.lease.seconds:g} s may still be renewed; looking again in the next tick.", before

@@ -36,7 +36,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 1
 
 
-class _Cursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
+class _RerootCursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
     seen: by stage, the storage id of its newest materialization seen. Per stage, because ids of different assets need not
         become visible in their order.
@@ -85,7 +85,7 @@ def build_reroot_sensor(
     sensor_name = name or f"{pipeline.name}_reroot"
 
     def evaluate(tick: SensorTick) -> dg.SensorResult:
-        before = read_cursor(tick.dagster.cursor, _Cursor)
+        before = read_cursor(tick.dagster.cursor, _RerootCursor)
         seen, finished = _finished_since(tick.dagster.instance, keys, before.seen)
         running = tick.control.look()
         said: list[str] = []
@@ -115,7 +115,7 @@ def build_reroot_sensor(
             elif not said:
                 said.append(f"No stage of run {running.run_id} has finished since the last tick.")
             waiting += _ask(tick.control, again, said)
-        return skip(" ".join(said), _Cursor(seen=seen, asked=tuple(waiting)), observations)
+        return skip(" ".join(said), _RerootCursor(seen=seen, asked=tuple(waiting)), observations)
 
     def _ask(control: TimedControl, wanted: list[_Asked], said: list[str]) -> list[_Asked]:
         for asked in wanted:

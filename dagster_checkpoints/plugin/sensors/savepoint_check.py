@@ -12,7 +12,7 @@ from dagster_checkpoints.plugin.stage_assets import PIPELINE
 _AT_ONCE = 20
 
 
-class _Cursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
+class _SavepointCheckCursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
     seen: storage id of the newest materialization seen; 0 before the first tick.
     """
@@ -63,7 +63,7 @@ def build_savepoint_check_sensor(
         default_status=default_status,
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        before = read_cursor(context.cursor, _Cursor)
+        before = read_cursor(context.cursor, _SavepointCheckCursor)
         records = _recorded_since(context.instance, savepoints.key, before.seen)
         requests = []
         for record in records:
@@ -76,7 +76,7 @@ def build_savepoint_check_sensor(
             context.log.info(f"Savepoint {record.partition_key} ({location}) of run {run.run_id}: its check is requested.")
             config = {"ops": {op_name: {"config": {"savepoint": location}}}}
             requests.append(dg.RunRequest(run_key=f"{sensor_name}-{record.storage_id}", run_config=config))
-        cursor = write_cursor(_Cursor(seen=records[-1].storage_id if records else before.seen))
+        cursor = write_cursor(_SavepointCheckCursor(seen=records[-1].storage_id if records else before.seen))
         if requests:
             return dg.SensorResult(run_requests=requests, cursor=cursor)
         return dg.SensorResult(skip_reason="No savepoint was taken outside of the asset since the last tick.", cursor=cursor)

@@ -58,7 +58,7 @@ class Records:
     segment: SegmentFiles
 
 
-Element = Records | Mark
+LoggedElement = Records | Mark
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Channel:
     path: Path
     base: int = 0
     on_append: Callable[[], None] | None = None
-    _elements: deque[Element] = field(default_factory=deque)
+    _elements: deque[LoggedElement] = field(default_factory=deque)
     _first: int = field(init=False)
     _queued: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -97,7 +97,7 @@ class Channel:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._log = open(self.path, "ab", buffering=0)  # noqa: SIM115 - held for the channel's life, see close()
 
-    def append(self, element: Element) -> None:
+    def append(self, element: LoggedElement) -> None:
         """Append one element; it is in the log file before the consumer hears of it."""
         if isinstance(element, Records):
             element.segment.hold()
@@ -109,7 +109,7 @@ class Channel:
         if self.on_append is not None:
             self.on_append()
 
-    def elements_from(self, position: int) -> list[Element]:
+    def elements_from(self, position: int) -> list[LoggedElement]:
         """The elements at `position` and behind it."""
         with self._changed:
             start = position - self._first
@@ -162,7 +162,7 @@ class Gate:
         os.replace(scratch, self.path)
 
 
-def _line(element: Element) -> dict[str, object]:
+def _line(element: LoggedElement) -> dict[str, object]:
     match element:
         case Records(segment):
             return {"files": [str(file) for file in segment.files], "rows": segment.rows}

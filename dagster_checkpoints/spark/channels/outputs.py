@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.spark.channels.channel_log import Channel, Element, Records, SegmentFiles
+from dagster_checkpoints.spark.channels.channel_log import Channel, LoggedElement, Records, SegmentFiles
 from dagster_checkpoints.spark.channels.segments import Split, write_segment, write_split_segments
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class TaskOutput:
         for index, part in parts.items():
             edge.channels[index].append(Records(part))
 
-    def append(self, element: Element) -> None:
+    def append(self, element: LoggedElement) -> None:
         """Append a mark to every channel."""
         for channel in self.channels:
             channel.append(element)

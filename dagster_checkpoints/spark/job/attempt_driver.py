@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
-from dagster_checkpoints.execution.job_events import JobEvent as MachineEvent
+from dagster_checkpoints.execution.job_events import JobMachineEvent
 from dagster_checkpoints.execution.job_requests import SourceInstance
 from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.trace import Recorder
@@ -139,7 +139,7 @@ class AttemptDriver:
         """Whether Spark has started."""
         return self._attempts is not None
 
-    def deploy(self, action: do.Deploy, restored: Restored | None, job_id: int) -> MachineEvent:
+    def deploy(self, action: do.Deploy, restored: Restored | None, job_id: int) -> JobMachineEvent:
         """Build the tasks of an attempt.
 
         Args:
@@ -170,7 +170,7 @@ class AttemptDriver:
             for index, instance in enumerate(stage.instances)
         )
 
-    def start(self) -> MachineEvent | None:
+    def start(self) -> JobMachineEvent | None:
         """Start the tasks. Returns what has failed, if another attempt may go better.
 
         Raises:

@@ -24,7 +24,7 @@ from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInPro
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
-from dagster_checkpoints.spark.tasks.messages import TaskFailed, TaskFirstBatch, TaskNews, TaskQueryStarted, TaskWaiting
+from dagster_checkpoints.spark.tasks.messages import TaskFirstBatch, TaskNews, TaskQueryStarted, TaskRaised, TaskWaiting
 from dagster_checkpoints.storage import CheckpointStorage, StoredFile
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Attempts:
             StorageError: State cannot be fetched, or is corrupt.
         """
 
-        def report(event: CoordinatorEvent | TaskFailed | TaskNews) -> None:
+        def report(event: CoordinatorEvent | TaskRaised | TaskNews) -> None:
             self._items.put(_as_item(attempt, event))
 
         uploader = SnapshotUploader(self._upload, self._uploads, report)
@@ -121,10 +121,10 @@ class Attempts:
         return self._storage.upload_files(barrier.checkpoint_id, files)
 
 
-def _as_item(attempt: int, event: CoordinatorEvent | TaskFailed | TaskNews) -> Item:
+def _as_item(attempt: int, event: CoordinatorEvent | TaskRaised | TaskNews) -> Item:
     """What a task or an upload of an attempt reports, for the queue of the job's loop."""
     match event:
-        case TaskFailed(task, error):
+        case TaskRaised(task, error):
             return TaskReport(attempt, TaskFailure(task, failure_of(error)))
         case TaskWaiting() | TaskQueryStarted() | TaskFirstBatch():
             return NewsOfTask(attempt, event)

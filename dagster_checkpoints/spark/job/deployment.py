@@ -39,7 +39,7 @@ from dagster_checkpoints.spark.snapshots.query_snapshots import relocate
 from dagster_checkpoints.spark.snapshots.restored_state import Restored, RestoredState, late_rows_of_finished, rows_of_finished
 from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
 from dagster_checkpoints.spark.tasks.channel_task import ChannelTask
-from dagster_checkpoints.spark.tasks.messages import Report
+from dagster_checkpoints.spark.tasks.messages import SendReport
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.tasks.source_task import BatchTask, SourceTask
 from dagster_checkpoints.spark.tasks.task import Task
@@ -136,7 +136,7 @@ class Deployer:
         self._warned: set[str] = set()
 
     def deploy(
-        self, settings: AttemptSettings, restored: Restored | None, uploader: SnapshotUploader, report: Report
+        self, settings: AttemptSettings, restored: Restored | None, uploader: SnapshotUploader, report: SendReport
     ) -> Deployment:
         """Build the tasks.
 
@@ -237,7 +237,7 @@ class _Attempt:
             self.deployment.rows_of_finished = rows_of_finished(restored.metadata)
             self.deployment.late_rows_of_finished = late_rows_of_finished(restored.metadata)
 
-    def build(self, uploader: SnapshotUploader, report: Report, check_canceled: Callable[[], None]) -> Deployment:
+    def build(self, uploader: SnapshotUploader, report: SendReport, check_canceled: Callable[[], None]) -> Deployment:
         try:
             for chain in self.chains:
                 for index in range(len(chain.instances)):
@@ -287,7 +287,7 @@ class _Attempt:
         self._opened.clear()
         self.wiring.close()
 
-    def _task(self, chain: Chain, index: int, uploader: SnapshotUploader, report: Report) -> Task:
+    def _task(self, chain: Chain, index: int, uploader: SnapshotUploader, report: SendReport) -> Task:
         task = TaskId(chain.name, index)
         snapshot = self.restored.plan.tasks.get(task) if self.restored else None
         folder = self.settings.folder / "tasks" / f"{chain.name}.{index}"

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-JobStatus = Literal["FINISHED", "CANCELED", "FAILED", "SUSPENDED"]
-
+from dagster_checkpoints.coordination import JobStatus
 
 # The start, in this order
 

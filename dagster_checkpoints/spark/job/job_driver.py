@@ -25,15 +25,14 @@ from dagster_checkpoints.coordination import (
     DiscardStates,
     JobStatus,
     RequestCompleted,
-    RequestFailed,
+    RequestNotCompleted,
     Tick,
     WriteMetadata,
 )
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_actions import JobAction
-from dagster_checkpoints.execution.job_events import JobEvent as MachineEvent
-from dagster_checkpoints.execution.job_events import JobOutcome
+from dagster_checkpoints.execution.job_events import JobMachineEvent, JobOutcome
 from dagster_checkpoints.execution.job_machine import JobMachine, JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest
 from dagster_checkpoints.execution.trace import Recorder, made
@@ -51,13 +50,13 @@ from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInPro
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
 from dagster_checkpoints.spark.job.storage_driver import StorageDriver, restored_state
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
-from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.storage import CheckpointStorage, JobState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _IDLE_TICK = 0.5
-_STATUS: Mapping[JobStatus, events.JobStatus] = {
+_JOB_STATES: Mapping[JobStatus, JobState] = {
     JobStatus.FINISHED: "FINISHED",
     JobStatus.CANCELED: "CANCELED",
     JobStatus.FAILED: "FAILED",
@@ -65,7 +64,7 @@ _STATUS: Mapping[JobStatus, events.JobStatus] = {
 }
 
 
-class Canceled(Exception):
+class DeploymentCanceled(Exception):
     """Unwinds the building of an attempt when the job is cancelled."""
 
 
@@ -175,7 +174,7 @@ class JobDriver:
             recorder,
             log,
         )
-        self._results: deque[MachineEvent] = deque()
+        self._results: deque[JobMachineEvent] = deque()
         self._work_ended = False
         self._abandoned = False
 
@@ -190,7 +189,7 @@ class JobDriver:
         assert outcome is not None
         latest = coordinator.latest_completed if coordinator is not None else None
         return JobResult(
-            status=_STATUS[outcome.status],
+            status=outcome.status,
             error=_error(outcome),
             job_id=self._stored.job_id,
             last_checkpoint_id=latest.checkpoint_id if latest else None,
@@ -203,7 +202,7 @@ class JobDriver:
 
     def _check_canceled(self) -> None:
         if self._canceled.is_set():
-            raise Canceled
+            raise DeploymentCanceled
 
     # Turns of the loop
 
@@ -257,17 +256,17 @@ class JobDriver:
             case event:
                 self._hand_in(event)
 
-    def _hand_in(self, event: MachineEvent) -> None:
+    def _hand_in(self, event: JobMachineEvent) -> None:
         for action in self.machine.handle(event, time.monotonic()):
             try:
                 result = self._perform(action)
                 self._results += [result] if result is not None else []
-            except Canceled:
+            except DeploymentCanceled:
                 self._results.append(on.CancelRequested())
             except Exception as error:
                 self._results += self._failed(action, error)
 
-    def _failed(self, action: JobAction, error: Exception) -> list[MachineEvent]:
+    def _failed(self, action: JobAction, error: Exception) -> list[JobMachineEvent]:
         """What the machine is told of an action that has raised: the job ends, and every step of its end has a result."""
         failed = on.FatalError(failure_of(error))
         match action:
@@ -284,7 +283,7 @@ class JobDriver:
 
     # Actions
 
-    def _perform(self, action: JobAction) -> MachineEvent | None:
+    def _perform(self, action: JobAction) -> JobMachineEvent | None:
         """Perform an action; returns its result, if it has one."""
         match action:
             case do.SendToTasks(tasks, message):
@@ -294,7 +293,7 @@ class JobDriver:
             case do.AttemptBegan() | do.AttemptRestarting() | do.TaskHasFinished():
                 self._report(action)
             case (
-                CheckpointTriggered() | CheckpointCompleted() | CheckpointFailed() | RequestCompleted() | RequestFailed()
+                CheckpointTriggered() | CheckpointCompleted() | CheckpointFailed() | RequestCompleted() | RequestNotCompleted()
             ) as told:
                 self._tell(told)
             case do.Sweep() | do.ForgetSavepoints() | WriteMetadata() | DiscardStates() | DiscardCheckpoint():
@@ -303,12 +302,12 @@ class JobDriver:
                 self._work_ended = True
                 self._stop_work()
             case do.Release(status):
-                self._release(_STATUS[status] if status is not None else None)
+                self._release(_JOB_STATES[status] if status is not None else None)
             case _:
                 return self._perform_to_result(action)
         return None
 
-    def _perform_to_result(self, action: ActionWithResult) -> MachineEvent | None:
+    def _perform_to_result(self, action: ActionWithResult) -> JobMachineEvent | None:
         """Perform an action that waits for storage or Spark."""
         match action:
             case do.ChooseOlderStart():
@@ -343,14 +342,14 @@ class JobDriver:
                 asked = self._requesters.asked(completed.properties.request_id)
         self.reporter.tell(told, asked)
 
-    def _choose(self) -> MachineEvent:
+    def _choose(self) -> JobMachineEvent:
         try:
             return self._stored.choose()
         except Exception as error:
             self.refused = error
             return on.FatalError(failure_of(error))
 
-    def _deploy(self, action: do.Deploy) -> MachineEvent:
+    def _deploy(self, action: do.Deploy) -> JobMachineEvent:
         if not self._tasks.is_prepared:
             self._tasks.prepare()
         restored = restored_state(action.restored)
@@ -375,7 +374,7 @@ class JobDriver:
         self._uploads.shutdown(wait=True, cancel_futures=True)
         self._stored.finish()
 
-    def _release(self, status: events.JobStatus | None) -> None:
+    def _release(self, status: JobState | None) -> None:
         self._before_release()
         self._stored.release(status)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dagster_checkpoints.control import Answer, ControlRequest
 from dagster_checkpoints.errors import repeats_by_nature
-from dagster_checkpoints.execution.job_events import Failure, JobEvent
+from dagster_checkpoints.execution.job_events import Failure, JobMachineEvent
 from dagster_checkpoints.spark.tasks.messages import TaskNews
 
 
@@ -39,7 +39,7 @@ class NewsOfTask:
     news: TaskNews
 
 
-Item = JobEvent | Asked | NewsOfTask
+Item = JobMachineEvent | Asked | NewsOfTask
 
 
 def failure_of(error: BaseException) -> Failure:

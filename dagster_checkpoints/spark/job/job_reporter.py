@@ -16,7 +16,7 @@ from dagster_checkpoints.coordination import (
     CheckpointTriggered,
     CompletedCheckpoint,
     RequestCompleted,
-    RequestFailed,
+    RequestNotCompleted,
 )
 from dagster_checkpoints.pipeline import Pipeline, TaskId
 from dagster_checkpoints.spark.job import events
@@ -27,7 +27,7 @@ from dagster_checkpoints.spark.job.reporting import checkpoint_done, late_rows, 
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.messages import TaskNews
 
-CoordinatorsReport = CheckpointTriggered | CheckpointCompleted | CheckpointFailed | RequestCompleted | RequestFailed
+CoordinatorsReport = CheckpointTriggered | CheckpointCompleted | CheckpointFailed | RequestCompleted | RequestNotCompleted
 
 
 class JobReporter:
@@ -159,7 +159,7 @@ class JobReporter:
                 self._on_event(events.CheckpointNotDone(checkpoint_id, reason.name, message))
             case RequestCompleted(request_id):
                 self._triggered.discard(request_id)
-            case RequestFailed(request_id, reason, message):
+            case RequestNotCompleted(request_id, reason, message):
                 if reason.pre_flight and request_id not in self._triggered:  # else its checkpoint's failure was told
                     self._on_event(events.CheckpointNotDone(None, reason.name, message))
                 self._triggered.discard(request_id)

@@ -18,17 +18,16 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
-from dagster_checkpoints.execution.job_events import JobBeginning, JobEvent, RestorePoint
+from dagster_checkpoints.execution.job_events import JobBeginning, JobMachineEvent, RestorePoint
 from dagster_checkpoints.execution.start_point import completed_checkpoint
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.checkpointing import CheckpointWriter
 from dagster_checkpoints.spark.job.job_messages import Item
 from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.restoring import StartPoint, read_restored
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
-from dagster_checkpoints.storage import CheckpointStorage, Ownership, StorageError, StorageUnavailable
+from dagster_checkpoints.storage import CheckpointStorage, JobState, Ownership, StorageError, StorageUnavailable
 
 
 class StorageDriver:
@@ -82,7 +81,7 @@ class StorageDriver:
 
     # The start
 
-    def choose(self) -> JobEvent:
+    def choose(self) -> JobMachineEvent:
         """Choose what the job starts from.
 
         Raises:
@@ -90,7 +89,7 @@ class StorageDriver:
         """
         return self._chosen(self._starting.choose(self.ownership))
 
-    def choose_older(self, action: do.ChooseOlderStart) -> JobEvent:
+    def choose_older(self, action: do.ChooseOlderStart) -> JobMachineEvent:
         """Choose an older checkpoint than the one that cannot be read.
 
         Raises:
@@ -99,14 +98,14 @@ class StorageDriver:
         assert self._start is not None and isinstance(action.failure.error, StorageError)
         return self._chosen(self._starting.choose_older(self._start, action.failure.error))
 
-    def _chosen(self, start: StartPoint) -> on.StartChosen:
+    def _chosen(self, start: StartPoint) -> on.BeginningChosen:
         self._start = start
         self.job_id = self.ownership.job_id + (not start.resume)
         restored = restore_point(start.restored) if start.restored is not None else None
         claims = start.claimed and start.pointer is not None
-        return on.StartChosen(JobBeginning(restored, start.next_checkpoint_id, start.retained, start.passed_over, claims))
+        return on.BeginningChosen(JobBeginning(restored, start.next_checkpoint_id, start.retained, start.passed_over, claims))
 
-    def begin(self, spark_version: str) -> JobEvent:
+    def begin(self, spark_version: str) -> JobMachineEvent:
         """Make storage say that the job runs.
 
         Raises:
@@ -117,7 +116,7 @@ class StorageDriver:
         self.writer = CheckpointWriter(self._pipeline, self._storage, self._savepoints, self.job_id, self._run_id, spark_version)
         return on.JobBegun()
 
-    def claim(self) -> JobEvent:
+    def claim(self) -> JobMachineEvent:
         """Make the savepoint that the job starts from its own.
 
         Raises:
@@ -129,7 +128,7 @@ class StorageDriver:
 
     # What a restart begins from
 
-    def confirm_ownership(self) -> JobEvent:
+    def confirm_ownership(self) -> JobMachineEvent:
         """Ask storage whether this run owns the pipeline, and which checkpoint is the newest.
 
         Raises:
@@ -143,7 +142,7 @@ class StorageDriver:
             return on.OwnershipConfirmed()
         return on.OwnershipConfirmed(completed_checkpoint(newest), newest.epoch)
 
-    def read_newest(self, checkpoint: CompletedCheckpoint) -> JobEvent:
+    def read_newest(self, checkpoint: CompletedCheckpoint) -> JobMachineEvent:
         """Read what a restart begins from.
 
         Raises:
@@ -198,7 +197,7 @@ class StorageDriver:
 
     # The end
 
-    def end_job(self, action: do.EndJob) -> JobEvent:
+    def end_job(self, action: do.EndJob) -> JobMachineEvent:
         """Make storage say that the job has finished."""
         try:
             dropped = self.ownership.end_job(
@@ -216,7 +215,7 @@ class StorageDriver:
         """Wait for everything that is being written or deleted."""
         self._io.shutdown(wait=True)
 
-    def release(self, status: events.JobStatus | None) -> None:
+    def release(self, status: JobState | None) -> None:
         """Give the pipeline up.
 
         Args:

@@ -18,7 +18,7 @@ from dagster_checkpoints.coordination import Acknowledged, CheckpointBarrier, De
 from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.spark.channels.channel_log import Element, Records, SegmentFiles
+from dagster_checkpoints.spark.channels.channel_log import LoggedElement, Records, SegmentFiles
 from dagster_checkpoints.spark.snapshots.query_snapshots import prune
 from dagster_checkpoints.state import (
     ChannelElement,
@@ -190,7 +190,7 @@ def _with_in_flight(channel: ChannelSnapshot, elements: Sequence[ChannelElement]
     )
 
 
-def _elements(elements: Iterable[Element], segment_of: Callable[[SegmentFiles], Segment]) -> list[ChannelElement]:
+def _elements(elements: Iterable[LoggedElement], segment_of: Callable[[SegmentFiles], Segment]) -> list[ChannelElement]:
     """Marks are stored as they are; barriers in front of the snapshot's own have served."""
     kept: list[ChannelElement] = []
     for element in elements:

@@ -24,7 +24,7 @@ Mail = TaskMessage | LookAgain
 
 
 @dataclass(frozen=True)
-class TaskFailed:
+class TaskRaised:
     """A task has failed; the job restarts or fails."""
 
     task: TaskId
@@ -62,4 +62,4 @@ class TaskFirstBatch:
 
 TaskNews = TaskWaiting | TaskQueryStarted | TaskFirstBatch
 """How far a task has come, for people; nothing is decided by it."""
-Report = Callable[[CoordinatorEvent | TaskFailed | TaskNews], None]
+SendReport = Callable[[CoordinatorEvent | TaskRaised | TaskNews], None]

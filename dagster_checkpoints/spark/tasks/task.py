@@ -30,7 +30,7 @@ from dagster_checkpoints.execution.task_events import (
     KillQuery,
     NotifyOperatorsAborted,
     PinSnapshot,
-    QueryStarted,
+    QueryRunning,
     Report,
     SnapshotFailed,
     SnapshotPinned,
@@ -48,7 +48,7 @@ from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.query import TaskQuery
 from dagster_checkpoints.spark.tasks.late_rows import LateRows
-from dagster_checkpoints.spark.tasks.messages import LookAgain, Mail, TaskFailed, TaskFirstBatch, TaskQueryStarted
+from dagster_checkpoints.spark.tasks.messages import LookAgain, Mail, TaskFirstBatch, TaskQueryStarted, TaskRaised
 from dagster_checkpoints.spark.tasks.operator_chain import OperatorChain
 from dagster_checkpoints.spark.tasks.query_runs import POLL_SECONDS, QueryRuns
 from dagster_checkpoints.spark.tasks.stage_errors import StageErrors
@@ -64,7 +64,7 @@ JOB_CONFIG = CheckpointConfig(interval=None)
 QUERY_CHECK_SECONDS = 0.1  # each check of the query calls into the JVM
 
 
-class Canceled(BaseException):
+class TaskCanceled(BaseException):
     """Unwinds a task's thread when the job cancels it."""
 
 
@@ -162,13 +162,13 @@ class Task(ABC):
                     self.runs.check_query() if self.query.paused else self.look_at_query()
                 if not self._done and not self.query.paused:
                     self.step()
-        except Canceled:
+        except TaskCanceled:
             self.query.kill()
         except BaseException as error:
             self.error = self.stages.explain(error)
             with contextlib.suppress(Exception):
                 self.query.kill()
-            self.parts.report(TaskFailed(self.id, self.error))
+            self.parts.report(TaskRaised(self.id, self.error))
         finally:
             self.operators.close()
 
@@ -277,7 +277,7 @@ class Task(ABC):
                     self.parts.report(event)
                 case StartQuery():
                     self.launch_query()
-                    self.handle(QueryStarted())
+                    self.handle(QueryRunning())
                 case EvaluateOnce():
                     assert self.plan is not None
                     self.evaluate_once(self.plan)
@@ -365,4 +365,4 @@ class Task(ABC):
 
     def _check_canceled(self) -> None:
         if self._canceled.is_set():
-            raise Canceled
+            raise TaskCanceled

@@ -14,7 +14,7 @@ from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
-from dagster_checkpoints.spark.tasks.messages import Report
+from dagster_checkpoints.spark.tasks.messages import SendReport
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink
 from dagster_checkpoints.state import TaskSnapshot
@@ -59,7 +59,7 @@ class TaskParts:
     described: PlanDescription | None
     restored: TaskSnapshot | None
     uploader: SnapshotUploader
-    report: Report
+    report: SendReport
     take_back_after: int | None
     transaction_files: Mapping[int, Mapping[str, Path]]
     make_machine: Callable[..., TaskMachine]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
-from dagster_checkpoints.coordination.events import CoordinatorAction, RequestFailed
+from dagster_checkpoints.coordination.events import CoordinatorAction, RequestNotCompleted
 from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.coordination.plan import CheckpointPlan
 from dagster_checkpoints.coordination.progress import Obstacle, TaskProgress
@@ -28,7 +28,7 @@ class StopPhase(Enum):
 
 
 @dataclass(slots=True)
-class StopUnderWay:
+class StopProgress:
     """The one stop that a job may have.
 
     Attributes:
@@ -51,13 +51,13 @@ class StopUnderWay:
         how = "drain" if self.drain else "suspend"
         return f"the job is being stopped ({how}) by request {self.request_id!r}: {self.phase.value}"
 
-    def refuse(self, request_id: str) -> RequestFailed:
+    def refuse(self, request_id: str) -> RequestNotCompleted:
         """The answer to any other request."""
-        return RequestFailed(request_id, FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, self.title)
+        return RequestNotCompleted(request_id, FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, self.title)
 
     def answered_by(self, actions: Iterable[CoordinatorAction]) -> bool:
         """Whether whoever asked for the stop is told that it has failed."""
-        return any(isinstance(action, RequestFailed) and action.request_id == self.request_id for action in actions)
+        return any(isinstance(action, RequestNotCompleted) and action.request_id == self.request_id for action in actions)
 
     def plan(self, tasks: TaskProgress, *, finalizing: bool) -> CheckpointPlan | Obstacle | None:
         """The plan of the savepoint, what stands in its way for good, or None: it is triggered later or was already.
@@ -73,7 +73,7 @@ class StopUnderWay:
         self.phase = StopPhase.PENDING
         self.checkpoint_id = checkpoint_id
 
-    def triggered_in_vain(self) -> None:
+    def retry_savepoint(self) -> None:
         """A task has ended in the middle of the savepoint: it is triggered again, for those that are left."""
         self.phase = StopPhase.WAITING
         self.checkpoint_id = None
