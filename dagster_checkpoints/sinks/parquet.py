@@ -6,7 +6,7 @@ Must not import Spark. Batches arrive as Parquet files that are already written;
 ::
 
     <path>/.sink.json                                   see :mod:`table_directory`
-    <path>/.staging/<stage>-<index>/<transaction>/      written or pre-committed
+    <path>/.staging/                                    see :mod:`parquet_transactions`
     <path>/.fences/                                     see :mod:`fence`
     <path>/checkpoint=42-job1-0/*.parquet               committed with checkpoint 42 of job 1 by instance 0
     <path>/checkpoint=42-job1.ab12cd34-0/*.parquet      likewise, of a job 1 whose checkpoints are in another storage
@@ -19,7 +19,6 @@ Readers of ``<path>`` (Spark, pandas, pyarrow) skip names that begin with a dot,
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,21 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, get_args
 from uuid import uuid4
 
-import msgspec
-
 from dagster_checkpoints.sinks import table_directory
 from dagster_checkpoints.sinks.base import AtNewStart, SinkContext, TwoPhaseCommitSink
-from dagster_checkpoints.sinks.durable import place, sizes, sync
-from dagster_checkpoints.sinks.errors import (
-    InvalidSinkPath,
-    ReservedSinkColumn,
-    SinkNotOpen,
-    SinkTransactionConflict,
-    SinkTransactionLost,
-    UnreadableSinkTransaction,
-)
+from dagster_checkpoints.sinks.durable import place, sync
+from dagster_checkpoints.sinks.errors import InvalidSinkPath, ReservedSinkColumn, SinkNotOpen
 from dagster_checkpoints.sinks.fence import Fence
-from dagster_checkpoints.sinks.table_directory import few
+from dagster_checkpoints.sinks.parquet_transactions import NAME, STAGING, TransactionDirectories
 from dagster_checkpoints.sinks.taken_back import BRANCHES, COMMITTED, TAKEN_BACK, TakenBack
 from dagster_checkpoints.sinks.transactions import (
     AbortRest,
@@ -59,23 +49,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _COLUMN = "checkpoint"
-_STAGING = ".staging"
 _TRASH = ".trash-"
 _FORMER_MODES = {"append": "keep", "overwrite": "replace"}
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
-
-
-class _Transaction(msgspec.Struct, frozen=True, tag="parquet", tag_field="sink"):
-    """A transaction's text in a checkpoint, decoded; both paths are relative to the sink's directory."""
-
-    staging: str
-    target: str
-    files: int
-    version: int = 1
-
-
-# Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
-_TRANSACTIONS = msgspec.json.Decoder(_Transaction)
 
 
 class ParquetSink(TwoPhaseCommitSink):
@@ -148,7 +123,7 @@ class ParquetSink(TwoPhaseCommitSink):
             SinkFenced: a newer run of the pipeline writes there.
         """
         for what, name in (("stage name", context.stage), ("attempt token", context.attempt)):
-            if not _NAME.fullmatch(name):
+            if not NAME.fullmatch(name):
                 raise InvalidSinkPath(f"{self}: expected a {what} that can name a directory, found {name!r}")
         self.path.mkdir(parents=True, exist_ok=True)
         self._job = table_directory.claim(self.path, context)
@@ -186,14 +161,7 @@ class ParquetSink(TwoPhaseCommitSink):
         current, self._current = self._current, None
         if current is None:
             return None
-        sync(current)
-        sync(current.parent)
-        transaction = _Transaction(
-            staging=current.relative_to(self.path).as_posix(),
-            target=f"{_COLUMN}={checkpoint_id}-job{self._job}-{context.index}",
-            files=len(os.listdir(current)),
-        )
-        return msgspec.json.encode(transaction).decode()
+        return self._directories().pre_commit(current, f"{_COLUMN}={checkpoint_id}-job{self._job}-{context.index}")
 
     def commit(self, transaction: str) -> None:
         """Rename the transaction's directory to its target, where readers see it.
@@ -203,43 +171,13 @@ class ParquetSink(TwoPhaseCommitSink):
             SinkTransactionConflict: the target holds another transaction's rows.
             UnreadableSinkTransaction: the text is not a transaction of a ParquetSink.
         """
-        decoded = self._decode(transaction)
-        staging, target = self.path / decoded.staging, self.path / decoded.target
-        if target.exists():
-            if staging.exists() and sizes(staging) != sizes(target):
-                raise SinkTransactionConflict(
-                    f"{self}: expected no directory {target} before transaction {decoded.staging} is "
-                    "committed to it, found one with other files. Was the pipeline restored from a checkpoint older than "
-                    "the newest? Its later rows are committed already: remove the directories of the later "
-                    "checkpoints, or start the job without restoring"
-                )
-            shutil.rmtree(staging, ignore_errors=True)  # the restore of a savepoint staged rows that are already committed
-            return
-        try:
-            os.rename(staging, target)
-        except FileNotFoundError:
-            if target.exists():  # another process has committed it in this moment
-                return
-            raise SinkTransactionLost(
-                f"{self}: expected the {decoded.files} files of a pre-committed transaction in {staging}, or "
-                f"committed in {target}, found neither: another program has deleted them. This sink has lost the rows of that "
-                "checkpoint; restore the directory from a backup, or start the job without restoring"
-            ) from None
-        sync(self.path)
+        self._directories().commit(transaction)
 
     def abort(self, transaction: str) -> None:
-        shutil.rmtree(self.path / self._decode(transaction).staging, ignore_errors=True)
+        self._directories().abort(transaction)
 
     def transaction_files(self, transaction: str) -> dict[str, Path]:
-        decoded = self._decode(transaction)
-        staging, target = self.path / decoded.staging, self.path / decoded.target
-        files = {file.name: file for file in sorted(staging.iterdir())} if staging.exists() else {}
-        if len(files) != decoded.files and not target.exists():
-            raise SinkTransactionLost(
-                f"{self}: expected the {decoded.files} files of a pre-committed transaction in {staging}, found {len(files)}: "
-                "another program deletes files there. The job writes the rows again if it restarts from its latest checkpoint"
-            )
-        return files
+        return self._directories().files(transaction)
 
     def restore_transaction(self, transaction: str, files: Mapping[str, Path]) -> None:
         """Create the transaction's staging directory again from a savepoint's files.
@@ -248,32 +186,8 @@ class ParquetSink(TwoPhaseCommitSink):
             SinkTransactionConflict: the transaction's committed directory holds other files.
             UnreadableSinkTransaction: the text is not a transaction of a ParquetSink.
         """
-        if not files:
-            return
-        decoded = self._decode(transaction)
-        staging, target = self.path / decoded.staging, self.path / decoded.target
-        wanted = {name: file.stat().st_size for name, file in files.items()}
-        if target.exists():
-            found = sizes(target)
-            if found != wanted:
-                raise SinkTransactionConflict(
-                    f"{self}: expected in {target} the {len(wanted)} files that the savepoint holds ({few(wanted)}), or no "
-                    f"such directory, found {len(found)} others ({few(found)}). The savepoint's rows cannot be committed to "
-                    "that directory: if they are to replace its rows, move it away and restore again"
-                )
-            shutil.rmtree(staging, ignore_errors=True)
-            return
-        if staging.exists() and sizes(staging) == wanted:
-            return
-        staging.parent.mkdir(parents=True, exist_ok=True)
-        complete = staging.with_name(f"{self._fence().prefix}restoring-{uuid4().hex}")
-        complete.mkdir()
-        for name, file in files.items():
-            place(file, complete / name)
-        sync(complete)
-        shutil.rmtree(staging, ignore_errors=True)  # an incomplete directory: a crash has interrupted its deletion
-        os.rename(complete, staging)
-        sync(staging.parent)
+        if files:
+            self._directories().restore(transaction, files, self._fence().prefix)
 
     def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
         self._perform(recovery(committed, restored), committed)
@@ -291,7 +205,7 @@ class ParquetSink(TwoPhaseCommitSink):
                 case TakeFence():
                     self._fence().take()
                 case Settle(restored):
-                    decoded = [self._decode(transaction) for transaction in committed]
+                    decoded = [self._directories().decode(transaction) for transaction in committed]
                     self._taken_back().settle(restored, [one.target for one in decoded if (self.path / one.staging).exists()])
                 case Commit(transaction):
                     self.commit(transaction)
@@ -333,7 +247,10 @@ class ParquetSink(TwoPhaseCommitSink):
 
     def _staging_area(self) -> Path:
         context = self._opened()
-        return self.path / _STAGING / f"{context.stage}-{context.index}"
+        return self.path / STAGING / f"{context.stage}-{context.index}"
+
+    def _directories(self) -> TransactionDirectories:
+        return TransactionDirectories(self.path, str(self))
 
     def _fence(self) -> Fence:
         context = self._opened()
@@ -367,28 +284,6 @@ class ParquetSink(TwoPhaseCommitSink):
                     f"{column!r}. ParquetSink adds that column for readers: rename the stage's column"
                 )
         self._columns_checked = True
-
-    def _decode(self, transaction: str) -> _Transaction:
-        try:
-            decoded = _TRANSACTIONS.decode(transaction)
-        except msgspec.DecodeError as error:
-            raise UnreadableSinkTransaction(
-                f"{self}: expected the text of one of its transactions, found {transaction!r}: {error}. Did "
-                "the stage have another kind of sink when the checkpoint was taken? Restore with that kind of sink, "
-                "or start the job without restoring"
-            ) from error
-        parts = decoded.staging.split("/")
-        if (
-            len(parts) != 3
-            or parts[0] != _STAGING
-            or not all(_NAME.fullmatch(part) for part in parts[1:])
-            or not COMMITTED.fullmatch(decoded.target)
-        ):
-            raise UnreadableSinkTransaction(
-                f"{self}: expected a transaction below {_STAGING}, found {transaction!r}. The checkpoint's "
-                "metadata was not written by this sink"
-            )
-        return decoded
 
 
 def _renamed(found: str, former: str) -> str:
