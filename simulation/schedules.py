@@ -26,6 +26,7 @@ class RandomSchedule:
         self._buffered = world.scenario.settings.config.unaligned
         if not self._buffered:
             self._net = 0.0
+        self._all_of_it = self._task + self._mail + self._net
         # Who loses a lease over a slow write crashes; where tasks commit by themselves at their end, that repeats rows.
         self._in_time = not world.scenario.settings.config.checkpoints_after_tasks_finish
         self._lazy = world.scenario.lazy
@@ -82,10 +83,10 @@ class RandomSchedule:
 
     def _of(self, process: Process) -> Label | None:
         """What goes on in a process: one of the things that are possible, by their weights."""
-        tasks = self._task + self._mail + self._net if process.running else 0.0
+        tasks = self._all_of_it if process.running else 0.0
         main = self._main if process.seems_ready else 0.0
         upload = self._upload if process.uploads else 0.0
-        io = self._io if process.io_ready() else 0.0
+        io = self._io if process.io or process.io_now is not None else 0.0
         tick = 0.0 if self._world.calm or (self._in_time and process.renewal_waits) else self._tick
         drawn = self._chance() * (tasks + main + upload + io + tick)
         if drawn < tasks:
@@ -101,7 +102,7 @@ class RandomSchedule:
         else:
             order = _TASKS_FIRST
         for kind in order:
-            label = None
+            label: Label | None = None
             if kind == 0:
                 label = self._of_tasks(process) if tasks else None
             elif kind == 1:
@@ -116,39 +117,38 @@ class RandomSchedule:
 
     def _of_tasks(self, process: Process) -> Label | None:
         """The first task, from a random one on, that can do something."""
-        running = process.running
-        count = len(running)
-        first = int(self._chance() * count)
-        number = process.number
-        all_of_it = self._task + self._mail + self._net
-        for n in range(first, first + count):
-            task = running[n % count]
+        running, chance, number = process.running, self._chance, process.number
+        first = int(chance() * len(running))
+        mail, buffered, all_of_it = self._mail, self._buffered, self._all_of_it
+        for task in running[first:] + running[:first] if first else running:
             if not task.started:
-                return ("open", number, task.number, self._chance() < self._at_once)
-            drawn = self._chance() * all_of_it
-            if drawn < self._mail and task.mailbox:
+                return ("open", number, task.number, chance() < self._at_once)
+            drawn = chance() * all_of_it
+            if drawn < mail and task.mailbox:
                 return ("mail", number, task.number, self._times())
-            if self._buffered and drawn < self._mail + self._net:
-                label = self._network(process, task)
+            if buffered and drawn < mail + self._net:
+                label = self._network(number, task)
                 if label is not None:
                     return label
-            label = self._work(number, task)
+            label = self._read(number, task) if task.source else self._work(number, task)
             if label is not None:
                 return label
             if task.mailbox:
                 return ("mail", number, task.number, self._times())
-            if self._buffered:
-                label = self._network(process, task)
+            if buffered:
+                label = self._network(number, task)
                 if label is not None:
                     return label
         return None
 
+    def _read(self, number: int, task: Task) -> Label | None:
+        if not task.can_read() or (self._lazy and not self._world.calm and self._chance() < self._lazy):
+            return None
+        return ("read", number, task.number, self._times())
+
     def _work(self, number: int, task: Task) -> Label | None:
-        if task.source:
-            if not task.can_read() or (self._lazy and not self._world.calm and self._chance() < self._lazy):
-                return None
-            return ("read", number, task.number, self._times())
-        if task.asynchronous and task.can_run_query() and self._chance() < 0.5:
+        asynchronous = task.asynchronous and task.can_run_query()
+        if asynchronous and self._chance() < 0.5:
             return ("query", number, task.number)
         inputs = task.inputs
         count = len(inputs)
@@ -157,9 +157,7 @@ class RandomSchedule:
             channel = inputs[n % count]
             if channel.queue and task.can_take(channel):
                 return ("take", number, task.number, n % count, self._times())
-        if task.asynchronous and task.can_run_query():
-            return ("query", number, task.number)
-        return None
+        return ("query", number, task.number) if asynchronous else None
 
     def _times(self) -> int:
         """How much is done at one go: only one thing, or some."""
@@ -171,7 +169,7 @@ class RandomSchedule:
         interrupted = not self._world.calm and (budgets["pause"] or budgets["crash"] or budgets["write"])
         return 1 if interrupted else self._times()
 
-    def _network(self, process: Process, task: Task) -> Label | None:
+    def _network(self, number: int, task: Task) -> Label | None:
         """Elements arrive, barriers are announced, alignments time out."""
         if not task.inputs:
             return None
@@ -179,13 +177,12 @@ class RandomSchedule:
         channel = int(self._chance() * count)
         chance = self._chance()
         if chance < 0.2 and task.can_announce(task.inputs[channel]) is not None:
-            return ("announce", process.number, task.number, channel)
-        deadline = task.machine.next_deadline()
-        if deadline is not None and deadline <= self._world.now and not task.life.paused:
-            return ("align", process.number, task.number)
+            return ("announce", number, task.number, channel)
+        if task.can_time_out():
+            return ("align", number, task.number)
         for n in range(channel, channel + count):
             if task.inputs[n % count].sent:
-                return ("network", process.number, task.number, n % count, 1 + int(chance * 4))
+                return ("network", number, task.number, n % count, 1 + int(chance * 4))
         return None
 
     def _outcome(self, at_write: bool) -> str:
