@@ -35,19 +35,15 @@ def deploy(process: Process, restored: Restored | None) -> set[TaskId]:
             finished == set(restored.metadata.finished), f"{finished} are restored as finished, not {restored.metadata.finished}"
         )
     buffered = process.settings.config.unaligned
-    channels = [Channel(n, spec.name, spec.edge, spec.static, buffered) for n, spec in enumerate(shape.channels)]
+    channels = [Channel(spec, buffered) for spec in shape.channels]
     process.tasks = {}
     process.enumerators = _enumerators(shape, restored)
     for number, spec in enumerate(shape.tasks):
         if spec.id in finished:
             continue
-        outputs = []
-        for output in spec.outputs:
-            to = [channels[c] for c in output.channels]
-            outputs.append(Output(output, to))
-        task = Task(
-            process, number, spec, [channels[c] for c in spec.inputs], outputs, _sink(process, spec.stages[-1], spec.id.index)
-        )
+        outputs = [Output(output, [channels[c] for c in output.channels]) for output in spec.outputs]
+        sink = _sink(process, spec.stages[-1], spec.id.index)
+        task = Task(process, number, spec, [channels[c] for c in spec.inputs], outputs, sink)
         _restore(process, task, states, restored)
         process.tasks[spec.id] = task
     for channel_spec, channel in zip(shape.channels, channels, strict=True):

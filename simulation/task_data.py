@@ -347,28 +347,33 @@ class TaskData:
 
     def pin(self, asked: PinSnapshot) -> Snapshot:
         """Everything that the task acknowledges with."""
-        checkpoint_id = asked.barrier.checkpoint_id
-        taken = Snapshot()
-        taken.stages = tuple(op.snapshot() for op in self.operators)
+        transactions: tuple[Transaction, ...] = ()
+        with_rows = {}
         if self.sink is not None:
-            taken.transactions = self.sink.pre_commit(checkpoint_id)
+            transactions = self.sink.pre_commit(asked.barrier.checkpoint_id)
             if asked.barrier.properties.is_savepoint:
-                taken.with_rows = self.sink.pin()
-        taken.after_finish = self.machine.operators_finished
-        taken.watermark = self.output.watermark
-        taken.splits = tuple((split, position) for split, position in self.splits)
-        taken.tables = dict(self.tables)
-        taken.held_in_tables = dict(self.held_in_tables)
-        taken.channels = {pinned.snapshot.channel: pinned for pinned in asked.inputs.channels}
-        taken.valve = asked.inputs.valve_watermark
-        taken.event_time = self.event_time if self.streams else None
-        if not taken.after_finish:
+                with_rows = self.sink.pin()
+        after_finish = self.machine.operators_finished
+        if not after_finish:
             content = self._content()
             if content not in self.contents:
                 self.contents = (*self.contents[-2:], content)
-            taken.contents = self.contents
-        taken.ghost = self.ghost()
-        return taken
+        ghost = self.ghost()
+        return Snapshot(
+            after_finish=after_finish,
+            channels={pinned.snapshot.channel: pinned for pinned in asked.inputs.channels},
+            valve=asked.inputs.valve_watermark,
+            event_time=self.event_time if self.streams else None,
+            watermark=self.output.watermark,
+            stages=tuple([op.snapshot() for op in self.operators]),
+            tables=self.tables.copy(),
+            held_in_tables=self.held_in_tables.copy(),
+            splits=ghost.splits,
+            transactions=transactions,
+            with_rows=with_rows,
+            contents=() if after_finish else self.contents,
+            ghost=ghost,
+        )
 
     def _content(self) -> str:
         """Of the file that a snapshot adds: the same records give the same content, in any process and attempt."""
@@ -380,7 +385,7 @@ class TaskData:
             {edge: (pair[0], pair[1]) for edge, pair in self.read.items()},
             {output.edge: (output.count, output.total) for output in self.outputs},
             (self.written[0], self.written[1]),
-            tuple((split, position) for split, position in self.splits),
+            tuple([(split, position) for split, position in self.splits]),
             {op.number: op.counted for op in self.operators if isinstance(op, Union)},
         )
 
