@@ -7,7 +7,7 @@ Source: Flink's AbstractCheckpointStats, TaskStateStats, SubtaskStateStats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
@@ -51,13 +51,6 @@ class Distribution:
     maximum: float = 0.0
     mean: float = 0.0
     sample: tuple[float, ...] = field(default=(), repr=False)
-
-    @staticmethod
-    def of(values: Iterable[float]) -> Distribution:
-        sample = sorted(values)
-        if not sample:
-            return Distribution()
-        return Distribution(len(sample), sample[0], sample[-1], sum(sample) / len(sample), tuple(sample))
 
     def percentile(self, percent: float) -> float:
         """The smallest value of the sample that so many percent of it do not exceed; 0 without any."""
@@ -110,35 +103,9 @@ class VertexStatistics:
         return max((i.acknowledged_after for i in self.instances if i.acknowledged_after is not None), default=None)
 
     @property
-    def alignment_seconds(self) -> Distribution:
-        return self._over(lambda measured: measured.alignment_seconds)
-
-    @property
-    def sync_seconds(self) -> Distribution:
-        return self._over(lambda measured: measured.sync_seconds)
-
-    @property
-    def async_seconds(self) -> Distribution:
-        return self._over(lambda measured: measured.async_seconds)
-
-    @property
-    def new_bytes(self) -> int:
-        return sum(measured.new_bytes for measured in self._measured)
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(measured.total_bytes for measured in self._measured)
-
-    @property
-    def in_flight_bytes(self) -> int:
-        return sum(measured.in_flight_bytes for measured in self._measured)
-
-    @property
-    def _measured(self) -> list[TaskStatistics]:
-        return [instance.measured for instance in self.instances if instance.measured is not None]
-
-    def _over(self, quantity: Callable[[TaskStatistics], float]) -> Distribution:
-        return Distribution.of(quantity(measured) for measured in self._measured)
+    def measured(self) -> TaskStatistics:
+        """What the instances reported: the times of the slowest one, the bytes of all of them."""
+        return TaskStatistics.of_all(instance.measured for instance in self.instances if instance.measured is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,18 +145,9 @@ class CheckpointRecord:
         return len(self.acknowledgements)
 
     @property
-    def new_bytes(self) -> int:
-        """Uploaded for this checkpoint, by those who have acknowledged."""
-        return sum(part.measured.new_bytes for part in self.acknowledgements.values())
-
-    @property
-    def total_bytes(self) -> int:
-        """Everything that it refers to."""
-        return sum(part.measured.total_bytes for part in self.acknowledgements.values())
-
-    @property
-    def in_flight_bytes(self) -> int:
-        return sum(part.measured.in_flight_bytes for part in self.acknowledgements.values())
+    def measured(self) -> TaskStatistics:
+        """What the tasks reported that have acknowledged: the times of the slowest one, the bytes of all of them."""
+        return TaskStatistics.of_all(part.measured for part in self.acknowledgements.values())
 
     def vertices(self) -> tuple[VertexStatistics, ...]:
         """The parts of all vertices, in topological order."""

@@ -6,7 +6,7 @@ store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
@@ -104,6 +104,20 @@ class TaskStatistics:
     new_bytes: int = 0
     total_bytes: int = 0
     in_flight_bytes: int = 0
+
+    @staticmethod
+    def of_all(parts: Iterable[TaskStatistics]) -> TaskStatistics:
+        """The statistics of several tasks together: the times of the slowest task, the bytes of all of them."""
+        parts = tuple(parts)
+        return TaskStatistics(
+            operators_finished=bool(parts) and all(part.operators_finished for part in parts),
+            alignment_seconds=max((part.alignment_seconds for part in parts), default=0.0),
+            sync_seconds=max((part.sync_seconds for part in parts), default=0.0),
+            async_seconds=max((part.async_seconds for part in parts), default=0.0),
+            new_bytes=sum(part.new_bytes for part in parts),
+            total_bytes=sum(part.total_bytes for part in parts),
+            in_flight_bytes=sum(part.in_flight_bytes for part in parts),
+        )
 
 
 class AcknowledgeAnswer(Enum):

@@ -179,7 +179,8 @@ class CheckpointStatistics:
         )
         self._numbers["completed"] += 1
         self._numbers["savepoints"] += checkpoint.is_savepoint
-        values = (checkpoint.duration, record.new_bytes, record.total_bytes, record.in_flight_bytes)
+        measured = record.measured
+        values = (checkpoint.duration, measured.new_bytes, measured.total_bytes, measured.in_flight_bytes)
         for quantity, value in zip(self._quantities, values, strict=True):
             quantity.add(value)
         if checkpoint.is_savepoint:

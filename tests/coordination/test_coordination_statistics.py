@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -103,10 +104,10 @@ def test_a_checkpoint_in_progress(graph_of: Graphs) -> None:
     assert (record.checkpoint_id, record.request_id, record.properties.request_id) == (1, "mine", "mine too")
     assert (record.triggered_at, record.ended_at, record.duration) == (5, None, None)
     assert (record.status, record.expected, record.acknowledged) == (CheckpointStatus.IN_PROGRESS, 3, 1)
-    assert (record.new_bytes, record.total_bytes, record.in_flight_bytes) == (10, 30, 2)
+    assert record.measured == TaskStatistics(sync_seconds=0.5, new_bytes=10, total_bytes=30, in_flight_bytes=2)
     assert job.statistics.counts == CheckpointCounts(triggered=1, in_progress=1)
     job.do(Acknowledged(A1, 1, None, TaskStatistics(new_bytes=99)))
-    assert record.new_bytes == 10, "a duplicate changes nothing"
+    assert record.measured.new_bytes == 10, "a duplicate changes nothing"
 
 
 def test_every_instances_part(graph_of: Graphs) -> None:
@@ -129,10 +130,10 @@ def test_every_instances_part(graph_of: Graphs) -> None:
     assert v0 == record.stage("v0")
     assert (v0.name, v0.stages, v0.expected, v0.acknowledged, v0.acknowledged_after) == ("V0", ("v0",), 2, 2, 3)
     assert v0.instances == (InstanceStatistics(0, 1, parts[A0][1]), InstanceStatistics(1, 3, parts[A1][1]))
-    assert (v0.alignment_seconds.minimum, v0.alignment_seconds.maximum, v0.alignment_seconds.mean) == (0.25, 0.75, 0.5)
-    assert (v0.sync_seconds.mean, v0.async_seconds.mean) == (1, 3)
-    assert (v0.new_bytes, v0.total_bytes, v0.in_flight_bytes) == (3, 30, 0)
-    assert v1.in_flight_bytes == record.in_flight_bytes == 7
+    slowest = TaskStatistics(alignment_seconds=0.75, sync_seconds=1.5, async_seconds=4, new_bytes=3, total_bytes=30)
+    assert v0.measured == slowest
+    assert v1.measured == parts[B0][1]
+    assert record.measured == replace(slowest, in_flight_bytes=7)
     with pytest.raises(KeyError, match="nobody"):
         record.stage("nobody")
 
@@ -161,7 +162,7 @@ def test_a_failed_checkpoint_keeps_what_was_known(graph_of: Graphs) -> None:
     assert record is not None and record == job.statistics.record(1)
     assert (record.status, record.reason) == (CheckpointStatus.FAILED, FailureReason.CHECKPOINT_DECLINED)
     assert "the disk is full" in record.message
-    assert (record.duration, record.acknowledged, record.new_bytes) == (2, 1, 5)
+    assert (record.duration, record.acknowledged, record.measured.new_bytes) == (2, 1, 5)
     assert job.statistics.summary.duration.count == 0
 
 
@@ -230,14 +231,21 @@ def test_percentiles_are_taken_over_the_latest_values_alone(graph_of: Graphs, mo
     assert job.statistics.summary.duration == Distribution(3, 1, 9, 4, (1, 2))
 
 
-def test_a_distribution_of_values() -> None:
-    assert Distribution.of([4, 1, 10]) == Distribution(3, 1, 10, 5, (1, 4, 10))
-    assert Distribution.of([]) == Distribution(0, 0, 0, 0, ())
+def test_several_tasks_together_have_the_times_of_the_slowest_and_the_bytes_of_all() -> None:
+    one = TaskStatistics(
+        True, alignment_seconds=1, sync_seconds=2, async_seconds=9, new_bytes=1, total_bytes=2, in_flight_bytes=3
+    )
+    other = TaskStatistics(
+        True, alignment_seconds=7, sync_seconds=1, async_seconds=3, new_bytes=4, total_bytes=5, in_flight_bytes=6
+    )
+    assert TaskStatistics.of_all([one, other]) == TaskStatistics(True, 7, 2, 9, 5, 7, 9)
+    assert TaskStatistics.of_all([one, TaskStatistics()]) == replace(one, operators_finished=False)
+    assert TaskStatistics.of_all([]) == TaskStatistics()
 
 
 @pytest.mark.parametrize(("percent", "value"), [(0, 1), (1, 1), (10, 1), (10.1, 2), (50, 5), (90, 9), (99, 10), (100, 10)])
 def test_percentiles_are_values_that_occurred(percent: float, value: float) -> None:
-    assert Distribution.of([10, 3, 1, 2, 4, 5, 6, 9, 8, 7]).percentile(percent) == value
+    assert Distribution(sample=tuple(range(1, 11))).percentile(percent) == value
 
 
 def test_how_often_the_job_was_restored(graph_of: Graphs) -> None:

@@ -16,6 +16,7 @@ from dagster_checkpoints.coordination import (
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
+    TaskStatistics,
 )
 from dagster_checkpoints.execution.checkpoint_deletion import DiscardPendingFiles, DiscardSavepoint, discard_states
 from dagster_checkpoints.execution.checkpoint_writing import (
@@ -142,7 +143,7 @@ class CheckpointWriter:
             )
             for stage in self._pipeline.stages
         )
-        statistics = snapshot.statistics.values()
+        measured = TaskStatistics.of_all(snapshot.statistics.values())
         now = self._wall()
         assert self._storage.ownership is not None
         return CheckpointMetadata(
@@ -158,10 +159,10 @@ class CheckpointWriter:
             completed_at=now,
             spark_version=self._spark_version,
             statistics={
-                "new_bytes": float(sum(s.new_bytes for s in statistics)),
-                "total_bytes": float(sum(s.total_bytes for s in statistics)),
-                "in_flight_bytes": float(sum(s.in_flight_bytes for s in statistics)),
-                "sync_seconds": max((s.sync_seconds for s in statistics), default=0.0),
+                "new_bytes": float(measured.new_bytes),
+                "total_bytes": float(measured.total_bytes),
+                "in_flight_bytes": float(measured.in_flight_bytes),
+                "sync_seconds": measured.sync_seconds,
             },
         )
 

@@ -66,18 +66,18 @@ def checkpoint_done(deployment: Deployment, completed: CompletedCheckpoint, coun
         completed: The checkpoint.
         counts: Of the run's checkpoints, this one included.
     """
-    statistics = completed.statistics.values()
+    measured = TaskStatistics.of_all(completed.statistics.values())
     return CheckpointDone(
         checkpoint_id=completed.checkpoint_id,
         location=completed.location,
         roots=completed.roots,
         finished_stages=tuple(sorted(completed.fully_finished)),
         duration=completed.duration,
-        sync_seconds=max((s.sync_seconds for s in statistics), default=0.0),
-        async_seconds=max((s.async_seconds for s in statistics), default=0.0),
-        alignment_seconds=max((s.alignment_seconds for s in statistics), default=0.0),
-        new_bytes=sum(s.new_bytes for s in statistics),
-        total_bytes=sum(s.total_bytes for s in statistics),
+        sync_seconds=measured.sync_seconds,
+        async_seconds=measured.async_seconds,
+        alignment_seconds=measured.alignment_seconds,
+        new_bytes=measured.new_bytes,
+        total_bytes=measured.total_bytes,
         stages=stage_progress(deployment, completed.finished, completed.statistics),
         completed=counts.completed,
         failed=counts.failed,

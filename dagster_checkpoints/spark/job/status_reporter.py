@@ -200,27 +200,29 @@ def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, no
 
 def _checkpoint(last: CheckpointRecord, at: datetime, now: float) -> CompletedCheckpointStatus:
     assert last.ended_at is not None
+    measured = last.measured
     return CompletedCheckpointStatus(
         checkpoint_id=last.checkpoint_id,
         location=last.location or "",
         completed_at=at - timedelta(seconds=now - last.ended_at),
         kind=last.properties.kind.value,
         duration=last.duration or 0.0,
-        new_bytes=last.new_bytes,
-        total_bytes=last.total_bytes,
+        new_bytes=measured.new_bytes,
+        total_bytes=measured.total_bytes,
         parts=tuple(_part(vertex) for vertex in last.vertices() if vertex.acknowledged),
     )
 
 
 def _part(vertex: VertexStatistics) -> VertexPart:
+    measured = vertex.measured
     return VertexPart(
         stages=vertex.stages,
         acknowledged_after=vertex.acknowledged_after or 0.0,
-        alignment_seconds=vertex.alignment_seconds.maximum,
-        sync_seconds=vertex.sync_seconds.maximum,
-        async_seconds=vertex.async_seconds.maximum,
-        new_bytes=vertex.new_bytes,
-        total_bytes=vertex.total_bytes,
+        alignment_seconds=measured.alignment_seconds,
+        sync_seconds=measured.sync_seconds,
+        async_seconds=measured.async_seconds,
+        new_bytes=measured.new_bytes,
+        total_bytes=measured.total_bytes,
     )
 
 
