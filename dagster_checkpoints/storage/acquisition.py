@@ -1,4 +1,4 @@
-"""How a run becomes the owner of a pipeline; the rules are :mod:`dagster_checkpoints.execution.acquisition`."""
+"""Makes a run the owner of a pipeline; the rules are :mod:`dagster_checkpoints.execution.acquisition`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dagster_checkpoints.storage.ownership import Ownership, PipelineStateFile, 
 
 
 def read_state(store: ObjectStore, layout: Layout) -> PipelineState | None:
-    """The pipeline's state, or None if it never ran here."""
+    """The pipeline's state; None if the pipeline never ran with this storage."""
     found = PipelineStateFile(store, layout).read()
     return None if found is None else found.state
 
@@ -37,21 +37,21 @@ def acquire(
     """Become the pipeline's owner under a new epoch.
 
     Args:
-        store: where the state is stored.
-        layout: of the pipeline.
-        owner: the process that asks, see :func:`dagster_checkpoints.storage.processes.this_process`.
-        lease_seconds: how long the owner may be silent before others may take over.
+        store: the object store that holds the state.
+        layout: the names of the pipeline's files.
+        owner: this process, see :func:`dagster_checkpoints.storage.processes.this_process`.
+        lease_seconds: the lease's length: seconds without a renewal after which another run may take the pipeline over.
         monotonic: this process's monotonic clock, seconds.
-        sleep: waits so many seconds while another owner's lease is watched.
-        poll: seconds between two looks; a tenth of that lease by default.
-        wall: for the times people read.
-        on_watch: told of another owner's lease before it is watched, and of the seconds for which it is; 0 if its process is
-            known to be gone.
+        sleep: waits for a number of seconds while another owner's lease is watched.
+        poll: seconds between two reads of that lease; default: a tenth of its length.
+        wall: the wall clock, for times that are displayed.
+        on_watch: called before another owner's lease is watched, with the state and the seconds of the watch; 0 if the owner's
+            process is known to have ended.
 
     Raises:
         PipelineOwned: another run owns the pipeline and renewed its lease while it was watched.
         StorageUnavailable: storage cannot be reached.
-        OutcomeUnknown: the lease may have been taken; it then runs out by itself.
+        OutcomeUnknown: the lease may have been taken; it then expires by itself.
     """
     file = PipelineStateFile(store, layout)
 

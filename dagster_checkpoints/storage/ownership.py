@@ -1,7 +1,7 @@
 """One owner per pipeline: lease, fencing epoch and the commit point of checkpoints, all in ``state.json``.
 
-The rules are :mod:`dagster_checkpoints.execution.ownership`; here they are performed on a store, one procedure at a time. Must
-not know what a checkpoint holds.
+The rules are :mod:`dagster_checkpoints.execution.ownership`; this module performs them on a store, one procedure at a time.
+Must not know what a checkpoint holds.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class PipelineStateFile:
     """Performs the requests for one pipeline's ``state.json``.
 
     Args:
-        store: where it is.
-        layout: of the pipeline.
+        store: the object store that holds the file.
+        layout: the names of the pipeline's files.
     """
 
     def __init__(self, store: ObjectStore, layout: Layout) -> None:
@@ -54,7 +54,7 @@ class PipelineStateFile:
                 raise TypeError(f"expected a request for {self.url}, found {request!r}")
 
     def read(self) -> StoredState | None:
-        """Its content; None if there is no such file."""
+        """The content and the version of the file; None if there is no such file."""
         try:
             data, etag = self._store.get_with_etag(self._key)
         except NotFound:
@@ -68,56 +68,56 @@ class PipelineStateFile:
 class Ownership:
     """The right to complete checkpoints of a pipeline, until it is released or lost. Thread-safe.
 
-    Made by :func:`dagster_checkpoints.storage.acquisition.acquire`.
+    Created by :func:`dagster_checkpoints.storage.acquisition.acquire`.
 
     Args:
         file: the pipeline's ``state.json``.
-        steps: what an owner does with it.
+        steps: the procedures of an owner.
     """
 
     def __init__(self, file: PipelineStateFile, steps: OwnershipSteps) -> None:
         self._file = file
         self.steps = steps
-        """For procedures that only look at it; whatever writes is a method here."""
+        """For procedures that only read it; each procedure that writes is a method of this class."""
         self._lock = threading.RLock()
 
     @property
     def previous(self) -> PipelineState:
-        """As this owner found it: newest checkpoint, how the last job ended, highest checkpoint id."""
+        """The state that this owner found: newest checkpoint, end of the last job, highest checkpoint id."""
         return self.steps.previous
 
     @property
     def epoch(self) -> int:
-        """The fencing epoch: larger than that of every earlier owner."""
+        """The fencing epoch: larger than the epochs of all earlier owners."""
         return self.steps.epoch
 
     @property
     def job_id(self) -> int:
-        """Of the job begun, see :meth:`begin_job`."""
+        """The id of the current job, see :meth:`begin_job`."""
         return self.steps.state.job.job_id
 
     @property
     def history(self) -> str:
-        """Differs between any two ``state.json`` that were begun, of whatever storage."""
+        """Random id of this ``state.json``, created with it."""
         return self.steps.state.history
 
     @property
     def newest(self) -> CheckpointPointer | None:
-        """The newest completed checkpoint of the current job, as far as this owner knows."""
+        """The newest checkpoint of the current job that this owner knows to be complete."""
         return self.steps.state.newest
 
     @property
     def retained(self) -> tuple[CheckpointPointer, ...]:
-        """Completed checkpoints that are kept, newest first."""
+        """The retained checkpoints, newest first."""
         return self.steps.retained
 
     @property
     def highest_checkpoint_id(self) -> int:
-        """Of all that were ever completed or reserved: the next one is larger, or follows what it was restored from."""
+        """The highest id that was ever completed or reserved: the next id is larger, or follows the restored checkpoint's."""
         return self.steps.state.highest_checkpoint_id
 
     def has_later(self, checkpoint_id: int) -> bool:
-        """Whether later checkpoints were completed: what sinks committed with them has to be taken back."""
+        """Whether later checkpoints were completed: the rows that sinks committed with them have to be taken back."""
         return self.steps.has_later(checkpoint_id)
 
     @property
@@ -126,12 +126,12 @@ class Ownership:
 
     @property
     def deadline(self) -> float:
-        """When this owner stops by its own monotonic clock unless it renews before."""
+        """The time, by this process's monotonic clock, at which this owner stops unless it has renewed the lease before."""
         return self.steps.deadline
 
     @property
     def lost(self) -> bool:
-        """True once the pipeline is, or must be taken to be, another run's."""
+        """True if another run owns the pipeline, or may own it."""
         return self.steps.lost
 
     def ensure(self) -> None:
@@ -146,35 +146,35 @@ class Ownership:
         named: bool = False,
         origin: Origin = UNKNOWN_ORIGIN,
     ) -> int:
-        """Say that a job runs now.
+        """Record that a job runs now.
 
         Args:
-            resume: go on with the previous job. Otherwise a new job starts: ``newest`` becomes ``restored`` or None, so that
-                a crash before its first checkpoint does not resume the previous one. Call it before sinks are told of the
+            resume: continue the previous job. Otherwise a new job starts: ``newest`` becomes ``restored`` or None, so that
+                a crash before its first checkpoint does not resume the previous one. Call it before the sinks begin the
                 new start.
-            restored: what the job begins from. It becomes the newest, so that a restart does not fall back to one that was
-                passed over, nor to the start. None, resuming: what was the newest.
-            named: the run's configuration names where the job begins: the run is recorded as the one that chose it.
-            origin: where the pipeline is defined, as far as the run knows.
+            restored: the checkpoint that the job begins from. It becomes the newest, so that a restart does not begin from one
+                that was passed over, nor from the start. None when resuming: the newest stays.
+            named: whether the run's configuration names the checkpoint: then the run is recorded as the one that chose it.
+            origin: the place where the pipeline is defined, as far as the run knows it.
 
         Returns:
-            The job's id: the previous one's, or a new one.
+            The job's id: the previous job's, or a new one.
         """
         return self._drive(self.steps.begin_job(resume=resume, restored=restored, named=named, origin=origin))
 
     def reserve(self, checkpoint_id: int) -> None:
-        """Take an id for a savepoint that ``state.json`` will not name: no later checkpoint may have it.
+        """Reserve an id for a savepoint that ``state.json`` will not name, so that no later checkpoint gets it.
 
-        Call it before the savepoint's metadata is written: sinks name what they commit by the id.
+        Call it before the savepoint's metadata is written: sinks name the rows that they commit by the id.
 
         Raises:
             OwnershipLost: another run owns the pipeline: the savepoint must not be completed.
-            StorageUnavailable, WriteConflict, OutcomeUnknown: it may be tried again; until then the id is not taken.
+            StorageUnavailable, WriteConflict, OutcomeUnknown: the id is not reserved; the call may be repeated.
         """
         self._drive(self.steps.reserve(checkpoint_id))
 
     def claim(self, pointer: CheckpointPointer) -> None:
-        """A savepoint is the pipeline's own from now on: it is retained, and deleted when it is so no longer.
+        """Make a savepoint the pipeline's own: it is retained like a checkpoint, and deleted after that.
 
         Raises:
             OwnershipLost, StorageUnavailable, WriteConflict, OutcomeUnknown: as :meth:`complete`.
@@ -182,7 +182,7 @@ class Ownership:
         self._drive(self.steps.claim(pointer))
 
     def renew(self) -> bool:
-        """Renew the lease; call it about every third of it.
+        """Renew the lease; call it about three times per lease.
 
         Returns:
             True if renewed; False if storage did not answer but the lease still holds.
@@ -203,34 +203,34 @@ class Ownership:
         """Make a checkpoint the newest completed one: **the commit point**. Sinks commit after it.
 
         Args:
-            checkpoint_id: its id.
-            location: what ``write_metadata`` returned: of the storage, or of a stop's savepoint's directory.
-            kind: ``checkpoint``, or ``savepoint`` for that of a stop.
-            completed_at: wall clock; now by default.
+            checkpoint_id: the checkpoint's id.
+            location: the location that ``write_metadata`` returned, of the storage or of the directory of a stop's savepoint.
+            kind: ``checkpoint``, or ``savepoint`` for a stop's savepoint.
+            completed_at: wall-clock time of the completion; default: now.
 
         Raises:
             OwnershipLost: another run owns the pipeline; the checkpoint is not completed and nothing may be
                 committed.
-            StorageUnavailable, WriteConflict: it is not completed.
-            OutcomeUnknown: it may be completed; delete nothing and commit nothing. :attr:`newest` tells later.
+            StorageUnavailable, WriteConflict: the checkpoint is not completed.
+            OutcomeUnknown: it may be completed; delete nothing and commit nothing. :attr:`newest` shows it later.
         """
         return self._drive(self.steps.complete(checkpoint_id, location, kind, completed_at))
 
     def forget(self, location: str) -> None:
-        """A retained checkpoint is about to be deleted: ``state.json`` lists it no more when this returns.
+        """Remove a checkpoint that is about to be deleted from ``state.json``.
 
         Raises:
             OwnershipLost: another run owns the pipeline: delete nothing.
             StorageUnavailable, WriteConflict, OutcomeUnknown: it may still be listed: delete nothing. The next replacement
-                that lands does not list it.
+                that succeeds does not list it.
         """
         self._drive(self.steps.forget(location))
 
     def forget_savepoints(self, retained: Collection[str]) -> None:
-        """Savepoints of the user that the coordinator does not retain are not listed from the next replacement on.
+        """Stop listing the user's savepoints that the coordinator does not retain, from the next ``state.json`` on.
 
         Args:
-            retained: locations of what the coordinator retains.
+            retained: the locations of the checkpoints and savepoints that the coordinator retains.
         """
         with self._lock:
             self.steps.forget_savepoints(retained)
@@ -243,16 +243,16 @@ class Ownership:
         ended_by: EndedBy = "",
         stop_asked_by: StopAskedBy = "",
     ) -> tuple[CheckpointPointer, ...]:
-        """Say how the job ended while the lease is still held, so that checkpoints can be deleted after it.
+        """Record how the job ended while the lease is still held, so that checkpoints can be deleted after it.
 
         Args:
             status: the job's end state.
-            keep_checkpoints: otherwise none is listed any more, but for the savepoint of a suspend: it stays the newest.
-            ended_by: what brought a FINISHED job to its end; of a stop, its savepoint is recorded.
-            stop_asked_by: what asked for that stop.
+            keep_checkpoints: whether checkpoints stay listed; if not, only the savepoint of a suspend does, as the newest.
+            ended_by: the cause of a FINISHED job's end; for a stop, its savepoint is recorded.
+            stop_asked_by: the requester of that stop.
 
         Returns:
-            The checkpoints no longer listed that are the system's to delete, for ``CheckpointStorage.delete_checkpoint``.
+            The checkpoints that are no longer listed and that the system deletes, for ``CheckpointStorage.delete_checkpoint``.
 
         Raises:
             OwnershipLost, StorageUnavailable, WriteConflict, OutcomeUnknown: as :meth:`complete`.
@@ -262,14 +262,14 @@ class Ownership:
         )
 
     def release(self, status: JobState | None = None) -> None:
-        """Free the lease and say how the job ended; does nothing when already released.
+        """Free the lease and record how the job ended; does nothing if the lease is released already.
 
         Args:
-            status: the job's end state; None if :meth:`end_job` has said it, or no job was begun.
+            status: the job's end state; None if :meth:`end_job` has recorded it, or no job was begun.
 
         Raises:
             OwnershipLost: another run owns the pipeline.
-            StorageUnavailable, WriteConflict, OutcomeUnknown: the lease then runs out by itself.
+            StorageUnavailable, WriteConflict, OutcomeUnknown: the lease then expires by itself.
         """
         self._drive(self.steps.release(status))
 

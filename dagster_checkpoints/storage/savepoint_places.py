@@ -1,4 +1,4 @@
-"""Where savepoints lie: the pipeline's own ``savepoints/``, and anywhere else that somebody names.
+"""The directories that hold a pipeline's savepoints: its own ``savepoints/``, and other directories that users name.
 
 Must not know what is in a savepoint's directory (:mod:`savepoints`).
 """
@@ -40,11 +40,11 @@ class StoredSavepoint:
     """A savepoint found in the pipeline's own ``savepoints/``.
 
     Args:
-        checkpoint_id: its id.
-        name: as it was asked for, or "".
-        location: relative to the pipeline's directory.
-        url: for people.
-        modified: when its metadata was written, by the store's clock.
+        checkpoint_id: the savepoint's id.
+        name: the name that a user gave it, or "".
+        location: its directory, relative to the pipeline's directory.
+        url: the directory's URL.
+        modified: time when the metadata was written, by the store's clock.
     """
 
     checkpoint_id: int
@@ -55,14 +55,14 @@ class StoredSavepoint:
 
 
 class SavepointPlaces:
-    """Finds and makes savepoints of one pipeline.
+    """Finds and creates the savepoints of one pipeline.
 
     Args:
-        store: the root.
-        layout: of the pipeline.
-        shared: its state files.
+        store: the object store that holds the pipeline.
+        layout: the names of the pipeline's files.
+        shared: the pipeline's state files in ``shared/``.
         executor: threads for transfers.
-        open_elsewhere: the store at a URL of another kind than the root's.
+        open_elsewhere: opens the store at a URL of another kind than ``store``'s.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class SavepointPlaces:
         return f"{self._store.url}/{self._layout.pipeline}"
 
     def relative(self, location: str) -> str | None:
-        """A location below the pipeline's directory from any way to write it; None if it lies elsewhere.
+        """A location relative to the pipeline's directory, from any way to write it; None if it is not below that directory.
 
         Args:
-            location: relative, or a URL or absolute path; with or without ``/_metadata``.
+            location: a checkpoint's or savepoint's: relative, or a URL or absolute path; with or without ``/_metadata``.
 
         Raises:
-            InvalidStorageUrl: a URL that storage does not understand.
+            InvalidStorageUrl: the location is a URL that storage does not understand.
         """
         directory = location.removesuffix(f"/{METADATA}").rstrip("/")
         if "://" not in directory and not directory.startswith("/"):
@@ -99,7 +99,7 @@ class SavepointPlaces:
         return url.removeprefix(f"{self._url}/") if url.startswith(f"{self._url}/") else None
 
     def is_savepoint(self, location: str) -> bool:
-        """Whether a location would be a savepoint's: by its name alone."""
+        """Whether a location is a savepoint's, judged by its name alone."""
         relative = self.relative(location)
         if relative is not None:
             return relative.startswith(f"{SAVEPOINTS}/")
@@ -116,17 +116,17 @@ class SavepointPlaces:
             return self._own(f"{SAVEPOINTS}/{folder}", ownership)
         if f"{directory}/".startswith(f"{self._url}/"):
             raise InvalidStorageUrl(
-                f"expected a directory for savepoints outside the pipeline's own {self._url}, found {target!r}: in there they "
-                f"lie in {self._url}/{SAVEPOINTS} only. Name no directory to have them there"
+                f"expected a directory for savepoints outside the pipeline's own {self._url}, found {target!r}: below that, "
+                f"savepoints are stored in {self._url}/{SAVEPOINTS} only. Name no directory to store them there"
             )
         return self._elsewhere(f"{directory.rstrip('/')}/{folder}", ownership)
 
     def at(self, location: str) -> SavepointDirectory:
-        """The directory of a savepoint, whether or not there is one.
+        """The directory of a savepoint, whether or not the savepoint exists.
 
         Raises:
-            InvalidKey: a relative location that cannot be a savepoint's.
-            InvalidStorageUrl: a URL that storage does not understand.
+            InvalidKey: the location is relative and cannot be a savepoint's.
+            InvalidStorageUrl: the location is a URL that storage does not understand.
         """
         relative = self.relative(location)
         if relative is None:
@@ -139,7 +139,7 @@ class SavepointPlaces:
         return self._own(relative, None)
 
     def open(self, location: str) -> SavepointDirectory:
-        """An existing savepoint. Raises MissingSavepoint, which names what is there instead, and as :meth:`at`."""
+        """An existing savepoint. Raises MissingSavepoint, which names the savepoints that exist, and the errors of :meth:`at`."""
         directory = self.at(location)
         if directory.exists():
             return directory
@@ -150,7 +150,7 @@ class SavepointPlaces:
     def listed(self) -> list[StoredSavepoint]:
         """The savepoints in the pipeline's own ``savepoints/``, newest first."""
 
-        def look(folder: str) -> StoredSavepoint | None:
+        def stored_savepoint(folder: str) -> StoredSavepoint | None:
             parsed, directory = self._layout.parse_savepoint(folder), self._own(f"{SAVEPOINTS}/{folder}", None)
             info = directory.metadata_info() if parsed is not None else None
             if parsed is None or info is None:
@@ -158,14 +158,14 @@ class SavepointPlaces:
             return StoredSavepoint(*parsed, directory.location, directory.url, info.modified)
 
         folders = list(self._store.folders(self._layout.savepoints))
-        found = [savepoint for savepoint in run_all(self._executor(), look, folders) if savepoint is not None]
+        found = [savepoint for savepoint in run_all(self._executor(), stored_savepoint, folders) if savepoint is not None]
         return sorted(found, key=lambda savepoint: (savepoint.modified, savepoint.checkpoint_id), reverse=True)
 
     def sweep(self, ownership: Ownership) -> int:
         """Delete what earlier owners began to write in ``savepoints/`` and never completed. Returns their number.
 
-        Only what says of itself that an earlier owner of this pipeline was writing it: a savepoint that somebody copies here is
-        left alone, complete or not, and so are those of this owner.
+        Only directories with the mark of an earlier owner of this pipeline are deleted: a savepoint that a user copies into
+        ``savepoints/`` stays, complete or not, and so do the savepoints of this owner.
         """
 
         def perform(request: object) -> object:
@@ -189,7 +189,7 @@ class SavepointPlaces:
         try:
             return directory.incomplete()
         except InvalidKey:
-            _log.warning("Left %s alone: its name is not a savepoint's", directory.url)
+            _log.warning("Did not delete %s: its name is not a savepoint's", directory.url)
             return None
 
     def _own(self, location: str, ownership: Ownership | None) -> SavepointDirectory:
@@ -218,7 +218,7 @@ class SavepointPlaces:
         )
 
     def _near(self, url: str) -> list[str]:
-        """Savepoints in a directory that was named instead of one of them, or beside it."""
+        """URLs of the savepoints in a directory and beside it, for the error that a directory is not a savepoint's."""
         found: list[str] = []
         parent, _ = split_directory(url)
         for place in (url, parent):
@@ -226,6 +226,6 @@ class SavepointPlaces:
                 store = self._open(place)
                 folders = (name for name in store.folders() if self._layout.parse_savepoint(name) is not None)
                 found += [f"{store.url}/{name}" for name in islice(folders, _NAMED_IN_ERRORS)]
-            except StorageError:  # it was only a hint
+            except StorageError:  # the list is only a hint
                 continue
         return found

@@ -1,7 +1,7 @@
 """A savepoint's directory: its metadata and, beside it, every state file that it names.
 
-Self-contained, so that it may be moved, copied and restored anywhere. Must not know what the bytes say, nor where savepoints
-are kept (:mod:`savepoint_places`).
+The directory is self-contained, so that it may be moved, copied and restored anywhere. Must not know what the bytes say, nor
+which directories hold savepoints (:mod:`savepoint_places`).
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _NAMED_IN_ERRORS = 5
 
 @dataclass(frozen=True)
 class StateFileProblem:
-    """A state file that is not what the metadata says.
+    """A state file that differs from what the metadata says.
 
     Args:
-        sha256: which one.
-        expected: for people.
-        found: likewise.
-        where: its URL.
+        sha256: the file's sha256 in the metadata.
+        expected: what the metadata says, as text for users.
+        found: what storage holds, as text for users.
+        where: the file's URL.
     """
 
     sha256: str
@@ -69,24 +69,24 @@ class StateFileProblem:
     where: str
 
 
-# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+# Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
 _INCOMPLETE = msgspec.json.Decoder(IncompleteMark)
 
 
 class SavepointDirectory:
-    """One savepoint's files. Thread-safe: tasks store theirs at the same time.
+    """One savepoint's files. Thread-safe: tasks store their files at the same time.
 
-    Made by :class:`~dagster_checkpoints.storage.checkpoints.CheckpointStorage`.
+    Created by :class:`~dagster_checkpoints.storage.checkpoints.CheckpointStorage`.
 
     Args:
-        store: where it lies.
-        prefix: its directory's key, without a slash at its end; "" for the store's root.
-        url: of the directory.
-        location: relative if it lies below the pipeline's directory, else the URL again.
-        shared: the pipeline's ``shared/``, of which files are copied rather than sent again.
+        store: the object store that holds the directory.
+        prefix: the directory's key, without a slash at its end; "" for the store's root.
+        url: the directory's URL.
+        location: the directory relative to the pipeline's directory if it is below that, else the URL again.
+        shared: the pipeline's ``shared/``: the store copies files from it where it can, instead of a second upload.
         executor: threads for transfers.
-        pipeline: whose it is.
-        ownership: of who writes it; None for those who only read or delete.
+        pipeline: the pipeline's name.
+        ownership: the ownership of the process that writes the savepoint; None to read or delete it only.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class SavepointDirectory:
         ownership: Ownership | None = None,
     ) -> None:
         self.url = url
-        """For people; ``open_savepoint`` takes it as well."""
+        """The directory's URL; ``open_savepoint`` accepts it."""
         self.location = location
-        """Relative if it lies below the pipeline's directory: it stays true when that is moved."""
+        """Relative if the directory is below the pipeline's directory: it stays valid when that is moved."""
         self._store = store
         self._prefix = f"{prefix}/" if prefix else ""
         self._shared = shared
@@ -121,13 +121,13 @@ class SavepointDirectory:
 
     @property
     def own(self) -> bool:
-        """It lies below the pipeline's directory."""
+        """Whether the directory is below the pipeline's directory."""
         return self.location != self.url
 
     # -- writing
 
     def check(self) -> None:
-        """Find out whether savepoints can be written here, by writing a little and deleting it again.
+        """Check that savepoints can be written to this store: write a small object and delete it.
 
         Raises:
             StorageUnavailable: names the URL and the cause: no such bucket, no permission, not a directory.
@@ -137,18 +137,18 @@ class SavepointDirectory:
         self._store.delete([key])
 
     def upload_files(self, paths: Mapping[str, Path]) -> dict[str, StoredFile]:
-        """Store local files, in parallel. What ``shared/`` holds is copied there by the store itself, where it can.
+        """Store local files, in parallel. The store itself copies files that ``shared/`` holds, if it can.
 
         Args:
-            paths: local files by whatever name the caller has for them; they must not change meanwhile.
+            paths: local files, by any name that the caller gives them; they must not change during the call.
 
         Returns:
-            What was stored, by the same names; ``uploaded`` only for those whose bytes went through this process.
+            The stored files, by the same names; ``uploaded`` only for files whose bytes passed through this process.
 
         Raises:
-            StateFileChanged: a file changed meanwhile.
-            CheckpointDiscarded: the savepoint was given up meanwhile.
-            StorageUnavailable, OutcomeUnknown, FileNotFoundError: the savepoint cannot be completed, or may be tried again.
+            StateFileChanged: a file changed during the upload.
+            CheckpointDiscarded: the savepoint was deleted during the upload.
+            StorageUnavailable, OutcomeUnknown, FileNotFoundError: the savepoint cannot be completed; the call may be repeated.
         """
         if not paths:
             return {}
@@ -156,21 +156,22 @@ class SavepointDirectory:
         return dict(zip(paths, run_all(self._executor(), self._store_file, paths.values()), strict=True))
 
     def write_metadata(self, data: bytes, files: Mapping[str, int]) -> str:
-        """Complete the savepoint: its ``_metadata``, created only if absent, once every file is seen to be there.
+        """Complete the savepoint: check that storage holds every file, then create ``_metadata`` only if it is absent.
 
         Args:
             data: the metadata's bytes.
-            files: size by sha256 of every file that it names.
+            files: the size in bytes of every file that the metadata names, by sha256.
 
         Returns:
-            Its location.
+            The savepoint's location.
 
         Raises:
-            MissingStateFile, CorruptStateFile: a file is not there, or has another size; nothing was written.
-            AlreadyExists: other metadata is there.
-            OwnershipLost: the pipeline was taken over meanwhile; the savepoint may have been swept, so it does not count.
+            MissingStateFile, CorruptStateFile: a file is missing, or has another size; nothing was written.
+            AlreadyExists: the directory holds other metadata.
+            OwnershipLost: another run has taken the pipeline over; it may have swept the savepoint, so the savepoint does not
+                count.
             StorageUnavailable, WriteConflict: nothing was written.
-            OutcomeUnknown: nobody knows; delete nothing.
+            OutcomeUnknown: it is unknown whether the metadata was written; delete nothing.
         """
         subject = "a savepoint never changes"
         metadata = MetadataObject(self._store, self._key(METADATA), data, subject)
@@ -196,33 +197,33 @@ class SavepointDirectory:
     # -- reading
 
     def exists(self) -> bool:
-        """Its metadata is there: it was completed, and is not being deleted."""
+        """Whether storage holds the metadata: the savepoint was completed, and is not being deleted."""
         return self.metadata_info() is not None
 
     def metadata_info(self) -> ObjectInfo | None:
-        """Size and time of the metadata, or None."""
+        """Size and time of the metadata; None if there is none."""
         return self._store.head(self._key(METADATA))
 
     def read_metadata(self) -> bytes:
-        """The bytes of its ``_metadata``.
+        """The bytes of the savepoint's ``_metadata``.
 
         Raises:
-            MissingSavepoint: it is not there.
+            MissingSavepoint: the directory holds no metadata.
         """
         try:
             return self._store.get(self._key(METADATA))
         except NotFound as error:
             raise self.missing() from error
 
-    def missing(self, there: Iterable[str] = ()) -> MissingSavepoint:
+    def missing(self, existing: Iterable[str] = ()) -> MissingSavepoint:
         """The error for a savepoint without metadata.
 
         Args:
-            there: savepoints that are there instead.
+            existing: other savepoints, which the error names.
         """
-        rest = "some state files without it: it was never completed, or is being written, copied or deleted"
-        found = rest if any(self._store.list(self._key(STATE))) else "none"
-        names = ", ".join(there) or "none"
+        incomplete = "some state files without it: it was never completed, or is being written, copied or deleted"
+        found = incomplete if any(self._store.list(self._key(STATE))) else "none"
+        names = ", ".join(existing) or "none"
         return MissingSavepoint(
             f"expected the metadata of a savepoint at {self.url}/{METADATA}, found {found}. Savepoints there: {names}. Name one "
             "of these, or a savepoint's directory by its URL or absolute path"
@@ -232,12 +233,12 @@ class SavepointDirectory:
         """Fetch state files to ``destination/<file.path>``, in parallel, verifying size and sha256.
 
         Args:
-            files: path (relative), sha256 and size of each.
-            destination: a directory; created. A file appears in it verified and whole, or not at all.
+            files: the state files, each with its relative path, sha256 and size.
+            destination: a directory; created if it does not exist. A file appears in it verified and whole, or not at all.
 
         Raises:
-            MissingStateFile, CorruptStateFile: name the file, where it lies, what was expected and found.
-            InvalidKey: a path that would leave the destination.
+            MissingStateFile, CorruptStateFile: name the file, its location, what was expected and found.
+            InvalidKey: a file's path leads out of the destination.
         """
 
         def fetch(file: StateFileLike) -> None:
@@ -249,13 +250,13 @@ class SavepointDirectory:
         """Read every file and compare size and sha256.
 
         Args:
-            files: size by sha256 of every file that the metadata names.
+            files: the size in bytes of every file that the metadata names, by sha256.
 
         Returns:
-            What is wrong, in the order of ``files``; nothing if all is well.
+            The files that differ, in the order of ``files``.
 
         Raises:
-            StorageUnavailable: they cannot be read.
+            StorageUnavailable: the files cannot be read.
         """
 
         def check(named: tuple[str, int]) -> StateFileProblem | None:
@@ -274,12 +275,13 @@ class SavepointDirectory:
     # -- deletion
 
     def delete(self) -> None:
-        """Delete the savepoint, complete or not; what others have put into its directory stays. May be repeated.
+        """Delete the savepoint, complete or not; other files in its directory stay. May be repeated.
 
-        Its metadata goes first: without it there is no savepoint. Uploads under way fail, and leave nothing.
+        The metadata is deleted first: without metadata there is no savepoint. Uploads under way fail, and leave nothing.
 
         Raises:
-            StorageError: it may be tried again; in the pipeline's own ``savepoints/`` a later owner sweeps up the rest.
+            StorageError: the deletion is incomplete and may be repeated; in the pipeline's own ``savepoints/`` a later owner
+                deletes the rest.
         """
         with self._lock:
             self._deleted = True
@@ -303,31 +305,31 @@ class SavepointDirectory:
         return [info.key for info in self._store.list(self._key(STATE)) if sha256_in(info.key)]
 
     def incomplete(self) -> IncompleteMark | None:
-        """Whose it is while it is being written; None if it is not, or cannot be known."""
+        """The pipeline and the epoch that write the savepoint; None if it is not being written, or if its mark cannot be read."""
         with suppress(NotFound, msgspec.DecodeError, UnicodeDecodeError):
             return _INCOMPLETE.decode(self._store.get(self._key(INCOMPLETE)))
         return None
 
-    # -- one file
+    # -- transfer of one file
 
     def _store_file(self, path: Path) -> StoredFile:
         file = hash_file(self._shared.hashes, path)
         with self._lock:
-            self._ensure_wanted()
+            self._ensure_not_deleted()
             transfer = self._transfers.get(file.sha256)
             if transfer is None:
-                mine = self._transfers[file.sha256] = Future()
+                own_transfer = self._transfers[file.sha256] = Future()
         if transfer is not None:
-            transfer.result()  # by another thread, which is at it or was
+            transfer.result()  # another thread transfers the file, or has transferred it
             return StoredFile(file.sha256, file.size, uploaded=False)
         try:
             uploaded = self._transfer(file)
         except BaseException as error:
             with self._lock:
-                del self._transfers[file.sha256]  # it may be tried again
-            mine.set_exception(error)
+                del self._transfers[file.sha256]  # so that the transfer may be repeated
+            own_transfer.set_exception(error)
             raise
-        mine.set_result(None)
+        own_transfer.set_result(None)
         return StoredFile(file.sha256, file.size, uploaded)
 
     def _transfer(self, file: LocalFile) -> bool:
@@ -337,7 +339,7 @@ class SavepointDirectory:
             put_file(self._store, key, file)
         with self._lock:
             deleted = self._deleted
-        if deleted:  # perhaps after its files were listed
+        if deleted:  # perhaps after the deletion had listed the files
             self._store.delete([key])
             raise self._discarded()
         return not copied
@@ -348,15 +350,15 @@ class SavepointDirectory:
                 return False
             try:
                 return self._store.copy_from(self._shared.store, source, key, file.size)
-            except NotFound:  # somebody else has deleted it
+            except NotFound:  # another process has deleted it
                 return False
 
-    # -- the whole
+    # -- marks and checks
 
     def _mark(self, *, force: bool = False) -> None:
         with self._lock:
             if not force:
-                self._ensure_wanted()
+                self._ensure_not_deleted()
             if not self._marked:
                 self._store.put(self._key(INCOMPLETE), self._mark_of_owner())
                 self._marked = True
@@ -372,21 +374,23 @@ class SavepointDirectory:
             some = ", ".join(missing[:_NAMED_IN_ERRORS])
             raise MissingStateFile(
                 f"expected {len(files)} state files in {self.url}/{STATE}, found {len(missing)} missing: {some}. The savepoint "
-                "is not complete; nothing names it"
+                "is not complete, and no checkpoint names it"
             )
         for sha256, size in files.items():
             if found[sha256] != size:
                 raise CorruptStateFile(
                     f"expected {size} bytes at {self._store.url}/{self._state_key(sha256)}, found {found[sha256]}. The savepoint "
-                    "is not complete; nothing names it"
+                    "is not complete, and no checkpoint names it"
                 )
 
-    def _ensure_wanted(self) -> None:
+    def _ensure_not_deleted(self) -> None:
         if self._deleted:
             raise self._discarded()
 
     def _discarded(self) -> CheckpointDiscarded:
-        return CheckpointDiscarded(f"savepoint {self.url} was given up while its files were still being stored; the rest is not")
+        return CheckpointDiscarded(
+            f"savepoint {self.url} was deleted while its files were still being stored; its other files are not stored"
+        )
 
     def _problem(self, sha256: str, expected: str, found: str) -> StateFileProblem:
         return StateFileProblem(sha256, expected, found, f"{self._store.url}/{self._state_key(sha256)}")

@@ -1,4 +1,4 @@
-"""The state files in ``shared/``, which checkpoints have in common: stored once by an owner, deleted when nobody names them.
+"""The state files in ``shared/``, common to several checkpoints: stored once by an owner, deleted when no checkpoint names them.
 
 Performs the steps of :mod:`dagster_checkpoints.execution.shared_files` and of the deletion of files. Must not know what a
 checkpoint is beyond its name.
@@ -23,10 +23,10 @@ class SharedFiles:
     """One pipeline's ``shared/``. Thread-safe.
 
     Args:
-        store: the root.
-        layout: of the pipeline.
-        may_delete: raises unless this process may still delete; asked before each request.
-        epoch: under which this process stores files.
+        store: the object store that holds the pipeline.
+        layout: the names of the pipeline's files.
+        may_delete: raises unless this process may still delete; called before each request.
+        epoch: returns the epoch under which this process stores files.
     """
 
     def __init__(self, store: ObjectStore, layout: Layout, may_delete: Callable[[], None], epoch: Callable[[], int]) -> None:
@@ -39,17 +39,17 @@ class SharedFiles:
         self._names = SharedNames(epoch)
 
     def key(self, name: str) -> str:
-        """Where a file lies."""
+        """A file's key in the store."""
         return self._layout.shared_file(name)
 
     def known(self, names: Iterable[str]) -> None:
-        """These files are there and whole, whichever owner stored them: their bytes are not stored under another name."""
+        """Record files that are stored and whole, by any owner: their bytes are not stored again under another name."""
         names = list(names)
         self._names.known(found for found in map(SharedName.parse, names) if found is not None)
         self.registry.known(names)
 
     def store_file(self, checkpoint: Hashable, path: Path) -> StoredFile:
-        """Put one local file there unless its bytes are; first ``checkpoint`` names it."""
+        """Store one local file unless its bytes are stored already; before that, record that ``checkpoint`` names it."""
         file = hash_file(self.hashes, path)
 
         def perform(request: PutFile) -> None:
@@ -60,10 +60,10 @@ class SharedFiles:
 
     @contextmanager
     def lent(self, sha256: str) -> Iterator[str]:
-        """Keep a file while the block reads it. What nobody names after that is deleted.
+        """Keep a file while the block reads it; after that it is deleted if no checkpoint names it.
 
         Yields:
-            Its key; "" if no file with these bytes is there.
+            The file's key; "" if no file with these bytes is stored.
         """
         borrower = object()
         names = {str(name) for name in (self._names.earlier(sha256), self._names.own(sha256)) if name is not None}
@@ -78,18 +78,18 @@ class SharedFiles:
                 self._delete(orphans)
 
     def discard(self, checkpoint: Hashable) -> int:
-        """``checkpoint`` is gone for good: delete what only it names. Returns the number of files."""
+        """Delete the files that only this checkpoint names; it never names files again. Returns the number of files."""
         with self.registry.discarding(checkpoint) as orphans:
             self._delete(orphans)
         return len(orphans)
 
     def sweep(self, keep: frozenset[str]) -> int:
-        """Delete what neither ``keep`` nor a checkpoint names. Returns the number of files."""
+        """Delete the files that neither ``keep`` nor a checkpoint names. Returns the number of files."""
 
         def perform(request: ListFiles | DeleteUnnamed) -> object:
             if isinstance(request, ListFiles):
                 keys = (info.key.removeprefix(self._layout.shared) for info in self.store.list(self._layout.shared))
-                return [name for name in map(SharedName.parse, keys) if name is not None]  # what has another name is not ours
+                return [name for name in map(SharedName.parse, keys) if name is not None]  # other names are not state files
             with self.registry.sweeping(request.names) as orphans:
                 self._delete(orphans)
             return len(orphans)
