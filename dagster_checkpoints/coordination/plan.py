@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from dagster_checkpoints.coordination.errors import UnknownTask
@@ -82,7 +83,7 @@ class TaskSet(Set[TaskId]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        shown = [str(task) for task, _ in zip(self, range(8), strict=False)]
+        shown = [str(task) for task in islice(self, 8)]
         more = "" if len(self) <= len(shown) else f", … {len(self)} tasks"
         return f"TaskSet({', '.join(shown)}{more})"
 

@@ -195,7 +195,9 @@ def create_if_absent() -> Steps[bool]:
         StorageUnavailable, WriteConflict: nothing was written.
         OutcomeUnknown: it still may have been written.
     """
-    for attempt in range(_CREATE_ATTEMPTS):
+    attempts = 0
+    while True:
+        attempts += 1
         try:
             yield CreateObject()
             return True
@@ -203,10 +205,9 @@ def create_if_absent() -> Steps[bool]:
             return False
         except OutcomeUnknown:
             # Once more: it lands now, or is found to be there.
-            if attempt == _CREATE_ATTEMPTS - 1:
+            if attempts == _CREATE_ATTEMPTS:
                 raise
         except (StorageUnavailable, WriteConflict) as error:
-            if attempt:  # an earlier attempt may have landed
+            if attempts > 1:  # an earlier attempt may have landed
                 raise OutcomeUnknown(str(error)) from error
             raise
-    raise AssertionError("unreachable")

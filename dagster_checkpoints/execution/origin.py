@@ -40,10 +40,8 @@ def is_same_pipeline(known: Origin, found: Origin) -> bool:
     They are not if the pipelines come from different places (another code location, or another Dagster instance) **and** have
     fewer than half of their asset keys in common, counted from the smaller pipeline. So one that is renamed, restructured or
     given another key prefix where it is remains itself, and so does one that is moved elsewhere with its keys. What is not
-    known counts as equal.
+    known counts as equal; so do keys of which none are known, for half of none is none.
     """
-    if not known.assets or not found.assets:
-        return True
     places = ((known.code_location, found.code_location), (known.instance, found.instance))
     if all(one == other or not one or not other for one, other in places):
         return True

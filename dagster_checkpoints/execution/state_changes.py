@@ -9,7 +9,7 @@ from datetime import datetime
 
 import msgspec
 
-from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
+from dagster_checkpoints.execution.origin import Origin
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, EndedBy, Job, JobState, PipelineState, StopAskedBy
 
 
@@ -19,8 +19,8 @@ def begun(
     resume: bool,
     restored: CheckpointPointer | None,
     at: datetime,
-    named: bool = False,
-    origin: Origin = UNKNOWN_ORIGIN,
+    named: bool,
+    origin: Origin,
 ) -> PipelineState:
     """A job runs: the previous one goes on, or a new one starts; from ``restored``, or where it stood.
 
@@ -85,7 +85,7 @@ def ended(
     ended_by: EndedBy,
     savepoint: str,
     at: datetime,
-    stop_asked_by: StopAskedBy = "",
+    stop_asked_by: StopAskedBy,
 ) -> PipelineState:
     """The job is over. What it would be resumed from stays only if it may be resumed."""
     job = msgspec.structs.replace(

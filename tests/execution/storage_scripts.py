@@ -86,7 +86,9 @@ def state(*retained: CheckpointPointer, epoch: int = 3, owner: Owner | None = AL
     return PipelineState(pipeline="flights", epoch=epoch, token="before", lease=lease, retained=retained, **{**values, **fields})
 
 
-def owned(clock: Clock, stored: PipelineState, previous: PipelineState | None = None) -> OwnershipSteps:
+def owned(
+    clock: Clock, stored: PipelineState, previous: PipelineState | None = None, values: DriverValues | None = None
+) -> OwnershipSteps:
     """The steps of the owner that has just written `stored`."""
     before = previous or msgspec.structs.replace(stored, lease=None, epoch=stored.epoch - 1)
-    return OwnershipSteps(StoredState(stored, "v1"), before, clock.seconds + LEASE * 0.9, clock.values(), PLACE)
+    return OwnershipSteps(StoredState(stored, "v1"), before, clock.seconds + LEASE * 0.9, values or clock.values(), PLACE)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
 import pytest
 
 from dagster_checkpoints.execution.acquisition import AnnounceWatch, CheckOwnerGone, Sleep, acquire, shares_kernel
-from dagster_checkpoints.execution.pipeline_state import Lease, Owner, PipelineState
+from dagster_checkpoints.execution.pipeline_state import Lease, Owner, PipelineState, describe_owner
 from dagster_checkpoints.execution.storage_errors import (
     AlreadyExists,
     OutcomeUnknown,
+    OwnershipLost,
     PipelineOwned,
     Precondition,
     StorageUnavailable,
@@ -52,13 +54,22 @@ def test_the_first_owner_creates_the_file() -> None:
     owner = follow(acquire(PLACE, BOB, LEASE, clock.values()), (READ, None), (CreateState(wanted), "v1"))
     assert (owner.state, owner.epoch, owner.previous) == (wanted, 1, new)
     assert owner.deadline == clock.seconds + LEASE * 0.9
-    assert len(wanted.history) <= 8
+
+
+def test_the_history_of_a_new_file_is_eight_characters_of_a_token() -> None:
+    values = dataclasses.replace(Clock().values(), new_token=lambda: "0123456789abcdef")
+    assert follow(acquire(PLACE, BOB, LEASE, values), (READ, None), (CreateState, "v1")).state.history == "01234567"
 
 
 def test_a_pipeline_without_an_owner_is_taken_at_once() -> None:
     owner = follow(acquire(PLACE, BOB, LEASE, Clock().values()), (READ, FREE), (ReplaceState("v1", taken(FREE.state)), "v2"))
     assert owner.previous == FREE.state and owner.epoch == 4
-    follow(owner.renew(), (ReplaceState, "v3"))
+    lease = msgspec.structs.replace(owner.state.lease, renewals=1)
+    renewed = msgspec.structs.replace(owner.state, token="token-2", lease=lease)
+    follow(owner.renew(), (ReplaceState("v2", renewed), "v3"))
+    follow(owner.release(None), (ReplaceState, "v4"))
+    with pytest.raises(OwnershipLost, match=r"^the ownership of pipeline 'flights' \(epoch 4\) was released by this run$"):
+        owner.ensure()
 
 
 def test_an_owner_whose_process_is_gone_is_replaced_at_once() -> None:
@@ -121,8 +132,12 @@ def test_an_owner_that_renews_is_alive() -> None:
     renewed = StoredState(msgspec.structs.replace(OWNED.state, token="renewed"), "v2")
     steps = acquire(PLACE, BOB, LEASE, Clock().values())
     exchanges = ((READ, OWNED), ALIVE, (AnnounceWatch, None), (Sleep, None), ALIVE, (READ, renewed), ALIVE)
-    with pytest.raises(PipelineOwned, match=r"'flights' in file:///storage is owned by run run-a on host alpha.*alive"):
+    with pytest.raises(PipelineOwned) as found:
         follow(steps, *exchanges)
+    assert str(found.value) == (
+        f"pipeline 'flights' in file:///storage is {describe_owner(renewed.state)}, and that run is alive: it has just renewed "
+        "its lease. Only one run at a time may own a pipeline: terminate that one, or wait for it"
+    )
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -171,14 +186,24 @@ def test_a_write_that_certainly_failed_is_an_error(error: Exception) -> None:
 
 def test_a_pipeline_that_changes_hands_all_the_time_is_given_up() -> None:
     rounds = [(READ, FREE), (ReplaceState, Precondition("no")), (READ, FREE)] * 5
-    with pytest.raises(PipelineOwned, match=r"'flights' in file:///storage changed hands 5 times"):
+    with pytest.raises(PipelineOwned) as found:
         follow(acquire(PLACE, BOB, LEASE, Clock().values()), *rounds)
+    assert str(found.value) == (
+        "pipeline 'flights' in file:///storage changed hands 5 times while this run tried to own it. Start fewer runs of it at "
+        "the same time"
+    )
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 def test_a_lease_has_a_length(seconds: float) -> None:
     with pytest.raises(ValueError, match="more than 0 seconds"):
         drive(acquire(PLACE, BOB, seconds, Clock().values()), lambda request: None)
+
+
+def test_a_lease_may_be_shorter_than_a_second() -> None:
+    clock = Clock()
+    owner = follow(acquire(PLACE, BOB, 0.5, clock.values()), (READ, FREE), (ReplaceState, "v2"))
+    assert owner.deadline == clock.seconds + 0.5 * 0.9
 
 
 FULL = Owner(run_id="a", host="h", pid=1, boot_id="b", namespaces="n", started=5)

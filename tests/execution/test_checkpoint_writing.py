@@ -95,8 +95,9 @@ def test_union_state_of_a_partly_finished_stage_declines_before_anything_is_writ
     stage = StageMetadata("s", 2, ("0", "1"), finished=(0,))
     chain = ChainMetadata("s", ("s",), {1: TaskSnapshot(stages={"s": snapshot})})
     found = follow(write_checkpoint(7, CHECKPOINT), (BuildMetadata(7), CheckpointMetadata("flights", 7, (stage,), (chain,))))
-    assert isinstance(found.outcome, MetadataWriteFailed) and not found.keep
-    assert found.outcome.reason is FailureReason.CHECKPOINT_DECLINED and "'s'" in found.outcome.message
+    assert isinstance(found.outcome, MetadataWriteFailed) and found.keep is False
+    assert (found.outcome.checkpoint_id, found.outcome.reason) == (7, FailureReason.CHECKPOINT_DECLINED)
+    assert "'s'" in found.outcome.message
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from dagster_checkpoints.coordination import (
     DiscardCheckpoint,
     DiscardStates,
     EndOfDataReached,
+    FailureRateRestart,
     FailureReason,
     FixedDelayRestart,
     JobStatus,
@@ -69,7 +70,7 @@ def test_a_job_begins_in_this_order() -> None:
     job = Job()
     assert job.machine.next_deadline() is None and job.machine.coordinator is None
     assert job.do(on.BeginningChosen(JobBeginning())) == [do.Sweep(), do.Deploy(1, None)]
-    assert job.machine.attempt == 1 and not job.machine.begun
+    assert job.machine.attempt == 1 and job.machine.begun is False
     assert job.deploy() == [do.BeginJob()], "only once all of its state is here"
     assert not job.machine.begun
     assert job.do(on.JobBegun()) == [do.AttemptBegan(1, None), do.ConfirmOwnership()]
@@ -390,6 +391,13 @@ def test_a_source_ends_by_request_and_again_after_every_restart() -> None:
         job.run_tasks()
 
 
+def test_a_source_that_the_job_does_not_have_is_named_with_its_pipeline() -> None:
+    job = Job()
+    job.begin()
+    [answer] = pick(job.ask("end_source", stage="departures"), AnswerRequest)
+    assert answer.message.startswith("expected a source of pipeline 'flights', found 'departures'; its sources are ")
+
+
 @pytest.mark.parametrize(
     ("stage", "instance", "tasks"), [("live", None, (B,)), ("live", "EWR", (B,)), ("history", "0", (A,)), ("live", "LGA", ())]
 )
@@ -420,7 +428,7 @@ def test_a_drain_behind_a_stop_goes_on_when_the_stop_fails() -> None:
 
 
 def test_a_drain_behind_a_stop_goes_on_after_the_restart() -> None:
-    job = Job()
+    job = Job(interval=10.0)
     job.begin()
     job.ask("stop")
     job.do(on.DrainRequested())
@@ -429,6 +437,9 @@ def test_a_drain_behind_a_stop_goes_on_after_the_restart() -> None:
     actions = job.confirm()
     assert sent(actions) == [], "no task is there"
     assert actions[-1] == do.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
+    job.deploy()
+    job.run_tasks()
+    assert job.machine.next_deadline() is None, "no periodic checkpoint any more"
 
 
 # Restarts
@@ -570,6 +581,23 @@ def test_a_job_gives_up(restart: Any, failure: Failure, because: str) -> None:
     assert job.machine.outcome == JobOutcome(JobStatus.FAILED, message, failure, given_up=True)
 
 
+def test_failures_that_are_far_enough_apart_are_not_counted_together() -> None:
+    job = Job(FailureRateRestart(max_failures=1, interval=60.0, delay=5.0))
+    job.begin()
+    assert job.fail()[0] == do.AttemptRestarting(2, 5.0, BROKEN)
+    job.do(Tick(), after=60.0)
+    job.confirm()
+    job.deploy()
+    job.run_tasks()
+    assert job.fail()[0] == do.AttemptRestarting(3, 5.0, BROKEN)
+    job.do(Tick(), after=5.0)
+    job.confirm()
+    job.deploy()
+    job.run_tasks()
+    assert job.fail() == [do.FinishWork()]
+    assert job.machine.outcome is not None and "2 failures within 60.0 s" in job.machine.outcome.message
+
+
 def test_tasks_that_cannot_be_started_are_a_failure_of_the_attempt() -> None:
     job = Job()
     job.do(on.BeginningChosen(JobBeginning()))
@@ -580,8 +608,9 @@ def test_tasks_that_cannot_be_started_are_a_failure_of_the_attempt() -> None:
     assert job.do(on.TasksStopped())[0] == do.AttemptRestarting(2, 5.0, BROKEN)
 
 
-def test_the_requester_of_a_stop_whose_commits_fail_is_told_where_the_savepoint_is() -> None:
-    job = Job()
+@pytest.mark.parametrize("restart", [FixedDelayRestart(2, 5.0), NoRestart()])
+def test_the_requester_of_a_stop_whose_commits_fail_is_told_where_the_savepoint_is(restart: Any) -> None:
+    job = Job(restart)
     job.begin()
     job.ask("stop")
     job.complete(1)
@@ -620,7 +649,8 @@ def test_too_many_failed_checkpoints_between_two_attempts_end_the_job() -> None:
     job.acknowledge(1)
     job.fail()
     assert job.do(MetadataWriteFailed(1, "disk full"))[-1] == do.FinishWork()
-    assert job.machine.outcome is not None and not job.machine.outcome.given_up
+    assert job.machine.outcome is not None
+    assert (job.machine.outcome.status, job.machine.outcome.given_up) == (JobStatus.FAILED, False)
     assert "disk full (FINALIZE_CHECKPOINT_FAILURE)" in job.machine.outcome.message
 
 
@@ -673,6 +703,17 @@ def test_of_two_ends_that_are_asked_for_the_first_counts() -> None:
     job.do(on.CancelRequested())
     assert job.do(on.FatalError(BROKEN)) == []
     job.do(on.TasksStopped())
+    assert job.machine.outcome == JobOutcome(JobStatus.CANCELED)
+
+
+def test_a_job_is_canceled_while_its_final_checkpoint_is_pending() -> None:
+    job = Job()
+    job.begin()
+    for task in ALL:
+        actions = job.report(EndOfDataReached(task))
+    assert pick(actions, CheckpointTriggered)
+    job.do(on.CancelRequested())
+    assert job.do(on.TasksStopped())[-1] == do.FinishWork()
     assert job.machine.outcome == JobOutcome(JobStatus.CANCELED)
 
 
@@ -872,8 +913,12 @@ def test_a_result_of_what_was_not_asked_for_is_refused(phase: JobPhase, event: J
     if isinstance(event, EXPECTED[phase]):
         job.do(event)
         return
-    with pytest.raises(UnexpectedEvent, match=f"A job that is {phase.name} cannot take {type(event).__name__}"):
+    with pytest.raises(UnexpectedEvent) as found:
         job.do(event)
+    assert str(found.value) == (
+        f"A job that is {phase.name} cannot take {event!r}: the driver hands in the result of an action that was not asked for, "
+        "or what needs tasks before the first attempt is deployed."
+    )
 
 
 @pytest.mark.parametrize("phase", [JobPhase.CHOOSING, JobPhase.DEPLOYING])
@@ -883,6 +928,12 @@ def test_a_result_of_what_was_not_asked_for_is_refused(phase: JobPhase, event: J
     ids=lambda event: type(event).__name__,
 )
 def test_what_needs_tasks_is_refused_before_the_first_deployment(phase: JobPhase, event: JobMachineEvent) -> None:
-    with pytest.raises(UnexpectedEvent, match="needs tasks before the first attempt is deployed"):
+    with pytest.raises(UnexpectedEvent, match=f"cannot take {type(event).__name__}.* needs tasks before the first attempt"):
         in_phase(phase).do(event)
     assert in_phase(phase).do(Tick()) == []
+
+
+@pytest.mark.parametrize("phase", [JobPhase.CHOOSING, JobPhase.RUNNING])
+def test_what_is_no_event_is_refused(phase: JobPhase) -> None:
+    with pytest.raises(AssertionError, match="'no event'"):
+        in_phase(phase).do("no event")  # type: ignore[arg-type]

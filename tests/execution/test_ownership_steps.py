@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -63,6 +65,15 @@ def test_a_renewal_replaces_the_version_that_was_seen_last() -> None:
     assert follow(owner.renew(), (ReplaceState("v2", again), "v3")) is True
 
 
+def test_a_renewal_says_when_it_was_made() -> None:
+    later = NOW + timedelta(seconds=10)
+    clock = Clock()
+    owner = owned(clock, state(), values=dataclasses.replace(clock.values(), wall=lambda: later))
+    follow(owner.renew(), (ReplaceState, "v2"))
+    assert owner.state.lease is not None
+    assert (owner.state.lease.acquired_at, owner.state.lease.renewed_at) == (NOW, later)
+
+
 def test_the_deadline_counts_from_before_the_write_was_sent() -> None:
     clock = Clock()
     owner = owned(clock, state())
@@ -96,6 +107,7 @@ def test_an_unknown_outcome_is_not_resolved_behind_the_deadline() -> None:
     owner = owned(clock, state())
 
     def late(request: Any) -> Any:
+        assert clock.seconds < owner.deadline, "nothing more is sent"
         clock.seconds = owner.deadline
         raise OutcomeUnknown("late")
 
@@ -147,7 +159,8 @@ def test_a_write_that_is_always_refused_is_given_up() -> None:
         (None, r"pipeline 'flights' \(epoch 3\) is gone: file:///storage/flights/state.json was deleted"),
         (
             StoredState(state(epoch=4, owner=BOB), "v2"),
-            r"taken over: expected epoch 3 in file.*, found epoch 4, .*run-b on host beta",
+            r"taken over: expected epoch 3 in file.*, found epoch 4, .*run-b on host beta.*UTC\. "
+            r"This run was silent for a whole lease; it stops and commits nothing$",
         ),
     ],
 )
@@ -179,8 +192,12 @@ def test_a_renewal_without_an_answer_is_no_loss_before_the_deadline(error: Excep
         clock.seconds = owner.deadline
         raise error
 
-    with pytest.raises(OwnershipLost, match="could not be renewed within its lease of 30 s"):
+    with pytest.raises(OwnershipLost) as found:
         drive(owner.renew(), late)
+    assert str(found.value) == (
+        "the ownership of pipeline 'flights' (epoch 3) could not be renewed within its lease of 30 s; another run may own the "
+        "pipeline now, so this one stops. Was storage out of reach, or this process suspended?"
+    )
 
 
 def _writes(owner: OwnershipSteps) -> list[Callable[[], Steps[Any]]]:
@@ -221,14 +238,34 @@ def test_a_release_is_said_once_and_frees_the_lease() -> None:
     owner = owned(clock, state())
     follow(owner.release("CANCELED"), (ReplaceState, "v2"))
     assert owner.state.lease is None and owner.released
-    assert (owner.state.job.status, owner.state.job.ended_at) == ("CANCELED", NOW)
+    assert owner.state.job == Job(job_id=1, status="CANCELED", ended_at=NOW)
     follow(owner.release("FAILED"))
     clock.seconds = owner.deadline + 1
     assert not owner.lost
 
 
+def test_a_release_after_the_end_leaves_the_job_as_it_has_ended() -> None:
+    owner = owned(Clock(), state())
+    follow(owner.end_job("FINISHED", keep_checkpoints=True, ended_by="end_of_data", stop_asked_by=""), (ReplaceState, "v2"))
+    assert owner.released is False
+    ended = owner.state.job
+    follow(owner.release(None), (ReplaceState, "v3"))
+    assert owner.state.job == ended == Job(job_id=1, status="FINISHED", ended_at=NOW, ended_by="end_of_data")
+    assert owner.state.lease is None
+
+
 def test_a_job_begins() -> None:
-    owner = owned(Clock(), state(pointer(4), job=Job(job_id=7, status="FAILED", run_id="old", begun_by="old")))
+    suspended = Job(
+        job_id=7,
+        status="FINISHED",
+        ended_at=NOW,
+        ended_by="suspend",
+        savepoint="savepoints/savepoint-4",
+        stop_asked_by="request",
+        run_id="old",
+        begun_by="old",
+    )
+    owner = owned(Clock(), state(pointer(4), job=suspended))
     assert follow(owner.begin_job(resume=True), (ReplaceState, "v2")) == 7
     assert owner.state.job == Job(job_id=7, status="RUNNING", run_id="run-a", begun_by="old")
     assert owner.state.newest == pointer(4)
@@ -354,10 +391,10 @@ def test_an_end_that_could_not_be_said_is_said_with_the_release() -> None:
 def test_another_end_than_the_one_that_could_not_be_said_has_no_savepoint() -> None:
     owner = owned(Clock(), state(pointer(4)))
     with pytest.raises(StorageUnavailable):
-        ended = owner.end_job("FINISHED", keep_checkpoints=True, ended_by="end_of_data", stop_asked_by="")
+        ended = owner.end_job("FINISHED", keep_checkpoints=True, ended_by="drain", stop_asked_by="request")
         follow(ended, (ReplaceState, AWAY))
     follow(owner.release("FAILED"), (ReplaceState, "v3"))
-    assert (owner.state.job.status, owner.state.job.ended_by) == ("FAILED", "")
+    assert owner.state.job == Job(job_id=1, status="FAILED", ended_at=NOW)
 
 
 def test_a_savepoint_is_that_of_a_stop_only_if_this_owner_has_completed_it() -> None:

@@ -61,6 +61,7 @@ def plain(*pointers: CheckpointPointer) -> tuple[CompletedCheckpoint, ...]:
 
 C4, C5, C6 = pointer(4), pointer(5), pointer(6)
 S5 = pointer(5, kind="savepoint")
+NAMED_C5 = (ResolveName("checkpoints/chk-5-1"), NamedPlace(C5.location, False))
 
 
 @pytest.mark.parametrize(
@@ -163,10 +164,14 @@ def test_an_id_that_is_not_retained_may_be_a_savepoints() -> None:
     assert start.pointer == there and start.retained[-1].is_savepoint
     with pytest.raises(NothingToRestoreError, match=r"'7' fits several savepoints: a, b. Name one"):
         choose(state(C4), Options("7"), *registered(C4), listed((7, "a"), (7, "b")))
-    with pytest.raises(NothingToRestoreError, match=r"Retained checkpoints: 4; savepoints: a. Name one"):
-        choose(state(C4), Options("chk-7"), *registered(C4), listed((6, "a")))
-    with pytest.raises(NothingToRestoreError, match=r"Retained checkpoints: none; savepoints: none. Name one"):
+    with pytest.raises(NothingToRestoreError, match=r"Retained checkpoints: 6, 4; savepoints: a, b. Name one"):
+        choose(state(C6, C4), Options("chk-7"), *registered(C6, C4), listed((6, "a"), (2, "b")))
+    with pytest.raises(NothingToRestoreError) as found:
         choose(state(), Options("7"), listed())
+    assert str(found.value) == (
+        "restore_from: '7' asks for a checkpoint that file:///storage does not hold. Retained checkpoints: none; savepoints: "
+        "none. Name one of these, or restore from 'latest' or 'none'."
+    )
 
 
 def test_a_savepoint_of_this_job_elsewhere_begins_a_new_one() -> None:
@@ -188,10 +193,20 @@ def test_a_savepoint_by_its_name() -> None:
 
 def test_a_checkpoint_of_an_earlier_job_is_refused() -> None:
     earlier = pointer(4, job_id=3)
-    with pytest.raises(
-        NothingToRestoreError, match=r"latest job \(1\), found that file:///storage/checkpoints/chk-4-1 is of job 3"
-    ):
+    with pytest.raises(NothingToRestoreError) as found:
         choose(state(C6, earlier), Options("4"), *registered(C6, earlier), read(earlier))
+    assert str(found.value) == (
+        "expected a checkpoint of the pipeline's latest job (1), found that file:///storage/checkpoints/chk-4-1 is of job 3. The "
+        "job that began after it has aborted what that one had not committed, and its own rows are in the sinks: going back "
+        "would lose or repeat rows. Restore a savepoint of that job, which holds all that it needs, or a checkpoint of the "
+        "latest one"
+    )
+
+
+def test_what_carries_the_same_id_is_not_passed_over() -> None:
+    twin = pointer(5, epoch=2)
+    start = choose(state(C6, twin, C5), Options("chk-5-1"), *registered(C6, twin, C5), NAMED_C5, read(C5))
+    assert start.retained == plain(twin, C5) and start.passed_over == plain(C6)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +248,12 @@ def test_a_retry_of_a_run_that_has_begun_the_job(
     assert is_repeated_start(restore_from, earlier, state(job=job)) is repeated
     over = Job(job_id=3, status="FINISHED", ended_by="drain", begun_by=begun_by)
     if repeated:
-        with pytest.raises(
-            NothingToRestoreError, match=rf"'{restore_from}'. Run {begun_by}, .*job 3 there, and that job is FINISHED"
-        ):
+        with pytest.raises(NothingToRestoreError) as found:
             is_repeated_start(restore_from, earlier, state(job=over))
+        assert str(found.value) == (
+            f"restore_from: '{restore_from}'. Run {begun_by}, which this run repeats, has begun job 3 there, and that job is "
+            "FINISHED: there is nothing to continue, and to begin there again would repeat its rows. To run the pipeline again, "
+            "launch a new run instead of a retry or re-execution."
+        )
     else:
         assert not is_repeated_start(restore_from, earlier, state(job=over))

@@ -180,7 +180,7 @@ def test_a_task_ends_with_its_final_checkpoint_in_this_order() -> None:
     statistics = TaskStatistics(operators_finished=True, sync_seconds=1.0)
     assert drive.snapshot(1) == [Forward(BarrierMark(barrier(1))), StoreSnapshot(barrier(1), statistics, {})]
     assert drive(life.CheckpointCompletedNotice(1)) == [life.CommitUpTo(1), *END]
-    assert not drive.machine.suspended
+    assert drive.machine.suspended is False
 
 
 def test_without_checkpoints_after_tasks_finish_a_task_commits_by_itself() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace as changed
 from datetime import UTC, datetime
@@ -132,12 +133,28 @@ def test_without_a_recorder_the_machine_is_plain() -> None:
     assert type(coordinator) is CheckpointCoordinator
 
 
+def test_what_a_trace_looks_like() -> None:
+    lines: list[str] = []
+    recorder = Recorder(lines.append)
+    recorder.begin({"pipeline": "Zürich"})
+    coordinator = made(CheckpointCoordinator, "job", recorder, 2.5, graph=GRAPH, config=CheckpointConfig(interval=None))
+    coordinator.handle(Tick(), 3.5)
+    tick = '{"~":"record","v":["coordination.events:Tick",{}]}'
+    assert lines[0] == '{"trace":1,"about":{"pipeline":"Zürich"}}'
+    assert lines[1].startswith('{"at":2.5,"machine":"job","kind":"coordination.coordinator:CheckpointCoordinator","arguments":{')
+    assert lines[2:] == [f'{{"at":3.5,"machine":"job","event":{tick},"actions":[]}}']
+    assert [entry.at for entry in read(lines)] == [2.5, 3.5]
+
+
 def test_a_machine_that_answers_otherwise_is_named() -> None:
     entries = list(read(recorded_run()))
     other = [changed(e, arguments={**e.arguments, "next_checkpoint_id": 7}) if isinstance(e, Created) else e for e in entries]
     differences = list(replay(other))
     assert differences[0].number == 4
-    assert "entry 4: job at 1.000 s took CheckpointRequested" in str(differences[0])
+    entry = differences[0].entry
+    assert str(differences[0]) == (
+        f"entry 4: job at 1.000 s took {entry.event}: expected {entry.actions}, found {differences[0].found}"
+    )
 
 
 def test_an_error_is_recorded_and_comes_again() -> None:
@@ -151,7 +168,9 @@ def test_an_error_is_recorded_and_comes_again() -> None:
     assert isinstance(entries[1], Handled) and entries[1].raised == "UnknownTask"
     assert list(replay(entries)) == []
     (difference,) = replay([entries[0], changed(entries[1], raised="")])
-    assert difference.found == "UnknownTask" and "found UnknownTask" in str(difference)
+    assert difference.found == "UnknownTask" and str(difference).endswith(": expected [], found UnknownTask")
+    (difference,) = replay([entries[0], changed(entries[1], raised="OtherError")])
+    assert str(difference).endswith(": expected OtherError, found UnknownTask")
 
 
 def test_the_last_line_of_a_killed_run_may_be_cut_off() -> None:
@@ -162,13 +181,40 @@ def test_the_last_line_of_a_killed_run_may_be_cut_off() -> None:
         list(read([*cut, lines[-1]]))
 
 
-@pytest.mark.parametrize("lines", [[], ["no json"], ["[1]"], ['{"trace": 99, "about": {}}'], ['{"trace": 1, "about": {}}', "[]"]])
-def test_a_file_that_is_no_trace_is_refused(lines: list[str]) -> None:
-    with pytest.raises(CorruptTrace):
-        list(read(lines))
-    if lines != ['{"trace": 1, "about": {}}', "[]"]:
-        with pytest.raises(CorruptTrace):
-            about(lines[0] if lines else "")
+NO_OBJECT = "[" + "1," * 100 + "1]"
+OTHER_VERSION = {"trace": 99, "about": {"pipeline": "p" * 100}}
+
+
+@pytest.mark.parametrize(
+    ("first", "read_says", "about_says"),
+    [
+        ("", "expected a trace of version 1, found 'None' in its first line", "expected a trace of version 1, found '' in"),
+        ("no json", "expected a trace of version 1, found 'None' in", "expected a trace of version 1, found 'no json' in"),
+        (
+            json.dumps(OTHER_VERSION),
+            f"expected a trace of version 1, found {str(OTHER_VERSION)[:100]!r} in its first line",
+            f"expected a trace of version 1, found {json.dumps(OTHER_VERSION)[:100]!r} in its first line",
+        ),
+        (
+            NO_OBJECT,
+            f"line 1: expected an object, found {NO_OBJECT[:100]!r}",
+            f"line 1: expected an object, found {NO_OBJECT[:100]!r}",
+        ),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused(first: str, read_says: str, about_says: str) -> None:
+    for lines in ([first], [] if not first else [first, "{}"]):
+        with pytest.raises(CorruptTrace) as found:
+            list(read(lines))
+        assert str(found.value).startswith(read_says)
+    with pytest.raises(CorruptTrace) as found:
+        about(first)
+    assert str(found.value).startswith(about_says)
+
+
+def test_an_entry_that_is_no_object_is_refused() -> None:
+    with pytest.raises(CorruptTrace, match=r"^line 2: expected an object, found '\[\]'$"):
+        list(read(['{"trace": 1, "about": {}}', "[]"]))
 
 
 def test_a_machine_that_was_never_made_takes_no_event() -> None:

@@ -1,0 +1,18 @@
+"""What a gate that aligns nothing remembers of the barriers that it has seen."""
+
+from __future__ import annotations
+
+from dagster_checkpoints.coordination import ChannelWatermark, ValveState
+from dagster_checkpoints.execution.gate_snapshots import BarrierMemory
+from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel
+
+KNOWN = ChannelWatermark(5)
+
+
+def test_a_snapshot_that_is_taken_and_those_before_it_are_forgotten() -> None:
+    memory, channel, valve = BarrierMemory(), InputChannel(GateChannel("a")), ValveState(5, {"a": KNOWN})
+    for checkpoint_id in (1, 2, 3):
+        memory.remember(channel, checkpoint_id, valve)
+    memory.forget(2)
+    assert [memory.ended_behind(checkpoint_id) for checkpoint_id in (1, 2, 3)] == [False, False, True]
+    assert [memory.at_barrier(checkpoint_id, "a") for checkpoint_id in (1, 2, 3)] == [None, None, (KNOWN, 0)]
