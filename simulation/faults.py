@@ -24,6 +24,7 @@ from dagster_checkpoints.coordination.pending_checkpoints import PendingCheckpoi
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
 from dagster_checkpoints.execution.checkpoint_writing import write_checkpoint
+from dagster_checkpoints.execution.gate_snapshots import GateSnapshots
 from dagster_checkpoints.execution.input_gate import InputGate
 from dagster_checkpoints.execution.job_coordination import JobCoordination
 from dagster_checkpoints.execution.job_machine import JobMachine
@@ -154,7 +155,7 @@ FAULTS = (
     ),
     Fault(
         "an aborted checkpoint's due snapshot is taken nevertheless",
-        InputGate._aborted,
+        GateSnapshots.drop,
         " if due.checkpoint_id != checkpoint_id",
         "",
     ),

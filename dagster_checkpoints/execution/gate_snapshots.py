@@ -1,17 +1,19 @@
-"""The inputs' part of a snapshot: what an input gate puts into it, what it captures behind it, and what it remembers of barriers.
+"""The snapshots at an input gate: which are due, what the gate puts into them, and what it captures behind them.
 
-Parts of the input gate; they decide nothing about when a snapshot is taken.
+Parts of the input gate, which decides when a snapshot is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from dagster_checkpoints.coordination import (
     MIN_WATERMARK_MS,
     ChannelCaptured,
     ChannelWatermark,
+    CheckpointBarrier,
     SnapshotInputsComplete,
     StartSnapshot,
     TakeSnapshot,
@@ -43,21 +45,97 @@ class PinDue:
     since: float
 
 
+DueAction = TakeSnapshot | StartSnapshot | ChannelCaptured | SnapshotInputsComplete
+"""What a barrier handler asks for, and what waits until the query has caught up."""
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotDue:
-    """Something that the barrier handler asks for, and that waits until the query has caught up.
+    """An action that is due.
 
     Attributes:
         since: when its alignment began, seconds.
     """
 
-    action: TakeSnapshot | StartSnapshot | ChannelCaptured | SnapshotInputsComplete
+    action: DueAction
     since: float
 
     @property
     def checkpoint_id(self) -> int:
         action = self.action
         return action.barrier.checkpoint_id if isinstance(action, TakeSnapshot | StartSnapshot) else action.checkpoint_id
+
+    @property
+    def takes_snapshot(self) -> bool:
+        """Whether a snapshot is taken, and not only its inputs completed."""
+        return isinstance(self.action, TakeSnapshot | StartSnapshot)
+
+
+class GateSnapshots:
+    """The snapshots that the barriers at a gate have asked for.
+
+    Args:
+        channels: the gate's channels by name.
+        valve: returns what is known of event time now.
+
+    Attributes:
+        due: what waits until the query has caught up, in the order in which it has become due. Nothing is read meanwhile, so all
+            of it is at the same place.
+        memory: what was known at the barriers of checkpoints whose snapshots are still to come.
+    """
+
+    def __init__(self, channels: Mapping[str, InputChannel], valve: Callable[[], ValveState]) -> None:
+        self.due: deque[SnapshotDue] = deque()
+        self.memory = BarrierMemory()
+        self._channels = channels
+        self._valve = valve
+        self._captures = Captures()
+        self._alignment_began: float | None = None
+
+    def alignment_begins(self, now: float) -> None:
+        """A barrier blocks its channel."""
+        if self._alignment_began is None:
+            self._alignment_began = now
+
+    def alignment_ends(self) -> None:
+        """The checkpoint was given up."""
+        self._alignment_began = None
+
+    def add(self, action: DueAction, now: float) -> None:
+        """The barrier handler asks for this."""
+        self.due.append(SnapshotDue(action, now if self._alignment_began is None else self._alignment_began))
+        self._alignment_began = None
+
+    def drop(self, checkpoint_id: int) -> None:
+        """The checkpoint was aborted: nothing of it is due any more."""
+        kept = [due for due in self.due if due.checkpoint_id != checkpoint_id]
+        self.due.clear()
+        self.due.extend(kept)
+
+    def give_up(self, checkpoint_id: int) -> bool:
+        """Forget an unaligned snapshot whose inputs are not complete; whether there was one."""
+        return self._captures.give_up(checkpoint_id, self._channels.values())
+
+    def take_next(self) -> PinDue | InputsCaptured | None:
+        """Do what is due first; returns what the task has to do for it."""
+        due = self.due.popleft()
+        match due.action:
+            case TakeSnapshot(barrier):
+                return self._pin(barrier, due.since)
+            case StartSnapshot(barrier, names):
+                pin = self._pin(barrier, due.since, overtaking=True)
+                self._captures.begin(barrier.checkpoint_id, [self._channels[name] for name in names])
+                return pin
+            case ChannelCaptured(checkpoint_id, name):
+                self._captures.end(checkpoint_id, self._channels[name])
+                return None
+            case SnapshotInputsComplete(checkpoint_id):
+                return self._captures.complete(checkpoint_id)
+
+    def _pin(self, barrier: CheckpointBarrier, since: float, *, overtaking: bool = False) -> PinDue:
+        inputs = pinned_inputs(self._channels.values(), self._valve(), barrier.checkpoint_id, self.memory)
+        self.memory.forget(barrier.checkpoint_id)
+        return PinDue(PinSnapshot(barrier, inputs, overtaking), since)
 
 
 class Captures:

@@ -1,4 +1,4 @@
-"""One input channel as its consumer sees it, and watermarks that wait for records; parts of the input gate.
+"""One input channel as its consumer sees it: a part of the input gate.
 
 Positions count the elements of a channel from the first one of the job. `scanned` is up to where barriers and ends were looked
 for, `taken_in` up to where watermarks count, `open_to` up to where the query may read, `consumed` up to where it has.
@@ -7,7 +7,6 @@ for, `taken_in` up to where watermarks count, `open_to` up to where the query ma
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_checkpoints.coordination import ChannelWatermark
@@ -61,34 +60,3 @@ class InputChannel:
         self.captured: list[Element] | None = None
         self.announced: int | None = None
         self.unread: deque[Element] = deque()
-
-
-class WatermarkQueue:
-    """Watermarks that wait until the query has consumed the records in front of them.
-
-    Attributes:
-        released: the newest one that waits no more, epoch ms; None before the first.
-    """
-
-    __slots__ = ("_streams", "_waiting", "released")
-
-    def __init__(self, streams: Sequence[InputChannel]) -> None:
-        self._streams = tuple(streams)
-        self._waiting: deque[tuple[tuple[tuple[InputChannel, int], ...], int]] = deque()
-        self.released: int | None = None
-
-    @property
-    def waits(self) -> bool:
-        """Whether there is one that waits."""
-        return bool(self._waiting)
-
-    def add(self, ms: int) -> None:
-        """A watermark behind everything that is open now, and later than those before it."""
-        self._waiting.append((tuple((channel, channel.open_to) for channel in self._streams), ms))
-
-    def release(self) -> bool:
-        """Let those go whose records are consumed. True if `released` has changed."""
-        waiting = len(self._waiting)
-        while self._waiting and all(channel.consumed >= position for channel, position in self._waiting[0][0]):
-            self.released = self._waiting.popleft()[1]
-        return len(self._waiting) < waiting

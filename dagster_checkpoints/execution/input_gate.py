@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dagster_checkpoints.coordination import (
-    MAX_WATERMARK_MS,
-    MIN_WATERMARK_MS,
     AbortAlignment,
     AlignmentTick,
     BarrierAction,
@@ -26,41 +24,20 @@ from dagster_checkpoints.coordination import (
     BarrierReceived,
     BlockChannel,
     CancellationReceived,
-    ChannelCaptured,
-    CheckpointBarrier,
     CheckpointConfig,
     EndOfPartitionReceived,
     FailureReason,
-    SnapshotInputsComplete,
-    StartSnapshot,
     TakeSnapshot,
     TriggerReceived,
     UnblockChannels,
-    ValveState,
-    WatermarkValve,
     create_barrier_handler,
 )
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.coordination.errors import UnexpectedEvent, UnknownChannel
-from dagster_checkpoints.execution.elements import (
-    BarrierMark,
-    CancelMark,
-    Element,
-    EndOfData,
-    EndOfPartition,
-    Mark,
-    WatermarkAt,
-    WatermarkStatus,
-)
-from dagster_checkpoints.execution.gate_snapshots import (
-    BarrierMemory,
-    Captures,
-    InputsCaptured,
-    PinDue,
-    SnapshotDue,
-    pinned_inputs,
-)
-from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel, WatermarkQueue
+from dagster_checkpoints.execution.elements import BarrierMark, CancelMark, Element, EndOfData, EndOfPartition, Mark
+from dagster_checkpoints.execution.gate_snapshots import GateSnapshots, InputsCaptured, PinDue
+from dagster_checkpoints.execution.gate_watermarks import GateWatermarks
+from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel
 from dagster_checkpoints.execution.task_events import (
     AddToTable,
     BetweenBatches,
@@ -71,7 +48,6 @@ from dagster_checkpoints.execution.task_events import (
     EvaluateOnce,
     Forward,
     OpenTo,
-    PinSnapshot,
     QueryBuilt,
     QueryConsumed,
     QueryRunning,
@@ -114,9 +90,10 @@ class InputGate:
         self._statics = [c for c in self._channels.values() if c.static]
         self._exactly_once = config.mode == "exactly_once"
         self._handler = create_barrier_handler(config, self._channels)
-        self._valve = WatermarkValve(c.name for c in self._streams)
-        known = {s.name: s.restored for s in channels if s.restored is not None and not s.static}
-        self._valve.restore(ValveState(MIN_WATERMARK_MS if valve_watermark is None else valve_watermark, known))
+        restored = {start.name: start.restored for start in channels if start.restored is not None and not start.static}
+        self._watermarks = GateWatermarks(self._streams, restored, valve_watermark)
+        self._snapshots = GateSnapshots(self._channels, self._watermarks.snapshot)
+        self._due = self._snapshots.due
         self._now = 0.0
         self._actions: list[GateAction] = []
         """What the event that is being taken has led to so far."""
@@ -128,17 +105,8 @@ class InputGate:
         """Whether the task's data has ended: the gate scans on, for barriers."""
         self._paused = False
         self._built = QueryBuilt()
-        self._due: deque[SnapshotDue] = deque()
-        self._alignment_began: float | None = None
         self._opened = False
         """Whether there is something new to open to."""
-        self._moved = False
-        """Whether the watermark has moved since the query was last told."""
-        self._held_back = WatermarkQueue(self._streams)
-        self._pending_watermarks = WatermarkQueue(self._streams)
-        self._idle = False
-        self._captures = Captures()
-        self._memory = BarrierMemory()
 
     # For the driver
 
@@ -163,17 +131,17 @@ class InputGate:
     @property
     def watermark(self) -> int:
         """The watermark of all channels together, epoch ms; MIN_WATERMARK_MS before there is one."""
-        return self._valve.watermark
+        return self._watermarks.watermark
 
     @property
     def has_news(self) -> bool:
         """Whether there is something to say `BetweenBatches`."""
-        return self._pending_watermarks.waits or self._valve.is_idle != self._idle
+        return self._watermarks.has_news
 
     @property
     def due_checkpoints(self) -> tuple[int, ...]:
         """The checkpoints whose snapshots wait until the query has caught up."""
-        return tuple(due.checkpoint_id for due in self._due if isinstance(due.action, TakeSnapshot | StartSnapshot))
+        return tuple(due.checkpoint_id for due in self._due if due.takes_snapshot)
 
     def next_deadline(self) -> float | None:
         """When an AlignmentTick is due, by the clock of the barriers' timestamps; None if never."""
@@ -217,12 +185,12 @@ class InputGate:
         for channel in self._streams:
             for element in channel.held:
                 if isinstance(element, Mark):
-                    self._take_in(channel, element)
+                    self._watermarks.take_in(channel, element)
             channel.held.clear()
             channel.open_to = channel.held_to
             channel.taken_in = channel.scanned
         if event.streaming:
-            self._moved = True  # what a restored valve knows is told to every query
+            self._watermarks.moved = True  # what a restored valve knows is told to every query
             self._let_through()
             self._actions.append(StartQuery())
             self._awaits = QueryRunning
@@ -253,24 +221,18 @@ class InputGate:
         for name, position in event.positions.items():
             channel = self._known(name)
             channel.consumed = max(channel.consumed, position)
-        if self._held_back.waits and self._held_back.release():
+        if self._watermarks.consumed():
             self._opened = True
 
     def _between_batches(self, event: BetweenBatches) -> None:
-        if self._pending_watermarks.release():
-            assert self._pending_watermarks.released is not None
-            self._actions.append(WatermarkReached(self._pending_watermarks.released))
-        idle = self._valve.is_idle
-        if idle != self._idle and (not idle or self.caught_up):
-            self._idle = idle
-            self._actions.append(Forward(WatermarkStatus(idle)))
+        self._actions += self._watermarks.between_batches(caught_up=self.caught_up)
 
     def _triggered(self, event: TriggerReceived) -> None:
         self._obey(self._handler.handle(event))
 
     def _aborted(self, event: life.CheckpointAbortedNotice) -> None:
         checkpoint_id = event.checkpoint_id
-        self._due = deque(due for due in self._due if due.checkpoint_id != checkpoint_id)
+        self._snapshots.drop(checkpoint_id)
         for action in self._handler.handle(CancellationReceived(None, checkpoint_id)):
             if isinstance(action, AbortAlignment):
                 self._cancel(action.checkpoint_id)  # no news to the coordinator, which has just said so
@@ -288,7 +250,7 @@ class InputGate:
 
     def _snapshot_failed(self, event: SnapshotFailed) -> None:
         self._expect(SnapshotPinned, event)
-        self._captures.give_up(event.checkpoint_id, self._channels.values())
+        self._snapshots.give_up(event.checkpoint_id)
 
     def _pause(self, event: object) -> None:
         self._paused = True
@@ -321,7 +283,7 @@ class InputGate:
         if isinstance(mark, BarrierMark):
             channel.announced = None
             if not self._exactly_once:
-                self._memory.remember(channel, mark.barrier.checkpoint_id, self._valve.snapshot())
+                self._snapshots.memory.remember(channel, mark.barrier.checkpoint_id, self._watermarks.snapshot())
             self._obey(self._handler.handle(BarrierReceived(name, mark.barrier)))
         elif isinstance(mark, CancelMark):
             self._obey(self._handler.handle(CancellationReceived(name, mark.checkpoint_id)))
@@ -332,26 +294,11 @@ class InputGate:
             if channel.static:
                 channel.ended_in_scan = channel.ended_in_scan or (isinstance(mark, EndOfData) and mark.drain)
             elif self._open:
-                self._take_in(channel, mark)
+                self._watermarks.take_in(channel, mark)
             elif not self._closed:
                 channel.held.append(mark)
             if ends:
                 self._obey(self._handler.handle(EndOfPartitionReceived(name)))
-
-    def _take_in(self, channel: InputChannel, mark: Mark) -> None:
-        if channel.ended != "none":
-            return
-        if isinstance(mark, WatermarkAt):
-            moved = self._valve.advance(channel.name, mark.ms)
-        elif isinstance(mark, WatermarkStatus):
-            moved = (self._valve.idle if mark.idle else self._valve.active)(channel.name)
-        elif isinstance(mark, EndOfData):
-            channel.ended = "drain" if mark.drain else "suspend"
-            moved = self._valve.end(channel.name, mark.drain)
-        else:
-            return
-        if moved is not None:
-            self._moved = True
 
     # What follows from the state
 
@@ -363,7 +310,7 @@ class InputGate:
             self._awaits = QueryBuilt
             self._actions.append(BuildQuery())
             return
-        if self._open and (self._opened or self._moved):
+        if self._open and (self._opened or self._watermarks.moved):
             self._let_through()
         if self._due:
             self._take_due()
@@ -371,46 +318,21 @@ class InputGate:
             self._end()
 
     def _let_through(self) -> None:
-        watermark: int | None = self._valve.watermark
-        if self._valve.watermark <= MIN_WATERMARK_MS:
-            watermark = None
-        elif self._moved:
-            if not self._built.told_watermark and self._valve.watermark < MAX_WATERMARK_MS:
-                self._pending_watermarks.add(self._valve.watermark)
-            if not self._built.ordered:
-                self._held_back.add(self._valve.watermark)
-                self._held_back.release()
-        if watermark is not None and not self._built.ordered:
-            watermark = self._held_back.released
-        self._opened = self._moved = False
+        watermark = self._watermarks.let_through(self._built)
+        self._opened = False
         if self._built.streaming:
             self._actions.append(OpenTo({c.name: c.open_to for c in self._streams}, watermark))
 
     def _take_due(self) -> None:
-        """In the order in which they have become due. Nothing is read meanwhile, so they all lie at the same place."""
+        """Take the snapshots that are due, once the query has caught up."""
         while self._due and self._awaits is None:
-            due = self._due[0]
-            match due.action:
-                case TakeSnapshot() | StartSnapshot() if self._open and not self.caught_up:
-                    return
-                case TakeSnapshot(barrier):
-                    self._pin(barrier, due)
-                case StartSnapshot(barrier, names):
-                    self._pin(barrier, due, overtaking=True)
-                    self._captures.begin(barrier.checkpoint_id, [self._channels[name] for name in names])
-                case ChannelCaptured(checkpoint_id, name):
-                    self._captures.end(checkpoint_id, self._channels[name])
-                case SnapshotInputsComplete(checkpoint_id):
-                    captured = self._captures.complete(checkpoint_id)
-                    if captured is not None:
-                        self._actions.append(captured)
-            self._due.popleft()
-
-    def _pin(self, barrier: CheckpointBarrier, due: SnapshotDue, *, overtaking: bool = False) -> None:
-        self._awaits = SnapshotPinned
-        inputs = pinned_inputs(self._channels.values(), self._valve.snapshot(), barrier.checkpoint_id, self._memory)
-        self._actions.append(PinDue(PinSnapshot(barrier, inputs, overtaking), due.since))
-        self._memory.forget(barrier.checkpoint_id)
+            if self._due[0].takes_snapshot and self._open and not self.caught_up:
+                return
+            taken = self._snapshots.take_next()
+            if taken is not None:
+                self._actions.append(taken)
+            if isinstance(taken, PinDue):
+                self._awaits = SnapshotPinned
 
     def _end(self) -> None:
         if not self._built.streaming:
@@ -429,13 +351,12 @@ class InputGate:
         for action in asked:
             match action:
                 case BlockChannel(name):
-                    if self._alignment_began is None:
-                        self._alignment_began = self._now
+                    self._snapshots.alignment_begins(self._now)
                     self._channels[name].blocked = True
                 case UnblockChannels(names):
                     for name in names:
                         self._channels[name].blocked = False
-                case TakeSnapshot(barrier) if self._closed and self._memory.ended_behind(barrier.checkpoint_id):
+                case TakeSnapshot(barrier) if self._closed and self._snapshots.memory.ended_behind(barrier.checkpoint_id):
                     # At-least-once: its data ended behind the barrier of an upstream task, which would go on after a restore, and
                     # this task would take in nothing.
                     self._cancel(barrier.checkpoint_id)
@@ -445,18 +366,13 @@ class InputGate:
                     self._cancel(checkpoint_id)
                     self._actions.append(action)
                 case _:
-                    self._due.append(SnapshotDue(action, self._now if self._alignment_began is None else self._alignment_began))
-                    self._alignment_began = None
+                    self._snapshots.add(action, self._now)
 
     def _cancel(self, checkpoint_id: int) -> None:
-        self._alignment_began = None
-        self._give_up(checkpoint_id)
-        self._actions.append(Forward(CancelMark(checkpoint_id)))
-
-    def _give_up(self, checkpoint_id: int) -> None:
-        """Forget an unaligned snapshot whose inputs are not complete."""
-        if self._captures.give_up(checkpoint_id, self._channels.values()):
+        self._snapshots.alignment_ends()
+        if self._snapshots.give_up(checkpoint_id):
             self._actions.append(DropSnapshot(checkpoint_id))
+        self._actions.append(Forward(CancelMark(checkpoint_id)))
 
     def _known(self, name: str) -> InputChannel:
         channel = self._channels.get(name)

@@ -1,0 +1,135 @@
+"""Event time at an input gate: the watermark of all channels together, and how it reaches the query and the consumers.
+
+A part of the input gate. Must not know: barriers, snapshots.
+
+Source: PROTOCOL section 5; Flink's StatusWatermarkValve.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS, ChannelWatermark, ValveState, WatermarkValve
+from dagster_checkpoints.execution.elements import EndOfData, Mark, WatermarkAt, WatermarkStatus
+from dagster_checkpoints.execution.input_channel import InputChannel
+from dagster_checkpoints.execution.task_events import Forward, QueryBuilt, WatermarkReached
+
+
+class WatermarkQueue:
+    """Watermarks that wait until the query has consumed the records in front of them.
+
+    Attributes:
+        released: the newest one that waits no more, epoch ms; None before the first.
+    """
+
+    __slots__ = ("_streams", "_waiting", "released")
+
+    def __init__(self, streams: Sequence[InputChannel]) -> None:
+        self._streams = tuple(streams)
+        self._waiting: deque[tuple[tuple[tuple[InputChannel, int], ...], int]] = deque()
+        self.released: int | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is one that waits."""
+        return bool(self._waiting)
+
+    def add(self, ms: int) -> None:
+        """A watermark behind everything that is open now, and later than those before it."""
+        self._waiting.append((tuple((channel, channel.open_to) for channel in self._streams), ms))
+
+    def release(self) -> bool:
+        """Let those go whose records are consumed. True if `released` has changed."""
+        waiting = len(self._waiting)
+        while self._waiting and all(channel.consumed >= position for channel, position in self._waiting[0][0]):
+            self.released = self._waiting.popleft()[1]
+        return len(self._waiting) < waiting
+
+
+class GateWatermarks:
+    """The event time of the stream channels of one gate.
+
+    Args:
+        streams: the stream channels.
+        restored: by stream channel, its event time in the restored checkpoint.
+        watermark: the watermark of all channels together in the restored checkpoint, epoch ms; None without one.
+
+    Attributes:
+        moved: whether the watermark has moved since the query was last let through.
+    """
+
+    def __init__(self, streams: Sequence[InputChannel], restored: Mapping[str, ChannelWatermark], watermark: int | None) -> None:
+        self._valve = WatermarkValve(channel.name for channel in streams)
+        self._valve.restore(ValveState(MIN_WATERMARK_MS if watermark is None else watermark, restored))
+        self.moved = False
+        self._held_back = WatermarkQueue(streams)
+        """Watermarks that an unordered query takes only behind the records in front of them."""
+        self._pending_watermarks = WatermarkQueue(streams)
+        """Watermarks of a query that does not report its own: the consumers get them behind what the query emits."""
+        self._idle = False
+        """Whether the consumers know the gate as idle."""
+
+    @property
+    def watermark(self) -> int:
+        """The watermark of all channels together, epoch ms; MIN_WATERMARK_MS before there is one."""
+        return self._valve.watermark
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to send between two micro-batches."""
+        return self._pending_watermarks.waits or self._valve.is_idle != self._idle
+
+    def snapshot(self) -> ValveState:
+        """What a checkpoint holds of it."""
+        return self._valve.snapshot()
+
+    def take_in(self, channel: InputChannel, mark: Mark) -> None:
+        """A watermark, a status or the end of the data is next on a channel; after the end nothing counts."""
+        if channel.ended != "none":
+            return
+        if isinstance(mark, WatermarkAt):
+            moved = self._valve.advance(channel.name, mark.ms)
+        elif isinstance(mark, WatermarkStatus):
+            moved = (self._valve.idle if mark.idle else self._valve.active)(channel.name)
+        elif isinstance(mark, EndOfData):
+            channel.ended = "drain" if mark.drain else "suspend"
+            moved = self._valve.end(channel.name, mark.drain)
+        else:
+            return
+        if moved is not None:
+            self.moved = True
+
+    def consumed(self) -> bool:
+        """The query has consumed more: whether it may be let through to a later watermark now."""
+        return self._held_back.waits and self._held_back.release()
+
+    def let_through(self, query: QueryBuilt) -> int | None:
+        """The watermark to which the query may go now, epoch ms; None if it is told none yet."""
+        watermark: int | None = self._valve.watermark
+        if self._valve.watermark <= MIN_WATERMARK_MS:
+            watermark = None
+        elif self.moved:
+            if not query.told_watermark and self._valve.watermark < MAX_WATERMARK_MS:
+                self._pending_watermarks.add(self._valve.watermark)
+            if not query.ordered:
+                self._held_back.add(self._valve.watermark)
+                self._held_back.release()
+        if watermark is not None and not query.ordered:
+            watermark = self._held_back.released
+        self.moved = False
+        return watermark
+
+    def between_batches(self, *, caught_up: bool) -> Iterator[WatermarkReached | Forward]:
+        """What the consumers are sent between two micro-batches.
+
+        Args:
+            caught_up: whether the query has consumed everything that it was let through to.
+        """
+        if self._pending_watermarks.release():
+            assert self._pending_watermarks.released is not None
+            yield WatermarkReached(self._pending_watermarks.released)
+        idle = self._valve.is_idle
+        if idle != self._idle and (not idle or caught_up):
+            self._idle = idle
+            yield Forward(WatermarkStatus(idle))
