@@ -160,7 +160,7 @@ class Machine(ABC):
         """Store it unless it is there. Returns its name, which the checkpoint names from now on."""
 
         def perform(request: PutFile) -> None:
-            self.world.store.shared.add(request.name)
+            self.world.store.objects[f"shared/{request.name}"] = None
 
         return str(drive(store_file(self.names, self.registry, checkpoint, content), perform).name)
 

@@ -62,9 +62,7 @@ class Process(Writer):
 
     def _run(self) -> Generator[str, str, None]:
         try:
-            self.ownership = ownership = yield from acquire(
-                self.world.store, str(self.number), LEASE, lambda: self.world.now, self._sleep, self._knows_gone
-            )
+            self.ownership = ownership = yield from acquire(self, LEASE)
         except StorageError:
             self.status = "REFUSED"
             return
@@ -80,14 +78,14 @@ class Process(Writer):
                 self.hand_in(on.FatalError(Failure(repr(item))) if isinstance(item, StorageError) else item)
         yield from self._perform_slowly(self._slow.popleft())
 
-    def _knows_gone(self, owner: str) -> bool:
+    def knows_gone(self, owner: str) -> bool:
         """Whether an owner has crashed, and had run on this process's machine: two processes in turn run on the same one."""
         gone = self.world.processes[int(owner)].crashed and int(owner) // 2 == self.number // 2
         if gone:
             self.count("take-overs at once")
         return gone
 
-    def _sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self._sleeping_until, self._waits_for = self.now + seconds, None
 
     def _guarded(self, act: Steps[Any]) -> Steps[JobMachineEvent]:
@@ -138,7 +136,7 @@ class Process(Writer):
         check(checkpoint_id > last or self.superseded, f"id {checkpoint_id} after {last}")
         self._last_id = checkpoint_id
         if properties.is_savepoint:
-            self._savepoint_directory(checkpoint_id)
+            self._savepoints[checkpoint_id] = f"savepoints/savepoint-{checkpoint_id}-{self.epoch}"
         self.world.counts["stops begun"] += properties.stops_job
 
     def _completed(self, action: told.CheckpointCompleted) -> None:
@@ -155,7 +153,7 @@ class Process(Writer):
         check(not savepoint or reason is not FailureReason.CHECKPOINT_SUBSUMED, f"savepoint {checkpoint_id} was subsumed")
         self.count(f"failed: {reason.name}")
         if checkpoint_id is not None and savepoint:
-            self.io.append(lambda: self._discard_savepoint(checkpoint_id))
+            self.io.append(lambda: self.discard_savepoint(checkpoint_id))
 
     def _discard(self, action: told.DiscardCheckpoint) -> None:
         """Without its newest checkpoint a job that runs would begin again after a crash; and before a run has a checkpoint of
@@ -217,7 +215,8 @@ class Process(Writer):
 
     def _claim(self, action: do.ClaimSavepoint) -> Steps[on.SavepointClaimed]:
         assert self.ownership is not None and self._start is not None and self._start.pointer is not None
-        yield from self.ownership.claim(self._start.pointer)
+        self.world.store.claimed.add(self._start.pointer.location)
+        yield from self.ownership.perform(self.ownership.steps.claim(self._start.pointer))
         return on.SavepointClaimed()
 
     # Attempts
@@ -245,8 +244,10 @@ class Process(Writer):
     def _confirm(self, action: do.ConfirmOwnership) -> Steps[on.OwnershipConfirmed | on.StorageSilent]:
         assert self.ownership is not None
         try:
-            yield from self.ownership.confirm()
-        except (StorageUnavailable, OutcomeUnknown):
+            confirmed = yield from self.ownership.perform(self.ownership.steps.renew())
+        except OutcomeUnknown:
+            confirmed = False
+        if not confirmed:
             return on.StorageSilent()
         newest = self.ownership.steps.state.newest
         if newest is None:

@@ -29,7 +29,7 @@ from dagster_checkpoints.state import (
 from dagster_checkpoints.storage import SharedStateRegistry
 from simulation.channels import Snapshot
 from simulation.shapes import Shape, StageSpec, name_of
-from simulation.storage import LONG_AGO, Metadata, Ownership, Store
+from simulation.storage import LONG_AGO, Metadata, Ownership, Store, is_savepoint
 from simulation.violations import check
 
 T = TypeVar("T")
@@ -87,8 +87,13 @@ def options(store: Store, ownership: Ownership, asked: From, copies: int) -> Sta
     if asked.what == "retained":
         restore_from = nth(_useful(store, ownership), asked.which).location
     elif asked.what == "savepoint":
-        found = [s for s in store.savepoints.values() if s.own and s.metadata is not None and not s.deleted]
-        location = nth(found[::-1], asked.which).location
+        own = [f"savepoints/{name}" for name in store.names("savepoints/")]
+        found = [
+            (m.checkpoint_id, m.epoch, location)
+            for location in own
+            if (m := store.metadata(location)) and location not in store.given_up
+        ]
+        location = nth(sorted(found)[::-1], asked.which)[2]
         restore_from = store.copy_savepoint(location, copies) if asked.copied else location
     return StartOptions(restore_from, ClaimMode.CLAIM if asked.claim else ClaimMode.NO_CLAIM)
 
@@ -103,7 +108,7 @@ def nth(found: Sequence[T], which: int) -> T:
 def _useful(store: Store, ownership: Ownership) -> list[CheckpointPointer]:
     """The retained checkpoints that a user may well go back to."""
     # One that was deleted may still be listed, if a process died just then.
-    retained = [p for p in ownership.steps.retained if p.location in store.metadata or p.location in store.savepoints]
+    retained = [p for p in ownership.steps.retained if store.metadata(p.location) is not None]
     newest, job_id = ownership.previous.newest, ownership.previous.job.job_id
     # What a job went back behind, or what a new one began in spite of, lost its uncommitted transactions then.
     return [p for p in retained if p.job_id == job_id and (newest is None or p.checkpoint_id <= newest.checkpoint_id)]
@@ -127,7 +132,7 @@ def choose_start(
             case start_point.ReadRestorable(location):
                 return restorable(location)
             case start_point.ResolveName(name):
-                return start_point.NamedPlace(name, name in store.savepoints)
+                return start_point.NamedPlace(name, is_savepoint(name))
             case _:
                 raise TypeError(request)
 
@@ -175,8 +180,7 @@ def read_restored(store: Store, location: str, shapes: Sequence[Shape]) -> Resto
     shape = shapes[metadata.variant]
     recorded = decode(encode(as_recorded(metadata, shape)), location)
     plan = validate_restore(shape.pipeline, recorded)
-    savepoint = location in store.savepoints
-    return Restored(metadata, plan, location, savepoint, savepoint and store.savepoints[location].own)
+    return Restored(metadata, plan, location, is_savepoint(location), location.startswith("savepoints/"))
 
 
 def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:

@@ -1,4 +1,4 @@
-"""Durable storage of one pipeline, and the right to write to it; survives every crash.
+"""Durable storage of one pipeline, as objects by path, and the right to write to it; survives every crash.
 
 The procedures are the shipped steps of the execution floor; the world performs their requests, and stops in front of each
 write (`PUT`) and between a check and what relies on it (`PAUSE`), so that anything can happen in between.
@@ -6,10 +6,12 @@ write (`PUT`) and between a check and what relies on it (`PAUSE`), so that anyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from itertools import count
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_checkpoints.execution import acquisition, storage_steps
 from dagster_checkpoints.execution.ownership import SAFETY, OwnershipSteps
@@ -23,10 +25,13 @@ from dagster_checkpoints.execution.storage_errors import StorageUnavailable as S
 from dagster_checkpoints.pipeline import TaskId
 from simulation.violations import Violation, check
 
+if TYPE_CHECKING:
+    from simulation.process import Process
+
 PUT, PAUSE, WAIT = "put", "pause", "wait"
 """What a procedure stops for: a write whose outcome is about to be decided, a moment, somebody else's turn."""
 OK, UNAVAILABLE, LOST, LANDED = "ok", "unavailable", "lost", "landed"
-"""Outcomes of a write; of the last two nobody hears: it was lost, or it has landed."""
+"""Outcomes of a write. The writer does not learn the last two: the write was lost, or it has landed."""
 
 T = TypeVar("T")
 Steps = Generator[str, str, T]
@@ -41,7 +46,6 @@ class Metadata:
 
     checkpoint_id: int
     kind: str
-    stops_job: bool
     epoch: int
     job_id: int
     variant: int
@@ -52,58 +56,93 @@ class Metadata:
     lineage: tuple[tuple[int, int | None], ...] = ()
 
 
-@dataclass(eq=False)
-class Savepoint:
-    """A savepoint's directory. `complete`: its owner may say so; `deleted`: its owner has given it up, or it was swept."""
-
-    location: str
-    own: bool
-    epoch: int
-    files: set[str] = field(default_factory=set)
-    metadata: Metadata | None = None
-    marked: bool = False
-    complete: bool = False
-    deleted: bool = False
-
-
 class Store:
-    """Everything that is stored. Its methods are single requests, atomic each."""
+    """Everything that is stored: `state.json`, and objects by path; those of a checkpoint or savepoint below its location.
+
+    What must never happen to an object is checked here, where it would.
+    """
 
     def __init__(self) -> None:
         self.state: PipelineState | None = None
-        self.version = 0
-        self.metadata: dict[str, Metadata] = {}
-        self.shared: set[str] = set()
-        self.savepoints: dict[str, Savepoint] = {}
+        self.objects: dict[str, Any] = {}
+        self.tokens = map(str, count(1))
+        self.promised: set[str] = set()
+        """Savepoints that users were told of, or have copied."""
         self.claimed: set[str] = set()
         """Savepoints that users have given away."""
+        self.given_up: set[str] = set()
+        """Savepoints that their owners have given up."""
         self.named: set[tuple[int, int]] = set()
         """(job, checkpoint) of everything that the state has ever named as completed."""
         self.taken: dict[int, int] = {}
         """By job: the highest id of anything that was completed."""
-        self._token = 0
 
-    def take_id(self, metadata: Metadata) -> None:
-        """Something of this id is complete."""
-        self.taken[metadata.job_id] = max(self.taken.get(metadata.job_id, 0), metadata.checkpoint_id)
+    # Reading
 
-    def new_token(self) -> str:
-        self._token += 1
-        return str(self._token)
+    def metadata(self, location: str) -> Metadata | None:
+        """Of a checkpoint or savepoint; None if it is not complete."""
+        return self.objects.get(f"{location}/_metadata")
 
-    def put_state(self, expected: storage_steps.StateVersion, proposed: PipelineState) -> bool:
-        """Replace the state if it is the version expected."""
-        if self.version != expected:
+    def checkpoints(self) -> list[tuple[str, int]]:
+        """Location of each checkpoint that has metadata, and epoch of its owner."""
+        return [(f"checkpoints/{name}", int(name.rpartition("-")[2])) for name in self.names("checkpoints/")]
+
+    def names(self, folder: str) -> list[str]:
+        """What is directly below a folder, whose path ends with a slash."""
+        size = len(folder)
+        return list(dict.fromkeys(path[size:].partition("/")[0] for path in self.objects if path.startswith(folder)))
+
+    def pointers(self) -> tuple[CheckpointPointer, ...]:
+        """Of everything that a restore may begin from, as the state says."""
+        return self.state.restorable_checkpoints if self.state is not None else ()
+
+    def lacks(self, location: str, metadata: Metadata) -> list[str]:
+        """The files of a checkpoint or savepoint that are not there."""
+        folder = f"{location}/state/" if is_savepoint(location) else "shared/"
+        return sorted(file for file in metadata.files if folder + file not in self.objects)
+
+    def check_whole(self, location: str) -> Metadata:
+        """A checkpoint or savepoint that is relied upon has its metadata and every file that this names."""
+        metadata = self.metadata(location)
+        if metadata is None:
+            raise Violation(f"{location} has no metadata")
+        missing = self.lacks(location, metadata)
+        check(not missing, f"{location} lacks {missing}")
+        return metadata
+
+    def left_over(self) -> list[str]:
+        """What no checkpoint that is listed, and no complete savepoint, names."""
+        listed = [pointer.location for pointer in self.pointers()]
+        checkpoints = [metadata for location in listed if not is_savepoint(location) and (metadata := self.metadata(location))]
+        named = {f"shared/{file}" for metadata in checkpoints for file in metadata.files}
+        left = [path for path in self.objects if path.startswith("shared/") and path not in named]
+        left += [f"checkpoints/{name}" for name in self.names("checkpoints/") if f"checkpoints/{name}" not in listed]
+        return left + [f"savepoints/{name}" for name in self.names("savepoints/") if self.metadata(f"savepoints/{name}") is None]
+
+    # Writing
+
+    def perform(self, request: Any) -> Any:
+        """Perform a request for `state.json`: the answer, or steps to it."""
+        match request:
+            case storage_steps.ReadState():
+                return None if self.state is None else storage_steps.StoredState(self.state, self.state.token)
+            case storage_steps.ReplaceState(expected, state):
+                return write(lambda: self._put_state(expected, state), Precondition("it was changed"), state.token)
+            case storage_steps.CreateState(state):
+                return write(lambda: self._put_state(None, state), AlreadyExists("it was created"), state.token)
+        raise TypeError(request)
+
+    def _put_state(self, expected: storage_steps.StateVersion | None, proposed: PipelineState) -> bool:
+        """Replace the state if it is the version expected. Its token is its version."""
+        old = self.state
+        if (None if old is None else old.token) != expected:
             return False
-        self._check_change(proposed)
+        if old is not None:
+            self._check_change(old, proposed)
         self.state = proposed
-        self.version += 1
         return True
 
-    def _check_change(self, proposed: PipelineState) -> None:
-        old = self.state
-        if old is None:
-            return
+    def _check_change(self, old: PipelineState, proposed: PipelineState) -> None:
         check(proposed.epoch >= old.epoch, "the epoch went back")
         check(proposed.highest_checkpoint_id >= old.highest_checkpoint_id, "the highest id went back")
         newest = proposed.newest
@@ -112,95 +151,78 @@ class Store:
             grows = old.newest is None or old.newest.checkpoint_id < newest.checkpoint_id
             check(grows or not completed, f"{newest} after {old.newest}")
             metadata = self.check_whole(newest.location)
-            self.take_id(metadata)
+            self._take_id(metadata)
             self.named.add((metadata.job_id, metadata.checkpoint_id))
 
-    def check_whole(self, location: str) -> Metadata:
-        """A checkpoint or savepoint that somebody relies upon has its metadata and every file that this names."""
-        if location in self.savepoints:
-            savepoint = self.savepoints[location]
-            metadata, there = savepoint.metadata, savepoint.files
-        else:
-            metadata, there = self.metadata.get(location), self.shared
-        if metadata is None:
-            raise Violation(f"{location} has no metadata")
-        missing = metadata.files - there
-        check(not missing, f"{location} lacks {sorted(missing)}")
-        return metadata
+    def _take_id(self, metadata: Metadata) -> None:
+        """Something of this id is complete."""
+        self.taken[metadata.job_id] = max(self.taken.get(metadata.job_id, 0), metadata.checkpoint_id)
 
-    def pointers(self) -> tuple[CheckpointPointer, ...]:
-        """Of everything that a restore may begin from, as the state says."""
-        return self.state.restorable_checkpoints if self.state is not None else ()
+    def create(self, path: str, value: Any) -> bool:
+        """Create an object. False if there is one."""
+        if path in self.objects:
+            return False
+        self.objects[path] = value
+        return True
 
-    def delete_metadata(self, location: str) -> None:
-        check(all(p.location != location for p in self.pointers()), f"{location} was deleted, and is listed as retained")
-        self.metadata.pop(location, None)
+    def promise(self, location: str) -> None:
+        """A user is told that this savepoint is complete."""
+        if location not in self.claimed:  # while its owner was paused
+            self.promised.add(location)
+            self._take_id(self.check_whole(location))
 
     def copy_savepoint(self, location: str, number: int) -> str:
-        """Somebody copies a savepoint elsewhere."""
-        original = self.savepoints[location]
+        """A user copies a savepoint elsewhere."""
         copy = f"elsewhere/{number}/{location.rpartition('/')[2]}"
-        self.savepoints[copy] = Savepoint(copy, False, 0, set(original.files), original.metadata, complete=True)
+        self.objects.update(
+            {copy + path.removeprefix(location): value for path, value in self.objects.items() if path.startswith(f"{location}/")}
+        )
+        self.promised.add(copy)
         return copy
 
-    def delete_shared(self, files: Iterable[str]) -> None:
-        gone = set(files)
-        for pointer in self.pointers():
-            metadata = self.metadata.get(pointer.location)
-            if metadata is not None:
-                check(not metadata.files & gone, f"files of {pointer.location} were deleted: {sorted(metadata.files & gone)}")
-        self.shared -= gone
-
-    def create_metadata(self, location: str, metadata: Metadata) -> bool:
-        """Create a checkpoint's metadata. False if there is some."""
-        if location in self.metadata:
-            return False
-        self.metadata[location] = metadata
-        return True
-
-    def create_savepoint_metadata(self, begun: Savepoint, metadata: Metadata) -> bool:
-        """Create a savepoint's metadata. False if there is some."""
-        there = self.savepoints.get(begun.location)
-        if there is None:
-            # Swept meanwhile: metadata without files. No user is told that it is complete; a restore says what is gone.
-            there = self.savepoints[begun.location] = Savepoint(begun.location, True, begun.epoch, deleted=True)
-        if there.metadata is not None:
-            return False
-        there.metadata = metadata
-        return True
-
-    def tell_savepoint(self, location: str) -> None:
-        """A user is told that it is complete."""
-        savepoint = self.savepoints.get(location)
-        if savepoint is not None and savepoint.metadata is not None:
-            savepoint.complete = True
-            self.take_id(savepoint.metadata)
-
-    def delete_savepoint_metadata(self, location: str) -> None:
-        """From now on it is no savepoint; a complete one is the user's, unless it was claimed."""
-        savepoint = self.savepoints.get(location)
-        if savepoint is not None:
-            check(all(p.location != location for p in self.pointers()), f"{location} was deleted, and is listed as retained")
-            users = savepoint.complete and location not in self.claimed
-            check(not users, f"the user's savepoint {location} was deleted by the system")
-            savepoint.metadata = None
-
-    def delete_mark(self, location: str) -> None:
-        """Of a savepoint; nothing is left where there was nothing else."""
-        savepoint = self.savepoints.get(location)
-        if savepoint is not None:
-            savepoint.marked = False
-            if savepoint.metadata is None and not savepoint.files:
-                del self.savepoints[location]
+    def delete(self, *paths: str) -> None:
+        """Delete objects, if they are there."""
+        listed = {pointer.location: self.metadata(pointer.location) for pointer in self.pointers()}
+        for path in paths:
+            place = path.removesuffix("/_metadata")
+            if place != path:
+                check(place not in listed, f"{place} was deleted, and is listed as retained")
+                check(place not in self.promised - self.claimed, f"the user's savepoint {place} was deleted by the system")
+            elif path.startswith("shared/"):
+                named = [by for by, m in listed.items() if m is not None and not is_savepoint(by) and path[7:] in m.files]
+                check(not named, f"{path} was deleted, and {named} name it")
+            self.objects.pop(path, None)
 
 
-def performed(steps: storage_steps.Steps[T], perform: Callable[[Any], Steps[Any]]) -> Steps[T]:
-    """Shipped steps, each of whose requests `perform` performs: it may stop, and raises what the steps are to see."""
+def is_savepoint(location: str) -> bool:
+    return not location.startswith("checkpoints/")
+
+
+def write(put: Callable[[], bool], refused: StorageError, answer: T) -> Steps[T]:
+    """Write under a condition. Whether that lands, and whether the writer learns it, is the world's to decide."""
+    outcome = (yield PUT) or OK
+    if outcome == UNAVAILABLE:
+        raise StorageUnavailable
+    landed = outcome != LOST and put()
+    if outcome in (LOST, LANDED):
+        raise OutcomeUnknown
+    if not landed:
+        raise refused
+    return answer
+
+
+def performed(steps: storage_steps.Steps[T], perform: Callable[[Any], Any]) -> Steps[T]:
+    """Shipped steps, each of whose requests `perform` performs.
+
+    It returns the answer, or steps to the answer, which may stop; what these raise, the shipped steps see.
+    """
     try:
         request = next(steps)
         while True:
             try:
-                answer = yield from perform(request)
+                answer = perform(request)
+                if isinstance(answer, GeneratorType):
+                    answer = yield from answer
             except StorageError as error:
                 request = steps.throw(error)
             else:
@@ -210,44 +232,15 @@ def performed(steps: storage_steps.Steps[T], perform: Callable[[Any], Steps[Any]
         return result
 
 
-class StateFile:
-    """Performs the requests for `state.json`; reads are answered at once."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-    def perform(self, request: Any) -> Steps[Any]:
-        store = self.store
-        match request:
-            case storage_steps.ReadState():
-                return None if store.state is None else storage_steps.StoredState(store.state, store.version)
-            case storage_steps.ReplaceState(expected, state):
-                failed: StorageError = Precondition("it was changed")
-            case storage_steps.CreateState(state):
-                expected, failed = 0, AlreadyExists("it was created")
-            case _:
-                raise TypeError(request)
-        outcome = (yield PUT) or OK
-        if outcome == UNAVAILABLE:
-            raise StorageUnavailable
-        landed = outcome != LOST and store.put_state(expected, state)
-        if outcome in (LOST, LANDED):
-            raise OutcomeUnknown
-        if not landed:
-            raise failed
-        return store.version
-
-
 class Ownership:
     """One process's right to complete checkpoints: the shipped steps, one procedure at a time."""
 
-    def __init__(self, file: StateFile, steps: OwnershipSteps, now: Callable[[], float]) -> None:
+    def __init__(self, store: Store, steps: OwnershipSteps, now: Callable[[], float]) -> None:
         self.steps = steps
         self.epoch = steps.epoch
         self.previous = steps.previous
-        self.ensure = steps.ensure
         self.locked = False
-        self._file = file
+        self._store = store
         self._now = now
 
     @property
@@ -261,7 +254,7 @@ class Ownership:
             yield WAIT
         self.locked = True
         try:
-            return (yield from performed(steps, self._file.perform))
+            return (yield from performed(steps, self._store.perform))
         finally:
             self.locked = False
 
@@ -271,15 +264,6 @@ class Ownership:
             for step in self.perform(self.steps.renew()):
                 assert step is PUT
 
-    def claim(self, pointer: CheckpointPointer) -> Steps[None]:
-        self._file.store.claimed.add(pointer.location)
-        return self.perform(self.steps.claim(pointer))
-
-    def confirm(self) -> Steps[None]:
-        """Learn that the pipeline is still ours."""
-        if not (yield from self.perform(self.steps.renew())):
-            raise StorageUnavailable
-
 
 def shared_name(name: str) -> SharedName:
     """From the name of a file in shared/, whose bytes the simulator keeps instead of their sha256."""
@@ -287,31 +271,25 @@ def shared_name(name: str) -> SharedName:
     return SharedName(content, int(epoch or 0))
 
 
-def acquire(
-    store: Store,
-    who: str,
-    seconds: float,
-    now: Callable[[], float],
-    sleep: Callable[[float], None],
-    is_gone: Callable[[str], bool],
-) -> Steps[Ownership]:
+def acquire(process: Process, lease_seconds: float) -> Steps[Ownership]:
     """Become the owner. The lease of another one is looked at once, at its end."""
-    file = StateFile(store)
+    store, now = process.world.store, lambda: process.now
 
-    def perform(request: Any) -> Steps[Any]:
+    def wait(seconds: float) -> Steps[None]:
+        process.sleep(seconds)
+        yield WAIT
+
+    def perform(request: Any) -> Any:
         match request:
             case acquisition.CheckOwnerGone(owner):
-                return is_gone(owner.run_id)
+                return process.knows_gone(owner.run_id)
             case acquisition.AnnounceWatch():
                 return None
-            case acquisition.Sleep(duration):
-                sleep(duration)
-                yield WAIT
-                return None
-        return (yield from file.perform(request))
+            case acquisition.Sleep(seconds):
+                return wait(seconds)
+        return store.perform(request)
 
-    values = storage_steps.DriverValues(now, lambda: LONG_AGO, store.new_token)
-    steps = acquisition.acquire(
-        storage_steps.StatePlace("simulated", "store", "state"), Owner(run_id=who, host="", pid=0), seconds, values, seconds
-    )
-    return Ownership(file, (yield from performed(steps, perform)), now)
+    values = storage_steps.DriverValues(now, lambda: LONG_AGO, store.tokens.__next__)
+    place, owner = storage_steps.StatePlace("simulated", "store", "state"), Owner(run_id=str(process.number), host="", pid=0)
+    steps = acquisition.acquire(place, owner, lease_seconds, values, lease_seconds)
+    return Ownership(store, (yield from performed(steps, perform)), now)

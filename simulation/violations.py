@@ -10,11 +10,11 @@
 - Event time never goes back, nothing is late, and every watermark is told: `TaskData.restore`, `check_watermark`, `_take`,
   `Task._run_batch`, `operators.Window`.
 - Every task ends with the stop's one savepoint: `Loop.task_ended`.
-- What has finished never runs again: `deployment.deploy`, `Writer._built`.
-- Nothing is deleted that a retained checkpoint, or a user, names: `Store.delete_metadata`, `delete_shared`,
-  `delete_savepoint_metadata`, `check_whole` whenever a checkpoint is relied upon.
-- Nothing is left over at the end: `World._check_nothing_left`.
-- Ids and epochs increase, and the newest never goes back: `Loop.perform`, `Store.put_state`; no task
+- What has finished never runs again: `deployment.deploy`, `Writer.built`.
+- Nothing is deleted that a retained checkpoint, or a user, names: `Store.delete`, `check_whole` whenever a checkpoint is relied
+  upon.
+- Nothing is left over at the end: `World._check_nothing_left`, `Store.left_over`.
+- Ids and epochs increase, and the newest never goes back: `Loop.perform`, `Store._put_state`; no task
   is told of a checkpoint that the store has not named: `Loop.perform`.
 - All state comes back in a restore: `deployment._check_unions`, `operators.Broadcast`, `restoring._enumerator`.
 - Every request is answered, once: `Control._respond`, `World._check_finished`.

@@ -239,20 +239,13 @@ class World:
                 raise Violation(f"stage {stage}: of {len(wanted)} effects {lost.total()} are lost, {extra.total()} too many")
 
     def _check_nothing_left(self, process: Process) -> None:
-        pointers = self.store.pointers()
-        kept = {p.location for p in pointers}
-        left = sorted(set(self.store.metadata) - kept)
+        left = self.store.left_over()
         check(not left, f"left over: {left}")
-        named = {file for location in kept if location in self.store.metadata for file in self.store.metadata[location].files}
-        files = sorted(self.store.shared - named)
-        check(not files, f"left over in shared/: {files}")
         ran = {(task.stages[-1], task.id.index) for task in process.shape.tasks if task.id in process.tasks}
         for sink in self.sinks.values():
             # An instance that had finished before does not open its sink again, and so clears nothing up.
             staged = [name for name, (instance, _) in sink.staged.items() if (sink.stage, instance) in ran]
             check(not staged, f"left over in the staging area of stage {sink.stage}: {staged}")
-        begun = [s.location for s in self.store.savepoints.values() if s.own and s.metadata is None and (s.marked or s.files)]
-        check(not begun, f"left over: unfinished savepoints {begun}")
 
 
 _OF_TASKS: dict[str, Callable[..., bool]] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from dagster_checkpoints.coordination import (
     Acknowledged,
@@ -22,33 +22,32 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.execution import checkpoint_deletion as deletion
 from dagster_checkpoints.execution import checkpoint_writing as writing
+from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.storage_errors import AlreadyExists
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import CheckpointMetadata
 from dagster_checkpoints.storage.errors import CheckpointDiscarded, MissingStateFile
+from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from simulation.channels import Ghost, Snapshot
 from simulation.cuts import check_cut
 from simulation.machine import Machine, Upload
 from simulation.restoring import as_recorded
 from simulation.storage import (
-    LANDED,
-    LOST,
-    OK,
     PAUSE,
-    PUT,
-    UNAVAILABLE,
     Metadata,
-    OutcomeUnknown,
-    Savepoint,
     Steps,
     StorageError,
     StorageUnavailable,
+    Store,
+    is_savepoint,
     performed,
     shared_name,
+    write,
 )
 from simulation.task_data import TaskData
-from simulation.violations import Violation, check
+from simulation.violations import check
 
+T = TypeVar("T")
 UPLOADED = "uploaded"
 _WITHOUT_UNION_STATES = CheckpointMetadata("simulated", 0, (), ())
 """Of a pipeline in which no stage has any."""
@@ -60,6 +59,8 @@ class Writer(Machine):
     @abstractmethod
     def report(self, attempt: int, event: object) -> None:
         """Tell the loop of something that a task, or an upload, of this attempt has done."""
+
+    # Uploads
 
     def submit_upload(self, task: TaskData, barrier: CheckpointBarrier, snapshot: Snapshot, statistics: TaskStatistics) -> None:
         self.uploads.append(Upload(task, barrier, snapshot, statistics))
@@ -76,75 +77,53 @@ class Writer(Machine):
         upload = next((u for u in self.uploads if (u.task.number, u.barrier.checkpoint_id, u.attempt) == wanted), None)
         if upload is None or not self.may_upload(upload):
             return False
-        store = self.world.store
-        task, contents = upload.task.id, upload.snapshot.contents
+        task, snapshot = upload.task.id, upload.snapshot
+        event: Acknowledged | Declined = Acknowledged(task, checkpoint_id, snapshot, upload.statistics)
         try:
-            if upload.barrier.properties.is_savepoint:
-                savepoint = store.savepoints.get(self._savepoint_directory(checkpoint_id))
-                if savepoint is None or savepoint.deleted:
-                    raise CheckpointDiscarded
-                savepoint.marked = True
-                if outcome == UPLOADED:
-                    savepoint.files.update(contents)
-                    upload.snapshot.files = contents
-            else:
-                key = self._key(checkpoint_id)
-                whole = len(contents) if outcome == UPLOADED else 1
-                upload.snapshot.files = tuple([self.store_file(key, content) for content in contents[:whole]])
-            if outcome != UPLOADED:
-                raise StorageUnavailable
-            self.report(upload.attempt, Acknowledged(task, checkpoint_id, upload.snapshot, upload.statistics))
+            snapshot.files = self._store_files(upload, outcome == UPLOADED)
         except StorageError:
-            reason = FailureReason.IO_EXCEPTION
-            self.report(upload.attempt, Declined(task, checkpoint_id, reason, "the upload failed"))
-        except Exception as error:
-            if isinstance(error, Violation):
-                raise
-            reason = FailureReason.CHECKPOINT_ASYNC_EXCEPTION
-            self.report(upload.attempt, Declined(task, checkpoint_id, reason, str(error)))
+            event = Declined(task, checkpoint_id, FailureReason.IO_EXCEPTION, "the upload failed")
+        self.report(attempt, event)
         self.uploads.remove(upload)
         return True
 
-    def _key(self, checkpoint_id: int) -> str:
-        return f"checkpoints/chk-{checkpoint_id}-{self.epoch}"
+    def _store_files(self, upload: Upload, uploaded: bool) -> tuple[str, ...]:
+        """Store the files of a snapshot, or only some of them. Returns their names in storage."""
+        checkpoint_id, names = upload.barrier.checkpoint_id, upload.snapshot.contents
+        location, store = self._location(checkpoint_id), self.world.store
+        if upload.barrier.properties.is_savepoint:
+            if location in store.given_up:
+                raise CheckpointDiscarded
+            store.objects[f"{location}/_incomplete"] = deletion.IncompleteMark("simulated", self.epoch)
+            if uploaded:
+                store.objects.update(dict.fromkeys([f"{location}/state/{name}" for name in names]))
+        else:
+            names = tuple([self.store_file(location, content) for content in (names if uploaded else names[:1])])
+        if not uploaded:
+            raise StorageUnavailable
+        return names
 
-    def _savepoint_directory(self, checkpoint_id: int) -> str:
-        if checkpoint_id not in self._savepoints:
-            location = f"savepoints/savepoint-{checkpoint_id}-{self.epoch}"
-            self._savepoints[checkpoint_id] = location
-            self.world.store.savepoints[location] = Savepoint(location, True, self.epoch)
-        return self._savepoints[checkpoint_id]
+    def _location(self, checkpoint_id: int) -> str:
+        """Of a checkpoint or savepoint of this process."""
+        return self._savepoints.get(checkpoint_id, f"checkpoints/chk-{checkpoint_id}-{self.epoch}")
+
+    # Metadata
 
     def _write(self, snapshot: CheckpointSnapshot, ghosts: dict[TaskId, Ghost]) -> Steps[None]:
-        ownership, metadata = self.ownership, self._metadata(snapshot, ghosts)
-        assert ownership is not None
-
-        def perform(request: object) -> Steps[Any]:
-            match request:
-                case writing.BuildMetadata():
-                    return self._built(metadata)
-                case writing.ReserveId(checkpoint_id):
-                    return (yield from ownership.perform(ownership.steps.reserve(checkpoint_id)))
-                case writing.StoreMetadata(checkpoint_id):
-                    return (yield from self._store_metadata(self._key(checkpoint_id), metadata))
-                case writing.StoreSavepoint(checkpoint_id):
-                    return (yield from self._store_savepoint(checkpoint_id, metadata))
-                case writing.CompleteCheckpoint(checkpoint_id, location, kind):
-                    return (yield from ownership.perform(ownership.steps.complete(checkpoint_id, location, kind)))
-            raise TypeError(request)
-
-        result = yield from performed(writing.write_checkpoint(snapshot.checkpoint_id, snapshot.properties), perform)
+        checkpoint_id, properties = snapshot.checkpoint_id, snapshot.properties
+        metadata, location = self._metadata(snapshot, ghosts), self._location(checkpoint_id)
+        result = yield from Performer(self, location, metadata).run(writing.write_checkpoint(checkpoint_id, properties))
         if result.keep:
-            self._kept.add(snapshot.checkpoint_id)
+            self._kept.add(checkpoint_id)
         outcome = result.outcome
-        if isinstance(outcome, MetadataWritten) and snapshot.properties.is_savepoint:
-            self.world.store.tell_savepoint(outcome.location)
+        if isinstance(outcome, MetadataWritten) and properties.is_savepoint:
+            self.world.store.promise(location)
         if isinstance(outcome, MetadataWriteFailed) and outcome.reason is FailureReason.CHECKPOINT_DECLINED:
             stuck = self.config.checkpoints_after_tasks_finish and self._union_partly_finished(metadata)
             check(not stuck, f"no checkpoint is possible any more: {outcome.message}")
         self.queue.append(outcome)
 
-    def _built(self, metadata: Metadata) -> CheckpointMetadata:
+    def built(self, metadata: Metadata) -> CheckpointMetadata:
         before = self.restored.metadata.finished if self.restored is not None else frozenset()
         check(before <= metadata.finished, f"{set(before - metadata.finished)} had finished and run again")
         if self.settings.exactly_once:
@@ -165,7 +144,6 @@ class Writer(Machine):
         return Metadata(
             checkpoint_id=snapshot.checkpoint_id,
             kind=snapshot.properties.kind.value,
-            stops_job=snapshot.properties.stops_job,
             epoch=self.epoch,
             job_id=self.job_id,
             variant=self.asked_start.variant,
@@ -176,145 +154,124 @@ class Writer(Machine):
             lineage=self.lineage,
         )
 
-    def _store_metadata(self, location: str, metadata: Metadata) -> Steps[str]:
-        store = self.world.store
-
-        def perform(request: object) -> Steps[None]:
-            if isinstance(request, writing.CreateObject):
-                return (yield from self._create(lambda: store.create_metadata(location, metadata)))
-            check(store.metadata[location] is metadata, f"two checkpoints are called {location}")
-
-        yield from performed(writing.write_metadata(), perform)
-        return location
-
-    def _store_savepoint(self, checkpoint_id: int, metadata: Metadata) -> Steps[str]:
-        ownership, store = self.ownership, self.world.store
-        assert ownership is not None
-        location = self._savepoint_directory(checkpoint_id)
-        savepoint = store.savepoints.get(location)
-
-        def perform(request: object) -> Steps[Any]:
-            match request:
-                case writing.CheckStateFiles():
-                    if savepoint is None or metadata.files - savepoint.files:
-                        raise MissingStateFile
-                case writing.CreateObject():
-                    assert savepoint is not None
-                    yield from self._create(lambda: store.create_savepoint_metadata(savepoint, metadata))
-                case writing.CompareObject():
-                    check(store.savepoints[location].metadata is metadata, f"two savepoints are called {location}")
-                case writing.RenewLease():
-                    return (yield from ownership.perform(ownership.steps.renew()))
-                case deletion.RemoveMark():
-                    yield PAUSE
-                    store.delete_mark(location)
-
-        yield from performed(writing.complete_savepoint(location, confirm=True), perform)
-        return location
-
-    @staticmethod
-    def _create(create: Callable[[], bool]) -> Steps[None]:
-        """Create an object; its outcome is the world's."""
-        outcome = (yield PUT) or OK
-        if outcome == UNAVAILABLE:
-            raise StorageUnavailable
-        created = outcome != LOST and create()
-        if outcome in (LOST, LANDED):
-            raise OutcomeUnknown
-        if not created:
-            raise AlreadyExists
-
     # Deletion
 
     def _discard_states(self, checkpoint_id: int) -> Steps[int]:
-        return performed(deletion.discard_states(checkpoint_id), self._delete_by)
+        return Performer(self).run(deletion.discard_states(checkpoint_id))
+
+    def discard_files(self, checkpoint_id: int) -> Steps[int]:
+        """Delete the files that only this pending checkpoint names."""
+        return self.delete_orphans(self.registry.discarding(f"checkpoints/chk-{checkpoint_id}-{self.epoch}"))
 
     def _delete(self, location: str) -> Steps[int]:
         retained = [c.location for c in self.coordinator.completed]
         check(location not in retained, f"{location} is deleted, and is still retained")
-        return performed(deletion.delete_checkpoint(location, not location.startswith("checkpoints/")), self._delete_by)
+        return Performer(self).run(deletion.delete_checkpoint(location, is_savepoint(location)))
 
     def _sweep(self) -> Steps[None]:
         """Delete what killed processes have left behind."""
         assert self._start is not None
-        return performed(deletion.sweep(self._start.sweep), self._delete_by)
+        return Performer(self).run(deletion.sweep(self._start.sweep))
 
-    def _delete_by(self, request: object) -> Steps[Any]:
-        """Perform a request of a deletion."""
-        ownership, store = self.ownership, self.world.store
-        assert ownership is not None
-        match request:
-            case deletion.ForgetCheckpoint(location):
-                return (yield from ownership.perform(ownership.steps.forget(location)))
-            case deletion.DeleteMetadata(location):
-                yield PAUSE
-                store.delete_metadata(location)
-            case deletion.DeleteSavepoint(location):
-                yield from self._delete_savepoint(location)
-            case deletion.DiscardFiles(location):
-                return (yield from self._delete_orphans(self.registry.discarding(location)))
-            case deletion.DiscardPendingFiles(checkpoint_id):
-                return (yield from self._delete_orphans(self.registry.discarding(self._key(checkpoint_id))))
-            case deletion.DiscardSavepoint(checkpoint_id):
-                yield from self._discard_savepoint(checkpoint_id)
-            case deletion.DeleteFiles(names):
-                yield PAUSE
-                store.delete_shared(names)
-            case deletion.ListSavepointDirectories():
-                return [savepoint.location for savepoint in store.savepoints.values() if savepoint.own]
-            case deletion.ReadMark(location):
-                savepoint = store.savepoints.get(location)
-                return (
-                    deletion.IncompleteMark("simulated", savepoint.epoch) if savepoint is not None and savepoint.marked else None
-                )
-            case deletion.HasMetadata(location):
-                return location in store.savepoints and store.savepoints[location].metadata is not None
-            case deletion.ListMetadata():
-                return [deletion.FoundMetadata(location, metadata.epoch) for location, metadata in store.metadata.items()]
-            case deletion.IsRegistered(location):
-                return location in self.registry.checkpoints()
-            case deletion.SweepSavepoints():
-                return (yield from performed(deletion.sweep_savepoints(ownership.steps, "simulated"), self._delete_by))
-            case deletion.SweepMetadata():
-                return (yield from performed(deletion.sweep_metadata(ownership.steps), self._delete_by))
-            case deletion.SweepFiles():
-                return (yield from performed(deletion.sweep_files(self.epoch, frozenset()), self._delete_by))
-            case deletion.ListFiles():
-                return [shared_name(name) for name in store.shared]
-            case deletion.DeleteUnnamed(files):
-                return (yield from self._delete_orphans(self.registry.sweeping(files)))
-            case _:
-                raise TypeError(request)
-
-    def _delete_orphans(self, removing: AbstractContextManager[frozenset[str]]) -> Steps[int]:
+    def delete_orphans(self, removing: AbstractContextManager[frozenset[str]]) -> Steps[int]:
         assert self.ownership is not None
         with removing as orphans:
-            yield from performed(deletion.delete_files(orphans, self.ownership.ensure), self._delete_by)
+            yield from Performer(self).run(deletion.delete_files(orphans, self.ownership.steps.ensure))
         return len(orphans)
 
-    def _discard_savepoint(self, checkpoint_id: int) -> Steps[None]:
+    def discard_savepoint(self, checkpoint_id: int) -> Steps[None]:
+        """Delete a savepoint that has failed."""
         location = self._savepoints.get(checkpoint_id)
-        if location is None or checkpoint_id in self._kept:
-            return
-        savepoint = self.world.store.savepoints.get(location)
-        if savepoint is not None:
-            savepoint.deleted = True
-        yield from self._delete_savepoint(location)
+        if location is not None and checkpoint_id not in self._kept:
+            self.world.store.given_up.add(location)
+            yield from self.delete_savepoint(location)
 
-    def _delete_savepoint(self, location: str) -> Steps[None]:
-        store = self.world.store
-        savepoint = store.savepoints.get(location)
+    def delete_savepoint(self, location: str) -> Steps[None]:
+        return Performer(self, location).run(deletion.delete_savepoint(location.startswith("savepoints/")))
 
-        def perform(request: object) -> Steps[None]:
-            yield PAUSE
-            match request:
-                case deletion.MarkIncomplete() if savepoint is not None:
-                    savepoint.marked = True
-                case deletion.DeleteSavepointMetadata():
-                    store.delete_savepoint_metadata(location)
-                case deletion.DeleteSavepointFiles() if savepoint is not None:
-                    savepoint.files.clear()
-                case deletion.RemoveMarkIfEmpty() if savepoint is None or not savepoint.files:
-                    store.delete_mark(location)
 
-        yield from performed(deletion.delete_savepoint(savepoint is None or savepoint.own), perform)
+class Performer:
+    """Performs the requests of shipped steps for a process.
+
+    Args:
+        process: whose thread it is.
+        location: of the checkpoint or savepoint that the steps write or delete.
+        metadata: what they write.
+    """
+
+    def __init__(self, process: Writer, location: str = "", metadata: Metadata | None = None) -> None:
+        assert process.ownership is not None
+        self.process = process
+        self.store: Store = process.world.store
+        self.owner: OwnershipSteps = process.ownership.steps
+        self.owned: Callable[[Steps[Any]], Steps[Any]] = process.ownership.perform
+        self.registry: SharedStateRegistry = process.registry
+        self.location: str = location
+        self.folder: str = f"{location}/state/"
+        self.metadata: Any = metadata
+
+    def run(self, steps: Steps[T]) -> Steps[T]:
+        return performed(steps, lambda request: _PERFORM[type(request)](self, request))
+
+    def run_for_location(self, steps: Steps[None]) -> Steps[str]:
+        yield from self.run(steps)
+        return self.location
+
+    def create(self) -> Steps[None]:
+        return write(lambda: self.store.create(f"{self.location}/_metadata", self.metadata), AlreadyExists(), None)
+
+    def check_files(self) -> None:
+        if self.store.lacks(self.location, self.metadata):
+            raise MissingStateFile
+
+    def mark(self) -> Steps[None]:
+        yield PAUSE
+        self.store.objects[f"{self.location}/_incomplete"] = deletion.IncompleteMark("simulated", self.process.epoch)
+
+    def delete(self, *paths: str) -> Steps[None]:
+        yield PAUSE
+        self.store.delete(*paths)
+
+    def delete_files(self) -> Steps[None]:
+        yield PAUSE
+        self.store.delete(*[self.folder + name for name in self.store.names(self.folder)])
+
+    def delete_mark_if_empty(self) -> Steps[None]:
+        yield PAUSE
+        if not self.store.names(self.folder):
+            self.store.delete(f"{self.location}/_incomplete")
+
+
+_PERFORM: dict[type[object], Callable[[Performer, Any], Any]] = {
+    writing.BuildMetadata: lambda on, asked: on.process.built(on.metadata),
+    writing.ReserveId: lambda on, asked: on.owned(on.owner.reserve(asked.checkpoint_id)),
+    writing.StoreMetadata: lambda on, asked: on.run_for_location(writing.write_metadata()),
+    writing.StoreSavepoint: lambda on, asked: on.run_for_location(writing.complete_savepoint(on.location, confirm=True)),
+    writing.CompleteCheckpoint: lambda on, asked: on.owned(on.owner.complete(asked.checkpoint_id, asked.location, asked.kind)),
+    writing.CheckStateFiles: lambda on, asked: on.check_files(),
+    writing.CreateObject: lambda on, asked: on.create(),
+    writing.CompareObject: lambda on, asked: check(on.store.metadata(on.location) is on.metadata, f"two {on.location}"),
+    writing.RenewLease: lambda on, asked: on.owned(on.owner.renew()),
+    deletion.RemoveMark: lambda on, asked: on.delete(f"{on.location}/_incomplete"),
+    deletion.ForgetCheckpoint: lambda on, asked: on.owned(on.owner.forget(asked.location)),
+    deletion.DeleteMetadata: lambda on, asked: on.delete(f"{asked.location}/_metadata"),
+    deletion.DeleteSavepoint: lambda on, asked: on.process.delete_savepoint(asked.location),
+    deletion.DiscardFiles: lambda on, asked: on.process.delete_orphans(on.registry.discarding(asked.location)),
+    deletion.DiscardSavepoint: lambda on, asked: on.process.discard_savepoint(asked.checkpoint_id),
+    deletion.DiscardPendingFiles: lambda on, asked: on.process.discard_files(asked.checkpoint_id),
+    deletion.DeleteFiles: lambda on, asked: on.delete(*[f"shared/{name}" for name in asked.names]),
+    deletion.MarkIncomplete: lambda on, asked: on.mark(),
+    deletion.DeleteSavepointMetadata: lambda on, asked: on.delete(f"{on.location}/_metadata"),
+    deletion.DeleteSavepointFiles: lambda on, asked: on.delete_files(),
+    deletion.RemoveMarkIfEmpty: lambda on, asked: on.delete_mark_if_empty(),
+    deletion.ListMetadata: lambda on, asked: [deletion.FoundMetadata(at, epoch) for at, epoch in on.store.checkpoints()],
+    deletion.IsRegistered: lambda on, asked: asked.location in on.registry.checkpoints(),
+    deletion.ListSavepointDirectories: lambda on, asked: [f"savepoints/{name}" for name in on.store.names("savepoints/")],
+    deletion.ReadMark: lambda on, asked: on.store.objects.get(f"{asked.location}/_incomplete"),
+    deletion.HasMetadata: lambda on, asked: on.store.metadata(asked.location) is not None,
+    deletion.SweepSavepoints: lambda on, asked: on.run(deletion.sweep_savepoints(on.owner, "simulated")),
+    deletion.SweepMetadata: lambda on, asked: on.run(deletion.sweep_metadata(on.owner)),
+    deletion.SweepFiles: lambda on, asked: on.run(deletion.sweep_files(on.owner.epoch, frozenset())),
+    deletion.ListFiles: lambda on, asked: [shared_name(name) for name in on.store.names("shared/")],
+    deletion.DeleteUnnamed: lambda on, asked: on.process.delete_orphans(on.registry.sweeping(asked.names)),
+}
