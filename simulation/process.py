@@ -19,7 +19,8 @@ from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_actions import JobAction
 from dagster_checkpoints.execution.job_events import Failure, JobMachineEvent
-from dagster_checkpoints.execution.job_machine import JobMachine, JobPhase
+from dagster_checkpoints.execution.job_machine import JobMachine
+from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest, RequestReceived, SourceInstance
 from dagster_checkpoints.execution.start_point import NothingToRestoreError, completed_checkpoint, is_job_over
 from dagster_checkpoints.state import RestoreError

@@ -353,12 +353,7 @@ class CheckpointCoordinator:
         return [RequestNotCompleted(stop.request_id, reason, message)]
 
     def _stop_failed(self, stop: StopProgress, now: float, *, answered: bool) -> None:
-        if not answered:
-            # A task has ended by itself in the middle. Nothing is lost: once more, without it.
-            stop.retry_savepoint()
-        elif stop.drain:
-            stop.broken()
-        else:
+        if stop.failed(answered=answered):
             self._stop = None
             self._schedule.resume(now)
 

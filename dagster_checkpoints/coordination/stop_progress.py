@@ -70,16 +70,30 @@ class StopProgress:
         return tasks.plan_or_obstacle()
 
     def triggered(self, checkpoint_id: int) -> None:
+        """The savepoint has got its id."""
         self.phase = StopPhase.PENDING
         self.checkpoint_id = checkpoint_id
 
-    def retry_savepoint(self) -> None:
-        """A task has ended in the middle of the savepoint: it is triggered again, for those that are left."""
-        self.phase = StopPhase.WAITING
-        self.checkpoint_id = None
-
     def completed(self) -> None:
+        """The savepoint has completed."""
         self.phase = StopPhase.ENDING
 
-    def broken(self) -> None:
-        self.phase = StopPhase.BROKEN
+    def failed(self, *, answered: bool) -> bool:
+        """The savepoint has failed, or cannot be taken.
+
+        Args:
+            answered: whether the requester of the stop was answered. If not, a task has finished in the middle of the savepoint:
+                nothing is lost, and the savepoint is taken again, without that task.
+
+        Returns:
+            Whether the stop has ended and the job continues as before.
+        """
+        if not answered:
+            self._retry_savepoint()
+        elif self.drain:
+            self.phase = StopPhase.BROKEN
+        return answered and not self.drain
+
+    def _retry_savepoint(self) -> None:
+        self.phase = StopPhase.WAITING
+        self.checkpoint_id = None

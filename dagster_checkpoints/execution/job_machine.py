@@ -16,8 +16,7 @@ Source: PROTOCOL sections 6 and 9.
 
 from __future__ import annotations
 
-from enum import Enum, auto
-from typing import NoReturn, assert_never
+from typing import assert_never
 
 from dagster_checkpoints.coordination import (
     CheckpointConfig,
@@ -35,49 +34,18 @@ from dagster_checkpoints.coordination import (
     Shutdown,
     TasksRestarting,
     Tick,
-    UnexpectedEvent,
 )
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_actions import JobAction
 from dagster_checkpoints.execution.job_coordination import AttemptEnd, JobCoordination
 from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobMachineEvent, JobOutcome, RestorePoint
+from dagster_checkpoints.execution.job_phases import JobPhase, check_awaited, refuse
 from dagster_checkpoints.execution.job_requests import EndSources, JobRequests, RequestReceived
 from dagster_checkpoints.pipeline import TaskId
 
 RETRY_SECONDS = 0.5
 """After so long storage is asked again, if it has not answered."""
-
-
-class JobPhase(Enum):
-    """What a job waits for."""
-
-    CHOOSING = auto()
-    """What it starts from."""
-    DEPLOYING = auto()
-    """The tasks of an attempt."""
-    BEGINNING = auto()
-    """Storage, to say that the job runs."""
-    CLAIMING = auto()
-    """Storage, to say that the savepoint is the job's own."""
-    CONFIRMING = auto()
-    """Storage, to say that this run still owns the pipeline: the tasks are deployed and not started."""
-    RUNNING = auto()
-    """The tasks."""
-    STOPPING = auto()
-    """The end of the tasks."""
-    RESTARTING = auto()
-    """The delay of the strategy, and the outcome of what is being finalized."""
-    READING = auto()
-    """Storage, to say what the restart begins from."""
-    ENDING = auto()
-    """Storage, to say that the job has ended."""
-    CLOSING = auto()
-    """The end of uploads, writes and deletions."""
-    OVER = auto()
-
-
-_ENDED = frozenset({JobPhase.ENDING, JobPhase.CLOSING, JobPhase.OVER})
 
 
 class JobMachine:
@@ -173,7 +141,7 @@ class JobMachine:
         self._job.at(now)
         self._take(event)
         self._job.advance_requests(all_run=self._phase is JobPhase.RUNNING)
-        self._go_on()
+        self._proceed()
         return self._job.actions
 
     def _take(self, event: JobMachineEvent) -> None:
@@ -199,26 +167,30 @@ class JobMachine:
                 self._need_tasks(event)
                 self._job.to_coordinator(event)
             case on.BeginningChosen() | on.Deployed() | on.DeployFailed() | on.JobBegun() | on.SavepointClaimed():
+                check_awaited(event, self._phase)
                 self._take_beginning(event)
             case on.OwnershipConfirmed() | on.StorageSilent() | on.NewestRead():
+                check_awaited(event, self._phase)
                 self._take_storage(event)
             case on.StartFailed() | on.TasksStopped():
+                check_awaited(event, self._phase)
                 self._take_tasks(event)
             case on.JobEndRecorded() | on.JobEndNotRecorded() | on.WorkEnded():
+                check_awaited(event, self._phase)
                 self._take_end(event)
             case _:
                 assert_never(event)
 
     def _end_sources(self, event: on.DrainRequested | on.EndSourceRequested) -> None:
-        if self._phase in _ENDED:
+        if self._phase.ended:
             return
         if isinstance(event, on.DrainRequested):
             self._job.perform(self._job.requests.drain())
         else:
             self._job.end_sources(EndSources(event.stage, event.instance))
 
-    def _go_on(self) -> None:
-        """What follows of itself from what has happened."""
+    def _proceed(self) -> None:
+        """What follows from the state, whatever the event was."""
         job = self._job
         if job.fatal is not None:
             self._end_at_once(JobStatus.FAILED, job.fatal)
@@ -242,26 +214,21 @@ class JobMachine:
     ) -> None:
         match event:
             case on.BeginningChosen(start):
-                self._expect(event, JobPhase.CHOOSING)
                 if self._start is None:
                     self._ask(do.Sweep())
                 self._start, self._restored = start, start.restored
                 self._deploy()
             case on.Deployed():
-                self._expect(event, JobPhase.DEPLOYING)
                 self._deployed(event)
             case on.DeployFailed():
-                self._expect(event, JobPhase.DEPLOYING)
                 self._deploy_failed(event)
             case on.JobBegun():
-                self._expect(event, JobPhase.BEGINNING)
                 self._begun = True
                 if self._started_from.claims:
                     self._wait_for(JobPhase.CLAIMING, do.ClaimSavepoint())
                 else:
                     self._begin_attempt()
             case on.SavepointClaimed():
-                self._expect(event, JobPhase.CLAIMING)
                 self._begin_attempt()
 
     @property
@@ -309,15 +276,12 @@ class JobMachine:
     def _take_storage(self, event: on.OwnershipConfirmed | on.StorageSilent | on.NewestRead) -> None:
         match event:
             case on.StorageSilent():
-                self._expect(event, JobPhase.CONFIRMING, JobPhase.READING)
                 self._retry_at = self._now + RETRY_SECONDS
             case on.NewestRead(restored):
-                self._expect(event, JobPhase.READING)
                 self._restart_from(restored)
             case on.OwnershipConfirmed() if self._phase is JobPhase.READING:
                 self._newest_known(event)
             case on.OwnershipConfirmed():
-                self._expect(event, JobPhase.CONFIRMING)
                 self._wait_for(JobPhase.RUNNING, do.StartTasks())
 
     def _newest_known(self, event: on.OwnershipConfirmed) -> None:
@@ -340,16 +304,14 @@ class JobMachine:
         if self._job.deployed or (self._phase is JobPhase.STOPPING and end is not None):
             if end is None or end.final is None:
                 self._job.end = AttemptEnd(failure, status)
-        elif self._phase is not JobPhase.STOPPING and self._phase not in _ENDED:
+        elif self._phase is not JobPhase.STOPPING and not self._phase.ended:
             self._finish(status, failure)
 
     def _take_tasks(self, event: on.StartFailed | on.TasksStopped) -> None:
         end = self._job.end
         if isinstance(event, on.StartFailed):
-            self._expect(event, JobPhase.RUNNING)
             self._job.fail(event.failure)
             return
-        self._expect(event, JobPhase.STOPPING)
         if end is None:
             self._finish(JobStatus.FINISHED, None)
         elif end.final is not None:
@@ -408,16 +370,13 @@ class JobMachine:
     def _take_end(self, event: on.JobEndRecorded | on.JobEndNotRecorded | on.WorkEnded) -> None:
         match event:
             case on.JobEndRecorded(dropped):
-                self._expect(event, JobPhase.ENDING)
                 known = {action.checkpoint.location for action in self._to_discard if isinstance(action, DiscardCheckpoint)}
                 self._job.actions += self._to_discard
                 self._job.actions += [DiscardCheckpoint(c) for c in dropped if c.location not in known]  # of earlier jobs
                 self._wait_for(JobPhase.CLOSING, do.FinishWork())
             case on.JobEndNotRecorded():
-                self._expect(event, JobPhase.ENDING)
                 self._wait_for(JobPhase.CLOSING, do.FinishWork())
             case on.WorkEnded():
-                self._expect(event, JobPhase.CLOSING)
                 # Before the release: a requester takes a pipeline that is released, and has not answered, for one that never
                 # will.
                 self._answer_rest()
@@ -440,14 +399,4 @@ class JobMachine:
 
     def _need_tasks(self, event: JobMachineEvent) -> None:
         if self._job.coordinator is None:
-            self._refuse(event)
-
-    def _expect(self, event: JobMachineEvent, *phases: JobPhase) -> None:
-        if self._phase not in phases:
-            self._refuse(event)
-
-    def _refuse(self, event: JobMachineEvent) -> NoReturn:
-        raise UnexpectedEvent(
-            f"A job that is {self._phase.name} cannot take {event!r}: the driver hands in the result of an action that was not "
-            "asked for, or what needs tasks before the first attempt is deployed."
-        )
+            refuse(event, self._phase)

@@ -40,7 +40,8 @@ from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobMachineEvent, JobOutcome
-from dagster_checkpoints.execution.job_machine import RETRY_SECONDS, JobPhase
+from dagster_checkpoints.execution.job_machine import RETRY_SECONDS
+from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest
 from dagster_checkpoints.execution.messages import EndInput
 from tests.execution.job_harness import (

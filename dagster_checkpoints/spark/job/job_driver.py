@@ -33,7 +33,8 @@ from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_actions import JobAction
 from dagster_checkpoints.execution.job_events import JobMachineEvent, JobOutcome
-from dagster_checkpoints.execution.job_machine import JobMachine, JobPhase
+from dagster_checkpoints.execution.job_machine import JobMachine
+from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest
 from dagster_checkpoints.execution.trace import Recorder, made
 from dagster_checkpoints.pipeline import Pipeline

@@ -36,7 +36,7 @@ from dagster_checkpoints.coordination import (
     TaskState,
     VertexStatistics,
 )
-from dagster_checkpoints.execution.job_machine import JobPhase
+from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.reporting import late_rows, stage_rows

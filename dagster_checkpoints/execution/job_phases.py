@@ -1,0 +1,84 @@
+"""What a job waits for: its phases, and the results that each of them takes.
+
+Must not know: what follows from a result (`job_machine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import NoReturn
+
+from dagster_checkpoints.coordination import UnexpectedEvent
+from dagster_checkpoints.execution import job_events as on
+from dagster_checkpoints.execution.job_events import JobMachineEvent
+
+
+class JobPhase(Enum):
+    """What a job waits for."""
+
+    CHOOSING = auto()
+    """What it starts from."""
+    DEPLOYING = auto()
+    """The tasks of an attempt."""
+    BEGINNING = auto()
+    """Storage, to say that the job runs."""
+    CLAIMING = auto()
+    """Storage, to say that the savepoint is the job's own."""
+    CONFIRMING = auto()
+    """Storage, to say that this run still owns the pipeline: the tasks are deployed and not started."""
+    RUNNING = auto()
+    """The tasks."""
+    STOPPING = auto()
+    """The end of the tasks."""
+    RESTARTING = auto()
+    """The delay of the strategy, and the outcome of what is being finalized."""
+    READING = auto()
+    """Storage, to say what the restart begins from."""
+    ENDING = auto()
+    """Storage, to say that the job has ended."""
+    CLOSING = auto()
+    """The end of uploads, writes and deletions."""
+    OVER = auto()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended, and only its end is recorded and cleaned up."""
+        return self in _ENDED
+
+
+_ENDED = frozenset({JobPhase.ENDING, JobPhase.CLOSING, JobPhase.OVER})
+_TAKEN_IN: Mapping[type[object], tuple[JobPhase, ...]] = {
+    on.BeginningChosen: (JobPhase.CHOOSING,),
+    on.Deployed: (JobPhase.DEPLOYING,),
+    on.DeployFailed: (JobPhase.DEPLOYING,),
+    on.JobBegun: (JobPhase.BEGINNING,),
+    on.SavepointClaimed: (JobPhase.CLAIMING,),
+    on.OwnershipConfirmed: (JobPhase.CONFIRMING, JobPhase.READING),
+    on.StorageSilent: (JobPhase.CONFIRMING, JobPhase.READING),
+    on.NewestRead: (JobPhase.READING,),
+    on.StartFailed: (JobPhase.RUNNING,),
+    on.TasksStopped: (JobPhase.STOPPING,),
+    on.JobEndRecorded: (JobPhase.ENDING,),
+    on.JobEndNotRecorded: (JobPhase.ENDING,),
+    on.WorkEnded: (JobPhase.CLOSING,),
+}
+"""By result of an action, the phases in which the job waits for it."""
+
+
+def check_awaited(event: JobMachineEvent, phase: JobPhase) -> None:
+    """Check that a job in this phase waits for this result.
+
+    Raises:
+        UnexpectedEvent: it does not.
+    """
+    if phase not in _TAKEN_IN[type(event)]:
+        refuse(event, phase)
+
+
+def refuse(event: JobMachineEvent, phase: JobPhase) -> NoReturn:
+    """Raise UnexpectedEvent: a job in this phase cannot take the event."""
+    raise UnexpectedEvent(
+        f"A job that is {phase.name} cannot take {event!r}: the driver hands in the result of an action that was not "
+        "asked for, or what needs tasks before the first attempt is deployed."
+    )
