@@ -17,7 +17,7 @@ from dagster_checkpoints.execution.job_events import Failure, JobOutcome
 from dagster_checkpoints.execution.job_requests import AnswerRequest, Request, RequestReceived
 from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.job.job_driver import JobDriver, _error
-from dagster_checkpoints.spark.job.job_messages import Asked, failure_of
+from dagster_checkpoints.spark.job.job_messages import QueuedRequest, failure_of
 from dagster_checkpoints.spark.job.requesters import Requesters
 from dagster_checkpoints.storage import StorageUnavailable
 
@@ -28,7 +28,7 @@ class Places:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
 
-    def ask(self, request_id: str, place: Any) -> None:
+    def register(self, request_id: str, place: Any) -> None:
         if place.target == "mars":
             raise StorageUnavailable("no road to mars")
         self.asked.append((request_id, place.target))
@@ -40,7 +40,7 @@ def requesters() -> tuple[Requesters, Places]:
     return Requesters(storage, places), places  # type: ignore[arg-type]
 
 
-def asked(answers: list[Answer], kind: Any = "savepoint", request_id: str = "r", **what: Any) -> Asked:
+def asked(answers: list[Answer], kind: Any = "savepoint", request_id: str = "r", **what: Any) -> QueuedRequest:
     request = ControlRequest(
         request_id=request_id,
         kind=kind,
@@ -50,7 +50,7 @@ def asked(answers: list[Answer], kind: Any = "savepoint", request_id: str = "r",
         asked_at=datetime.now(UTC),
         **{name: value for name, value in what.items() if name != "termination"},
     )
-    return Asked(request, answers.append, 12.5, what.get("termination", False))
+    return QueuedRequest(request, answers.append, 12.5, what.get("termination", False))
 
 
 def test_what_a_requester_asks_for_reaches_the_machine_and_the_answer_the_requester() -> None:
@@ -62,12 +62,12 @@ def test_what_a_requester_asks_for_reaches_the_machine_and_the_answer_the_reques
     again = found.receive(asked(second, "stop", drain=True, target="mars"), is_open=True)
     assert again is not None and again.requester == 2
     assert places.asked == [("r", "s3://x")], "the place is what the first one says"
-    request = found.asked("r")
+    request = found.open_request("r")
     assert request is not None and request.target == "s3://x"
     found.answer(AnswerRequest("r", (1, 2), checkpoint_id=4, location="savepoints/s"))
     assert first == second and len(first) == 1
     assert (first[0].status, first[0].checkpoint_id, first[0].url) == ("done", 4, "s3://lake/savepoints/s")
-    assert first[0].details == {} and found.asked("r") is None
+    assert first[0].details == {} and found.open_request("r") is None
 
 
 def test_a_savepoint_where_none_can_be_is_answered_at_once() -> None:
@@ -75,7 +75,7 @@ def test_a_savepoint_where_none_can_be_is_answered_at_once() -> None:
     answers: list[Answer] = []
     assert found.receive(asked(answers, target="mars"), is_open=False) is None
     assert [(a.status, a.reason, a.message, a.url) for a in answers] == [("failed", "IO_EXCEPTION", "no road to mars", "")]
-    assert found.asked("r") is None
+    assert found.open_request("r") is None
 
 
 def test_what_was_done_is_told_in_detail() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dagster_checkpoints.pipeline import Chain, TaskId
 from dagster_checkpoints.spark.job.events import FirstBatch, QueryEvent, QueryStarted, QueryWaiting
 from dagster_checkpoints.spark.job.query_starts import QueryStarts
-from dagster_checkpoints.spark.tasks.messages import TaskFirstBatch, TaskNews, TaskQueryStarted, TaskWaiting
+from dagster_checkpoints.spark.tasks.messages import StartProgress, TaskFirstBatch, TaskQueryStarted, TaskWaiting
 
 LIVE = Chain("live", ("live",), ("EWR", "JFK"))
 WINDOWS = Chain("joined", ("joined", "windows"), ("0",))
 EWR, JFK, ONLY = TaskId("live", 0), TaskId("live", 1), TaskId("joined", 0)
 
 
-def told(*news: TaskNews, tasks: tuple[TaskId, ...] = (EWR, JFK, ONLY)) -> list[QueryEvent]:
+def told(*news: StartProgress, tasks: tuple[TaskId, ...] = (EWR, JFK, ONLY)) -> list[QueryEvent]:
     starts = QueryStarts((LIVE, WINDOWS), tasks, began=10.0)
     events = (starts.take(each, 11.0 + number) for number, each in enumerate(news))
     return [event for event in events if event is not None]

@@ -56,4 +56,4 @@ def test_a_file_that_cannot_be_created_later_is_told(tmp_path: Path, caplog: pyt
     (tmp_path / "flights").write_text("")
     with recording(tmp_path, "flights", "r", 1, LOG) as recorder:
         assert recorder is None
-    assert "goes on without one" in caplog.text
+    assert "continues without one" in caplog.text

@@ -1,6 +1,6 @@
-"""The tasks of one attempt after the other on Spark: building, starting, stopping them, and sending messages to them.
+"""Builds, starts and stops the tasks of one attempt after the other on Spark, and sends messages to them.
 
-It must not know when that is done: `execution.job_machine` decides it.
+It must not know when to do so: `execution.job_machine` decides that.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ CANCEL_SECONDS = 30.0
 
 
 class AttemptDriver:
-    """Performs what concerns the tasks of a job.
+    """Performs the actions that concern the tasks of a job.
 
     Args:
-        pipeline: What runs.
-        storage: Owned by the run.
-        options: The settings.
-        session: Creates or joins the Spark session, once.
-        savepoints: Where those being taken go.
+        pipeline: The pipeline that runs.
+        storage: The storage of its checkpoints; this run owns the pipeline.
+        options: The settings of the execution.
+        session: Creates or joins the Spark session; called once.
+        savepoints: The directories of the savepoints in progress.
         work: The work directory.
-        items: The queue of the job's loop, which receives what tasks and uploads report.
-        uploads: Stores snapshots.
+        items: The queue of the job's loop, which receives the reports of tasks and uploads.
+        uploads: The threads that store snapshots.
         check_canceled: Raises if the job was cancelled.
-        on_event: Told how Spark starts.
+        on_event: Receives the events of Spark's start.
         recorder: Writes the run's trace; None for no trace.
-        log: Where stages' `context.log` goes.
+        log: The logger of the stages' `context.log`.
 
     Attributes:
-        deployment: The present attempt's tasks; None before the first.
-        seconds: That building them took, with the start of Spark.
+        deployment: The current attempt's tasks; None before the first attempt.
+        seconds: The time that building these tasks took, with the start of Spark.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class AttemptDriver:
         return self._spark
 
     def prepare(self) -> None:
-        """Start Spark, and prove that it can run the job.
+        """Start Spark, and check that it can run the job.
 
         Raises:
-            DagsterCheckpointsError: It cannot.
-            Exception: What `check_canceled` raises.
+            DagsterCheckpointsError: Spark cannot run the job.
+            Exception: The error that `check_canceled` raises.
         """
         ownership = self._storage.ownership
         assert ownership is not None
@@ -143,12 +143,12 @@ class AttemptDriver:
         """Build the tasks of an attempt.
 
         Args:
-            action: The attempt.
-            restored: What it starts from; None for a new start.
-            job_id: Of the job, which need not have begun.
+            action: The machine's action, with the attempt's number.
+            restored: The checkpoint that the attempt starts from; None for a new start.
+            job_id: The job's id; the job need not have begun.
 
         Raises:
-            Exception: What ends the job.
+            Exception: An error that ends the job.
         """
         assert self._attempts is not None
         began = time.monotonic()
@@ -171,10 +171,10 @@ class AttemptDriver:
         )
 
     def start(self) -> JobMachineEvent | None:
-        """Start the tasks. Returns what has failed, if another attempt may go better.
+        """Start the tasks. Returns a failure after which another attempt may succeed; None if there is none.
 
         Raises:
-            Exception: What ends the job.
+            Exception: An error that ends the job.
         """
         assert self.deployment is not None
         try:
@@ -203,7 +203,7 @@ class AttemptDriver:
         deadline = time.monotonic() + CANCEL_SECONDS
         for task in tasks:
             if not task.join(max(0.1, deadline - time.monotonic())):
-                self._log.warning("Task %s did not stop within %.0f s; it can no longer commit.", task.id, CANCEL_SECONDS)
+                self._log.warning("Task %s did not stop within %.0f s; it cannot commit any more.", task.id, CANCEL_SECONDS)
         for task in tasks:
             for channel in task.output.channels:
                 channel.close()

@@ -1,6 +1,6 @@
 """The plans of one attempt: built from the user's functions and the inputs of their tasks, and checked before anything runs.
 
-It must not know how tasks run, nor fetch state: of a checkpoint it reads only what the plans have to fit.
+It must not know how tasks run, nor fetch state: it reads only the part of a checkpoint that the plans have to fit.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ class AttemptPlans:
     """Builds and checks the plans of one attempt's chains, producers before consumers.
 
     Args:
-        instance: Makes an instance of a stage, not yet opened, given the stage's name, the instance's index and its state.
-        log: Where warnings go.
-        warned: Warnings of this run that were logged already.
+        pipeline: The pipeline that runs.
+        spark: The session in which the plans are built.
+        instance: Creates an instance of a stage, not yet opened, given the stage's name, the instance's index and its state.
+        log: Receives warnings.
+        warned: The warnings of this run that were logged already.
         wiring: The channels of the attempt.
         restored: The checkpoint whose state the plans have to fit; None for a new start.
-        attempt: The attempt's number within the run, from 1; the watermark sources speak again when it changes.
-        allow_changed_plan: Restored state may go on under another plan.
+        attempt: The attempt's number over all runs; the watermark sources emit again when it changes.
+        allow_changed_plan: Whether restored state may continue under another plan.
 
     Attributes:
-        schemas: Output schema of the last stage of each chain whose plan is known.
+        schemas: The output schema of the last stage of each chain whose plan is known.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class AttemptPlans:
         self._spark = spark
         self._instance = instance
         self._log = log
-        self._warned = warned  # said once in a run, whatever is built again
+        self._warned = warned  # each warning is logged once in a run, also if plans are built again
         self._wiring = wiring
         self._restored = restored
         self._attempt = attempt
@@ -76,15 +78,21 @@ class AttemptPlans:
     def checked(
         self, chain: Chain, index: int, inputs: Sequence[TaskInput], instances: Sequence[StageInstance]
     ) -> tuple[plans.QueryPlan, PlanDescription]:
-        """What an instance of a chain computes, which nothing speaks against; its consumers know its columns from then on.
+        """The plan of an instance of a chain, checked; after this call its consumers know its columns.
+
+        Args:
+            chain: The chain.
+            index: The instance's index.
+            inputs: The inputs of the chain's first stage.
+            instances: The instances of the chain's stages, opened.
 
         Raises:
-            StageError, RefusedAtStage: It cannot run.
-            StatefulPlanChanged, SourcesChanged: The state that is restored belongs to another plan.
+            StageError, RefusedAtStage: The plan cannot run.
+            StatefulPlanChanged, SourcesChanged: The restored state belongs to another plan.
         """
         has_static = any(i.static for i in inputs)
         plan = self._analyse(chain, index, inputs) if has_static else self.build(instances, inputs, {})
-        self._know_schema(chain, index, plan.schema)
+        self._record_schema(chain, index, plan.schema)
         described = describe(plan)
         if self._restored is not None:
             allowed = self._allow_changed_plan
@@ -101,12 +109,12 @@ class AttemptPlans:
         """The plan of an instance of a chain, from its stages' functions.
 
         Args:
-            instances: Of the chain's stages, opened.
-            inputs: Of the chain's first stage.
-            tables: The files of the static inputs, by input; one that is missing is empty.
+            instances: The instances of the chain's stages, opened.
+            inputs: The inputs of the chain's first stage.
+            tables: The files of the static inputs, by input; a static input without an entry is empty.
 
         Raises:
-            StageError, RefusedAtStage: Spark does not accept it.
+            StageError, RefusedAtStage: Spark does not accept the plan.
         """
         head = instances[0].call
         task = TaskId(head.stage.name, head.context.index)
@@ -119,7 +127,7 @@ class AttemptPlans:
             if text not in self._warned:
                 self._warned.add(text)
                 self._log.warning("%s", text)
-        functions = all(isinstance(i.stage, FunctionStage) for i in instances)  # these may be asked twice
+        functions = all(isinstance(i.stage, FunctionStage) for i in instances)  # functions may be called twice
         if known is None:
             without_watermarks = plans.keeps_no_state(plan)
         else:  # a query that is restored keeps its sources
@@ -130,7 +138,7 @@ class AttemptPlans:
         return plan
 
     def _event_time(self, task_input: TaskInput) -> EventTime | None:
-        """Of a streaming input that carries a watermark."""
+        """The event time of a streaming input that carries a watermark; None for other inputs."""
         column = self._pipeline.event_time(task_input.name)
         lateness = self._pipeline.event_time_lateness_ms(task_input.name)
         if task_input.static or not task_input.carries_watermark or column is None or lateness is None:
@@ -138,7 +146,7 @@ class AttemptPlans:
         return EventTime(column, lateness)
 
     def _analyse(self, chain: Chain, index: int, inputs: Sequence[TaskInput]) -> plans.QueryPlan:
-        """The plan with empty static inputs: for its errors and its schema, before anything runs."""
+        """The plan with empty static inputs, which shows errors and the schema before anything runs."""
         trial = [self._instance(name, index, OperatorStateStore()) for name in chain.stages]
         for instance in trial:
             open_stage(instance.call)
@@ -170,20 +178,22 @@ class AttemptPlans:
         """The inputs of an instance of a chain, with their channels.
 
         Args:
-            folder: The task's own directory; gates are below it.
+            chain: The chain.
+            index: The instance's index.
+            folder: The task's directory; the gates' files are below it.
         """
         head = self._pipeline.stage(chain.stages[0])
         inputs = []
-        for name, how in head.inputs.items():
+        for name, stage_input in head.inputs.items():
             channels = tuple(self._wiring.into(head.name, index, name))
             gate = None
-            if how.mode == "stream":
+            if stage_input.mode == "stream":
                 gate = Gate(folder / "gates" / f"{name}.json", {str(c.id): c.base for c in channels})
             carries = self._pipeline.carries_watermark(name)
-            inputs.append(TaskInput(name, how.mode == "static", channels, gate, carries))
+            inputs.append(TaskInput(name, stage_input.mode == "static", channels, gate, carries))
         return tuple(inputs)
 
-    def _know_schema(self, chain: Chain, index: int, schema: StructType) -> None:
+    def _record_schema(self, chain: Chain, index: int, schema: StructType) -> None:
         known = self.schemas.setdefault(chain.stages[-1], schema)
         if known != schema:
             raise plans.differing_schema(chain, index, known, schema)
@@ -198,11 +208,11 @@ class AttemptPlans:
             for path, kind in not_carried(schema) if edge.input.mode == "stream" else ():
                 raise plans.type_not_carried(tail, chain.instances[index], edge.target, path, kind)
 
-    def know_recorded_schema(self, chain: Chain) -> None:
-        """Take the output schema of a chain that builds no plan from the checkpoint.
+    def load_recorded_schema(self, chain: Chain) -> None:
+        """Read the output schema of a chain that builds no plan from the checkpoint.
 
         Raises:
-            RestoredSchemaError: The checkpoint does not hold it, and consumers need it.
+            RestoredSchemaError: The checkpoint does not hold the schema, and consumers need it.
         """
         tail = chain.stages[-1]
         if tail in self.schemas or self._restored is None:
@@ -213,7 +223,8 @@ class AttemptPlans:
         elif self._pipeline.downstream(tail):
             raise RestoredSchemaError(
                 f"Stage {tail!r} is not run again, and checkpoint {self._restored.location} does not hold the schema of its "
-                "output, which its consumers need. Restore from another checkpoint, or start anew (restore_from: none)."
+                "output, which its consumers need. Restore from another checkpoint, or start without restoring "
+                "(restore_from: none)."
             )
 
 
@@ -222,7 +233,7 @@ def _check_batch_source(instances: Sequence[StageInstance], plan: plans.QueryPla
         return
     call = instances[0].call
     if len(instances) > 1:
-        # A batch result would have to be a stream for the stages behind it.
+        # The stages behind it would need a stream.
         raise plans.RefusedAtStage(instances[1].stage.name, "the source returned a batch DataFrame")
     if call.stage.kind is StageKind.UNBOUNDED_SOURCE:
         raise plans.not_streaming(call)

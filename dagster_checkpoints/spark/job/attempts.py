@@ -1,7 +1,7 @@
 """The attempts of one run, one deployment after the other: their work directories, numbers and settings.
 
-A fresh work directory for each: what an attempt needs comes from storage, so the directories may be lost. It must not know
-when a job restarts.
+Each attempt has a new work directory: it restores everything from storage, so the directories may be lost. It must not know when
+a job restarts.
 """
 
 from __future__ import annotations
@@ -18,33 +18,36 @@ from dagster_checkpoints.execution.job_events import TaskFailure, TaskReport
 from dagster_checkpoints.execution.trace import Recorder
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job.deployment import AttemptSettings, Deployer, Deployment
-from dagster_checkpoints.spark.job.job_messages import Item, NewsOfTask, failure_of
+from dagster_checkpoints.spark.job.job_messages import Item, StartProgressItem, failure_of
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
-from dagster_checkpoints.spark.tasks.messages import TaskFirstBatch, TaskNews, TaskQueryStarted, TaskRaised, TaskWaiting
+from dagster_checkpoints.spark.tasks.messages import StartProgress, TaskFirstBatch, TaskQueryStarted, TaskRaised, TaskWaiting
 from dagster_checkpoints.storage import CheckpointStorage, StoredFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_PER_RUN = 10_000  # attempts are numbered through all runs: by epoch, then within the run
+_PER_RUN = 10_000  # the most attempts of a run: attempts are numbered by epoch, then within the run
 
 
 class Attempts:
     """Deploys a run's attempts.
 
     Args:
-        storage: Owned by the run.
-        savepoints: Where those being taken go.
-        items: The queue of the job's loop, which receives what tasks and uploads report.
-        uploads: Threads for storing snapshots.
-        check_canceled: Raises if the job was cancelled; asked between two tasks.
+        pipeline: The pipeline that runs.
+        spark: The session of the job.
+        storage: The storage of its checkpoints; this run owns the pipeline.
+        options: The settings of the execution.
+        savepoints: The directories of the savepoints in progress.
+        work: The work directory.
+        items: The queue of the job's loop, which receives the reports of tasks and uploads.
+        uploads: The threads that store snapshots.
+        check_canceled: Raises if the job was cancelled; called between two tasks.
         recorder: Writes the run's trace; None for no trace.
-
-    Attributes:
+        log: The logger of the stages' `context.log`.
     """
 
     def __init__(
@@ -78,23 +81,23 @@ class Attempts:
         """Build an attempt.
 
         Args:
-            attempt: Its number within the run, from 1.
-            restored: What it starts from; None for a new start.
-            job_id: Of the job, which need not have begun: nothing is told of it before the tasks are started.
-            ended_sources: Sources (stage, instance) that were asked to end.
+            attempt: The attempt's number within the run, from 1.
+            restored: The checkpoint that the attempt starts from; None for a new start.
+            job_id: The job's id; the job need not have begun, since no task uses the id before it is started.
+            ended_sources: The sources (stage, instance) that a request has ended.
 
         Raises:
             StageError: A stage cannot be built; nothing was started.
             StorageError: State cannot be fetched, or is corrupt.
         """
 
-        def report(event: CoordinatorEvent | TaskRaised | TaskNews) -> None:
+        def report(event: CoordinatorEvent | TaskRaised | StartProgress) -> None:
             self._items.put(_as_item(attempt, event))
 
         uploader = SnapshotUploader(self._upload, self._uploads, report)
         deployment = self._deployer.deploy(self._settings(attempt, restored, job_id, ended_sources), restored, uploader, report)
         if restored is not None and restored.savepoint is None:
-            self._storage.known(restored.location, restored.metadata.files())  # each was fetched and verified just now
+            self._storage.known(restored.location, restored.metadata.files())  # the deployment has verified them
         return deployment
 
     def _settings(
@@ -121,12 +124,12 @@ class Attempts:
         return self._storage.upload_files(barrier.checkpoint_id, files)
 
 
-def _as_item(attempt: int, event: CoordinatorEvent | TaskRaised | TaskNews) -> Item:
-    """What a task or an upload of an attempt reports, for the queue of the job's loop."""
+def _as_item(attempt: int, event: CoordinatorEvent | TaskRaised | StartProgress) -> Item:
+    """The item of the job's queue for a report of a task or an upload of an attempt."""
     match event:
         case TaskRaised(task, error):
             return TaskReport(attempt, TaskFailure(task, failure_of(error)))
         case TaskWaiting() | TaskQueryStarted() | TaskFirstBatch():
-            return NewsOfTask(attempt, event)
+            return StartProgressItem(attempt, event)
         case _:
             return TaskReport(attempt, event)

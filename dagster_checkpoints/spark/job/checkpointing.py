@@ -1,4 +1,4 @@
-"""Writing a fully acknowledged checkpoint or savepoint, and deleting it.
+"""Writes a fully acknowledged checkpoint or savepoint, and deletes checkpoints.
 
 Performs the steps of :mod:`dagster_checkpoints.execution.checkpoint_writing`. It must not know when checkpoints are taken.
 """
@@ -49,8 +49,14 @@ class CheckpointWriter:
     """Writes the checkpoints of one job.
 
     Args:
-        savepoints: Where those in progress go.
-        wall: Wall-clock seconds since 1970, for the times that people read.
+        pipeline: The pipeline that runs.
+        storage: The storage of its checkpoints; this run owns the pipeline.
+        savepoints: The directories of the savepoints in progress.
+        job_id: The job's id.
+        run_id: Id of the run, for display.
+        spark_version: Spark's version, for display.
+        wall: Wall-clock seconds since 1970, for times that are displayed.
+        monotonic: Monotonic seconds.
     """
 
     def __init__(
@@ -75,11 +81,11 @@ class CheckpointWriter:
         self._deployment: Deployment | None = None
 
     def deployed(self, deployment: Deployment) -> None:
-        """The layout of chains that the next checkpoints are of."""
+        """Take over the deployment whose chains the next checkpoints hold."""
         self._deployment = deployment
 
     def write(self, snapshot: CheckpointSnapshot, finished: frozenset[TaskId]) -> Outcome:
-        """Write the metadata, then make `state.json` name it. Never raises: the outcome says what is known.
+        """Write the metadata, then make `state.json` name it. Never raises: errors are in the outcome.
 
         A savepoint that does not stop the job is complete with its metadata: no restart begins from it.
         """
@@ -117,7 +123,7 @@ class CheckpointWriter:
         return directory.write_metadata(encode(metadata), files)
 
     def metadata(self, snapshot: CheckpointSnapshot, finished: frozenset[TaskId]) -> CheckpointMetadata:
-        """What the checkpoint holds, from what the tasks acknowledged with."""
+        """The checkpoint's metadata, from the acknowledgements of the tasks."""
         deployment = self._deployment
         assert deployment is not None
         states: dict[TaskId, Any] = dict(snapshot.states)
@@ -168,7 +174,7 @@ class CheckpointWriter:
 
     @staticmethod
     def _rows(deployment: Deployment, stage: str, states: Mapping[TaskId, TaskSnapshot]) -> int:
-        """Rows emitted up to the checkpoint: by its snapshots, and by tasks that had finished."""
+        """The number of rows that a stage had emitted at the checkpoint: by snapshots, and by tasks that had finished."""
         rows = deployment.rows_of_finished.get(stage, 0)
         chain = next((c for c in deployment.chains if c.stages[-1] == stage), None)
         for task in [TaskId(chain.name, index) for index in range(len(chain.instances))] if chain else ():
@@ -180,7 +186,7 @@ class CheckpointWriter:
 
     @staticmethod
     def _late_rows(deployment: Deployment, stage: str, states: Mapping[TaskId, TaskSnapshot]) -> int:
-        """Rows dropped as late up to the checkpoint: by its snapshots, and by tasks that had finished."""
+        """The number of late rows that a stage had dropped at the checkpoint: by snapshots, and by tasks that had finished."""
         rows = deployment.late_rows_of_finished.get(stage, 0)
         chain = next(c for c in deployment.chains if stage in c.stages)
         for task in (TaskId(chain.name, index) for index in range(len(chain.instances))):
@@ -191,11 +197,11 @@ class CheckpointWriter:
         return rows
 
     def delete(self, checkpoint: CompletedCheckpoint) -> None:
-        """Delete a checkpoint that is no longer retained, and the files that only it names."""
+        """Delete a checkpoint that is no longer retained, and the files that only this checkpoint names."""
         self._storage.delete_checkpoint(checkpoint.location)
 
     def discard_states(self, checkpoint_id: int) -> None:
-        """Delete what only an aborted checkpoint or savepoint names."""
+        """Delete the files that only an aborted checkpoint or savepoint names."""
 
         def perform(request: DiscardSavepoint | DiscardPendingFiles) -> int:
             if isinstance(request, DiscardSavepoint):

@@ -1,8 +1,7 @@
 """One attempt to run a pipeline: from stages and a checkpoint to tasks that are ready to start.
 
-Decides which stages share a query, asks Spark what it accepts, connects the channels, puts restored files in place. The
-plans are those of `attempt_plans`, the state that of `restored_state`. It must not know the coordinator's rules, nor start
-anything.
+Decides which stages share a query, lets Spark check the plans, connects the channels, and puts restored files in place. The
+plans come from `attempt_plans`, the state from `restored_state`. It must not know the coordinator's rules, nor start anything.
 """
 
 from __future__ import annotations
@@ -54,16 +53,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttemptSettings:
-    """What distinguishes one attempt, and the settings that tasks need.
+    """The identity of one attempt, and the settings that its tasks need.
 
     Attributes:
-        folder: Its fresh work directory.
-        number: 1, 2, … within the run; the watermark sources speak again when it changes.
-        token: Differs between any two attempts, over all runs.
-        max_queued_bytes: Of segments per channel before its producer waits.
-        take_back_after: The checkpoint restored, if the job had completed later ones.
-        ended_sources: Sources (stage, instance) that were asked to end before a restart: they read what is there, and end.
-        allow_changed_plan: Restored state may go on under another plan.
+        folder: The attempt's new work directory.
+        number: The attempt's number over all runs; the watermark sources emit again when it changes.
+        token: A text that differs between any two attempts of all runs.
+        job_id: The job's id.
+        max_queued_bytes: Size of the unread segments of a channel, in bytes, from which its producer waits.
+        take_back_after: The id of the restored checkpoint if the job had completed later ones; None otherwise.
+        ended_sources: The sources (stage, instance) that a request has ended before a restart: they read their available input,
+            and end.
+        allow_changed_plan: Whether restored state may continue under another plan.
         recorder: Writes the run's trace; None for no trace.
     """
 
@@ -83,11 +84,15 @@ class Deployment:
     """The tasks of one attempt, not yet started.
 
     Attributes:
-        finished: Tasks that the checkpoint says are finished; there is no task object for them.
-        schemas: Output schema of each chain's last stage.
-        rows_of_finished: By stage, what its finished tasks had emitted; for reporting.
-        late_rows_of_finished: By stage, what its finished tasks had dropped as late; for reporting.
-        finished_sinks: Of finished tasks, and the checkpoint gone back to: they show the rows committed up to it, no others.
+        graph: The execution graph of the attempt.
+        chains: The chains, producers before consumers.
+        tasks: The tasks that are not finished.
+        finished: The tasks that had finished at the restored checkpoint; they have no task object.
+        schemas: The output schema of each chain's last stage.
+        rows_of_finished: The number of rows that finished tasks had emitted, by stage; for reports.
+        late_rows_of_finished: The number of late rows that finished tasks had dropped, by stage; for reports.
+        finished_sinks: The sinks of finished tasks, each with the id of the restored checkpoint: they show the rows committed up
+            to that checkpoint, and no others.
     """
 
     graph: ExecutionGraph
@@ -100,10 +105,10 @@ class Deployment:
     finished_sinks: list[tuple[TaskSink, int]] = field(default_factory=list)
 
     def settle_finished_sinks(self) -> None:
-        """A job that goes back may pass the end of a task that does not run: put right what readers see of it.
+        """Make the sinks of finished tasks show exactly the rows of the restored checkpoint, which may be older than the newest.
 
         Raises:
-            SinkError: Rows that are needed again are gone.
+            SinkError: Rows that are needed again have been deleted.
         """
         for sink, restored in self.finished_sinks:
             sink.open((), restored)
@@ -114,9 +119,11 @@ class Deployer:
     """Builds deployments of one pipeline.
 
     Args:
-        storage: Where restored state is; None if plans are only checked.
-        log: Where stages' `context.log` goes.
-        check_canceled: Raises if the job was cancelled; asked between two tasks.
+        pipeline: The pipeline.
+        spark: The session in which the tasks run.
+        storage: The storage of restored state; None if plans are only checked.
+        log: The logger of the stages' `context.log`.
+        check_canceled: Raises if the job was cancelled; called between two tasks.
     """
 
     def __init__(
@@ -245,7 +252,7 @@ class _Attempt:
                     task = TaskId(chain.name, index)
                     if task not in self.deployment.finished:
                         self.deployment.tasks[task] = self._task(chain, index, uploader, report)
-                self.plans.know_recorded_schema(chain)
+                self.plans.load_recorded_schema(chain)
                 self._sinks_of_finished(chain)
         except BaseException:
             self.discard()
@@ -253,35 +260,35 @@ class _Attempt:
         return self.deployment
 
     def check(self) -> PlanReport:
-        """Build every plan whose inputs' columns are known; nothing is made that could start."""
-        found = PlanReport(self.chains)
+        """Build every plan whose inputs' columns are known; creates no tasks."""
+        report = PlanReport(self.chains)
         for chain in self.chains:
             head = self.pipeline.stage(chain.stages[0])
-            missing = next((name for name in head.inputs if name not in found.passed), None)
+            missing = next((name for name in head.inputs if name not in report.passed), None)
             if missing is not None:
-                found.skip(chain.stages, missing)
+                report.skip(chain.stages, missing)
                 continue
             try:
                 for index in range(len(chain.instances)):
                     if not self._needs_no_plan(TaskId(chain.name, index)):
                         inputs = self.plans.inputs(chain, index, self.settings.folder / "tasks" / f"{chain.name}.{index}")
                         self.plans.checked(chain, index, inputs, self._instances(chain, index, None))
-                self.plans.know_recorded_schema(chain)
+                self.plans.load_recorded_schema(chain)
             except StageError as error:
-                found.fail(chain.stages, error)
+                report.fail(chain.stages, error)
             except RestoreError as error:
-                found.changed.append(error)
-                found.passed.update(dict.fromkeys(chain.stages))
+                report.changed.append(error)
+                report.passed.update(dict.fromkeys(chain.stages))
             else:
-                found.passed.update(dict.fromkeys(chain.stages))
-        return found
+                report.passed.update(dict.fromkeys(chain.stages))
+        return report
 
     def _needs_no_plan(self, task: TaskId) -> bool:
-        """It has finished, or waits behind its end of data for the final checkpoint."""
+        """Whether the task has finished, or has finished its data and waits for its final checkpoint."""
         return task in self.deployment.finished or (self.restored is not None and task in self.restored.plan.after_finish)
 
     def discard(self) -> None:
-        """Give a half-built deployment up."""
+        """Close what was opened for a deployment that is not completed."""
         for instance in self._opened:
             instance.stage.close()
         self._opened.clear()
@@ -300,7 +307,7 @@ class _Attempt:
         self.wiring.restore_in_flight(task, snapshot, folder, self.state.fetch_segments)
         instances = self._instances(chain, index, snapshot)
         plan, described = (None, None) if after_finish else self.plans.checked(chain, index, inputs, instances)
-        self.plans.know_recorded_schema(chain)
+        self.plans.load_recorded_schema(chain)
         tail = chain.stages[-1]
         sink = self._sink(chain, index)
         output = TaskOutput(
@@ -320,7 +327,7 @@ class _Attempt:
             sink=sink,
             plan=plan,
             described=described,
-            restored=snapshot if snapshot is not None else (_NOTHING if self.restored else None),
+            restored=snapshot if snapshot is not None else (_EMPTY if self.restored else None),
             uploader=uploader,
             report=report,
             take_back_after=self.settings.take_back_after,
@@ -344,22 +351,22 @@ class _Attempt:
         if parts.plan is not None and not parts.plan.streaming:
             return BatchTask(parts)
         stage = parts.instances[0].stage
-        ends = stage.kind is StageKind.BOUNDED_SOURCE
-        asked = (stage.name, stage.instances[parts.id.index]) in self.settings.ended_sources
-        return SourceTask(parts, bounded=ends or asked)
+        bounded = stage.kind is StageKind.BOUNDED_SOURCE
+        ended = (stage.name, stage.instances[parts.id.index]) in self.settings.ended_sources
+        return SourceTask(parts, bounded=bounded or ended)
 
     # Stages
 
     def _instances(self, chain: Chain, index: int, snapshot: TaskSnapshot | None) -> tuple[StageInstance, ...]:
-        made = []
+        instances = []
         for name in chain.stages:
             kept = snapshot.stages.get(name) if snapshot else None
             own = kept.operator_states if kept else ()
             instance = self._instance(name, index, OperatorStateStore(self.state.operator_states(name, index), own))
             open_stage(instance.call)
             self._opened.append(instance)
-            made.append(instance)
-        return tuple(made)
+            instances.append(instance)
+        return tuple(instances)
 
     def _instance(self, name: str, index: int, state: OperatorStateStore) -> StageInstance:
         stage = self.pipeline.stage(name)
@@ -381,7 +388,7 @@ class _Attempt:
             return None
         ownership = self.storage.ownership if self.storage else None
         context = sink_context(self.pipeline, stage, index, ownership, self.settings.job_id, self.settings.token)
-        schema = self.deployment.schemas.get(stage.name, StructType())  # a finished stage, which writes no more, may have none
+        schema = self.deployment.schemas.get(stage.name, StructType())  # a finished stage writes nothing, and may have none
         return TaskSink(stage.sink.new_instance(), context, self.spark, schema)
 
     def _sinks_of_finished(self, chain: Chain) -> None:
@@ -394,4 +401,4 @@ class _Attempt:
                 self.deployment.finished_sinks.append((sink, restored))
 
 
-_NOTHING = TaskSnapshot()
+_EMPTY = TaskSnapshot()

@@ -1,4 +1,4 @@
-"""What a running job tells whoever started it; values only."""
+"""The events that a running job reports to its caller, and its result; values only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dagster_checkpoints.coordination import JobStatus
 
 @dataclass(frozen=True)
 class LeaseWatched:
-    """Another run's lease on the pipeline has not been released: it is watched before this run takes the pipeline over.
+    """Another run has not released its lease on the pipeline: this run watches the lease before it takes the pipeline over.
 
     Attributes:
-        owner: The owner, for people: run, host, process, since when.
-        seconds: This run owns the pipeline after this time at the latest, unless the owner renews its lease; 0 if its process is
-            known to have ended, with all that it had started.
+        owner: Description of the owner: run, host, process, begin of the lease.
+        seconds: The longest time until this run owns the pipeline, unless the owner renews its lease; 0 if its process and all
+            the processes that it started are known to have ended.
     """
 
     owner: str
@@ -32,7 +32,7 @@ class PipelineAcquired:
     Attributes:
         storage: URL of the pipeline's directory.
         epoch: Fencing epoch of this run.
-        seconds: From the beginning of the run.
+        seconds: The time since the run began.
     """
 
     storage: str
@@ -42,12 +42,12 @@ class PipelineAcquired:
 
 @dataclass(frozen=True)
 class StartChosen:
-    """What the run starts from; nothing has been restored yet.
+    """The start point of the run is chosen; nothing has been restored yet.
 
     Attributes:
         restored_checkpoint: Id of the checkpoint or savepoint; None for a new start.
-        restored_location: Its location.
-        finished_stages: Stages that it says have finished, which are not run again.
+        restored_location: Location of the checkpoint or savepoint; None for a new start.
+        finished_stages: The stages that had finished at that checkpoint, which do not run again.
     """
 
     restored_checkpoint: int | None
@@ -62,11 +62,14 @@ class SparkStarting:
 
 @dataclass(frozen=True)
 class SparkStarted:
-    """The Spark session is there.
+    """The Spark session is ready.
 
     Attributes:
+        version: Spark's version.
+        master: URL of Spark's master.
+        application: Spark's id of the application.
         web_ui: URL of Spark's own user interface; None if it is switched off.
-        seconds: That it took.
+        seconds: The duration of the start.
     """
 
     version: str
@@ -81,7 +84,9 @@ class AttemptBuilding:
     """The plans of all stages that have not finished are being built, and their state fetched.
 
     Attributes:
-        attempt: 1, and one more for each restart within the run.
+        attempt: The attempt's number within the run, from 1.
+        stages: These stages.
+        restored_checkpoint: Id of the checkpoint that the attempt starts from; None for a new start.
     """
 
     attempt: int
@@ -94,11 +99,13 @@ class JobStarted:
     """All tasks are being started.
 
     Attributes:
-        attempt: 1, and one more for each restart within the run.
-        restored_checkpoint: Id it continues from; None for a new start.
-        finished_stages: Stages that are not run again.
-        chains: The stages that share a query, per chain.
-        seconds: That building the attempt took.
+        attempt: The attempt's number within the run, from 1.
+        job_id: The job's id.
+        restored_checkpoint: Id of the checkpoint that the attempt starts from; None for a new start.
+        restored_location: Location of that checkpoint; None for a new start.
+        finished_stages: The stages that do not run again.
+        chains: The stages of each chain, which share a query.
+        seconds: The time that building the attempt took.
     """
 
     attempt: int
@@ -115,8 +122,8 @@ class QueryWaiting:
     """A query cannot start before its static inputs have been read to their end.
 
     Attributes:
-        stages: Those that share the query.
-        inputs: The static inputs that it waits for.
+        stages: The stages that share the query.
+        inputs: The static inputs that the query waits for.
     """
 
     stages: tuple[str, ...]
@@ -125,13 +132,14 @@ class QueryWaiting:
 
 @dataclass(frozen=True)
 class QueryStarted:
-    """All instances of a query that have not finished have started, and look for input.
+    """All unfinished instances of a query have started, and look for input.
 
     Attributes:
-        stages: Those that share the query.
-        instances: How many have started.
-        number: How many queries of the attempt have started, this one included, out of `total`.
-        seconds: Since the attempt's tasks were started.
+        stages: The stages that share the query.
+        instances: The number of these instances.
+        number: The number of queries of the attempt that have started, this one included.
+        total: The number of queries that the attempt starts.
+        seconds: The time since the attempt's tasks were started.
     """
 
     stages: tuple[str, ...]
@@ -143,14 +151,15 @@ class QueryStarted:
 
 @dataclass(frozen=True)
 class FirstBatch:
-    """The first micro-batch of a query in this attempt has been processed, by the instance that was the first.
+    """The first instance of a query has processed its first micro-batch in this attempt.
 
-    If it emitted no rows, the event comes once more for the first micro-batch that did.
+    If the batch emitted no rows, the event is reported again for the first batch that emitted rows.
 
     Attributes:
-        stages: Those that share the query.
-        rows: Emitted by the last of them with this batch.
-        seconds: That the batch took.
+        stages: The stages that share the query.
+        instance: The instance that processed the batch.
+        rows: The number of rows that the last of these stages emitted with this batch.
+        seconds: The duration of the batch.
     """
 
     stages: tuple[str, ...]
@@ -159,12 +168,12 @@ class FirstBatch:
     seconds: float
 
 
-# While it runs, and its end
+# While the job runs, and at its end
 
 
 @dataclass(frozen=True)
 class InstanceFinished:
-    """One instance of a stage has committed everything and ended. `rows` counts from the job's beginning."""
+    """One instance of a stage has committed everything and ended. `rows` counts since the job began."""
 
     stage: str
     instance: str
@@ -176,9 +185,11 @@ class StageFinished:
     """All instances of a stage have finished.
 
     Attributes:
-        rows: Emitted since the job began; 0 for a stage inside a chain, whose rows leave with the chain's last stage.
-        restored: It had finished before this run began.
-        late_rows: Dropped as late since the job began, by the stage itself, wherever it is in its chain.
+        rows: The number of rows emitted since the job began; 0 unless the stage is the last of its chain: only that stage's
+            rows are counted.
+        checkpoint_id: Id of the newest completed checkpoint; None if there is none.
+        restored: Whether the stage had finished before this run began.
+        late_rows: The number of late rows that the stage itself has dropped since the job began.
     """
 
     stage: str
@@ -190,13 +201,15 @@ class StageFinished:
 
 @dataclass(frozen=True)
 class StageProgress:
-    """A stage at the moment of a checkpoint, or between two.
+    """The progress of a stage at a checkpoint, or between two checkpoints.
 
     Attributes:
-        rows: Emitted since the job began; 0 for a stage inside a chain.
-        state_bytes: In the latest checkpoint of this run, by the whole chain; 0 before the first.
-        watermark_ms: Its output watermark, epoch ms; None before the first.
-        late_rows: Dropped as late since the job began, by the stage itself, wherever it is in its chain.
+        rows: The number of rows emitted since the job began; 0 unless the stage is the last of its chain.
+        finished_instances: The number of instances that have finished.
+        instances: The number of instances.
+        state_bytes: The size of the chain's state in the latest checkpoint of this run, in bytes; 0 before the first.
+        watermark_ms: The output watermark, epoch ms; None before the first.
+        late_rows: The number of late rows that the stage itself has dropped since the job began.
     """
 
     rows: int
@@ -212,11 +225,19 @@ class CheckpointDone:
     """A checkpoint has completed.
 
     Attributes:
+        checkpoint_id: The checkpoint's id.
+        location: The checkpoint's location.
         roots: The stages in which it started.
+        finished_stages: The stages that had finished at it.
         duration: Seconds from trigger to completion.
-        sync_seconds: The longest time that a task stood still for it.
-        new_bytes: Uploaded for it; `total_bytes`: everything it refers to.
-        completed: Checkpoints and savepoints of this run that have completed, this one included; `failed`: that have failed.
+        sync_seconds: The longest synchronous part of a task's snapshot, in which the task processes nothing.
+        async_seconds: The longest asynchronous part of a task's snapshot.
+        alignment_seconds: The longest alignment of a task's barriers.
+        new_bytes: The size of the files uploaded for the checkpoint.
+        total_bytes: The size of all files that it names.
+        stages: The progress of each stage.
+        completed: The number of checkpoints and savepoints of this run that have completed, this one included.
+        failed: The number of checkpoints and savepoints of this run that have failed.
     """
 
     checkpoint_id: int
@@ -239,11 +260,12 @@ class SavepointDone:
     """A savepoint has completed.
 
     Attributes:
-        location: Below the pipeline's directory, or a URL elsewhere.
-        stops: "" for one taken in flight, "suspend" or "drain" for that of a stop.
-        asked_by: Who asked for it, for people.
-        recorded_by_asker: Whoever asked reports it to Dagster.
-        checkpoint: What else is to be told of it, as of a checkpoint.
+        location: The location relative to the pipeline's directory, or a URL if it is not below that.
+        stops: "suspend" or "drain" for the savepoint of a stop; "" for a savepoint that does not stop the job.
+        request_id: Id of the request for the savepoint.
+        asked_by: Description of the requester.
+        recorded_by_asker: Whether the requester reports the savepoint to Dagster.
+        checkpoint: The facts that a savepoint shares with a checkpoint.
     """
 
     location: str
@@ -256,7 +278,7 @@ class SavepointDone:
 
 @dataclass(frozen=True)
 class CheckpointNotDone:
-    """A checkpoint failed, or could not be triggered. The pipeline goes on unless a `JobFailed`-like result follows."""
+    """A checkpoint failed, or could not be triggered. The job continues, unless it fails for that reason."""
 
     checkpoint_id: int | None
     reason: str
@@ -265,7 +287,7 @@ class CheckpointNotDone:
 
 @dataclass(frozen=True)
 class JobRestarting:
-    """A task has failed; the unfinished tasks start again from the latest checkpoint after `delay` seconds."""
+    """A task has failed; the unfinished tasks restart from the latest checkpoint after `delay` seconds."""
 
     attempt: int
     delay: float
@@ -280,13 +302,18 @@ JobEvent = StartEvent | JobStarted | QueryEvent | EndEvent | CheckpointDone | Sa
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job execution ended.
+    """The result of a job execution.
 
     Attributes:
-        error: Why, if FAILED.
-        rows: Per stage, emitted since the job began.
-        ended_by: How a FINISHED job came to its end.
-        savepoint: URL of the savepoint that it was stopped with.
+        status: The job's final status.
+        error: The error of a FAILED job.
+        job_id: The job's id.
+        last_checkpoint_id: Id of the newest completed checkpoint; None if there is none.
+        last_checkpoint_location: Location of that checkpoint.
+        finished_stages: The stages that have finished.
+        rows: The number of rows that each stage has emitted since the job began.
+        ended_by: The cause of a FINISHED job's end.
+        savepoint: URL of the savepoint that the job was stopped with; None without one.
     """
 
     status: JobStatus

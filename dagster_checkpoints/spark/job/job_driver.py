@@ -1,8 +1,8 @@
-"""The driver of a job machine on Spark: takes items from the queue, and performs what the machine asks for.
+"""The driver of a job machine on Spark: takes items from the queue, and performs the machine's actions.
 
-A single thread runs it; everything else reaches it through the queue. Actions that wait for storage or Spark are performed to
-their end, and their results handed in, before the next item is taken. It must not know the rules: they are
-`execution.job_machine`'s.
+A single thread runs it; other threads reach it through the queue. An action that waits for storage or Spark is performed to
+its end, and the machine gets its result, before the next item is taken. It must not know the rules: they are in
+`execution.job_machine`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.attempt_driver import AttemptDriver
 from dagster_checkpoints.spark.job.events import JobEvent, JobResult
-from dagster_checkpoints.spark.job.job_messages import Asked, Item, NewsOfTask, failure_of
+from dagster_checkpoints.spark.job.job_messages import Item, QueuedRequest, StartProgressItem, failure_of
 from dagster_checkpoints.spark.job.job_options import JobOptions
-from dagster_checkpoints.spark.job.job_reporter import CoordinatorsReport, JobReporter
+from dagster_checkpoints.spark.job.job_reporter import CheckpointReport, JobReporter
 from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.requesters import Requesters
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
@@ -66,7 +66,7 @@ _JOB_STATES: Mapping[JobStatus, JobState] = {
 
 
 class DeploymentCanceled(Exception):
-    """Unwinds the building of an attempt when the job is cancelled."""
+    """Ends the building of an attempt when the job is cancelled."""
 
 
 ActionWithResult = (
@@ -86,27 +86,27 @@ class JobDriver:
     """Performs the actions of one job machine.
 
     Args:
-        pipeline: What runs.
-        storage: Owned by this run.
-        options: The settings.
-        starting: Decides what the job starts from.
+        pipeline: The pipeline that runs.
+        storage: The storage of its checkpoints; this run owns the pipeline.
+        options: The settings of the execution.
+        starting: Chooses the job's start point.
         session: Creates or joins the Spark session.
-        savepoints: Where those being taken go.
+        savepoints: The directories of the savepoints in progress.
         work: The work directory.
-        items: The queue.
-        canceled: Set when the job is cancelled: what is being built is given up.
-        status: Told how the run goes.
-        on_event: Told of everything that happens, on the thread of `run`.
-        before_release: Waits until every answer is written: a requester takes a pipeline that is released, and has not answered,
-            for one that never will.
-        run_id: Dagster's, or whatever a person would look for.
+        items: The queue of the job's loop.
+        canceled: Set when the job is cancelled: an attempt that is being built is given up.
+        status: Writes the pipeline's status.
+        on_event: Receives all events, on the thread of `run`.
+        before_release: Waits until every answer is written: if a pipeline is released without an answer, its requester
+            concludes that no answer will come.
+        run_id: Id of the run, for display: Dagster's, or another name that a user recognises.
         recorder: Writes the run's trace; None for no trace.
-        log: Told what a person should know; where stages' `context.log` goes.
+        log: Receives warnings; also the logger of the stages' `context.log`.
 
     Attributes:
-        machine: The rules.
-        reporter: What the job tells of itself.
-        refused: Why the job could not start at all.
+        machine: The job machine.
+        reporter: Reports the job's events.
+        refused: The error because of which the job could not start; None otherwise.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class JobDriver:
         self._on_event = on_event
         self._log = log
         self._before_release = before_release
-        self._stored = StorageDriver(
+        self._storage_driver = StorageDriver(
             pipeline,
             storage,
             starting,
@@ -157,11 +157,11 @@ class JobDriver:
             pipeline=pipeline.name,
             config=options.checkpoints,
             restart=options.restart,
-            epoch=self._stored.ownership.epoch,
+            epoch=self._storage_driver.ownership.epoch,
         )
         self._requesters = Requesters(storage, savepoints)
         self._uploads = ThreadPoolExecutor(options.upload_threads, thread_name_prefix="snapshot")
-        self._tasks = AttemptDriver(
+        self._attempt_driver = AttemptDriver(
             pipeline,
             storage,
             options,
@@ -179,20 +179,15 @@ class JobDriver:
         self._work_ended = False
         self._abandoned = False
 
-    @property
-    def tasks(self) -> AttemptDriver:
-        """The tasks of the present attempt."""
-        return self._tasks
-
     def result(self) -> JobResult:
-        """How the job has ended."""
+        """The result of the job."""
         outcome, coordinator, stopped = self.machine.outcome, self.machine.coordinator, self.machine.requests.stopped
         assert outcome is not None
         latest = coordinator.latest_completed if coordinator is not None else None
         return JobResult(
             status=outcome.status,
             error=_error(outcome),
-            job_id=self._stored.job_id,
+            job_id=self._storage_driver.job_id,
             last_checkpoint_id=latest.checkpoint_id if latest else None,
             last_checkpoint_location=latest.location if latest else None,
             finished_stages=tuple(s.name for s in self.pipeline.stages if s.name in self.reporter.announced),
@@ -208,7 +203,7 @@ class JobDriver:
     # Turns of the loop
 
     def run(self) -> None:
-        """Run the job to its end, until nothing of it works any more; `close` comes next."""
+        """Run the job until all its work has ended; call `close` after that."""
         self._results.append(self._choose())
         while not self._work_ended:
             if self._results:
@@ -218,11 +213,11 @@ class JobDriver:
                 self._report_status()
 
     def close(self) -> None:
-        """Answer the requests that are left, and release the pipeline. Call it when no request can come any more."""
+        """Answer the remaining requests, and release the pipeline. Call it when no more requests can arrive."""
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._items.get_nowait()
-                if isinstance(item, Asked) and not self._abandoned:
+                if isinstance(item, QueuedRequest) and not self._abandoned:
                     self._take(item)
         if self._abandoned:
             self._release("FAILED" if self.machine.begun else None)
@@ -230,14 +225,14 @@ class JobDriver:
             self._hand_in(on.WorkEnded())
 
     def abandon(self) -> None:
-        """The loop itself has failed: stop whatever works."""
+        """Stop all work after a failure of the loop itself."""
         self._abandoned = True
-        if self._tasks.deployment is not None:
-            self._tasks.stop(())
+        if self._attempt_driver.deployment is not None:
+            self._attempt_driver.stop(())
         self._stop_work()
 
     def _next(self) -> Item:
-        """The next item; a Tick if there is none for a while, or when one is due."""
+        """The next item; a Tick if none arrives in time, or if the machine's deadline has come."""
         deadline = self.machine.next_deadline()
         wait = _IDLE_TICK if deadline is None else min(max(deadline - time.monotonic(), 0.0), _IDLE_TICK)
         try:
@@ -247,13 +242,13 @@ class JobDriver:
 
     def _take(self, item: Item) -> None:
         match item:
-            case Asked():
+            case QueuedRequest():
                 received = self._requesters.receive(item, is_open=self.machine.requests.is_open(item.request.request_id))
                 if received is not None:
                     self._hand_in(received)
-            case NewsOfTask(attempt, news):
+            case StartProgressItem(attempt, progress):
                 if attempt == self.machine.attempt and self.machine.phase is JobPhase.RUNNING:
-                    self.reporter.task_news(news)
+                    self.reporter.start_progressed(progress)
             case event:
                 self._hand_in(event)
 
@@ -268,7 +263,7 @@ class JobDriver:
                 self._results += self._failed(action, error)
 
     def _failed(self, action: JobAction, error: Exception) -> list[JobMachineEvent]:
-        """What the machine is told of an action that has raised: the job ends, and every step of its end has a result."""
+        """The events for an action that has raised: the job ends, and each step of its end has a result."""
         failed = on.FatalError(failure_of(error))
         match action:
             case do.StopTasks():
@@ -288,17 +283,17 @@ class JobDriver:
         """Perform an action; returns its result, if it has one."""
         match action:
             case do.SendToTasks(tasks, message):
-                self._tasks.send(tasks, message)
+                self._attempt_driver.send(tasks, message)
             case AnswerRequest():
                 self._requesters.answer(action)
             case do.AttemptBegan() | do.AttemptRestarting() | do.TaskHasFinished():
                 self._report(action)
             case (
                 CheckpointTriggered() | CheckpointCompleted() | CheckpointFailed() | RequestCompleted() | RequestNotCompleted()
-            ) as told:
-                self._tell(told)
+            ) as report:
+                self._report_checkpoint(report)
             case do.Sweep() | do.ForgetSavepoints() | WriteMetadata() | DiscardStates() | DiscardCheckpoint():
-                self._stored.write(action)
+                self._storage_driver.write(action)
             case do.FinishWork():
                 self._work_ended = True
                 self._stop_work()
@@ -312,59 +307,60 @@ class JobDriver:
         """Perform an action that waits for storage or Spark."""
         match action:
             case do.ChooseOlderStart():
-                return self._stored.choose_older(action)
+                return self._storage_driver.choose_older(action)
             case do.Deploy():
                 return self._deploy(action)
             case do.BeginJob():
-                return self._stored.begin(self._tasks.spark.version)
+                return self._storage_driver.begin(self._attempt_driver.spark.version)
             case do.ClaimSavepoint():
-                return self._stored.claim()
+                return self._storage_driver.claim()
             case do.ConfirmOwnership():
-                return self._stored.confirm_ownership()
+                return self._storage_driver.confirm_ownership()
             case do.ReadNewest(checkpoint):
-                return self._stored.read_newest(checkpoint)
+                return self._storage_driver.read_newest(checkpoint)
             case do.StartTasks():
-                return self._tasks.start()
+                return self._attempt_driver.start()
             case do.StopTasks():
-                self._tasks.stop(self.machine.finished)
+                self._attempt_driver.stop(self.machine.finished)
                 return on.TasksStopped()
             case do.EndJob():
-                return self._stored.end_job(action)
+                return self._storage_driver.end_job(action)
 
-    def _tell(self, told: CoordinatorsReport) -> None:
-        """Report what the coordinator says of a checkpoint; a savepoint has a directory of its own meanwhile."""
-        asked = None
-        match told:
+    def _report_checkpoint(self, report: CheckpointReport) -> None:
+        """Report the coordinator's action on a checkpoint; create or delete the directory of a savepoint."""
+        request = None
+        match report:
             case CheckpointTriggered(checkpoint_id, properties) if properties.is_savepoint:
                 self._savepoints.directory(checkpoint_id, properties)
             case CheckpointFailed(int(checkpoint_id)):
-                self._stored.discard_savepoint(checkpoint_id)
+                self._storage_driver.discard_savepoint(checkpoint_id)
             case CheckpointCompleted(completed):
-                asked = self._requesters.asked(completed.properties.request_id)
-        self.reporter.tell(told, asked)
+                request = self._requesters.open_request(completed.properties.request_id)
+        self.reporter.report_checkpoint(report, request)
 
     def _choose(self) -> JobMachineEvent:
         try:
-            return self._stored.choose()
+            return self._storage_driver.choose()
         except Exception as error:
             self.refused = error
             return on.FatalError(failure_of(error))
 
     def _deploy(self, action: do.Deploy) -> JobMachineEvent:
-        if not self._tasks.is_prepared:
-            self._tasks.prepare()
+        if not self._attempt_driver.is_prepared:
+            self._attempt_driver.prepare()
         restored = restored_state(action.restored)
-        self._starting.tell_building(action.attempt, restored)
-        return self._tasks.deploy(action, restored, self._stored.job_id)
+        self._starting.report_attempt(action.attempt, restored)
+        return self._attempt_driver.deploy(action, restored, self._storage_driver.job_id)
 
     def _report(self, action: do.AttemptBegan | do.AttemptRestarting | do.TaskHasFinished) -> None:
         match action:
             case do.AttemptBegan(attempt, point):
-                deployment, coordinator, writer = self._tasks.deployment, self.machine.coordinator, self._stored.writer
+                deployment, coordinator = self._attempt_driver.deployment, self.machine.coordinator
+                writer = self._storage_driver.writer
                 assert deployment is not None and coordinator is not None and writer is not None
                 writer.deployed(deployment)
-                restored, seconds = restored_state(point), self._tasks.seconds
-                self.reporter.attempt_began(deployment, coordinator, attempt, self._stored.job_id, restored, seconds)
+                restored, seconds = restored_state(point), self._attempt_driver.seconds
+                self.reporter.attempt_began(deployment, coordinator, attempt, self._storage_driver.job_id, restored, seconds)
             case do.AttemptRestarting(attempt, delay, failure):
                 self._on_event(events.JobRestarting(attempt, delay, failure.message))
                 self._status.report("restarting", self)
@@ -373,15 +369,15 @@ class JobDriver:
 
     def _stop_work(self) -> None:
         self._uploads.shutdown(wait=True, cancel_futures=True)
-        self._stored.finish()
+        self._storage_driver.finish()
 
     def _release(self, status: JobState | None) -> None:
         self._before_release()
-        self._stored.release(status)
+        self._storage_driver.release(status)
 
 
 def _error(outcome: JobOutcome) -> BaseException | None:
-    """What a job has failed with."""
+    """The error of a failed job; None if it has not failed."""
     if outcome.failure is None:
         return None
     cause = outcome.failure.error

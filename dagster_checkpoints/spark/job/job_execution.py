@@ -1,7 +1,6 @@
-"""One execution of a pipeline in this process: from acquiring it to saying how it ended.
+"""One execution of a pipeline in this process: acquires the pipeline, runs the job, and releases the pipeline.
 
-It acquires the pipeline, runs the job, and releases the pipeline. What the job does is decided by `execution.job_machine` and
-performed by `job_driver`. It must not know Dagster.
+`execution.job_machine` decides what the job does, `job_driver` performs it. It must not know Dagster.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.events import JobEvent, JobResult, StageProgress
 from dagster_checkpoints.spark.job.job_driver import JobDriver
-from dagster_checkpoints.spark.job.job_messages import Asked, Item, failure_of
+from dagster_checkpoints.spark.job.job_messages import Item, QueuedRequest, failure_of
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.request_poller import RequestPoller
@@ -51,14 +50,14 @@ class JobExecution:
     """One execution of a pipeline; `run` once, on a worker thread.
 
     Args:
-        pipeline: What to run.
-        storage: Where its checkpoints live.
-        options: The settings.
-        session: Creates or joins the Spark session; called on the thread of `run`, after storage was found usable.
-        on_event: Told of everything that happens, on the thread of `run`.
-        run_id: Dagster's, or whatever a person would look for.
-        selection: The stages to run; None for all. A stage left out must have finished.
-        log: Where stages' `context.log` goes.
+        pipeline: The pipeline to run.
+        storage: The storage of its checkpoints.
+        options: The settings of the execution.
+        session: Creates or joins the Spark session; called on the thread of `run`, after the check of storage.
+        on_event: Receives all events, on the thread of `run`.
+        run_id: Id of the run, for display: Dagster's, or another name that a user recognises.
+        selection: The stages to run; None for all. A stage that is not selected must have finished.
+        log: The logger of the stages' `context.log`; default: the package's.
     """
 
     def __init__(
@@ -90,26 +89,26 @@ class JobExecution:
     # From any thread
 
     def cancel(self) -> None:
-        """End the job CANCELED as soon as possible; its checkpoints are kept."""
+        """Cancel the job as soon as possible; its checkpoints are kept."""
         self._cancel_asked.set()
         self._queue.put(CancelRequested())
 
     def drain(self) -> None:
         """End every source as if its input were exhausted: windows fire, everything is committed, the job is FINISHED.
 
-        Without a savepoint: with the job's end its checkpoints go.
+        This takes no savepoint, and the job's checkpoints are deleted at its end.
         """
         self._queue.put(DrainRequested())
 
     def ask(self, request: ControlRequest, respond: Callable[[Answer], None], *, termination: bool = False) -> None:
-        """Ask for something as others do through storage.
+        """Hand in a control request without storage.
 
         Args:
-            request: What is asked for.
-            respond: Receives the answer, once, on some thread.
-            termination: This process asks for a stop because it is being terminated: the job is meant to go on in another run.
+            request: The request.
+            respond: Receives the final answer, once, on another thread.
+            termination: Whether this process requests a stop because it is being terminated: another run shall continue the job.
         """
-        self._queue.put(Asked(request, respond, time.monotonic(), termination))
+        self._queue.put(QueuedRequest(request, respond, time.monotonic(), termination))
 
     def end_source(self, stage: str, instance: str | None = None) -> None:
         """End one source, or one instance of it.
@@ -117,37 +116,37 @@ class JobExecution:
         Raises:
             KeyError: The pipeline has no such source, or the source no such instance.
         """
-        found = self.pipeline.stage(stage)
-        if not found.kind.is_source or (instance is not None and instance not in found.instances):
+        source = self.pipeline.stage(stage)
+        if not source.kind.is_source or (instance is not None and instance not in source.instances):
             raise KeyError(f"{stage!r} (instance {instance!r}) is no source of pipeline {self.pipeline.name!r}")
         self._queue.put(EndSourceRequested(stage, instance))
 
     def trigger_checkpoint(self, request_id: str) -> None:
-        """Ask for a checkpoint now."""
+        """Request a checkpoint now."""
         self._queue.put(CheckpointRequested(request_id))
 
     def rows(self) -> Mapping[str, int]:
-        """Rows that each stage has emitted since the job began (0 for a stage inside a chain); empty before the start."""
+        """The number of rows that each stage has emitted since the job began (0 inside a chain); empty before the start."""
         return self._driver.reporter.rows() if self._driver is not None else {}
 
     def progress(self) -> Mapping[str, StageProgress]:
-        """How far each stage is now; empty before the start. Any thread."""
+        """The current progress of each stage; empty before the start. For any thread."""
         return self._driver.reporter.progress() if self._driver is not None else {}
 
     @property
     def coordinator(self) -> CheckpointCoordinator | None:
-        """The coordinator of the job, to be looked at only; None before the first attempt is deployed."""
+        """The coordinator of the job, for reading only; None before the first attempt is deployed."""
         return self._driver.machine.coordinator if self._driver is not None else None
 
     @property
     def deployment(self) -> Deployment | None:
-        """The tasks of the present attempt, to be looked at only; None before the first."""
+        """The tasks of the current attempt, for reading only; None before the first attempt."""
         return self._driver.reporter.deployment if self._driver is not None else None
 
     # The job
 
     def run(self) -> JobResult:
-        """Run the pipeline to its end. Returns how it ended; failures are in the result, not raised.
+        """Run the pipeline to its end. Failures of the job are in the result, not raised.
 
         Raises:
             StorageError: Storage cannot be used, or another run owns the pipeline; nothing was started.
@@ -158,8 +157,8 @@ class JobExecution:
         if self.options.trace is not None:
             check_trace_folder(self.options.trace, self.pipeline.name)
         self.storage.check()
-        if (found := self.storage.read_state()) is not None:
-            self._starting.check_origin(found)  # before it waits for a lease that may be another pipeline's
+        if (state := self.storage.read_state()) is not None:
+            self._starting.check_origin(state)  # before this run waits for a lease that may be another pipeline's
         owner = this_process(self.run_id)
         mark_descendants(owner)
 
@@ -186,7 +185,7 @@ class JobExecution:
             raise
         finally:
             status.close(driver)
-            # A requester that is told that the job has stopped may start it again at once: a new run waits for the release.
+            # A requester that receives the answer of a stop may start the job again at once: a new run waits for the release.
             driver.close()
             tracing.close()
             self._work.clear(ownership.epoch, own=True)
@@ -216,10 +215,10 @@ class JobExecution:
 
     @contextlib.contextmanager
     def _owning(self, ownership: Ownership, box: RequestBox, answers: ThreadPoolExecutor) -> Iterator[None]:
-        """Renew the lease, and look for requests."""
+        """Renew the lease, and poll for requests, while the block runs."""
 
         def answer(final: Answer) -> None:
-            answers.submit(self._quietly, lambda: box.answer(final))
+            answers.submit(self._write_answer, box, final)
 
         renewer = LeaseRenewer(ownership, lambda error: self._queue.put(FatalError(failure_of(error))))
         poller = RequestPoller(
@@ -233,9 +232,9 @@ class JobExecution:
             poller.stop(5.0)
             renewer.stop(5.0)
 
-    def _quietly(self, act: Callable[[], object]) -> None:
-        """An answer that cannot be written: a later run refuses the request."""
+    def _write_answer(self, box: RequestBox, answer: Answer) -> None:
+        """Write an answer. If that fails, a later run refuses the request."""
         try:
-            act()
+            box.answer(answer)
         except StorageError as error:
             self._log.warning("%s: %s", type(error).__name__, error)

@@ -1,4 +1,4 @@
-"""What comes into the queue of a job's loop; values only."""
+"""The items of the queue of a job's loop; values only."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from dagster_checkpoints.control import Answer, ControlRequest
 from dagster_checkpoints.errors import repeats_by_nature
 from dagster_checkpoints.execution.job_events import Failure, JobMachineEvent
-from dagster_checkpoints.spark.tasks.messages import TaskNews
+from dagster_checkpoints.spark.tasks.messages import StartProgress
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueuedRequest:
     """A control request.
 
     Attributes:
-        respond: Takes the final answer; called once, on the loop's thread.
-        seen_at: When it was found, monotonic seconds; its deadline counts from here.
-        termination: The run's own process asks, because it is being terminated.
+        request: The request.
+        respond: Receives the final answer; called once, on the loop's thread.
+        seen_at: The time at which it was received, monotonic seconds; its deadline counts from then.
+        termination: Whether the run's own process made the request because it is being terminated.
     """
 
     request: ControlRequest
@@ -28,20 +29,21 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class NewsOfTask:
-    """How far a task has come, for people; nothing is decided by it.
+class StartProgressItem:
+    """The progress of a task's start, for display only.
 
     Attributes:
-        attempt: The one that the task belongs to; of earlier ones nothing is told.
+        attempt: The task's attempt; the progress of earlier attempts is not reported.
+        progress: The progress.
     """
 
     attempt: int
-    news: TaskNews
+    progress: StartProgress
 
 
-Item = JobMachineEvent | Asked | NewsOfTask
+Item = JobMachineEvent | QueuedRequest | StartProgressItem
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What the job machine is to know of an error."""
+    """The description of an error for the job machine."""
     return Failure(str(error), repeats_by_nature(error), error)

@@ -15,29 +15,29 @@ class JobOptions:
     """The settings of one execution.
 
     Attributes:
-        checkpoints: Interval, timeout and the like.
-        restart: What to do when a task fails.
-        work_directory: For segments, gates and Spark's own checkpoints; executors must see it under the same path.
-        work_directory_named: The user has named it; otherwise it is this machine's directory for temporary files.
+        checkpoints: The settings of checkpoints: interval, timeout and others.
+        restart: The restart strategy after a task's failure.
+        work_directory: The directory of segments, gates and Spark's own checkpoints; executors must see it under the same path.
+        work_directory_named: Whether the user has named it; otherwise it is this machine's directory for temporary files.
         restore_from: "latest" (after the job's own end or a drain, a new start), "none" for a new start, the id or location of
             a checkpoint, or a savepoint's id, location, URL or path.
-        allow_non_restored_state: Leave state behind that no stage claims.
-        allow_older_checkpoint: If the chosen checkpoint is corrupt or incomplete, try older retained ones.
-        allow_changed_plan: Let restored state go on under a plan whose stateful operators or sources are others.
-        lease_seconds: How long this process may be silent before another may take the pipeline over.
-        max_queued_bytes: Per channel; a producer waits when its consumer is so far behind.
-        upload_threads: Snapshots stored at the same time.
-        claim_mode: Whose a savepoint is that the run starts from.
-        request_poll_seconds: Between two looks for control requests in storage.
-        status_seconds: Between two versions of the pipeline's status in storage.
+        allow_non_restored_state: Whether state that belongs to no stage may be ignored.
+        allow_older_checkpoint: Whether older retained checkpoints are tried if the chosen one is corrupt or incomplete.
+        allow_changed_plan: Whether restored state may continue under a plan with other stateful operators or sources.
+        lease_seconds: The lease's length: seconds without a renewal after which another process may take the pipeline over.
+        max_queued_bytes: Size of the unread segments of a channel, in bytes, from which its producer waits.
+        upload_threads: The number of snapshots stored at the same time.
+        claim_mode: The owner of a savepoint that the run starts from.
+        request_poll_seconds: Seconds between two reads of control requests in storage.
+        status_seconds: Seconds between two versions of the pipeline's status in storage.
         trace: Directory below which the run's trace is written, see `trace_file`; None for no trace.
-        origin: Where the pipeline is defined, to recognise another one of the same name on the same storage.
-        allow_moved_pipeline: Believe that it is the same pipeline, whatever storage says of where it was defined.
-        earlier_runs: The runs that this one repeats, as retries and re-executions do.
+        origin: The place where the pipeline is defined, to recognise another pipeline of the same name on the same storage.
+        allow_moved_pipeline: Whether it is the same pipeline even if storage names another place of its definition.
+        earlier_runs: The runs that this run repeats, as a retry or re-execution.
 
     Raises:
-        InvalidCheckpointConfig: `checkpoints` asks for what only the protocol's core does: at-least-once, unaligned barriers,
-            tasks that end without a checkpoint.
+        InvalidCheckpointConfig: `checkpoints` has a setting that only the protocol's core supports: at-least-once, unaligned
+            barriers, tasks that end without a checkpoint.
     """
 
     checkpoints: CheckpointConfig

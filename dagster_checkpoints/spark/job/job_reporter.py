@@ -1,4 +1,4 @@
-"""What a job tells of itself while it runs: the actions of the job machine as events for people.
+"""Reports a running job: turns actions of the job machine into events for display.
 
 For the thread of the job's loop; `progress` and `rows` for any thread. It must not decide anything.
 """
@@ -25,22 +25,22 @@ from dagster_checkpoints.spark.job.events import JobEvent, StageProgress
 from dagster_checkpoints.spark.job.query_starts import QueryStarts
 from dagster_checkpoints.spark.job.reporting import checkpoint_done, late_rows, savepoint_done, stage_progress, stage_rows
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
-from dagster_checkpoints.spark.tasks.messages import TaskNews
+from dagster_checkpoints.spark.tasks.messages import StartProgress
 
-CoordinatorsReport = CheckpointTriggered | CheckpointCompleted | CheckpointFailed | RequestCompleted | RequestNotCompleted
+CheckpointReport = CheckpointTriggered | CheckpointCompleted | CheckpointFailed | RequestCompleted | RequestNotCompleted
 
 
 class JobReporter:
-    """Tells of one run.
+    """Reports one run.
 
     Args:
-        pipeline: What runs.
+        pipeline: The pipeline that runs.
         on_event: Receives the events.
 
     Attributes:
-        deployment: Of the present attempt; None before the first.
-        coordinator: Of all attempts; None before the first.
-        announced: Stages whose end was told.
+        deployment: The current attempt's tasks; None before the first attempt.
+        coordinator: The coordinator of all attempts; None before the first attempt.
+        announced: The stages whose end was reported.
     """
 
     def __init__(self, pipeline: Pipeline, on_event: Callable[[JobEvent], None]) -> None:
@@ -50,23 +50,23 @@ class JobReporter:
         self._pipeline = pipeline
         self._on_event = on_event
         self._finished: set[TaskId] = set()
-        self._told: set[TaskId] = set()
-        """Tasks whose end was told in this run."""
+        self._reported: set[TaskId] = set()
+        """The tasks whose end was reported in this run."""
         self._triggered: set[str] = set()
-        """Requests whose checkpoint was triggered: of its failure more is told than of the request's."""
+        """The requests whose checkpoint was triggered: the checkpoint's failure says more than the request's."""
         self._query_starts: QueryStarts | None = None
 
     # For any thread
 
     def progress(self) -> Mapping[str, StageProgress]:
-        """How far each stage is now; empty before the start."""
+        """The current progress of each stage; empty before the start."""
         if self.deployment is None or self.coordinator is None:
             return {}
         latest = self.coordinator.latest_completed
         return stage_progress(self.deployment, self._finished, latest.statistics if latest else {})
 
     def rows(self) -> Mapping[str, int]:
-        """Rows that each stage has emitted since the job began; empty before the start."""
+        """The number of rows that each stage has emitted since the job began; empty before the start."""
         deployment = self.deployment
         return {} if deployment is None else {s.name: stage_rows(deployment, s.name) for s in self._pipeline.stages}
 
@@ -84,12 +84,12 @@ class JobReporter:
         """An attempt is about to be started.
 
         Args:
-            deployment: Of the attempt.
-            coordinator: Of all attempts.
-            attempt: Its number within the run, from 1.
-            job_id: Of the job.
-            restored: What it starts from; None for a new start.
-            seconds: That building it took.
+            deployment: The attempt's tasks.
+            coordinator: The coordinator of all attempts.
+            attempt: The attempt's number within the run, from 1.
+            job_id: The job's id.
+            restored: The checkpoint that the attempt starts from; None for a new start.
+            seconds: The time that building the attempt took.
         """
         self.deployment, self.coordinator, self._finished = deployment, coordinator, set(deployment.finished)
         starting = [task.id for task in deployment.tasks.values() if not task.parts.finished_before]
@@ -112,23 +112,23 @@ class JobReporter:
             rows, late = stage_rows(deployment, stage), late_rows(deployment, stage)
             self._on_event(events.StageFinished(stage, rows, checkpoint_id, True, late))
 
-    def task_news(self, news: TaskNews) -> None:
-        """A task of the present attempt has come further."""
-        told = self._query_starts.take(news, time.monotonic()) if self._query_starts else None
-        if told is not None:
-            self._on_event(told)
+    def start_progressed(self, progress: StartProgress) -> None:
+        """Report the progress of a task's start in the current attempt."""
+        event = self._query_starts.take(progress, time.monotonic()) if self._query_starts else None
+        if event is not None:
+            self._on_event(event)
 
     def task_finished(self, task: TaskId) -> None:
-        """A task of the present attempt is FINISHED."""
+        """Report that a task of the current attempt has finished."""
         deployment = self.deployment
         assert deployment is not None
         self._finished.add(task)
         if deployment.tasks[task].suspended:
-            return  # its data has not ended: it goes on when the job is resumed
+            return  # its data has not ended: it continues when the job is resumed
         chain = next(c for c in deployment.chains if c.name == task.vertex)
         tail = chain.stages[-1]
-        if task not in self._told:  # a task restored after its finish ends once more
-            self._told.add(task)
+        if task not in self._reported:  # a task restored after its finish ends a second time
+            self._reported.add(task)
             for stage in chain.stages:
                 rows = deployment.tasks[task].rows_out if stage == tail else 0
                 self._on_event(events.InstanceFinished(stage, chain.instances[task.index], rows))
@@ -143,30 +143,31 @@ class JobReporter:
 
     # Checkpoints
 
-    def tell(self, action: CoordinatorsReport, asked: ControlRequest | None) -> None:
-        """The coordinator says what has become of a checkpoint, or of a request for one.
+    def report_checkpoint(self, action: CheckpointReport, request: ControlRequest | None) -> None:
+        """Report the coordinator's action on a checkpoint, or on a request for a checkpoint.
 
         Args:
-            asked: The request that a completed savepoint was taken for, if it is open.
+            action: The coordinator's action.
+            request: The request of a completed savepoint, if the request is open.
         """
         match action:
             case CheckpointTriggered(_, _, request_id):
                 if request_id is not None:
                     self._triggered.add(request_id)
             case CheckpointCompleted(completed):
-                self._on_event(self._done(completed, asked))
+                self._on_event(self._completed(completed, request))
             case CheckpointFailed(checkpoint_id, reason, message):
                 self._on_event(events.CheckpointNotDone(checkpoint_id, reason.name, message))
             case RequestCompleted(request_id):
                 self._triggered.discard(request_id)
             case RequestNotCompleted(request_id, reason, message):
-                if reason.pre_flight and request_id not in self._triggered:  # else its checkpoint's failure was told
+                if reason.pre_flight and request_id not in self._triggered:  # else its checkpoint's failure was reported
                     self._on_event(events.CheckpointNotDone(None, reason.name, message))
                 self._triggered.discard(request_id)
 
-    def _done(self, completed: CompletedCheckpoint, asked: ControlRequest | None) -> JobEvent:
+    def _completed(self, completed: CompletedCheckpoint, request: ControlRequest | None) -> JobEvent:
         assert self.deployment is not None and self.coordinator is not None
         counts = self.coordinator.statistics.counts
         if completed.is_savepoint:
-            return savepoint_done(self.deployment, completed, counts, asked)
+            return savepoint_done(self.deployment, completed, counts, request)
         return checkpoint_done(self.deployment, completed, counts)

@@ -1,7 +1,7 @@
-"""The start of a job: what it starts from, decided and checked before anything starts, and announced.
+"""The start point of a job: chosen, checked and reported before anything starts.
 
-What storage holds is weighed by `restoring`; here it meets the run: its origin, the runs that it repeats, the stages that it
-selects. It must not know Spark, nor what becomes of the job once it has begun.
+`restoring` chooses among the checkpoints in storage; this module also considers the run: its origin, the runs that it repeats,
+the stages that it selects. It must not know Spark, nor the job after it has begun.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dagster_checkpoints.storage import CheckpointStorage, Ownership, PipelineSt
 
 
 class JobStart:
-    """Decides what a job starts from.
+    """Chooses the start point of a job.
 
     Args:
-        pipeline: What is to run.
-        storage: Where its checkpoints are stored.
+        pipeline: The pipeline to run.
+        storage: The storage of its checkpoints.
         options: The settings of the execution.
-        selection: The stages to run; None for all. A stage left out must have finished.
-        on_event: Receives the start that was chosen, and each deployment that begins to be built.
-        log: Told what a user may not expect of the start.
+        selection: The stages to run; None for all. A stage that is not selected must have finished.
+        on_event: Receives the chosen start, and the begin of each deployment.
+        log: Receives warnings about the start.
     """
 
     def __init__(
@@ -51,26 +51,26 @@ class JobStart:
         self._log = log
         self._unusable: list[str] = []
 
-    def check_origin(self, found: PipelineState) -> None:
+    def check_origin(self, state: PipelineState) -> None:
         """Refuse another pipeline of the same name on the same storage.
 
         Args:
-            found: What storage says of the pipeline; it need not be owned.
+            state: The pipeline's state in storage; this run need not own the pipeline.
 
         Raises:
             PipelineNameTaken: Storage holds another pipeline.
         """
         if not self._options.allow_moved_pipeline:
-            check_origin(self._pipeline.name, self._storage.url, found.origin, self._options.origin)
+            check_origin(self._pipeline.name, self._storage.url, state.origin, self._options.origin)
 
     def choose(self, ownership: Ownership) -> StartPoint:
-        """Decide where the owned pipeline starts, and announce it.
+        """Choose the start point of the owned pipeline, and report it.
 
         Args:
-            ownership: Of the pipeline.
+            ownership: This run's ownership of the pipeline.
 
         Raises:
-            StorageError, StateError, NothingToRestoreError: See :func:`choose_start`; or another pipeline has the name.
+            StorageError, StateError, NothingToRestoreError: See :func:`choose_start`; or another pipeline uses the name.
             SelectionError: A stage was not selected, but has not finished.
             SinkError: A sink refuses a new start.
         """
@@ -78,17 +78,17 @@ class JobStart:
         self._follow_earlier_runs(ownership.previous)
         start = choose_start(self._pipeline, self._storage, self._options)
         self._check_selection(start.restored)
-        self._tell_start(start.restored)
+        self._report_start(start.restored)
         if start.restored is None:
             check_new_start(self._pipeline, ownership)
         return start
 
     def choose_older(self, start: StartPoint, error: StorageError) -> StartPoint:
-        """A state file of the chosen checkpoint is corrupt or gone: go on from an older one, if the user allows it.
+        """Choose an older checkpoint after a state file was found corrupt or missing, if the user allows it.
 
         Args:
-            start: What was chosen before.
-            error: What is wrong with it; raised if there is no other start.
+            start: The start point chosen before.
+            error: The error of its state file; raised if there is no other start.
         """
         if not self._options.allow_older_checkpoint or start.restored is None:
             raise error
@@ -100,8 +100,10 @@ class JobStart:
             raise error from None
 
     def begin(self, start: StartPoint) -> int:
-        """Say that the job runs from there: only once all of its state is here, or a restore that fails would leave behind
-        that the pipeline goes on from what cannot be restored.
+        """Record in storage that the job runs from this start point.
+
+        Call it only after all of its state is fetched: otherwise a restore that fails would leave a state in storage that
+        continues from a checkpoint that cannot be restored.
 
         Returns:
             The job's id.
@@ -112,18 +114,18 @@ class JobStart:
         return ownership.begin_job(resume=start.resume, restored=start.pointer, named=named, origin=self._options.origin)
 
     def claim(self, start: StartPoint) -> None:
-        """Make a savepoint the pipeline's own, if the job that has begun there claims it."""
+        """Make the savepoint that the job has begun from the pipeline's own, if the run claims it."""
         ownership = self._storage.ownership
         assert ownership is not None
         if start.claimed and start.pointer is not None:
             ownership.claim(start.pointer)
 
-    def tell_building(self, attempt: int, restored: Restored | None) -> None:
-        """Announce a deployment that is about to be built.
+    def report_attempt(self, attempt: int, restored: Restored | None) -> None:
+        """Report a deployment that is about to be built.
 
         Args:
-            attempt: Its number within the run, from 1.
-            restored: What it starts from; None for a new start.
+            attempt: The attempt's number within the run, from 1.
+            restored: The checkpoint that the attempt starts from; None for a new start.
         """
         finished = self._finished_in(restored)
         self._on_event(
@@ -134,25 +136,25 @@ class JobStart:
             )
         )
 
-    def _follow_earlier_runs(self, found: PipelineState) -> None:
-        """A retry or re-execution goes on with what the run that it repeats has done; another Dagster's runs are only named."""
-        if found.origin.instance and self._options.origin.instance not in ("", found.origin.instance):
+    def _follow_earlier_runs(self, state: PipelineState) -> None:
+        """Let a retry or re-execution continue the job of the run that it repeats; warn of another Dagster instance's runs."""
+        if state.origin.instance and self._options.origin.instance not in ("", state.origin.instance):
             self._log.warning(
                 "Pipeline %r was last run by another Dagster instance (%s). If that instance still runs it, give each of them "
-                "a storage of its own.",
+                "a separate storage.",
                 self._pipeline.name,
-                found.origin.instance,
+                state.origin.instance,
             )
-        asked = self._options.restore_from
-        if is_repeated_start(asked, self._options.earlier_runs, found):
+        restore_from = self._options.restore_from
+        if is_repeated_start(restore_from, self._options.earlier_runs, state):
             self._log.info(
                 "The run configuration says restore_from: %r. Run %s, which this run repeats, has begun job %d there; so this "
                 "run continues from the latest checkpoint. To begin at %r again, launch a new run instead of a retry or "
                 "re-execution.",
-                asked,
-                found.job.begun_by,
-                found.job.job_id,
-                asked,
+                restore_from,
+                state.job.begun_by,
+                state.job.job_id,
+                restore_from,
             )
             self._options = replace(self._options, restore_from="latest")
 
@@ -169,7 +171,7 @@ class JobStart:
                 "every unfinished stage."
             )
 
-    def _tell_start(self, restored: Restored | None) -> None:
+    def _report_start(self, restored: Restored | None) -> None:
         self._on_event(
             events.StartChosen(
                 restored_checkpoint=restored.plan.checkpoint_id if restored else None,
@@ -179,5 +181,5 @@ class JobStart:
         )
 
     def _finished_in(self, restored: Restored | None) -> tuple[str, ...]:
-        """The stages that had finished in what is restored, in topological order."""
+        """The stages that had finished at the restored checkpoint, in topological order."""
         return tuple(s.name for s in self._pipeline.stages if restored and s.name in restored.plan.fully_finished)

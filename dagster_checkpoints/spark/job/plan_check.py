@@ -1,6 +1,6 @@
-"""Checking a pipeline without running it: every plan is built and checked as a run would, without data.
+"""Checks a pipeline without running it: builds and checks every plan as a run does, without data.
 
-It needs a Spark session, and nothing else: no storage, no sink, no Dagster.
+It needs a Spark session, and neither storage, sinks nor Dagster.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 def check_plans(pipeline: Pipeline, spark: SparkSession, restored: Restored | None = None) -> PlanReport:
-    """Build and check the plan of every stage, as a run would; nothing runs, no storage and no sink is touched.
+    """Build and check the plan of every stage, as a run does; runs nothing, and accesses neither storage nor sinks.
 
     Args:
-        pipeline: The pipeline whose stages are called: `open`, `transform`, `close`.
+        pipeline: The pipeline; its stages' `open`, `transform` and `close` are called.
         spark: A session made by :func:`dagster_checkpoints.spark.session.spark_session.build_session`.
-        restored: A checkpoint whose state the plans have to fit; its own layout of queries is used then.
+        restored: A checkpoint whose state the plans have to fit, and whose layout of queries they use; None for a new start.
 
     Returns:
         Every stage as passed, failed or unchecked, and the warnings of a run's start.
     """
     log = logging.Logger("dagster_checkpoints.check", logging.WARNING)
-    heard = _Warnings()
-    log.addHandler(heard)
+    warnings = _Warnings()
+    log.addHandler(warnings)
     with tempfile.TemporaryDirectory(prefix="dagster-checkpoints-check-") as folder:
         report = Deployer(pipeline, spark, None, log).check(Path(folder), restored)
-    report.warnings = list(dict.fromkeys(heard.texts))
+    report.warnings = list(dict.fromkeys(warnings.texts))
     return report
 
 

@@ -1,6 +1,6 @@
-"""From what single tasks report of their start to what is told of a query: once per query and attempt, not per instance.
+"""Turns the start reports of tasks into events of queries: one per query and attempt, not per instance.
 
-A query has as many tasks as its chain has instances; what is told must not grow with them. It must not know threads.
+A query has as many tasks as its chain has instances; the number of events must not grow with them. It must not know threads.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from dagster_checkpoints.pipeline import Chain, TaskId
 from dagster_checkpoints.spark.job.events import FirstBatch, QueryEvent, QueryStarted, QueryWaiting
-from dagster_checkpoints.spark.tasks.messages import TaskFirstBatch, TaskNews, TaskQueryStarted, TaskWaiting
+from dagster_checkpoints.spark.tasks.messages import StartProgress, TaskFirstBatch, TaskQueryStarted, TaskWaiting
 
 
 class QueryStarts:
@@ -18,7 +18,7 @@ class QueryStarts:
     Args:
         chains: The chains of the attempt.
         tasks: The tasks that will start a query.
-        began: When they were started, monotonic seconds.
+        began: The time at which they were started, monotonic seconds.
     """
 
     def __init__(self, chains: Iterable[Chain], tasks: Iterable[TaskId], began: float) -> None:
@@ -31,20 +31,21 @@ class QueryStarts:
         self._started = 0
         self._waiting: set[str] = set()
         self._rows: dict[str, int] = {}
-        """By query, the rows of the first batch that was told."""
+        """The number of rows in the first batch that was reported, by query."""
 
-    def take(self, news: TaskNews, now: float) -> QueryEvent | None:
-        """What a task's report means for its query; None if nothing is to be told of it.
+    def take(self, progress: StartProgress, now: float) -> QueryEvent | None:
+        """The event of a query for a task's report; None if there is none.
 
         Args:
+            progress: The task's report.
             now: Monotonic seconds.
         """
-        chain = self._chains[news.task.vertex]
-        match news:
+        chain = self._chains[progress.task.vertex]
+        match progress:
             case TaskQueryStarted(task):
                 starting = self._starting.get(task.vertex, set())
                 if task not in starting:
-                    return None  # it has started once more, for its last batch
+                    return None  # the task has started its query a second time, for the last batch
                 starting.discard(task)
                 if starting:
                     return None

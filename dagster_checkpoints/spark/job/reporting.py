@@ -1,6 +1,6 @@
-"""What a job can say of itself: rows per stage, and a checkpoint with the state of each stage.
+"""The figures that a job reports: rows per stage, and a checkpoint with the progress of each stage.
 
-It must not change anything. Rows are counted where they leave a chain: a stage inside one has none of its own.
+It must not change anything. Only the rows that leave a chain are counted: a stage inside a chain has the number 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dagster_checkpoints.spark.job.events import CheckpointDone, SavepointDone, 
 
 
 def stage_rows(deployment: Deployment, stage: str) -> int:
-    """Rows that a stage has emitted since the job began, over all runs."""
+    """The number of rows that a stage has emitted since the job began, over all runs."""
     chain = next((c for c in deployment.chains if c.stages[-1] == stage), None)
     if chain is None:
         return 0
@@ -25,7 +25,7 @@ def stage_rows(deployment: Deployment, stage: str) -> int:
 
 
 def late_rows(deployment: Deployment, stage: str) -> int:
-    """Rows that a stage has dropped as late since the job began, over all runs."""
+    """The number of late rows that a stage has dropped since the job began, over all runs."""
     chain = next(c for c in deployment.chains if stage in c.stages)
     tasks = (deployment.tasks.get(task) for task in _tasks(chain))
     return deployment.late_rows_of_finished.get(stage, 0) + sum(t.late_rows.of(stage) for t in tasks if t is not None)
@@ -34,12 +34,12 @@ def late_rows(deployment: Deployment, stage: str) -> int:
 def stage_progress(
     deployment: Deployment, finished: Collection[TaskId], statistics: Mapping[TaskId, TaskStatistics]
 ) -> Mapping[str, StageProgress]:
-    """How far each stage is.
+    """The progress of each stage.
 
     Args:
-        deployment: What runs.
+        deployment: The tasks of the current attempt.
         finished: The tasks that have finished.
-        statistics: Of the latest checkpoint, by task; empty before the first.
+        statistics: The statistics of the latest checkpoint, by task; empty before the first.
     """
     progress = {}
     for chain in deployment.chains:
@@ -59,12 +59,12 @@ def stage_progress(
 
 
 def checkpoint_done(deployment: Deployment, completed: CompletedCheckpoint, counts: CheckpointCounts) -> CheckpointDone:
-    """The event that tells of a completed checkpoint.
+    """The event of a completed checkpoint.
 
     Args:
-        deployment: What runs.
+        deployment: The tasks of the current attempt.
         completed: The checkpoint.
-        counts: Of the run's checkpoints, this one included.
+        counts: The numbers of the run's checkpoints, this one included.
     """
     measured = TaskStatistics.of_all(completed.statistics.values())
     return CheckpointDone(
@@ -85,18 +85,25 @@ def checkpoint_done(deployment: Deployment, completed: CompletedCheckpoint, coun
 
 
 def savepoint_done(
-    deployment: Deployment, completed: CompletedCheckpoint, counts: CheckpointCounts, asked: ControlRequest | None
+    deployment: Deployment, completed: CompletedCheckpoint, counts: CheckpointCounts, request: ControlRequest | None
 ) -> SavepointDone:
-    """The event that tells of a completed savepoint; see :func:`checkpoint_done`."""
+    """The event of a completed savepoint; see :func:`checkpoint_done`.
+
+    Args:
+        deployment: The tasks of the current attempt.
+        completed: The savepoint.
+        counts: The numbers of the run's checkpoints, this one included.
+        request: The request for the savepoint, if it is open.
+    """
     stops: Literal["", "suspend", "drain"] = ""
     if completed.properties.stops_job:
-        stops = "drain" if asked is not None and asked.drain else "suspend"
+        stops = "drain" if request is not None and request.drain else "suspend"
     return SavepointDone(
         location=completed.location,
         stops=stops,
         request_id=completed.properties.request_id,
-        asked_by=asked.asked_by if asked else "",
-        recorded_by_asker=asked.recorded_by_asker if asked else False,
+        asked_by=request.asked_by if request else "",
+        recorded_by_asker=request.recorded_by_asker if request else False,
         checkpoint=checkpoint_done(deployment, completed, counts),
     )
 

@@ -1,4 +1,4 @@
-"""The thread that finds requests in storage and passes them to the job's loop.
+"""The thread that polls storage for requests and passes them to the job's loop.
 
 It must not know how a request is carried out.
 """
@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
 from dagster_checkpoints.coordination import FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.spark.job.job_messages import Asked
-from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointPlace, SavepointsInProgress
+from dagster_checkpoints.spark.job.job_messages import QueuedRequest
+from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointDestination, SavepointsInProgress
 from dagster_checkpoints.storage import StorageError
 
 KEEP_ANSWERS_SECONDS = 7 * 24 * 3600.0
@@ -23,15 +23,17 @@ SWEEP_SECONDS = 3600.0
 
 
 class RequestPoller:
-    """Looks in storage for requests to this owner, on a thread of its own, and passes them on.
+    """Polls storage for requests to this owner, on a separate thread.
 
     Args:
-        box: The requests.
-        epoch: Of this owner; requests to earlier ones are refused.
-        savepoints: The savepoints' targets: one that cannot be written is refused on this thread, which may wait for storage.
+        box: The requests in storage.
+        epoch: This owner's epoch; requests to earlier owners are refused.
+        savepoints: Checks the target directories of savepoints: this thread, which may wait for storage, refuses a request whose
+            target cannot be written.
         take: Receives each request once.
         answer: Writes an answer; not on the caller's thread.
-        seconds: Between two looks.
+        seconds: Seconds between two polls.
+        log: Receives warnings about storage.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class RequestPoller:
         box: RequestBox,
         epoch: int,
         savepoints: SavepointsInProgress,
-        take: Callable[[Asked], None],
+        take: Callable[[QueuedRequest], None],
         answer: Callable[[Answer], None],
         seconds: float,
         log: logging.Logger,
@@ -52,29 +54,29 @@ class RequestPoller:
         self._seconds = seconds
         self._log = log
         self._seen: set[str] = set()
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control requests", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Look no more; waits at most so long for the thread."""
-        self._over.set()
+        """Stop polling; waits for the thread, at most for this number of seconds."""
+        self._stopping.set()
         self._thread.join(seconds)
 
-    def look(self) -> None:
-        """Look once."""
+    def poll(self) -> None:
+        """Poll once."""
         for request in self._box.open_requests(self._epoch):
             if request.request_id not in self._seen:
-                if self._place_is_good(request):
+                if self._destination_is_usable(request):
                     self._box.answer(Answer(request_id=request.request_id, status="accepted", answered_at=datetime.now(UTC)))
-                    self._take(Asked(request, self._answer, time.monotonic()))
-                self._seen.add(request.request_id)  # last: what storage has broken off is done again at the next look
+                    self._take(QueuedRequest(request, self._answer, time.monotonic()))
+                self._seen.add(request.request_id)  # last: if storage fails before, the next poll repeats this
 
-    def _place_is_good(self, request: ControlRequest) -> bool:
+    def _destination_is_usable(self, request: ControlRequest) -> bool:
         try:
-            self._savepoints.check(SavepointPlace.of(request))
+            self._savepoints.check(SavepointDestination.of(request))
         except StorageError as error:
             reason = FailureReason.IO_EXCEPTION.name
             now = datetime.now(UTC)
@@ -84,17 +86,17 @@ class RequestPoller:
         return True
 
     def _run(self) -> None:
-        sweep_at, troubled, wait = 0.0, False, 0.0
-        while not self._over.wait(wait):
+        sweep_at, failing, wait = 0.0, False, 0.0
+        while not self._stopping.wait(wait):
             wait = self._seconds
             try:
                 if time.monotonic() >= sweep_at:
                     sweep_at = time.monotonic() + SWEEP_SECONDS
                     self._box.refuse_older(self._epoch)
                     self._box.sweep(KEEP_ANSWERS_SECONDS)
-                self.look()
-                troubled = False
+                self.poll()
+                failing = False
             except DagsterCheckpointsError as error:
-                if not troubled:
+                if not failing:
                     self._log.warning("Control requests cannot be read now: %s", error)
-                troubled = True
+                failing = True

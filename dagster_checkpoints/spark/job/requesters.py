@@ -1,7 +1,7 @@
-"""The requesters of a job: what each asked for, and how it is answered.
+"""The requesters of a job: their requests, and the delivery of answers.
 
-Between storage's requests and those of `execution.job_requests`. For the thread of the job's loop. It must not know what becomes
-of a request.
+It converts control requests into those of `execution.job_requests`, and answers back. For the thread of the job's loop. It must
+not know how a request is carried out.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 from dagster_checkpoints.control import Answer, ControlRequest
 from dagster_checkpoints.coordination import FailureReason
 from dagster_checkpoints.execution.job_requests import AnswerRequest, Request, RequestReceived
-from dagster_checkpoints.spark.job.job_messages import Asked
-from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointPlace, SavepointsInProgress
+from dagster_checkpoints.spark.job.job_messages import QueuedRequest
+from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointDestination, SavepointsInProgress
 from dagster_checkpoints.storage import CheckpointStorage, StorageError
 
 
 class Requesters:
-    """Knows the requesters by number.
+    """Assigns a number to each requester.
 
     Args:
-        storage: Names the places of checkpoints and savepoints.
-        savepoints: Where savepoints are to be taken.
+        storage: Gives the URLs of checkpoints and savepoints.
+        savepoints: Receives the destinations of requested savepoints.
     """
 
     def __init__(self, storage: CheckpointStorage, savepoints: SavepointsInProgress) -> None:
@@ -33,40 +33,42 @@ class Requesters:
         self._requests: dict[str, ControlRequest] = {}
         self._number = 0
 
-    def asked(self, request_id: str) -> ControlRequest | None:
-        """The request of that id, if it is not answered."""
+    def open_request(self, request_id: str) -> ControlRequest | None:
+        """The request of that id; None if it is answered, or does not exist."""
         return self._requests.get(request_id)
 
-    def receive(self, asked: Asked, *, is_open: bool) -> RequestReceived | None:
-        """A requester asks for something. Returns what the job machine is told; None if the request was answered at once.
+    def receive(self, queued: QueuedRequest, *, is_open: bool) -> RequestReceived | None:
+        """Register a requester. Returns the event for the job machine; None if the request was answered at once.
 
         Args:
-            is_open: A request of the same id is not answered yet: the savepoint's place is what that one says.
+            queued: The request from the queue.
+            is_open: Whether an earlier request of the same id is not answered yet: then that one names the savepoint's
+                destination.
         """
-        request = asked.request
+        request = queued.request
         if not is_open and request.kind in ("savepoint", "stop"):
             try:
-                self._savepoints.ask(request.request_id, SavepointPlace.of(request))
+                self._savepoints.register(request.request_id, SavepointDestination.of(request))
             except StorageError as error:
                 failed = AnswerRequest(request.request_id, (), FailureReason.IO_EXCEPTION, str(error))
-                asked.respond(self._answer(failed))
+                queued.respond(self._answer(failed))
                 return None
         self._requests.setdefault(request.request_id, request)
         self._number += 1
-        self._respond[self._number] = asked.respond
-        wanted = Request(
+        self._respond[self._number] = queued.respond
+        received = Request(
             request_id=request.request_id,
             kind=request.kind,
             deadline_seconds=request.deadline_seconds,
             drain=request.drain,
             stage=request.stage,
             instance=request.instance,
-            termination=asked.termination,
+            termination=queued.termination,
         )
-        return RequestReceived(wanted, self._number, asked.seen_at)
+        return RequestReceived(received, self._number, queued.seen_at)
 
     def answer(self, action: AnswerRequest) -> None:
-        """Tell every requester of the request what has become of it."""
+        """Send the answer to every requester of the request."""
         self._requests.pop(action.request_id, None)
         answer = self._answer(action)
         for number in action.requesters:

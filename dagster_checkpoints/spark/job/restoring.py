@@ -1,4 +1,4 @@
-"""Where a run starts from, read from storage; the choice is :mod:`dagster_checkpoints.execution.start_point`.
+"""Chooses the start point of a run from storage, by the rules of :mod:`dagster_checkpoints.execution.start_point`.
 
 It must not know Spark. Everything is checked before anything starts.
 """
@@ -39,13 +39,13 @@ class RestoreOptions(StartOptions, Protocol):
 def choose_start(
     pipeline: Pipeline, storage: CheckpointStorage, options: RestoreOptions, unusable: Collection[str] = ()
 ) -> StartPoint:
-    """Decide what an owned pipeline starts from; see :func:`start_point.choose_start`.
+    """Choose the start point of an owned pipeline; see :func:`start_point.choose_start`.
 
     Args:
         pipeline: The pipeline that is started.
-        storage: Where its checkpoints are; this run owns the pipeline.
-        options: What the user asks for.
-        unusable: Locations of checkpoints whose state files have turned out to be corrupt.
+        storage: The storage of its checkpoints; this run owns the pipeline.
+        options: The user's options.
+        unusable: Locations of checkpoints whose state files were found corrupt.
     """
     ownership = storage.ownership
     assert ownership is not None
@@ -62,7 +62,7 @@ def choose_start(
                     return NamedPlace(storage.open_savepoint(name).location, savepoint=True)
                 return NamedPlace(storage.relative(name), savepoint=False)
             case ListSavepoints():
-                return [NamedSavepoint(found.checkpoint_id, found.location) for found in storage.list_savepoints()]
+                return [NamedSavepoint(stored.checkpoint_id, stored.location) for stored in storage.list_savepoints()]
             case _:
                 raise TypeError(f"expected a request of the choice of the start, found {request!r}")
 
@@ -89,7 +89,7 @@ def read_restored(pipeline: Pipeline, storage: CheckpointStorage, location: str,
     """Read a checkpoint or savepoint and check that the pipeline can be restored from it.
 
     Raises:
-        StateError, StorageError: It is corrupt, of an unknown version, gone, or does not fit.
+        StateError, StorageError: The checkpoint is corrupt, of an unknown version, deleted, or does not fit the pipeline.
     """
     savepoint = storage.open_savepoint(location) if storage.is_savepoint(location) else None
     if savepoint is not None:
@@ -97,5 +97,5 @@ def read_restored(pipeline: Pipeline, storage: CheckpointStorage, location: str,
     else:
         metadata = decode(storage.read_metadata(location), f"{storage.url_of(location)}/_metadata")
         if storage.layout.parse_checkpoint(location) is not None:
-            storage.register(location, metadata.files())  # also one that is not retained must not be swept away now
+            storage.register(location, metadata.files())  # so that the sweep keeps them, also if the checkpoint is not retained
     return Restored(metadata, validate_restore(pipeline, metadata, allow_non_restored_state), location, savepoint)

@@ -1,6 +1,6 @@
-"""The start of Spark for a job: its session, and the proof that all of Spark's executors share the work directory.
+"""The start of Spark for a job: creates the session, and checks that all of Spark's executors share the work directory.
 
-It must not know pipelines, checkpoints, nor what a job starts from.
+It must not know pipelines, checkpoints, nor a job's start point.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def start_spark(session: Callable[[], SparkSession], on_event: Callable[[JobEvent], None]) -> SparkSession:
-    """Create or join the session, and tell of it.
+    """Create or join the session, and report it.
 
     Args:
-        session: Creates or joins it.
-        on_event: Told before and after.
+        session: Creates or joins the session.
+        on_event: Receives an event before and after.
     """
     began = time.monotonic()
     on_event(events.SparkStarting())
@@ -45,21 +45,21 @@ def start_spark(session: Callable[[], SparkSession], on_event: Callable[[JobEven
 def prove_work_directory(
     spark: SparkSession, work: WorkDirectory, epoch: int, *, named: bool, check_canceled: Callable[[], None], log: logging.Logger
 ) -> None:
-    """Refuse to start where executors would write elsewhere than the driver reads.
+    """Refuse to start if executors would write to another directory than the driver reads.
 
     Args:
         spark: The session of the job.
-        work: Of the pipeline.
-        epoch: Of the run that owns the pipeline.
+        work: The pipeline's work directory.
+        epoch: The epoch of the run that owns the pipeline.
         named: Whether the user has named the work directory.
-        check_canceled: Raises if the job was cancelled; asked again and again while executors are waited for.
-        log: Told how many executors share the directory.
+        check_canceled: Raises if the job was cancelled; called repeatedly during the wait for executors.
+        log: Receives the number of executors that share the directory.
 
     Raises:
         WorkDirectoryError: The user has to name the directory.
         WorkDirectoryNotSharedError: An executor sees another directory; names its host.
     """
-    master = str(spark.sparkContext.master)  # of the session in fact: one that was there is joined
+    master = str(spark.sparkContext.master)  # an existing session may have another master than the settings say
     check_work_directory_named(master, named=named)
     if not is_local(master):
         began = time.monotonic()

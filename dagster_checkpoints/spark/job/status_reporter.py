@@ -1,7 +1,6 @@
-"""Telling storage, every few seconds, how the run goes: for displays and sensors in other processes.
+"""Writes the pipeline's status to storage every few seconds, for displays and sensors in other processes.
 
-Written on a thread of its own; while one version is being written no other is made. It must not change anything, nor fail the
-job.
+A separate thread writes; while it writes one version, no other is created. It must not change the job, nor let it fail.
 """
 
 from __future__ import annotations
@@ -50,8 +49,13 @@ class StatusReporter:
     """Reports one run; all methods are for the thread of the run.
 
     Args:
-        storage: Owned by this run.
-        seconds: Between two versions.
+        pipeline: The pipeline that runs.
+        storage: The storage of the pipeline; this run owns the pipeline.
+        run_id: Id of the run, for display.
+        seconds: Seconds between two versions.
+        log: Receives a warning if the status cannot be written.
+        monotonic: Monotonic seconds.
+        wall: The wall clock, for times that are displayed.
     """
 
     def __init__(
@@ -77,7 +81,7 @@ class StatusReporter:
         self._phase: Phase | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="status")
         self._writing: Future[None] | None = None
-        self._troubled = False
+        self._failing = False
 
     def report(self, phase: Phase, job: JobDriver | None = None) -> None:
         """Write a version if one is due, or the phase has changed."""
@@ -89,18 +93,18 @@ class StatusReporter:
         self._writing = self._writer.submit(self._write, self._status(phase, job))
 
     def close(self, job: JobDriver | None) -> None:
-        """The run is over: say so, as the last version."""
+        """Write the last version: the run has ended."""
         self._writer.submit(self._write, self._status("ended", job))
         self._writer.shutdown(wait=True)
 
     def _write(self, status: PipelineStatus) -> None:
         try:
             write_status(self._storage, status)
-            self._troubled = False
+            self._failing = False
         except StorageError as error:
-            if not self._troubled:
+            if not self._failing:
                 self._log.warning("The status of the pipeline cannot be written now: %s", error)
-            self._troubled = True
+            self._failing = True
 
     def _status(self, phase: Phase, job: JobDriver | None) -> PipelineStatus:
         ownership = self._storage.ownership
@@ -167,16 +171,16 @@ def _instance(deployment: Deployment, coordinator: CheckpointCoordinator, chain:
 def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, now: float) -> PipelineStatus:
     pending = tuple(
         PendingStatus(
-            checkpoint_id=one.checkpoint_id,
-            kind=one.properties.kind.value,
-            acknowledged=one.acknowledged,
-            expected=one.expected,
-            seconds=now - one.triggered_at,
+            checkpoint_id=record.checkpoint_id,
+            kind=record.properties.kind.value,
+            acknowledged=record.acknowledged,
+            expected=record.expected,
+            seconds=now - record.triggered_at,
         )
-        for one in statistics.in_progress
+        for record in statistics.in_progress
     )
     counts, duration = statistics.counts, statistics.summary.duration
-    made = CheckpointCountsStatus(
+    checkpoints = CheckpointCountsStatus(
         triggered=counts.triggered,
         completed=counts.completed,
         failed=counts.failed,
@@ -186,13 +190,13 @@ def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, no
         duration_p99=duration.percentile(99),
         duration_max=duration.maximum,
     )
-    completed = [one for one in (statistics.latest_completed, statistics.latest_savepoint) if one is not None]
-    last = max(completed, key=lambda one: one.checkpoint_id, default=None)
+    completed = [record for record in (statistics.latest_completed, statistics.latest_savepoint) if record is not None]
+    last = max(completed, key=lambda record: record.checkpoint_id, default=None)
     failed = statistics.latest_failed
     return msgspec.structs.replace(
         status,
         pending=pending,
-        checkpoints=made,
+        checkpoints=checkpoints,
         last_checkpoint=_checkpoint(last, status.updated_at, now) if last else None,
         last_failure=_failure(failed, status.updated_at, now) if failed else None,
     )

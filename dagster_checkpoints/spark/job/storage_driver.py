@@ -1,6 +1,6 @@
-"""What a job asks of storage: its start and its end, what a restart begins from, what is written and deleted.
+"""Performs a job's actions on storage: its start and end, the choice of checkpoints, writing and deleting.
 
-It must not know when that is done: `execution.job_machine` decides it.
+It must not know when to do so: `execution.job_machine` decides that.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from dagster_checkpoints.storage import CheckpointStorage, JobState, Ownership, 
 
 
 class StorageDriver:
-    """Performs what concerns the storage of a job.
+    """Performs the actions that concern the storage of a job.
 
     Args:
-        pipeline: What runs.
-        storage: Owned by the run.
-        starting: Decides what the job starts from.
-        savepoints: Where those being taken go.
-        items: The queue of the job's loop, which receives the outcomes of what is written.
-        allow_non_restored_state: Leave state behind that no stage claims.
-        run_id: Dagster's, or whatever a person would look for.
-        log: Told what waits for storage, and what could not be deleted.
+        pipeline: The pipeline that runs.
+        storage: The storage of its checkpoints; this run owns the pipeline.
+        starting: Chooses the job's start point.
+        savepoints: The directories of the savepoints in progress.
+        items: The queue of the job's loop, which receives the outcomes of writes.
+        allow_non_restored_state: Whether state that belongs to no stage may be ignored.
+        run_id: Id of the run, for display: Dagster's, or another name that a user recognises.
+        log: Receives warnings: waits for storage, failed deletions.
 
     Attributes:
         writer: Writes the job's checkpoints; None before the job has begun.
-        job_id: Of the job; 0 before its start is chosen.
+        job_id: The job's id; 0 before its start point is chosen.
     """
 
     def __init__(
@@ -75,17 +75,17 @@ class StorageDriver:
 
     @property
     def ownership(self) -> Ownership:
-        """The right of this run to the pipeline."""
+        """This run's ownership of the pipeline."""
         assert self._storage.ownership is not None
         return self._storage.ownership
 
     # The start
 
     def choose(self) -> JobMachineEvent:
-        """Choose what the job starts from.
+        """Choose the job's start point.
 
         Raises:
-            DagsterCheckpointsError: It cannot start.
+            DagsterCheckpointsError: The job cannot start.
         """
         return self._chosen(self._starting.choose(self.ownership))
 
@@ -93,7 +93,7 @@ class StorageDriver:
         """Choose an older checkpoint than the one that cannot be read.
 
         Raises:
-            StorageError: There is none, or the user does not allow it.
+            StorageError: There is no older one, or the user does not allow it.
         """
         assert self._start is not None and isinstance(action.failure.error, StorageError)
         return self._chosen(self._starting.choose_older(self._start, action.failure.error))
@@ -106,10 +106,10 @@ class StorageDriver:
         return on.BeginningChosen(JobBeginning(restored, start.next_checkpoint_id, start.retained, start.passed_over, claims))
 
     def begin(self, spark_version: str) -> JobMachineEvent:
-        """Make storage say that the job runs.
+        """Record in storage that the job runs.
 
         Raises:
-            StorageError: It does not.
+            StorageError: It could not be recorded.
         """
         assert self._start is not None
         self.job_id = self._starting.begin(self._start)
@@ -120,21 +120,21 @@ class StorageDriver:
         """Make the savepoint that the job starts from its own.
 
         Raises:
-            StorageError: Storage does not say so.
+            StorageError: The claim could not be recorded.
         """
         assert self._start is not None
         self._starting.claim(self._start)
         return on.SavepointClaimed()
 
-    # What a restart begins from
+    # The start point of a restart
 
     def confirm_ownership(self) -> JobMachineEvent:
-        """Ask storage whether this run owns the pipeline, and which checkpoint is the newest.
+        """Check in storage that this run owns the pipeline, and which checkpoint is the newest.
 
         Raises:
-            StorageError: Another run owns it.
+            StorageError: Another run owns the pipeline.
         """
-        if not self.ownership.renew():  # after an unknown outcome this learns which write has landed
+        if not self.ownership.renew():  # after an unknown outcome this shows which write has landed
             self._log.warning("The job waits for storage to confirm that this run owns the pipeline.")
             return on.StorageSilent()
         newest = self.ownership.newest
@@ -143,10 +143,10 @@ class StorageDriver:
         return on.OwnershipConfirmed(completed_checkpoint(newest), newest.epoch)
 
     def read_newest(self, checkpoint: CompletedCheckpoint) -> JobMachineEvent:
-        """Read what a restart begins from.
+        """Read the checkpoint that a restart begins from.
 
         Raises:
-            StateError, StorageError: It is gone, or corrupt.
+            StateError, StorageError: The checkpoint is deleted, or corrupt.
         """
         try:
             restored = read_restored(self._pipeline, self._storage, checkpoint.location, self._allow_non_restored_state)
@@ -155,14 +155,14 @@ class StorageDriver:
             return on.StorageSilent()
         return on.NewestRead(restore_point(restored))
 
-    # Writing and deleting, on a thread of its own
+    # Writing and deleting, on a separate thread
 
     def write(self, action: do.Sweep | do.ForgetSavepoints | WriteMetadata | DiscardStates | DiscardCheckpoint) -> None:
-        """Write or delete; the outcome of metadata comes into the queue."""
+        """Write or delete; the queue receives the outcome of a metadata write."""
         writer = self.writer
         match action:
             case do.Sweep():
-                return self.later(self._sweep)
+                return self._submit_cleanup(self._sweep)
             case do.ForgetSavepoints(retained):
                 return self.ownership.forget_savepoints(retained)
         assert writer is not None
@@ -171,34 +171,34 @@ class StorageDriver:
                 finished = frozenset(checkpoint.plan.finished)
                 self._io.submit(lambda: self._items.put(writer.write(checkpoint, finished)))
             case DiscardStates(discarded):
-                self.later(lambda: writer.discard_states(discarded))
+                self._submit_cleanup(lambda: writer.discard_states(discarded))
             case DiscardCheckpoint(completed):
-                self.later(lambda: writer.delete(completed))
+                self._submit_cleanup(lambda: writer.delete(completed))
 
     def discard_savepoint(self, checkpoint_id: int) -> None:
-        """Delete what was written of a savepoint that has failed; does nothing for a checkpoint."""
-        self.later(lambda: self._savepoints.discard(checkpoint_id))
+        """Delete the files of a savepoint that has failed; does nothing for a checkpoint."""
+        self._submit_cleanup(lambda: self._savepoints.discard(checkpoint_id))
 
-    def later(self, act: Callable[[], object]) -> None:
-        """Clean up behind what is being written."""
-        self._io.submit(self.quietly, act)
+    def _submit_cleanup(self, cleanup: Callable[[], object]) -> None:
+        """Clean up after the current writes have ended."""
+        self._io.submit(self._clean_up, cleanup)
 
-    def quietly(self, act: Callable[[], object]) -> None:
-        """Clean up: what fails here is swept up by a later run."""
+    def _clean_up(self, cleanup: Callable[[], object]) -> None:
+        """Clean up. If that fails, a later run does it."""
         try:
-            act()
+            cleanup()
         except StorageError as error:
             self._log.warning("%s: %s", type(error).__name__, error)
 
     def _sweep(self) -> None:
-        """Delete what killed runs have left behind."""
+        """Delete the files that killed runs have left behind."""
         assert self._start is not None
         self._storage.sweep(files=self._start.sweep)
 
     # The end
 
     def end_job(self, action: do.EndJob) -> JobMachineEvent:
-        """Make storage say that the job has finished."""
+        """Record in storage that the job has finished."""
         try:
             dropped = self.ownership.end_job(
                 "FINISHED",
@@ -212,25 +212,25 @@ class StorageDriver:
         return on.JobEndRecorded(tuple(CompletedCheckpoint(p.checkpoint_id, p.location) for p in dropped))
 
     def finish(self) -> None:
-        """Wait for everything that is being written or deleted."""
+        """Wait until all writes and deletions have ended."""
         self._io.shutdown(wait=True)
 
     def release(self, status: JobState | None) -> None:
-        """Give the pipeline up.
+        """Release the pipeline.
 
         Args:
-            status: How the job has ended; None if it had not begun.
+            status: The job's end state; None if the job had not begun.
         """
-        self.quietly(lambda: self.ownership.release(status))
+        self._clean_up(lambda: self.ownership.release(status))
 
 
 def restore_point(restored: Restored) -> RestorePoint:
-    """What the job machine is to know of a checkpoint that fits."""
+    """The description of a restored checkpoint for the job machine."""
     return RestorePoint(restored.plan.checkpoint_id, restored.location, frozenset(restored.plan.finished), restored)
 
 
 def restored_state(point: RestorePoint | None) -> Restored | None:
-    """What the tasks are restored from; None for a new start."""
+    """The checkpoint that the tasks are restored from; None for a new start."""
     if point is None:
         return None
     assert isinstance(point.state, Restored)

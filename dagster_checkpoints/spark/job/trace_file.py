@@ -1,7 +1,7 @@
 """The file that a run's trace is written to.
 
-Each line is given to the operating system at once: a run that is killed leaves all but its last line. A disk that is full ends
-the trace, not the run. Must not know what the lines say.
+Each line is given to the operating system at once: a run that is killed loses at most its last line. A full disk ends the
+trace, not the run. Must not know what the lines say.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class TraceFile:
     """Receives the lines of one trace, from any thread.
 
     Args:
-        path: the file; an existing one is replaced.
-        log: told if the trace cannot be written.
+        path: the file; an existing file is replaced.
+        log: receives a warning if the trace cannot be written.
 
     Raises:
         OSError: the file cannot be created.
@@ -51,8 +51,8 @@ class TraceFile:
                 self._log.warning("The trace %s ends here, since it cannot be written: %s", self.path, error)
 
     def close(self) -> None:
-        """End the trace; does nothing if it is closed."""
-        with self._lock, contextlib.suppress(OSError):  # what is left over cannot be written either, and was reported
+        """Close the file; does nothing if it is closed."""
+        with self._lock, contextlib.suppress(OSError):  # an error of the last write; the first one was reported
             self._file.close()
 
     def __enter__(self) -> TraceFile:
@@ -63,14 +63,14 @@ class TraceFile:
 
 
 def check_trace_folder(folder: Path, pipeline: str) -> None:
-    """Refuse a directory that no trace can be written to, before anything has started.
+    """Check that a trace can be written to a directory, before anything has started.
 
     Args:
         folder: the directory below which traces are written.
         pipeline: name of the pipeline, which names the directory of its traces.
 
     Raises:
-        TraceError: a file cannot be created there.
+        TraceError: no file can be created in the directory.
     """
     try:
         (folder / pipeline).mkdir(parents=True, exist_ok=True)
@@ -85,14 +85,14 @@ def check_trace_folder(folder: Path, pipeline: str) -> None:
 
 @contextlib.contextmanager
 def recording(folder: Path | None, pipeline: str, run_id: str, epoch: int, log: logging.Logger) -> Iterator[Recorder | None]:
-    """Record a run, if that was asked for.
+    """Record a run if a directory for traces is set.
 
     Args:
         folder: the directory below which the trace is written; None for no trace.
         pipeline: name of the pipeline, which names the directory of its traces.
         run_id: id of the run, which names the file together with the epoch.
         epoch: the run's fencing epoch.
-        log: told where the trace is, and if it cannot be written.
+        log: receives the trace's path, and a warning if it cannot be written.
 
     Returns:
         The recorder; None if no trace is written.
@@ -104,7 +104,7 @@ def recording(folder: Path | None, pipeline: str, run_id: str, epoch: int, log: 
     try:
         file = TraceFile(path, log)
     except OSError as error:
-        log.warning("The run's trace %s cannot be written, and the run goes on without one: %s", path, error)
+        log.warning("The run's trace %s cannot be written, and the run continues without one: %s", path, error)
         yield None
         return
     with file:

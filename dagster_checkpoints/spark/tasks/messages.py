@@ -60,6 +60,6 @@ class TaskFirstBatch:
     seconds: float
 
 
-TaskNews = TaskWaiting | TaskQueryStarted | TaskFirstBatch
+StartProgress = TaskWaiting | TaskQueryStarted | TaskFirstBatch
 """How far a task has come, for people; nothing is decided by it."""
-SendReport = Callable[[CoordinatorEvent | TaskRaised | TaskNews], None]
+SendReport = Callable[[CoordinatorEvent | TaskRaised | StartProgress], None]
