@@ -12,7 +12,7 @@ from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import ChannelSnapshot, redistribution
 from simulation.channels import Channel, Ghost, Output, Snapshot
-from simulation.elements import KEY_GROUPS, even, key_group
+from simulation.elements import even
 from simulation.operators import Union
 from simulation.shapes import Shape, name_of
 from simulation.sinks import TaskSink
@@ -83,7 +83,7 @@ def _check_unions(process: Process, restored: Restored) -> None:
     for task in process.tasks.values():
         for op in task.operators:
             if isinstance(op, Union):
-                found[op.number] = found.get(op.number, 0) + op.counted
+                found[op.number] = found.get(op.number, 0) + op.held
     for stage, counted in found.items():
         check(counted == held[stage], f"stage {stage} is restored with {counted} of {held[stage]} in its union list state")
 
@@ -124,7 +124,7 @@ def _restore(process: Process, task: Task, states: dict[TaskId, Snapshot], resto
         if mine is not None and before is not process.shape:
             mine = _with_other_instances(mine, siblings, before, process.shape)
         if mine is not None:
-            task.restore(mine, mine.splits, _stage_states(task, siblings, spec.instances))
+            task.restore(mine, mine.splits, [[s and s.stages[n] for s in siblings] for n in range(len(task.operators))])
     if task.source == "unbounded" and (name_of(task.head), str(task.id.index)) in process.ended_sources:
         task.source = "bounded"
 
@@ -142,40 +142,6 @@ def _with_other_instances(snapshot: Snapshot, siblings: Sequence[Snapshot | None
     kept.valve = _least(s.valve for s in siblings if s is not None)
     kept.event_time = _least(s.event_time for s in siblings if s is not None)
     return kept
-
-
-def _stage_states(task: Task, siblings: Sequence[Snapshot | None], parallelism: int) -> list[Sequence[Any]]:
-    """By stage of the chain, what the operator is restored with: redistributed by the real functions."""
-    shares: list[Sequence[Any]] = []
-    index = task.id.index
-    for number, op in enumerate(task.operators):
-        held = [None if s is None else s.stages[number] for s in siblings]
-        kind = op.spec.kind
-        if kind in ("window", "totals"):
-            groups = redistribution.redistribute_key_groups(
-                [None if h is None else by_group(h) for h in held], parallelism, KEY_GROUPS
-            )
-            shares.append(list(groups[index].values()))
-        elif kind == "buffer":
-            lists = redistribution.redistribute_lists([None if h is None else {"held": h} for h in held], parallelism)
-            shares.append([lists[index].get("held", ())])
-        elif kind == "union":
-            unions = redistribution.redistribute_unions([None if h is None else {"counts": [h]} for h in held], parallelism)
-            shares.append(unions[index].get("counts", ()))
-        elif kind == "broadcast":
-            copies = redistribution.redistribute_broadcasts([None if h is None else {"rule": h} for h in held], parallelism)
-            shares.append([copies[index][name] for name in copies[index]])
-        else:
-            shares.append(())
-    return shares
-
-
-def by_group(state: dict[Any, Any]) -> dict[int, dict[Any, Any]]:
-    """Keyed state by key group; a key is the last part of what it is held under."""
-    groups: dict[int, dict[Any, Any]] = {}
-    for name, value in state.items():
-        groups.setdefault(key_group(name[-1] if isinstance(name, tuple) else name), {})[name] = value
-    return groups
 
 
 def _rescaled(task: Task, siblings: Sequence[Snapshot | None], parallelism: int) -> Snapshot:

@@ -130,7 +130,7 @@ class TaskData:
             self.gate = self.machine.gate
 
     def restore(self, snapshot: Snapshot, splits: Sequence[tuple[int, int]], stages: Sequence[Sequence[Any]]) -> None:
-        """Take over a snapshot; `splits` and `stages` are this instance's share of what all instances held."""
+        """Take over a snapshot; `splits` are this instance's share, `stages` what the instances of each stage of the chain held."""
         self.restored = snapshot
         may_be_idle = None if self.source and self.process.may_idle else False
         self.output = OutputEventTime(watermark=snapshot.watermark, idle=may_be_idle)
@@ -386,7 +386,7 @@ class TaskData:
             {output.edge: (output.count, output.total) for output in self.outputs},
             (self.written[0], self.written[1]),
             tuple([(split, position) for split, position in self.splits]),
-            {op.number: op.counted for op in self.operators if isinstance(op, Union)},
+            {op.number: op.held for op in self.operators if isinstance(op, Union)},
         )
 
     def close(self) -> None:

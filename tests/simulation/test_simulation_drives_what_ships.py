@@ -18,6 +18,7 @@ SHIPPED = FOLDER.parent / "dagster_checkpoints"
 DRIVERS = {
     "deployment": {"state/redistribution.py"},
     "machine": {"execution/acquisition.py", "execution/ownership.py", "execution/shared_files.py", "storage/shared_state.py"},
+    "operators": {"state/redistribution.py"},
     "process": {"coordination/coordinator.py", "execution/job_machine.py", "execution/start_point.py"},
     "restoring": {"state/inputs.py", "state/metadata_file.py", "state/restore.py"},
     "sinks": {"sinks/branches.py", "sinks/transactions.py"},
@@ -38,7 +39,6 @@ WORLD = {
     "cuts": "an invariant: a checkpoint is a consistent cut",
     "elements": "records, and their arithmetic",
     "expected": "what a pipeline must have written, computed from its sources alone",
-    "operators": "what the stages compute",
     "shapes": "random pipelines, with the shipped graph and chains",
     "violations": "what a search can find, and where it is checked",
     "world": "time, users, faults and everything that can happen next",
