@@ -10,7 +10,7 @@ from dagster_checkpoints.coordination import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from simulation.elements import Element
 from simulation.shapes import ChannelSpec, OutputSpec
-from simulation.sinks import Rows, Transaction
+from simulation.sinks import Name, Rows, Transaction
 
 
 class Channel:
@@ -87,7 +87,7 @@ class Snapshot:
     held_in_tables: dict[int, frozenset[int]] = field(default_factory=dict)
     splits: tuple[tuple[int, int], ...] = ()
     transactions: tuple[Transaction, ...] = ()
-    with_rows: dict[str, Rows] = field(default_factory=dict)
+    with_rows: dict[Name, Rows] = field(default_factory=dict)
     contents: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     ghost: Ghost = field(default_factory=lambda: Ghost({}, {}, (0, 0), (), {}))

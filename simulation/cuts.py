@@ -18,8 +18,7 @@ def check_cut(shape: Shape, metadata: Metadata) -> None:
     sent: dict[int, Pair] = defaultdict(lambda: [0, 0])
     read: dict[int, Pair] = defaultdict(lambda: [0, 0])
     in_flight: dict[int, Pair] = defaultdict(lambda: [0, 0])
-    ghosts: list[Any] = [*metadata.ghosts.values(), *(state.ghost for state in metadata.states.values())]
-    for ghost in ghosts:
+    for ghost in metadata.ghosts.values():
         for edge, (count, total) in ghost.sent.items():
             sent[edge][0] += count
             sent[edge][1] += total
@@ -52,8 +51,7 @@ def written(metadata: Metadata, shape: Shape) -> dict[int, tuple[int, int]]:
     """By stage with a sink: how many rows the checkpoint counts as written, and their sum."""
     found: dict[int, Pair] = {n: [0, 0] for n, spec in enumerate(shape.stages) if spec.sink}
     tail_of = {task.id: task.stages[-1] for task in shape.tasks}
-    ghosts = {**metadata.ghosts, **{task: state.ghost for task, state in metadata.states.items()}}
-    for task, ghost in ghosts.items():
+    for task, ghost in metadata.ghosts.items():
         tail = tail_of[task]
         if tail in found:
             found[tail][0] += ghost.written[0]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from dagster_checkpoints.state import ChannelSnapshot, redistribution
 from simulation.channels import Channel, Ghost, Output, Snapshot
 from simulation.elements import even
 from simulation.operators import Union
-from simulation.shapes import Shape, name_of
+from simulation.shapes import Shape, TaskSpec, name_of
 from simulation.sinks import TaskSink
 from simulation.task import Task
 from simulation.violations import check
@@ -22,46 +22,79 @@ from simulation.violations import check
 if TYPE_CHECKING:
     from simulation.process import Process
     from simulation.restoring import Restored
+    from simulation.storage import Metadata
 
 
 def deploy(process: Process, restored: Restored | None) -> set[TaskId]:
     """Make the tasks and channels of a new attempt. Returns the tasks that had finished."""
     shape = process.shape
-    finished = set(restored.plan.finished) if restored is not None else set()
-    states: dict[TaskId, Snapshot] = dict(restored.metadata.states) if restored is not None else {}
-    process.ghosts = dict(restored.metadata.ghosts) if restored is not None else {}
+    finished: set[TaskId] = set()
+    states: Mapping[TaskId, Snapshot] = {}
+    process.tasks, process.ghosts, process.enumerators = {}, {}, _enumerators(shape, restored)
     if restored is not None:
-        check(
-            finished == set(restored.metadata.finished), f"{finished} are restored as finished, not {restored.metadata.finished}"
-        )
-    buffered = process.settings.config.unaligned
-    channels = [Channel(spec, buffered) for spec in shape.channels]
-    process.tasks = {}
-    process.enumerators = _enumerators(shape, restored)
+        finished, states = set(restored.plan.finished), restored.metadata.states
+        expected = restored.metadata.finished
+        check(finished == expected, f"{finished} are restored as finished, not {expected}")
+        process.ghosts = {task: restored.metadata.ghosts[task] for task in finished}
+        process.world.counts["rescalings"] += restored.metadata.variant != process.asked_start.variant
+    channels = [Channel(spec, process.settings.config.unaligned) for spec in shape.channels]
     for number, spec in enumerate(shape.tasks):
-        if spec.id in finished:
-            continue
-        outputs = [Output(output, [channels[c] for c in output.channels]) for output in spec.outputs]
-        sink = _sink(process, spec.stages[-1], spec.id.index)
-        task = Task(process, number, spec, [channels[c] for c in spec.inputs], outputs, sink)
-        _restore(process, task, states, restored)
-        process.tasks[spec.id] = task
+        if spec.id not in finished:
+            process.tasks[spec.id] = _task(process, number, spec, channels, restored)
     for channel_spec, channel in zip(shape.channels, channels, strict=True):
         producer, consumer = shape.tasks[channel_spec.producer].id, shape.tasks[channel_spec.consumer].id
-        if consumer in states:
-            saved = states[consumer].channels.get(channel.name)
-            if saved is not None:
-                channel.queue.extend(saved.in_flight)
+        if consumer in states and channel.name in states[consumer].channels:
+            channel.queue.extend(states[consumer].channels[channel.name].in_flight)
         if producer in states:
             channel.queue.extend(states[producer].output.get(channel.name, ()))
         if producer in finished:
             channel.queue.extend([EndOfData(True), EndOfPartition()])
     if restored is not None:
-        if process.world.shapes[restored.metadata.variant] is not shape:
-            process.count("rescalings")
-        _check_unions(process, restored)
-    _begin_sinks(process, restored)
+        _check_unions(process, restored.metadata)
     return finished
+
+
+def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Channel], restored: Restored | None) -> Task:
+    id, shape, mine = spec.id, process.shape, None
+    siblings: list[Snapshot | None] = []
+    head, tail = shape.stages[spec.stages[0]], shape.stages[spec.stages[-1]]
+    inputs = [channels[channel] for channel in spec.inputs]
+    if restored is not None:
+        before, states = process.world.shapes[restored.metadata.variant], restored.metadata.states
+        instances = before.stages[spec.stages[0]].instances
+        siblings = [states.get(TaskId(id.vertex, index)) for index in range(instances)]
+        mine = states.get(id) if instances == head.instances else _rescaled(id.index, inputs, siblings, head.instances)
+        if mine is not None and before is not shape:
+            mine = _with_other_instances(mine, siblings, before, shape)
+    outputs = [Output(output, [channels[channel] for channel in output.channels]) for output in spec.outputs]
+    sink = _sink(process, spec.stages[-1], id.index, mine, siblings) if tail.sink else None
+    task = Task(process, number, spec, inputs, outputs, sink)
+    if mine is not None:
+        task.restore(mine, [[s and s.stages[n] for s in siblings] for n in range(len(spec.stages))])
+    elif restored is None and head.is_source and not head.enumerated:
+        task.splits = [[split, 0] for split in even(head.splits, head.instances, id.index)]
+    if task.source == "unbounded" and (name_of(task.head), str(id.index)) in process.ended_sources:
+        task.source = "bounded"
+    return task
+
+
+def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, siblings: Sequence[Snapshot | None]) -> TaskSink:
+    """An instance's sink, and what it needs to know to open."""
+    restored, ownership = process.restored, process.ownership
+    assert ownership is not None
+    chosen = restored.plan.checkpoint_id if restored is not None else None
+    return TaskSink(
+        process.world.sinks[stage],
+        process.job_id,
+        index,
+        process.shape.stages[stage].instances,
+        f"{process.number}.{process.attempt}",
+        process.epoch,
+        None if mine is None else mine.transactions,
+        chosen if chosen is not None and ownership.steps.has_later(chosen) else None,
+        {} if mine is None else mine.with_rows,
+        [t for s in siblings if s is not None for t in s.transactions],
+    )
 
 
 def _enumerators(shape: Shape, restored: Restored | None) -> dict[int, deque[int]]:
@@ -73,60 +106,15 @@ def _enumerators(shape: Shape, restored: Restored | None) -> dict[int, deque[int
     return {n: deque(map(int, known[name_of(n)].discovered)) for n in enumerated if name_of(n) in known}
 
 
-def _check_unions(process: Process, restored: Restored) -> None:
-    """Whoever is restored with union list state gets all of it, also what finished instances had."""
-    held: dict[int, int] = {}
-    for ghost in (*restored.metadata.ghosts.values(), *(state.ghost for state in states_of(restored))):
-        for stage, counted in ghost.counted.items():
-            held[stage] = held.get(stage, 0) + counted
-    found: dict[int, int] = {}
-    for task in process.tasks.values():
-        for op in task.operators:
-            if isinstance(op, Union):
-                found[op.number] = found.get(op.number, 0) + op.held
+def _check_unions(process: Process, metadata: Metadata) -> None:
+    """What is restored with union list state gets all of it, also what finished instances had."""
+    held, found = Counter[int](), Counter[int]()
+    for ghost in metadata.ghosts.values():
+        held.update(ghost.counted)
+    for op in (op for task in process.tasks.values() for op in task.operators if isinstance(op, Union)):
+        found[op.number] += op.held
     for stage, counted in found.items():
         check(counted == held[stage], f"stage {stage} is restored with {counted} of {held[stage]} in its union list state")
-
-
-def states_of(restored: Restored) -> list[Snapshot]:
-    return list(restored.metadata.states.values())
-
-
-def _begin_sinks(process: Process, restored: Restored | None) -> None:
-    """What every task needs to know to open its sink."""
-    ownership = process.ownership
-    assert ownership is not None
-    chosen = restored.plan.checkpoint_id if restored is not None else 0
-    later = restored is not None and ownership.steps.has_later(chosen)
-    for task in process.tasks.values():
-        task.new_start = restored is None
-        task.take_back_after = chosen if later else None
-
-
-def _sink(process: Process, stage: int, index: int) -> TaskSink | None:
-    spec = process.shape.stages[stage]
-    if not spec.sink:
-        return None
-    attempt = f"{process.number}.{process.attempt}"
-    return TaskSink(process.world.sinks[stage], process.job_id, index, spec.instances, attempt, process.epoch)
-
-
-def _restore(process: Process, task: Task, states: dict[TaskId, Snapshot], restored: Restored | None) -> None:
-    spec = process.shape.stages[task.head]
-    if restored is None:
-        if task.source and not spec.enumerated:
-            task.splits = [[split, 0] for split in even(spec.splits, spec.instances, task.id.index)]
-    else:
-        before = process.world.shapes[restored.metadata.variant]
-        instances = before.stages[task.head].instances
-        siblings = [states.get(TaskId(task.id.vertex, index)) for index in range(instances)]
-        mine = states.get(task.id) if instances == spec.instances else _rescaled(task, siblings, spec.instances)
-        if mine is not None and before is not process.shape:
-            mine = _with_other_instances(mine, siblings, before, process.shape)
-        if mine is not None:
-            task.restore(mine, mine.splits, [[s and s.stages[n] for s in siblings] for n in range(len(task.operators))])
-    if task.source == "unbounded" and (name_of(task.head), str(task.id.index)) in process.ended_sources:
-        task.source = "bounded"
 
 
 def _with_other_instances(snapshot: Snapshot, siblings: Sequence[Snapshot | None], before: Shape, after: Shape) -> Snapshot:
@@ -139,53 +127,40 @@ def _with_other_instances(snapshot: Snapshot, siblings: Sequence[Snapshot | None
         for name, pinned in snapshot.channels.items()
         if name.partition("[")[0] not in changed
     }
-    kept.valve = _least(s.valve for s in siblings if s is not None)
-    kept.event_time = _least(s.event_time for s in siblings if s is not None)
+    kept.valve = _least([s.valve for s in siblings if s is not None])
+    kept.event_time = _least([s.event_time for s in siblings if s is not None])
     return kept
 
 
-def _rescaled(task: Task, siblings: Sequence[Snapshot | None], parallelism: int) -> Snapshot:
+def _rescaled(index: int, inputs: Sequence[Channel], siblings: Sequence[Snapshot | None], parallelism: int) -> Snapshot:
     """What an instance is restored from when there are more or fewer of them than in the checkpoint."""
-    index = task.id.index
     states = [s for s in siblings if s is not None]
-    made = Snapshot()
     lists: list[dict[str, Sequence[Any]]] = [{"splits": s.splits, "transactions": s.transactions} for s in states]
     share = redistribution.redistribute_lists(lists, parallelism)[index]
-    made.splits = tuple(share.get("splits", ()))
-    made.transactions = tuple(share.get("transactions", ()))
-    task.others = tuple(t for s in states for t in s.transactions)
-    made.with_rows = {name: rows for s in states for name, rows in s.with_rows.items()}
-    made.valve = _least(s.valve for s in states)
-    made.event_time = _least(s.event_time for s in states)
-    made.tables = dict(states[0].tables)
-    made.held_in_tables = dict(states[0].held_in_tables)
     ended = {name.partition("->")[0] for s in states for name, pinned in s.channels.items() if pinned.snapshot.ended == "drain"}
-    for channel in task.inputs:
-        if channel.static and channel.name.partition("->")[0] in ended:
-            made.channels[channel.name] = PinnedChannel(ChannelSnapshot(channel.name, 0, ended="drain"))
-    static = {c.edge for c in task.inputs if c.static}
-    tables = {edge: pair for edge, pair in states[0].ghost.read.items() if edge in static}
+    tables = [channel for channel in inputs if channel.static]
+    read = {c.edge: states[0].ghost.read[c.edge] for c in tables if c.edge in states[0].ghost.read}
+    ghost = Ghost(read, {}, (0, 0), (), {})
     if index == 0:
-        made.ghost = Ghost(
-            {**_added([s.ghost.read for s in states]), **tables},
-            _added([s.ghost.sent for s in states]),
-            _sum([s.ghost.written for s in states]),
-            (),
-            {},
-        )
-    else:
-        made.ghost = Ghost(tables, {}, (0, 0), (), {})
-    return made
+        ghosts = [s.ghost for s in states]
+        sent, written = _added([g.sent for g in ghosts]), _sum([g.written for g in ghosts])
+        ghost = Ghost({**_added([g.read for g in ghosts]), **read}, sent, written, (), {})
+    return Snapshot(
+        channels={
+            c.name: PinnedChannel(ChannelSnapshot(c.name, 0, ended="drain")) for c in tables if c.name.partition("->")[0] in ended
+        },
+        tables=states[0].tables,
+        held_in_tables=states[0].held_in_tables,
+        splits=tuple(share.get("splits", ())),
+        transactions=tuple(share.get("transactions", ())),
+        with_rows={name: rows for s in states for name, rows in s.with_rows.items()},
+        ghost=ghost,
+    )
 
 
-def _least(watermarks: Iterable[int | None]) -> int | None:
+def _least(watermarks: list[int | None]) -> int | None:
     """The earliest of several instances; None if one of them has none: all that it gets is still to come."""
-    earliest: int | None = None
-    for watermark in watermarks:
-        if watermark is None:
-            return None
-        earliest = watermark if earliest is None else min(earliest, watermark)
-    return earliest
+    return min((ms for ms in watermarks if ms is not None), default=None) if None not in watermarks else None
 
 
 def _added(pairs: Sequence[dict[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:

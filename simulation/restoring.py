@@ -217,8 +217,7 @@ def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
 
 def _enumerator(metadata: Metadata, spec: StageSpec, vertex: str) -> EnumeratorState:
     """What the enumerator of a source's splits knows, as of what its readers had when they took their snapshots."""
-    read = [s.splits for task, s in metadata.states.items() if task.vertex == vertex]
-    read += [ghost.splits for task, ghost in metadata.ghosts.items() if task.vertex == vertex]
+    read = [ghost.splits for task, ghost in metadata.ghosts.items() if task.vertex == vertex]
     at = {split: position for splits in read for split, position in splits}
     check(len(at) == sum(map(len, read)), f"a split of {vertex} is read twice: {read}")
     over = [split for split, position in at.items() if position >= spec.records_of(split)]

@@ -6,27 +6,21 @@ taken out of sight when the job goes back to an older checkpoint. When that happ
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, NamedTuple
 
+from dagster_checkpoints.sinks import transactions as step
 from dagster_checkpoints.sinks.branches import Branches, settlement
-from dagster_checkpoints.sinks.transactions import (
-    AbortRest,
-    Commit,
-    ContinueFrom,
-    PendingTransactions,
-    Settle,
-    TakeFence,
-    begins_timeline,
-    new_start,
-    recovery,
-    stages_for_newer_owner,
-)
-from simulation.violations import Violation, check
+from simulation.violations import check
 
 Rows = tuple[int, ...]
 Target = tuple[int, int, int]
 """(checkpoint, job, instance) under which rows are visible."""
+Name = tuple[int, str, int, int]
+"""(epoch of the owner, attempt, instance, number) of what is staged."""
 
 
 class SinkError(Exception):
@@ -36,8 +30,7 @@ class SinkError(Exception):
 class Transaction(NamedTuple):
     """The text that goes into a checkpoint."""
 
-    name: str
-    instance: int
+    name: Name
     target: Target
 
 
@@ -46,11 +39,12 @@ class SinkSystem:
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
-        self.staged: dict[str, tuple[int, Rows]] = {}
-        """By transaction: whose instance's staging area it is in, and its rows."""
+        self.staged: dict[Name, tuple[int, Rows]] = {}
+        """Whose instance's staging area each is in, and its rows."""
         self.visible: dict[Target, Rows] = {}
         self.hidden: dict[Target, Rows] = {}
-        self.branches: dict[tuple[int, int], Branches] = {}
+        self.branches: dict[tuple[int, int], Branches] = defaultdict(Branches)
+        """By job and instance."""
         self.fences: dict[int, int] = {}
         """By instance, the newest owner that has opened its sink: an older one must not abort or take back any more."""
 
@@ -61,179 +55,152 @@ class SinkSystem:
         self.fences[instance] = epoch
 
     def commit(self, transaction: Transaction) -> None:
-        name, _, target = transaction
-        staged = self.staged.get(name)
-        if target in self.visible:
-            if staged is not None and staged[1] != self.visible[target]:
-                raise Violation(f"stage {self.stage}: two transactions for {target}: {staged[1]} and {self.visible[target]}")
-            self.staged.pop(name, None)
-            return
-        if staged is None:
+        """Show its rows, unless it has done so before. Raises SinkError if it is neither staged nor committed."""
+        name, target = transaction
+        _, rows = self.staged.pop(name, (0, None))
+        if rows is None and target not in self.visible:
             raise SinkError(f"stage {self.stage}: transaction {name} for {target} is lost")
-        self.visible[target] = self.staged.pop(name)[1]
+        found = self.visible.setdefault(target, rows or ())
+        check(rows is None or rows == found, f"stage {self.stage}: two transactions for {target}: {rows} and {found}")
 
     def settle(self, job: int, instance: int, restored: int) -> None:
-        """Show exactly what lies on the way to the checkpoint that the job is restored from."""
-        branches = self.branches.get((job, instance), Branches())
-        mine = (job, instance)
-        visible, hidden = ([t for t in rows if t[1:] == mine] for rows in (self.visible, self.hidden))
-        moves = settlement(branches, restored, visible, hidden, _checkpoint_of)
+        """Show exactly what is on the way to the checkpoint that the job is restored from."""
+        visible, hidden = ([t for t in rows if t[1:] == (job, instance)] for rows in (self.visible, self.hidden))
+        moves = settlement(self.branches[job, instance], restored, visible, hidden, itemgetter(0))
         for target in moves.hide:
             self.hidden[target] = self.visible.pop(target)
         for target in moves.show:
-            rows = self.hidden.pop(target)
-            self.visible.setdefault(target, rows)
+            self.visible.setdefault(target, self.hidden.pop(target))
 
     def rows(self, lineage: Iterable[tuple[int, int | None]]) -> list[int]:
         """Visible rows of a job and of those it has come from: (job, up to which checkpoint), None for all."""
         found: list[int] = []
         for job, upto in lineage:
-            for (checkpoint, whose, instance), rows in self.visible.items():
-                if whose == job and (upto is None or self._is_ancestor(job, instance, checkpoint, upto)):
+            # A savepoint has brought along what the job that it is of may have hidden since.
+            targets = self.visible if upto is None else {**self.hidden, **self.visible}
+            for (checkpoint, whose, instance), rows in targets.items():
+                if whose == job and (upto is None or self.branches[job, instance].is_ancestor(checkpoint, upto)):
                     found += rows
-            if upto is not None:
-                for target, rows in self.hidden.items():
-                    again = target in self.visible  # a savepoint has brought them along
-                    if target[1] == job and not again and self._is_ancestor(job, target[2], target[0], upto):
-                        found += rows
         return found
 
-    def _is_ancestor(self, job: int, instance: int, checkpoint: int, upto: int) -> bool:
-        return self.branches.get((job, instance), Branches()).is_ancestor(checkpoint, upto)
 
-
-def _checkpoint_of(target: Target) -> int:
-    return target[0]
-
-
+@dataclass(slots=True, eq=False)
 class TaskSink:
-    """One instance's sink in one attempt."""
+    """One instance's sink in one attempt.
 
-    __slots__ = ("_attempt", "_epoch", "_instance", "_job", "_number", "_origins", "_parallelism", "_pending", "_system", "rows")
+    Attributes:
+        epoch: of the owner.
+        transactions: what the checkpoint holds for this instance; None at a new start.
+        take_back_after: the checkpoint, if later ones were completed.
+        held: the rows of transactions, which a savepoint has brought along.
+        others: transactions that the checkpoint holds for any instance.
+        rows: of the current transaction.
+        pending: the transactions that are not committed.
+        origins: by job and instance, the checkpoint that it continues from; until its first checkpoint since.
+    """
 
-    def __init__(self, system: SinkSystem, job: int, instance: int, parallelism: int, attempt: str, epoch: int) -> None:
-        self._system = system
-        self._job = job
-        self._instance = instance
-        self._parallelism = parallelism
-        self._attempt = attempt
-        self._epoch = epoch
-        self._pending = PendingTransactions[Transaction]()
-        self._origins: dict[tuple[int, int], int] = {}
-        """By job and instance, from where it goes on; until its first checkpoint since."""
-        self._number = 0
-        self.rows: list[int] = []
+    system: SinkSystem
+    job: int
+    instance: int
+    parallelism: int
+    attempt: str
+    epoch: int
+    transactions: Sequence[Transaction] | None
+    take_back_after: int | None
+    held: Mapping[Name, Rows]
+    others: Sequence[Transaction]
+    rows: list[int] = field(default_factory=list)
+    pending: step.PendingTransactions[Transaction] = field(default_factory=step.PendingTransactions)
+    origins: dict[tuple[int, int], int] = field(default_factory=dict)
+    number: int = 0
 
-    def open(
-        self,
-        transactions: Iterable[Transaction] | None,
-        take_back_after: int | None,
-        held: Mapping[str, Rows],
-        others: Sequence[Transaction],
-    ) -> Generator[None]:
-        """Commit what the checkpoint holds, abort all else. Stops between a check and what relies on it.
-
-        Args:
-            held: the rows that a savepoint has brought along.
-            others: transactions that other instances commit, after a change of their number.
-        """
-        system = self._system
-        system.take_fence(self._instance, self._epoch)
+    def open(self) -> Generator[None]:
+        """Commit what the checkpoint holds, abort all else. Stops between a check and what relies on it."""
+        system = self.system
+        system.take_fence(self.instance, self.epoch)
         yield
-        steps: Sequence[TakeFence | Settle | Commit[Transaction] | AbortRest | ContinueFrom] = new_start()
-        if transactions is not None:
-            transactions = list(transactions)
-            for transaction in transactions:
-                if transaction.name in held and transaction.target not in system.visible:
-                    system.staged[transaction.name] = (self._instance, held[transaction.name])
-            steps = recovery(transactions, take_back_after)
-        for step in steps:
-            match step:
-                case TakeFence():
+        steps: Sequence[Any] = step.new_start()
+        if self.transactions is not None:
+            for name, target in self.transactions:
+                if name in self.held and target not in system.visible:
+                    system.staged[name] = (self.instance, self.held[name])
+            steps = step.recovery(self.transactions, self.take_back_after)
+        for due in steps:
+            match due:
+                case step.TakeFence():
                     # No stop in front of taking back: no file system renames under a fence, so an owner that is paused for a
                     # whole lease just there hides what newer owners have committed (`sinks.fence`).
-                    system.take_fence(self._instance, self._epoch)
-                case Settle(restored):
-                    for job, instance in self._mine():
-                        system.settle(job, instance, restored)
-                case Commit(transaction):
+                    system.take_fence(self.instance, self.epoch)
+                case step.Settle(restored):
+                    for mine in self._mine():
+                        system.settle(*mine, restored)
+                case step.Commit(transaction):
                     self._commit(transaction)
-                case AbortRest():
+                case step.AbortRest():
                     yield
-                    self._abort_rest(others)
-                case ContinueFrom(restored):
-                    self._goes_on_from(restored, others)
+                    self._abort_rest()
+                case step.ContinueFrom(restored):
+                    self._continue_from(restored)
 
     def pre_commit(self, checkpoint_id: int) -> tuple[Transaction, ...]:
         """Close the current transaction. Returns all that are not committed yet."""
-        for mine, origin in list(self._origins.items()):
-            if begins_timeline(origin, checkpoint_id):
-                self._system.take_fence(self._instance, self._epoch)
-                branches = self._system.branches.get(mine, Branches())
-                self._system.branches[mine] = branches.begun(origin, checkpoint_id)
-                del self._origins[mine]
+        system = self.system
+        for mine, origin in list(self.origins.items()):
+            if step.begins_timeline(origin, checkpoint_id):
+                system.take_fence(self.instance, self.epoch)
+                system.branches[mine] = system.branches[mine].begun(origin, checkpoint_id)
+                del self.origins[mine]
         if self.rows:
-            self._number += 1
-            name = f"e{self._epoch}-{self._attempt}.{self._instance}.{self._number}"
-            self._system.staged[name] = (self._instance, tuple(self.rows))
+            self.number += 1
+            name = (self.epoch, self.attempt, self.instance, self.number)
+            system.staged[name] = (self.instance, tuple(self.rows))
             self.rows = []
-            self._pending.add(checkpoint_id, Transaction(name, self._instance, (checkpoint_id, self._job, self._instance)))
-        return self._pending.all
+            self.pending.add(checkpoint_id, Transaction(name, (checkpoint_id, self.job, self.instance)))
+        return self.pending.all
 
-    def pin(self) -> dict[str, Rows]:
+    def pin(self) -> dict[Name, Rows]:
         """For a savepoint: the rows of all that is not committed yet."""
-        return {t.name: self._system.staged[t.name][1] for t in self._pending.all if t.name in self._system.staged}
+        return {t.name: self.system.staged[t.name][1] for t in self.pending.all if t.name in self.system.staged}
 
     def commit_up_to(self, checkpoint_id: int | None) -> None:
-        while (transaction := self._pending.first_up_to(checkpoint_id)) is not None:
+        while (transaction := self.pending.first_up_to(checkpoint_id)) is not None:
             self._commit(transaction)
-            self._pending.committed()
-
-    @property
-    def pending(self) -> int:
-        return len(self._pending.all)
+            self.pending.committed()
 
     def close(self) -> None:
         self.rows = []
 
     def _commit(self, transaction: Transaction) -> None:
         try:
-            self._system.commit(transaction)
+            self.system.commit(transaction)
         except SinkError as error:
             # Of what a checkpoint holds nothing may be lost while its owner is the newest.
-            check(self._system.fences[self._instance] > self._epoch, error)
+            check(self.system.fences[self.instance] > self.epoch, error)
             raise
 
-    def _goes_on_from(self, restored: int | None, others: Sequence[Transaction]) -> None:
+    def _continue_from(self, restored: int | None) -> None:
         """From a checkpoint of its own that later ones were taken back for, or from the job's beginning: 0."""
+        targets = [*self.system.visible, *(transaction.target for transaction in self.others)]
         for mine in self._mine():
-            targets = (*self._system.visible, *(transaction.target for transaction in others))
-            anything = any(target[1:] == mine for target in targets)
-            if restored is not None or not anything:
-                self._origins[mine] = restored or 0
+            if restored is not None or all(target[1:] != mine for target in targets):
+                self.origins[mine] = restored or 0
 
-    def _abort_rest(self, others: Sequence[Transaction]) -> None:
-        kept = {transaction.name for transaction in others}
-        for name, (instance, _) in list(self._system.staged.items()):
-            mine = instance == self._instance or (self._instance == 0 and instance >= self._parallelism)
-            if mine and name not in kept and not self._is_newer(name):
-                del self._system.staged[name]
-
-    def _is_newer(self, name: str) -> bool:
-        """Whether a newer owner has staged it."""
-        return stages_for_newer_owner(self._epoch, int(name[1 : name.index("-")]))
+    def _abort_rest(self) -> None:
+        kept = {transaction.name for transaction in self.others}
+        for name, (instance, _) in list(self.system.staged.items()):
+            mine = instance == self.instance or (self.instance == 0 and instance >= self.parallelism)
+            if mine and name not in kept and not step.stages_for_newer_owner(self.epoch, name[0]):
+                del self.system.staged[name]
 
     @property
     def newer_staged(self) -> bool:
         """Whether a newer owner has staged something here."""
-        return any(self._is_newer(name) for name in self._system.staged)
+        return any(step.stages_for_newer_owner(self.epoch, name[0]) for name in self.system.staged)
 
     def _mine(self) -> list[tuple[int, int]]:
         """This instance, and for the first one those that are no more, after a change of parallelism."""
-        mine = [(self._job, self._instance)]
-        if self._instance == 0:
-            gone = {
-                t[2] for t in (*self._system.visible, *self._system.hidden) if t[1] == self._job and t[2] >= self._parallelism
-            }
-            mine += [(self._job, instance) for instance in sorted(gone)]
-        return mine
+        gone: set[int] = set()
+        if self.instance == 0:
+            targets = (*self.system.visible, *self.system.hidden)
+            gone = {instance for _, job, instance in targets if job == self.job and instance >= self.parallelism}
+        return [(self.job, instance) for instance in (self.instance, *sorted(gone))]

@@ -42,7 +42,7 @@ LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass(eq=False)
 class Metadata:
-    """What a checkpoint or savepoint holds. `ghosts` is what only the simulator knows, of tasks that had finished."""
+    """What a checkpoint or savepoint holds. `ghosts` is what only the simulator knows of its tasks."""
 
     checkpoint_id: int
     kind: str

@@ -82,9 +82,7 @@ class Task(TaskData):
         restored = self.restored
         if self.sink is not None:
             if self.opening is None:
-                transactions = None if self.new_start else restored.transactions if restored else ()
-                held = restored.with_rows if restored else {}
-                self.opening = self.sink.open(transactions, self.take_back_after, held, self.others)
+                self.opening = self.sink.open()
             for _ in self.opening:
                 if not at_once:
                     return True
@@ -367,7 +365,7 @@ class Task(TaskData):
     def _close(self, action: life.CloseOperators) -> None:
         check(not self.closed, f"{self.id} closes a second time")
         check(self.finished_operators or self.machine.suspended, f"{self.id} closes before finish()")
-        uncommitted = self.sink is not None and (self.sink.pending or self.sink.rows)
+        uncommitted = self.sink is not None and (self.sink.pending.all or self.sink.rows)
         check(not uncommitted, f"{self.id} closes with uncommitted rows")
         self.close()
 

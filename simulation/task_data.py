@@ -25,7 +25,7 @@ from simulation.channels import Channel, Ghost, Output, Snapshot
 from simulation.elements import Row, mix, owner_of, source_row, source_watermark
 from simulation.operators import Forward, Operator, Union, operator
 from simulation.shapes import TaskSpec
-from simulation.sinks import TaskSink, Transaction
+from simulation.sinks import Name, Rows, TaskSink, Transaction
 from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
@@ -82,9 +82,6 @@ class TaskData:
         """At-least-once: by edge, the rows of a static table."""
         self.output = OutputEventTime()
         self.restored: Snapshot | None = None
-        self.new_start = True
-        self.take_back_after: int | None = None
-        self.others: tuple[Transaction, ...] = ()
         self.event_time = MIN_WATERMARK_MS
         """The latest watermark that the query has run under, or that has gone straight on: what comes is not earlier."""
         self.valve_seen = MIN_WATERMARK_MS
@@ -129,14 +126,14 @@ class TaskData:
         if self.machine.gate is not None:
             self.gate = self.machine.gate
 
-    def restore(self, snapshot: Snapshot, splits: Sequence[tuple[int, int]], stages: Sequence[Sequence[Any]]) -> None:
-        """Take over a snapshot; `splits` are this instance's share, `stages` what the instances of each stage of the chain held."""
+    def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[Any]]) -> None:
+        """Take over a snapshot; `stages` is what the instances of each stage of the chain held."""
         self.restored = snapshot
         may_be_idle = None if self.source and self.process.may_idle else False
         self.output = OutputEventTime(watermark=snapshot.watermark, idle=may_be_idle)
         for op, states in zip(self.operators, stages, strict=True):
             op.restore(states)
-        self.splits = [list(split) for split in splits]
+        self.splits = [list(split) for split in snapshot.splits]
         for channel in self.inputs:
             saved = snapshot.channels.get(channel.name)
             if saved is not None:
@@ -348,7 +345,7 @@ class TaskData:
     def pin(self, asked: PinSnapshot) -> Snapshot:
         """Everything that the task acknowledges with."""
         transactions: tuple[Transaction, ...] = ()
-        with_rows = {}
+        with_rows: dict[Name, Rows] = {}
         if self.sink is not None:
             transactions = self.sink.pre_commit(asked.barrier.checkpoint_id)
             if asked.barrier.properties.is_savepoint:

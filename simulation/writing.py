@@ -149,7 +149,7 @@ class Writer(Machine):
             variant=self.asked_start.variant,
             states=states,
             finished=frozenset(snapshot.plan.finished),
-            ghosts=ghosts,
+            ghosts={**ghosts, **{task: state.ghost for task, state in states.items()}},
             files=frozenset(file for state in states.values() for file in state.files),
             lineage=self.lineage,
         )
