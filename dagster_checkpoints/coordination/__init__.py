@@ -1,10 +1,10 @@
 """The checkpoint protocol as pure state machines: events in, actions out; no threads, no clock, no storage.
 
-Read `plan` (whom a checkpoint concerns), `checkpoints` (what one is), `coordinator` (when one is triggered) and
-`pending_checkpoints` (what becomes of it), with their vocabulary in `events`: the job's side. Then the task's side:
-`barriers`, `watermarks`, `lifecycle`. `progress`, `requests`, `schedule`, `stop_progress`, `failures`, `retention` and
-`restarts` are the coordinator's rules, one each; `stop_with_savepoint` is a stop from its request to its answer,
-`statistics` what checkpoints cost.
+Read `plan` (which tasks a checkpoint concerns), `checkpoints` (its values), `coordinator` (when one is triggered) and
+`pending_checkpoints` (from its trigger to its end), with their events and actions in `events`: the job's side. Then the
+task's side: `barriers`, `watermarks`, `lifecycle`. `progress`, `requests`, `schedule`, `stop_progress`, `failures`,
+`retention` and `restarts` are the coordinator's rules, one each; `stop_with_savepoint` is a stop from its request to its answer,
+`statistics` counts and measures checkpoints.
 
 The life cycle's own events and actions are imported from `coordination.lifecycle`.
 """

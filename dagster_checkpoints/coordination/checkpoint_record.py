@@ -1,6 +1,6 @@
-"""What is known of one checkpoint: its life, and every instance's part in it.
+"""The record of one checkpoint: its course, and every instance's part in it.
 
-Values only. Must not know: how they are collected, how any of it is shown.
+Values only. Must not know: how they are collected, how they are displayed.
 
 Source: Flink's AbstractCheckpointStats, TaskStateStats, SubtaskStateStats.
 """
@@ -19,7 +19,7 @@ from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, Vertex
 
 
 class CheckpointStatus(Enum):
-    """Where a checkpoint is in its life."""
+    """How far a checkpoint is."""
 
     IN_PROGRESS = "in progress"
     COMPLETED = "completed"
@@ -27,10 +27,11 @@ class CheckpointStatus(Enum):
 
 
 class Acknowledgement(NamedTuple):
-    """A task's part.
+    """A task's acknowledgement of a checkpoint.
 
     Attributes:
         at: the coordinator's `now`, seconds.
+        measured: the statistics that the task reported with it.
     """
 
     at: float
@@ -53,7 +54,7 @@ class Distribution:
     sample: tuple[float, ...] = field(default=(), repr=False)
 
     def percentile(self, percent: float) -> float:
-        """The smallest value of the sample that so many percent of it do not exceed; 0 without any."""
+        """The smallest value of the sample that at least this percentage of its values does not exceed; 0 without any."""
         if not self.sample:
             return 0.0
         return self.sample[max(0, ceil(len(self.sample) * percent / 100) - 1)]
@@ -64,9 +65,10 @@ class InstanceStatistics:
     """One instance's part in a checkpoint.
 
     Attributes:
-        acknowledged_after: seconds from the trigger to its acknowledgement; None as long as there is none.
-        measured: what it reported with it.
-        finished: it had finished before the checkpoint was triggered, and has no part.
+        index: index of the instance.
+        acknowledged_after: seconds from the trigger to its acknowledgement; None before.
+        measured: the statistics that it reported with the acknowledgement; None before.
+        finished: whether it had finished before the checkpoint was triggered, and has no part in it.
     """
 
     index: int
@@ -80,8 +82,9 @@ class VertexStatistics:
     """The part of a vertex of the graph: of one stage, or of a chain of several.
 
     Attributes:
+        name: name of the vertex.
         stages: the stages that its tasks run.
-        instances: all of them, by index.
+        instances: the parts of all its instances, by index.
     """
 
     name: str
@@ -90,7 +93,7 @@ class VertexStatistics:
 
     @property
     def expected(self) -> int:
-        """How many instances take part."""
+        """Number of instances that take part."""
         return sum(not instance.finished for instance in self.instances)
 
     @property
@@ -110,15 +113,17 @@ class VertexStatistics:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """What is known of one checkpoint.
+    """The record of one checkpoint.
 
     Attributes:
+        graph: the execution graph of the job.
+        request_id: id of the request; None for a checkpoint of the interval or of the end of the data.
         triggered_at, ended_at: the coordinator's `now`, seconds; `ended_at` is None while it is in progress.
-        expected: how many tasks must acknowledge.
+        expected: number of tasks that must acknowledge.
         finished: the tasks that had finished before.
-        acknowledgements: the parts of those that have; of a checkpoint in progress this grows.
-        location: of a completed one.
-        reason, message: of a failed one.
+        acknowledgements: by task, its acknowledgement; grows while the checkpoint is in progress.
+        location: location of a completed checkpoint; None for others.
+        reason, message: why a failed checkpoint has failed; None and "" for others.
     """
 
     graph: ExecutionGraph = field(repr=False)

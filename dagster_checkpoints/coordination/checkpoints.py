@@ -1,7 +1,6 @@
-"""What a checkpoint is: its kind and properties, its barrier, and its two lives, pending and completed.
+"""The values of a checkpoint: its kind and properties, its barrier, and the two types pending and completed.
 
-Pending and completed are two types; a completed one never changes. Must not know: when to trigger, how to
-store.
+A completed checkpoint never changes. Must not know: when a checkpoint is triggered, how it is stored.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from dagster_checkpoints.pipeline import TaskId
 
 
 class CheckpointKind(Enum):
-    """Who owns the result: a checkpoint is the system's, a savepoint is the user's and never deleted by the
-    system."""
+    """Who owns the result: a checkpoint belongs to the system; a savepoint belongs to the user, and the system never deletes
+    it."""
 
     CHECKPOINT = "checkpoint"
     SAVEPOINT = "savepoint"
@@ -25,16 +24,16 @@ class CheckpointKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProperties:
-    """What kind of checkpoint it is, as data.
+    """The kind of a checkpoint, as data.
 
     Attributes:
         kind: checkpoint or savepoint.
-        periodic: asked for by the interval, not by a user or by the end of the data.
-        forced: exempt from the maximum number of concurrent checkpoints. Of a savepoint the coordinator says it: it is,
-            unless checkpoints are unaligned.
-        unaligned: its barriers overtake records. The coordinator says it; savepoints are always aligned.
-        stops_job: the savepoint of a stop-with-savepoint: it is committed, and joins the retained list.
-        request_id: id of the request that a savepoint was asked for with, by which the runtime knows where it goes; "" for none.
+        periodic: whether the interval asks for it, and not a user or the end of the data.
+        forced: whether it is exempt from the maximum number of concurrent checkpoints. The coordinator sets it for savepoints:
+            they are, unless checkpoints are unaligned.
+        unaligned: whether its barriers overtake records. The coordinator sets it; savepoints are always aligned.
+        stops_job: whether it is the savepoint of a stop: it is committed, and retained like a checkpoint.
+        request_id: id of the request for a savepoint, by which the runtime finds its target location; "" without a request.
     """
 
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
@@ -53,7 +52,7 @@ class CheckpointProperties:
         return CheckpointProperties(kind=CheckpointKind.SAVEPOINT, forced=True, stops_job=stops_job, request_id=request_id)
 
     def under(self, *, unaligned_checkpoints: bool, overtakes_at_once: bool) -> CheckpointProperties:
-        """The same as the settings make it."""
+        """The same properties under these settings of the job."""
         forced = not unaligned_checkpoints if self.is_savepoint else self.forced
         return replace(self, forced=forced, unaligned=overtakes_at_once and not self.is_savepoint)
 
@@ -63,19 +62,19 @@ class CheckpointProperties:
 
     @property
     def commits(self) -> bool:
-        """Whether its completion commits side effects and lets tasks end: not that of a savepoint of a job that
-        runs on (FLIP-203)."""
+        """Whether its completion commits sinks and lets tasks end: not that of a savepoint after which the job continues
+        (FLIP-203)."""
         return not self.is_savepoint or self.stops_job
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:
-    """What travels between the records.
+    """The marker of a checkpoint between the records of a channel.
 
     Attributes:
-        checkpoint_id: the checkpoint it belongs to.
+        checkpoint_id: the checkpoint that it belongs to.
         timestamp: the coordinator's `now` (seconds) at the moment of triggering.
-        properties: the checkpoint's.
+        properties: the properties of the checkpoint.
     """
 
     checkpoint_id: int
@@ -88,13 +87,13 @@ class TaskStatistics:
     """What a task measured of its part in a checkpoint.
 
     Attributes:
-        operators_finished: the snapshot was taken after finish(), so that its completion lets the task end.
-        alignment_seconds: from the first barrier to the last.
-        sync_seconds: how long records stood still.
-        async_seconds: the upload.
-        new_bytes: uploaded for this checkpoint.
-        total_bytes: everything that the snapshot refers to.
-        in_flight_bytes: of these, records that the barrier overtook or found in front of it.
+        operators_finished: whether the snapshot was taken after finish(), so that the checkpoint's completion lets the task end.
+        alignment_seconds: time from the first barrier to the last.
+        sync_seconds: time in which no record was processed.
+        async_seconds: duration of the upload.
+        new_bytes: bytes uploaded for this checkpoint.
+        total_bytes: bytes of everything that the snapshot refers to.
+        in_flight_bytes: of these, bytes of records that the barrier overtook or that were in front of it.
     """
 
     operators_finished: bool = False
@@ -121,17 +120,17 @@ class TaskStatistics:
 
 
 class AcknowledgeAnswer(Enum):
-    """What became of an acknowledgement."""
+    """The coordinator's answer to an acknowledgement."""
 
     SUCCESS = "success"
     DUPLICATE = "duplicate"
-    """The task had already acknowledged, or the checkpoint has completed, or may have; nothing changes, nothing is thrown
-    away."""
+    """The task had already acknowledged, or the checkpoint has completed, or may have; nothing changes, nothing is
+    deleted."""
     UNKNOWN = "unknown"
-    """No checkpoint of that id was ever triggered here, or the pending one does not wait for the task, which had finished
-    before; the state is thrown away."""
+    """This coordinator never triggered a checkpoint of that id, or the pending one does not wait for the task, which had
+    finished before; the state is deleted."""
     DISCARDED = "discarded"
-    """The checkpoint is already disposed of; the late state is thrown away."""
+    """The checkpoint is already discarded; the late state is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +138,12 @@ class CompletedCheckpoint:
     """A checkpoint whose metadata is written and which the store names; immutable.
 
     Attributes:
-        location: where the metadata lies, as the storage floor said.
+        location: location of its metadata, as the storage floor reported it.
         triggered_at, completed_at: the coordinator's `now`, seconds.
         finished: the tasks that had finished when it was triggered.
-        fully_finished: the stages all of whose instances had.
+        fully_finished: the stages all of whose instances had finished.
         roots: the stages in which it started.
+        statistics: by task, what it measured of its part; empty for a checkpoint of an earlier run.
     """
 
     checkpoint_id: int
@@ -168,11 +168,11 @@ class CompletedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSnapshot:
-    """A checkpoint that every task has acknowledged: what its metadata is written from.
+    """A checkpoint that every task has acknowledged: the content of its metadata.
 
     Attributes:
-        states: what each task acknowledged with; tasks that had finished before have none.
-        request_id: who asked for it; None for the interval and for the end of the data.
+        states: by task, the state of its acknowledgement; tasks that had finished before have none.
+        request_id: id of the request; None for a checkpoint of the interval or of the end of the data.
     """
 
     checkpoint_id: int

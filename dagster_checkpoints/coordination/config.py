@@ -17,26 +17,26 @@ class CheckpointConfig:
     """How checkpoints are taken.
 
     Attributes:
-        interval: seconds between periodic checkpoints; None for none: then there is the final one, when every task has reached
-            its end of data, and those that are asked for.
-        interval_during_backlog: the interval while a source works off a backlog (FLIP-309): at least `interval`, or 0
-            for no periodic checkpoints meanwhile; None for no difference.
-        timeout: a checkpoint that has not been acknowledged by then is aborted.
-        min_pause: between the completion of one checkpoint and the next periodic one.
-        max_concurrent: how many may be pending.
-        tolerable_failed_checkpoints: so many may fail in a row; one more fails the job.
-        retained: how many completed checkpoints are kept.
+        interval: seconds between periodic checkpoints. None for no periodic checkpoints: only the final one, when every task has
+            reached its end of data, and those that are requested.
+        interval_during_backlog: the interval while a source processes a backlog (FLIP-309): at least `interval`, or 0
+            for no periodic checkpoints during a backlog; None for `interval`.
+        timeout: time after which a checkpoint is aborted if not every task has acknowledged it.
+        min_pause: time between the completion of one checkpoint and the next periodic one.
+        max_concurrent: maximum number of pending checkpoints.
+        tolerable_failed_checkpoints: maximum number of consecutive failures; one more fails the job.
+        retained: number of completed checkpoints that are kept.
         mode: "exactly_once" aligns barriers or captures what they overtake, "at_least_once" only counts them.
-        unaligned: barriers overtake the records in front of them; exactly-once and one checkpoint at a time only. Savepoints
-            stay aligned, and then wait for their turn instead of being exempt from `max_concurrent`.
+        unaligned: whether barriers overtake the records in front of them; only with exactly-once and one checkpoint at a time.
+            Savepoints stay aligned, and then wait for other checkpoints instead of being exempt from `max_concurrent`.
         aligned_checkpoint_timeout: with `unaligned`, seconds from a barrier's creation during which it aligns before it
             overtakes; None or 0 for overtaking at once.
-        checkpoints_after_tasks_finish: whether there are checkpoints once a task has finished; if not, a task that has reached
+        checkpoints_after_tasks_finish: whether checkpoints are taken once a task has finished; if not, a task that has reached
             its end of data commits and ends without waiting for one.
-        initial_delay: from the moment all tasks run to the first periodic checkpoint; None for the interval.
-        max_queued: how many requests may wait.
-        keep_on_finish: keep the retained checkpoints when the job ends FINISHED.
-        history: of how many ended checkpoints the statistics keep every detail.
+        initial_delay: time from the moment all tasks run to the first periodic checkpoint; None for `interval`.
+        max_queued: maximum number of waiting requests.
+        keep_on_finish: whether the retained checkpoints are kept when the job ends FINISHED.
+        history: number of ended checkpoints of which the statistics keep every detail.
     """
 
     interval: float | None

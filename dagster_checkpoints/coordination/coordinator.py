@@ -1,6 +1,6 @@
 """The checkpoint coordinator: one per job, events in, actions out.
 
-It decides when a checkpoint is triggered, and which; what becomes of it then is kept in `pending_checkpoints`. It
+It decides when which checkpoint is triggered; `pending_checkpoints` follows it to its end. It
 has no clock: every event comes with `now`; `next_deadline()` says when a Tick is due. The runtime performs the
 actions in the order given. Must not know: threads, storage, what a state holds.
 
@@ -62,10 +62,10 @@ class CheckpointCoordinator:
     """Triggers, collects, completes and aborts the checkpoints of one job.
 
     Args:
-        graph: what runs.
-        config: the settings.
-        next_checkpoint_id: restored id + 1, or 1.
-        finished: tasks that had finished in the checkpoint restored from; they are not started.
+        graph: the execution graph of the job.
+        config: the settings of checkpointing.
+        next_checkpoint_id: id of the first checkpoint: that of the restored one + 1, or 1.
+        finished: tasks that had finished in the restored checkpoint; they are not started.
         completed: the retained checkpoints that the store holds, in any order.
         restored: the checkpoint or savepoint that the job begins from, for the statistics; None for a new start.
     """
@@ -91,10 +91,10 @@ class CheckpointCoordinator:
         if restored is not None:
             self.statistics.restored(restored)
         self._failing = False
-        """The job was told to fail, and has neither restarted nor ended yet: nothing is triggered."""
+        """FailJob was returned, and the job has neither restarted nor ended yet: nothing is triggered."""
         self._shut_down = False
 
-    # What others may ask
+    # Queries
 
     @property
     def all_at_end_of_data(self) -> bool:
@@ -103,7 +103,7 @@ class CheckpointCoordinator:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The stages in which a checkpoint would start now; empty if there can be none."""
+        """The stages in which a checkpoint would start now; empty if none can be triggered."""
         plan = self.plan()
         return plan.roots if isinstance(plan, CheckpointPlan) else ()
 
@@ -114,7 +114,7 @@ class CheckpointCoordinator:
 
     @property
     def latest_completed(self) -> CompletedCheckpoint | None:
-        """What a restart begins from (see MetadataOutcomeUnknown for the exception)."""
+        """The checkpoint that a restart begins from (see MetadataOutcomeUnknown for the exception); None without any."""
         return self._pending.completed.latest
 
     @property
@@ -128,14 +128,14 @@ class CheckpointCoordinator:
 
     @property
     def stopping(self) -> str | None:
-        """The request of the stop that is under way."""
+        """Id of the request of the stop that is under way; None without one."""
         return self._stop.request_id if self._stop is not None else None
 
     def state_of(self, task: TaskId) -> TaskState:
         return self._tasks.states.get(task)
 
     def plan(self) -> CheckpointPlan | NotAllRunning:
-        """The plan of a checkpoint triggered now, or what stands in its way."""
+        """The plan of a checkpoint triggered now, or the first task that prevents one."""
         return self._tasks.plan()
 
     def next_deadline(self) -> float | None:
@@ -166,7 +166,7 @@ class CheckpointCoordinator:
     def _handle(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
         actions = self._dispatch(event, now)
         if isinstance(event, Acknowledged):
-            # By far the most frequent, and no reason to trigger anything: the last one begins a write, no more.
+            # The most frequent event. It is no reason to trigger anything: the last acknowledgement only begins a write.
             return actions
         self._take_outcomes(actions, now)
         failures = [action for action in actions if isinstance(action, FailJob)]
@@ -234,7 +234,7 @@ class CheckpointCoordinator:
                 return []
 
     def _take_outcomes(self, actions: Iterable[CoordinatorAction], now: float) -> None:
-        """Draw the conclusions from the checkpoints that have completed or failed."""
+        """Update the schedule, the tasks' progress and the stop with the checkpoints that have completed or failed."""
         for action in actions:
             match action:
                 case CheckpointCompleted(completed):
@@ -258,13 +258,13 @@ class CheckpointCoordinator:
         finished = state is TaskState.FINISHED
         reason = FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING if finished else FailureReason.TASK_FAILURE
         message = f"task {task} is {state.name} and had not acknowledged"
-        again = finished and self._stop is not None  # the savepoint is taken once more, without the task
+        again = finished and self._stop is not None  # the savepoint is taken again, without the task
         return self._pending.abort_where(lambda pending: pending.waits_for(task), reason, message, answer=not again)
 
     # What is triggered next
 
     def _dispatch_ready(self, now: float) -> list[CoordinatorAction]:
-        """What time and the tasks' states ask for, then whatever request may run; nothing of a job that fails."""
+        """Trigger what is due by time and by the tasks' states, then the requests that may run; nothing if the job fails."""
         self._tasks.expire_finishing(now)
         if self._failing:
             return []
@@ -273,7 +273,7 @@ class CheckpointCoordinator:
             return actions
         for request in self._schedule.due(self._tasks, self._queue, now):
             actions += self._enqueue(request, now)
-        # A task that is just finishing would abort every checkpoint: it is waited for first.
+        # The end of a task that is just finishing would abort every checkpoint: it is waited for first.
         while not self._tasks.any_finishing:
             chosen = self._queue.choose(pending=len(self._pending), last_completion=self._last_completion, now=now)
             if chosen is None:
@@ -307,7 +307,7 @@ class CheckpointCoordinator:
             return [CheckpointFailed(None, reason, plan.message)]
         actions = self._pending.trigger(request.properties, plan, request.request_id, now)
         if self.all_at_end_of_data and request.properties.commits:
-            # Triggered after every task's finish(): whoever asked for it, it is the final one.
+            # Triggered after every task's finish(): it is the final one, also if a request asked for it.
             self._schedule.final_triggered(_triggered_id(actions))
             self._queue.withdraw_end_of_data()
         return actions
@@ -340,7 +340,7 @@ class CheckpointCoordinator:
         if plan is None:
             return []
         if isinstance(plan, Obstacle):
-            # With nobody left the job has ended by itself, and not because a task does not run.
+            # With no unfinished task left the job has ended by itself.
             ended_by_itself = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
             reason = FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING if self._tasks.any_left else ended_by_itself
             return self._fail_stop(stop, reason, plan.message, now)
@@ -373,11 +373,11 @@ class CheckpointCoordinator:
     def _restart(self, finished: Iterable[TaskId], restored: CompletedCheckpoint | None) -> list[CoordinatorAction]:
         if self.finalizing is not None:
             raise CheckpointStillFinalizing(
-                f"The job was told to restart while the metadata of checkpoint {self.finalizing} is being written. A "
+                f"TasksRestarting was sent while the metadata of checkpoint {self.finalizing} is being written. A "
                 "restart from an older checkpoint would abort the transactions that it holds. Wait for the outcome "
                 "(MetadataWritten, MetadataWriteFailed, MetadataOutcomeUnknown) and send TasksRestarting then."
             )
-        # The tasks are stopped: none of them is told of an abort.
+        # The tasks are stopped: none of them is notified of an abort.
         self._tasks.reset(finished)
         self._failing = False
         actions = self._abort_everything(FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, "the job is restarting")

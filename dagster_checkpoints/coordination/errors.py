@@ -1,4 +1,4 @@
-"""The errors of the coordination floor: a caller broke the order of events that the protocol allows."""
+"""The errors of the coordination floor: the caller sent events in an order that the protocol does not allow."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ class UnexpectedEvent(CoordinationError):
 
 
 class CheckpointStillFinalizing(CoordinationError):
-    """The job may not restart while nobody knows whether its newest checkpoint completes."""
+    """The job may not restart before it is known whether its newest checkpoint completes."""

@@ -1,5 +1,4 @@
-"""What happens to the coordinator, and what it asks the runtime to do: the two vocabularies of the job's
-side.
+"""The coordinator's events, and the actions that it asks the runtime to perform.
 
 Values only. Must not know: the coordinator's rules, how an action is performed.
 """
@@ -40,16 +39,16 @@ class TaskStateChanged:
 
 @dataclass(frozen=True, slots=True)
 class EndOfDataReached:
-    """A task has finished its operators and sent EndOfData on; sent after OperatorsFinished, never before."""
+    """A task has finished its operators and sent EndOfData to its consumers; never sent before OperatorsFinished."""
 
     task: TaskId
 
 
 @dataclass(frozen=True, slots=True)
 class BacklogChanged:
-    """A source's task begins or ends to work off a backlog: latency does not matter meanwhile (FLIP-309).
+    """A source's task begins or ends to process a backlog, during which latency does not matter (FLIP-309).
 
-    No run on Spark reaches it yet: no source tells of a backlog.
+    No run on Spark reaches it yet: no source reports a backlog.
     """
 
     task: TaskId
@@ -58,7 +57,7 @@ class BacklogChanged:
 
 @dataclass(frozen=True, slots=True)
 class DrainBegan:
-    """Every source was told to end: periodic checkpoints stop until the final one, with which all tasks end."""
+    """Every source was asked to end: no periodic checkpoint is triggered any more, and all tasks end with the final one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """Somebody asks for a checkpoint or savepoint; answered by RequestCompleted or RequestNotCompleted, exactly
-    once."""
+    """A checkpoint or savepoint is requested; answered by RequestCompleted or RequestNotCompleted, exactly once."""
 
     request_id: str
     properties: CheckpointProperties = _USER_CHECKPOINT
@@ -77,16 +75,16 @@ class CheckpointRequested:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody asks to stop the job with a savepoint; answered by RequestCompleted or RequestNotCompleted, exactly once.
+    """A stop with savepoint is requested; answered by RequestCompleted or RequestNotCompleted, exactly once.
 
     Other checkpoints are suspended from now on. Suspend: the savepoint is triggered at once, or as soon as nothing
-    is being finalized and no task is just finishing; if it fails, checkpoints go on. Drain: the runtime has told
-    every source to end, and the savepoint takes the place of the final checkpoint; if it fails, nothing is
-    triggered until TasksRestarting, because a drained job cannot go on.
+    is being finalized and no task is just finishing; if it fails, other checkpoints are triggered again. Drain: the
+    runtime has asked every source to end, and the savepoint takes the place of the final checkpoint; if it fails,
+    nothing is triggered until TasksRestarting, because a drained job cannot continue.
 
     Attributes:
-        drain: flush everything, the job is not meant to be resumed.
-        properties: those of a savepoint that stops the job.
+        drain: whether all data is flushed, because the job is not meant to be resumed.
+        properties: the properties of a savepoint that stops the job.
     """
 
     request_id: str
@@ -96,7 +94,8 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class RequestWithdrawn:
-    """Who asked does not wait any longer: what has not begun to be written is given up (CHECKPOINT_EXPIRED)."""
+    """The requester does not wait any longer: a checkpoint whose metadata is not being written yet is aborted
+    (CHECKPOINT_EXPIRED)."""
 
     request_id: str
     message: str
@@ -104,7 +103,7 @@ class RequestWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A task has taken and uploaded its snapshot. `state` is opaque here and comes back in WriteMetadata."""
+    """A task has taken and uploaded its snapshot. The coordinator passes `state` on in WriteMetadata, and does not read it."""
 
     task: TaskId
     checkpoint_id: int
@@ -124,7 +123,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class TriggerFailed:
-    """A root could not be triggered, because it has just finished or is gone."""
+    """A root could not be triggered, because it has just finished or does not exist any more."""
 
     task: TaskId
     checkpoint_id: int
@@ -140,7 +139,7 @@ class MetadataWritten:
 
 @dataclass(frozen=True, slots=True)
 class MetadataWriteFailed:
-    """The checkpoint certainly is not in the store; its states may be deleted."""
+    """The checkpoint is certainly not in the store; its states may be deleted."""
 
     checkpoint_id: int
     message: str = ""
@@ -149,9 +148,9 @@ class MetadataWriteFailed:
 
 @dataclass(frozen=True, slots=True)
 class MetadataOutcomeUnknown:
-    """Nobody knows whether the checkpoint is in the store: it counts as failed here, and nothing is deleted.
+    """It is not known whether the checkpoint is in the store: it counts as failed, and nothing is deleted.
 
-    A restart that follows must ask the store which checkpoint is the newest, not this coordinator.
+    The next restart must ask the store, not this coordinator, which checkpoint is the newest.
     """
 
     checkpoint_id: int
@@ -163,9 +162,9 @@ class TasksRestarting:
     """All tasks are stopped and start again from the latest completed checkpoint.
 
     Attributes:
-        finished: the tasks that the checkpoint restored from records as finished.
-        restored: that checkpoint, needed only where the coordinator may not know it: after a
-            MetadataOutcomeUnknown the store may name one that was never reported as written.
+        finished: the tasks that had finished in the restored checkpoint.
+        restored: the restored checkpoint, needed only if the coordinator may not know it: after a
+            MetadataOutcomeUnknown the store may name a checkpoint that was never reported as written.
     """
 
     finished: Set[TaskId] = frozenset()
@@ -203,11 +202,11 @@ CoordinatorEvent = (
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTriggered:
-    """For reporting: a checkpoint has got its id; its TriggerTask actions follow.
+    """For reporting: a checkpoint was given its id; its TriggerTask actions follow.
 
     Attributes:
-        request_id: who asked for it; None for the interval and for the end of the data.
-        waiting: how many tasks must acknowledge.
+        request_id: id of the request; None for a checkpoint of the interval or of the end of the data.
+        waiting: number of tasks that must acknowledge.
         finished: the tasks that had finished before.
     """
 
@@ -228,7 +227,7 @@ class TriggerTask:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeAnswered:
-    """What became of the acknowledgement that was handled; a late state follows as DiscardStates or DiscardLateState."""
+    """The answer to an acknowledgement; a DiscardStates or DiscardLateState follows for a late state."""
 
     task: TaskId
     checkpoint_id: int
@@ -252,7 +251,7 @@ class NotifyTasks:
 
 @dataclass(frozen=True, slots=True)
 class DiscardStates:
-    """Throw away the private part of these states, and whatever else this checkpoint has left: it is neither pending nor
+    """Delete the private part of these states, and everything else that this checkpoint has stored: it is neither pending nor
     completed. Files that a retained or pending checkpoint names stay."""
 
     checkpoint_id: int
@@ -261,8 +260,8 @@ class DiscardStates:
 
 @dataclass(frozen=True, slots=True)
 class DiscardLateState:
-    """Throw away this one state: its task does not belong to the checkpoint, which goes on. A runtime that keeps account by
-    checkpoint, and not by task, may leave it until the checkpoint itself is discarded."""
+    """Delete this one state: its task does not belong to the checkpoint, which stays pending. A runtime that accounts for states
+    by checkpoint, and not by task, may keep it until the checkpoint itself is discarded."""
 
     task: TaskId
     checkpoint_id: int
@@ -278,7 +277,7 @@ class DiscardCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """Too many checkpoints in a row have failed."""
+    """Fail the job: too many consecutive checkpoints have failed."""
 
     reason: FailureReason
     message: str
@@ -303,10 +302,10 @@ class RequestNotCompleted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
-    """For reporting.
+    """For reporting: a checkpoint has failed.
 
     Attributes:
-        checkpoint_id: None when it failed before it had one.
+        checkpoint_id: None if it failed before it was given an id.
     """
 
     checkpoint_id: int | None
@@ -316,7 +315,7 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
-    """For reporting."""
+    """For reporting: a checkpoint has completed."""
 
     checkpoint: CompletedCheckpoint
 

@@ -1,7 +1,7 @@
-"""Why checkpoints fail, and how many failures in a row a job bears.
+"""Why checkpoints fail, and how many consecutive failures a job tolerates.
 
 The reasons are Flink's, by name (org.apache.flink.runtime.checkpoint.CheckpointFailureReason); the list is
-closed. Must not know: what happens to the job afterwards.
+closed. Must not know: how the job fails.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from enum import Enum
 
 
 class FailureReason(Enum):
-    """Why there is no checkpoint, or no longer one.
+    """Why a checkpoint was not triggered, or was aborted.
 
-    ``pre_flight`` reasons arise before any task was told; the others after.
+    ``pre_flight`` reasons arise before any task was triggered; the others after.
     """
 
     PERIODIC_SCHEDULER_SHUTDOWN = "Periodic checkpoints have been stopped."
@@ -35,13 +35,13 @@ class FailureReason(Enum):
     JOB_FAILOVER_REGION = "A part of the job is restarting."
     TASK_FAILURE = "A task has failed."
     TASK_CHECKPOINT_FAILURE = "A task's own part of the checkpoint failed."
-    UNKNOWN_TASK_CHECKPOINT_NOTIFICATION_FAILURE = "A task could not be told of the outcome."
+    UNKNOWN_TASK_CHECKPOINT_NOTIFICATION_FAILURE = "A task could not be notified of the outcome."
     FINALIZE_CHECKPOINT_FAILURE = "The checkpoint's metadata could not be written."
     TRIGGER_CHECKPOINT_FAILURE = "A task could not be triggered."
 
     @property
     def pre_flight(self) -> bool:
-        """Whether the checkpoint failed before any task was told of it."""
+        """Whether the checkpoint failed before any task was triggered."""
         return self in _PRE_FLIGHT
 
     @property
@@ -79,17 +79,17 @@ class FailureCounter:
         self._last_completed = 0
 
     def completed(self, checkpoint_id: int) -> None:
-        """A checkpoint has completed: what failed before it no longer matters."""
+        """A checkpoint has completed: failures of earlier ones no longer count."""
         if checkpoint_id > self._last_completed:
             self._last_completed = checkpoint_id
             self._counted.clear()
 
     def failed(self, checkpoint_id: int, reason: FailureReason) -> bool:
-        """Count a failure; True when the job must fail because of it.
+        """Count a failure; returns whether the job must fail because of it.
 
         Args:
-            checkpoint_id: one that has completed after all, or that a later one has overtaken, does not count any more.
-            reason: only those that count do (see `FailureReason.counts`).
+            checkpoint_id: id of the failed checkpoint; not counted if it, or a later one, has completed.
+            reason: why it has failed; some reasons are not counted (see `FailureReason.counts`).
         """
         if not reason.counts or checkpoint_id <= self._last_completed:
             return False

@@ -11,13 +11,13 @@ _MOST_RANGES = 1000
 
 
 class IdRanges:
-    """Ids that were added. Never forgets one.
+    """The ids that were added; an added id is never forgotten.
 
-    Ids between them may come to count as added as well, once there are more gaps than `most`: the oldest gap is then closed.
-    So the caller must lose nothing by believing that an old id was added.
+    If there are more ranges than `most`, the oldest gap between two ranges is closed: its ids count as added from then on.
+    So it must do no harm to the caller if an old id that was not added counts as added.
 
     Args:
-        most: ranges that are told apart, at least 1.
+        most: maximum number of ranges, at least 1.
     """
 
     def __init__(self, most: int = _MOST_RANGES) -> None:
@@ -30,11 +30,11 @@ class IdRanges:
         return at >= 0 and checkpoint_id <= self._lasts[at]
 
     def __len__(self) -> int:
-        """How many ranges there are."""
+        """The number of ranges."""
         return len(self._firsts)
 
     def add(self, checkpoint_id: int) -> None:
-        """Add an id; those of a job mostly come in order."""
+        """Add an id; the ids of a job are mostly added in order."""
         if checkpoint_id in self:
             return
         at = bisect_right(self._firsts, checkpoint_id)

@@ -3,9 +3,9 @@
     RUNNING ── EndOfData ──> FINISHING ── finished ──> WAITING_FOR_FINAL_CHECKPOINT ── completed ──> FINISHED
        └── a suspend's snapshot: paused ── its savepoint completed ──────────────────────────────────────┘
 
-A suspend's snapshot may also be taken while the operators finish: what they emit behind it belongs to the next attempt, and
-that the data has ended is told only if the savepoint fails. Snapshots come in the order of their checkpoints; a snapshot of a
-checkpoint whose abort was told before is not waited for, and pauses nothing.
+A suspend's snapshot may also be taken while the operators finish: what they emit after it belongs to the next attempt, and the
+task reports the end of its data only if the savepoint fails. Snapshots come in the order of their checkpoints; a snapshot of a
+checkpoint that was reported as aborted before is not waited for, and pauses nothing.
 
 One machine per task, driven by the task's own thread. Must not know: how operators finish, commit or close.
 
@@ -24,13 +24,13 @@ from dagster_checkpoints.coordination.id_ranges import IdRanges
 
 
 class LifecycleState(Enum):
-    """Where a task is on its way to the end."""
+    """How far a task is on its way to its end."""
 
     RUNNING = "running"
     FINISHING = "finishing"
     """MAX_WATERMARK, end_input and finish are being done."""
     WAITING_FOR_FINAL_CHECKPOINT = "waiting for the final checkpoint"
-    """Emits nothing more, keeps its resources: they are needed for the final commit."""
+    """The task emits nothing more and keeps its resources: they are needed for the final commit."""
     FINISHED = "finished"
 
 
@@ -39,8 +39,8 @@ class EndOfDataReceived:
     """No more records on any input, or the source is exhausted or was stopped.
 
     Attributes:
-        drain: False after a suspend: it comes from a task that has ended with the savepoint, and says that the
-            savepoint is complete. The task itself ends when the coordinator tells it so.
+        drain: False after a suspend: the upstream task has ended with the savepoint, which is therefore complete. This task
+            ends when the coordinator sends it the same notice.
     """
 
     drain: bool = True
@@ -56,8 +56,8 @@ class SnapshotTaken:
     """The task has taken its snapshot for this checkpoint.
 
     Attributes:
-        stops_job: of a stop's savepoint: the task ends with exactly this one.
-        savepoint: of a savepoint; of a job that runs on unless `stops_job`.
+        stops_job: whether it is the savepoint of a stop: the task ends with exactly this one.
+        savepoint: whether it is a savepoint; the job continues after it unless `stops_job`.
     """
 
     checkpoint_id: int
@@ -98,8 +98,8 @@ class RestoredAfterFinish:
 
 @dataclass(frozen=True, slots=True)
 class DrainAnnounced:
-    """The job is stopped with a savepoint after a drain: also a task that has no checkpoints to wait for waits for
-    that savepoint. Comes before the end of data that the stop causes."""
+    """The job is being stopped with a savepoint after a drain: a task that would not wait for a checkpoint waits for that
+    savepoint, too. Sent before the end of data that the stop causes."""
 
 
 LifecycleEvent = EndOfDataReceived | OperatorsFinished | SnapshotTaken | CheckpointNotice | RestoredAfterFinish | DrainAnnounced
@@ -112,18 +112,17 @@ class FinishOperators:
 
 @dataclass(frozen=True, slots=True)
 class PauseOperators:
-    """Process nothing more: the snapshot of a suspend's savepoint was taken. To be done before a record can pass."""
+    """Process nothing more, from before the next record on: the snapshot of a suspend's savepoint was taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeOperators:
-    """That savepoint has failed: process on."""
+    """Process again: the savepoint of the suspend has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmitEndOfData:
-    """Send EndOfData to every output; after a drain also tell the coordinator that the data has ended
-    here."""
+    """Send EndOfData to every output; after a drain also report to the coordinator that the data of this task has ended."""
 
     drain: bool
 
@@ -151,7 +150,7 @@ class EmitEndOfPartition:
 
 @dataclass(frozen=True, slots=True)
 class TaskFinished:
-    """Tell the coordinator that the task is FINISHED."""
+    """Report to the coordinator that the task is FINISHED."""
 
 
 LifecycleAction = (
@@ -167,7 +166,7 @@ LifecycleAction = (
 
 
 class TaskLifecycle:
-    """The end of a task's life.
+    """The life cycle of one task.
 
     Args:
         checkpointing: False when there are no checkpoints to wait for, because those after tasks finish are switched off: the
@@ -180,11 +179,12 @@ class TaskLifecycle:
         self._last_snapshot = 0
         """The newest checkpoint for which a snapshot was taken; checkpoint ids start at 1."""
         self._aborted_ids = IdRanges()
-        """Of whose abort the coordinator has told; those older than the newest snapshot say nothing any more."""
+        """Checkpoints that the coordinator has reported as aborted; those older than the newest snapshot have no effect."""
         self._awaited: set[int] = set()
-        """Snapshots whose outcome is waited for although it lets nobody go: of checkpoints before finish, of
+        """Snapshots whose outcome the task waits for although it cannot end with them: of checkpoints before finish, and of
         savepoints."""
         self._after_finish: set[int] = set()
+        """Snapshots taken after finish, of checkpoints that commit: the completion of one of them lets the task end."""
         self._final_completed = False
         self._stop: int | None = None
         """The stop's savepoint that the task has taken: it ends with exactly this one."""
@@ -240,12 +240,12 @@ class TaskLifecycle:
 
     def _end_of_data(self, event: EndOfDataReceived) -> list[LifecycleAction]:
         if self._paused:
-            # What ends while nothing may be processed is a matter for afterwards, if there is one.
+            # The task reacts to the end of its data when it processes again, if it does.
             if event.drain:
                 self._data_ended = True
             return []
         if self._state is not LifecycleState.RUNNING:
-            # After a restore the inputs say once more that they have ended.
+            # After a restore the inputs report their end a second time.
             return []
         if not event.drain:
             self._refuse(event)
@@ -254,10 +254,10 @@ class TaskLifecycle:
 
     def _wait(self) -> list[LifecycleAction]:
         self._state = LifecycleState.WAITING_FOR_FINAL_CHECKPOINT
-        # Behind a suspend's snapshot the next attempt tells it; if there is none, this one does when it processes on.
-        return [] if self._paused else self._tell_end_of_data()
+        # After a suspend's snapshot the next attempt reports the end of the data; if the savepoint fails, this one does.
+        return [] if self._paused else self._report_end_of_data()
 
-    def _tell_end_of_data(self) -> list[LifecycleAction]:
+    def _report_end_of_data(self) -> list[LifecycleAction]:
         actions: list[LifecycleAction] = [EmitEndOfData(True)]
         if self._checkpointing:
             return actions
@@ -273,8 +273,8 @@ class TaskLifecycle:
                 return []
             self._paused = True
             return [PauseOperators()]
-        lets_go = self.operators_finished and not event.savepoint
-        (self._after_finish if lets_go else self._awaited).add(event.checkpoint_id)
+        lets_end = self.operators_finished and not event.savepoint
+        (self._after_finish if lets_end else self._awaited).add(event.checkpoint_id)
         return []
 
     def _completed(self, checkpoint_id: int) -> list[LifecycleAction]:
@@ -284,7 +284,7 @@ class TaskLifecycle:
             ended: list[LifecycleAction] = [EmitEndOfData(False)] if self._paused else []
             return [CommitUpTo(checkpoint_id), *ended, *self._end()]
         self._awaited.discard(checkpoint_id)
-        # A later checkpoint holds what an earlier one held, so any id from the first one on lets the task go.
+        # A later checkpoint holds what an earlier one held, so any id from the first one on lets the task end.
         if any(taken <= checkpoint_id for taken in self._after_finish):
             self._final_completed = True
         return [CommitUpTo(checkpoint_id), *self._end_if_done()]
@@ -300,13 +300,13 @@ class TaskLifecycle:
         return [*resumed, *self._end_if_done()]
 
     def _resume(self) -> list[LifecycleAction]:
-        """Process on, and do what was held back while the task was paused."""
+        """Process again, and do what was held back while the task was paused."""
         if not self._paused:
             return []
         self._paused = False
         held: list[LifecycleAction] = []
         if self._state is LifecycleState.WAITING_FOR_FINAL_CHECKPOINT:
-            held = self._tell_end_of_data()
+            held = self._report_end_of_data()
         elif self._data_ended:
             held = self._end_of_data(EndOfDataReceived(True))
         return [ResumeOperators(), *held]
@@ -325,13 +325,13 @@ class TaskLifecycle:
     def _refuse(self, event: LifecycleEvent) -> NoReturn:
         raise UnexpectedEvent(
             f"A task that is {self._state.value} cannot take {event!r}: {_EXPECTED[self._state]}. "
-            "The runtime delivered events in an order that the task's life does not have."
+            "The runtime delivered events in an order that is not possible."
         )
 
 
 _EXPECTED = {
-    LifecycleState.RUNNING: "EndOfDataReceived comes first",
-    LifecycleState.FINISHING: "OperatorsFinished comes next",
-    LifecycleState.WAITING_FOR_FINAL_CHECKPOINT: "only snapshots and the outcomes of checkpoints come now",
-    LifecycleState.FINISHED: "nothing comes any more",
+    LifecycleState.RUNNING: "EndOfDataReceived is expected first",
+    LifecycleState.FINISHING: "OperatorsFinished is expected next",
+    LifecycleState.WAITING_FOR_FINAL_CHECKPOINT: "only snapshots and the outcomes of checkpoints are expected now",
+    LifecycleState.FINISHED: "no event is expected any more",
 }

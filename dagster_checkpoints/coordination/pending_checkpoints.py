@@ -46,16 +46,16 @@ from dagster_checkpoints.coordination.plan import CheckpointPlan, TaskStateTable
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints, JobStatus
 
 _SHOWN = 5
-"""How many tasks a message names."""
+"""Number of tasks that a message names."""
 
 
 class PendingCheckpoints:
-    """From trigger to completion or abort.
+    """The pending checkpoints, each from its trigger to its completion or abort.
 
     Args:
-        states: the latest known state of every task; who is told of an outcome depends on it.
-        config: the settings.
-        next_checkpoint_id: the id that the next checkpoint gets.
+        states: the latest known state of every task; only running tasks are notified of an outcome.
+        config: the settings of checkpointing.
+        next_checkpoint_id: id of the next checkpoint.
         completed: the retained checkpoints that the store holds, in any order.
     """
 
@@ -69,7 +69,7 @@ class PendingCheckpoints:
         self._finalizing: PendingCheckpoint | None = None
         self.completed = CompletedCheckpoints(config.retained, completed)
         self._stored_ids = IdRanges()
-        """Checkpoints that the store names, or may name: nothing of theirs may be thrown away."""
+        """Checkpoints that the store names, or may name: none of their states may be deleted."""
         for each in completed:
             self._stored_ids.add(each.checkpoint_id)
         self.failures = FailureCounter(config.tolerable_failed_checkpoints)
@@ -93,7 +93,7 @@ class PendingCheckpoints:
     def trigger(
         self, properties: CheckpointProperties, plan: CheckpointPlan, request_id: str | None, now: float
     ) -> list[CoordinatorAction]:
-        """Give a checkpoint its id and start it in the plan's roots; the first action names it."""
+        """Give a checkpoint its id and start it in the plan's roots; the first action is its CheckpointTriggered."""
         pending = PendingCheckpoint(self._next_id, properties, plan, now, request_id)
         self._next_id += 1
         self._pending[pending.checkpoint_id] = pending
@@ -117,7 +117,7 @@ class PendingCheckpoints:
         return actions
 
     def _late(self, event: Acknowledged) -> list[CoordinatorAction]:
-        """The answer to a state of a checkpoint that is not pending; also after the shutdown."""
+        """The answer to an acknowledgement of a checkpoint that is not pending; also after the shutdown."""
         checkpoint_id = event.checkpoint_id
         if checkpoint_id in self._stored_ids:
             return [AcknowledgeAnswered(event.task, checkpoint_id, AcknowledgeAnswer.DUPLICATE)]
@@ -135,8 +135,8 @@ class PendingCheckpoints:
     # Completion
 
     def _finalize_next(self) -> list[CoordinatorAction]:
-        """Have the metadata of the oldest acknowledged checkpoint written; one at a time, so that the store's
-        newest checkpoint never goes back."""
+        """Write the metadata of the oldest acknowledged checkpoint; one at a time, so that the newest checkpoint of the store
+        is never replaced by an older one."""
         if self._finalizing is not None:
             return []
         for pending in self._pending.values():
@@ -146,12 +146,12 @@ class PendingCheckpoints:
         return []
 
     def complete(self, checkpoint_id: int, location: str, now: float) -> list[CoordinatorAction]:
-        """The store names it: whoever took part is told, and what it makes needless is given up."""
+        """The store names the checkpoint: the tasks that took part are notified, and older checkpoints are discarded."""
         if checkpoint_id != self.finalizing:
             return []
         pending = self._take(checkpoint_id)
         completed = pending.complete(location, now)
-        given_up = self.completed.add(completed)
+        discarded = self.completed.add(completed)
         self._stored_ids.add(checkpoint_id)
         self.failures.completed(checkpoint_id)
         tasks = self._states.running_among(pending.plan.commit)
@@ -161,7 +161,7 @@ class PendingCheckpoints:
             actions += self._subsume_older(checkpoint_id, f"checkpoint {checkpoint_id} has completed")
         if pending.request_id is not None:
             actions.append(RequestCompleted(pending.request_id, completed))
-        actions += [DiscardCheckpoint(checkpoint) for checkpoint in given_up]
+        actions += [DiscardCheckpoint(checkpoint) for checkpoint in discarded]
         return actions + self._finalize_next()
 
     def finalize_failed(
@@ -172,12 +172,12 @@ class PendingCheckpoints:
         pending = self._pending[checkpoint_id]
         actions = self._abort(pending, reason, message or reason.value, discard=discard)
         if not discard and pending.properties.commits:
-            # It may be the store's newest by now, and an older one must not take its place.
+            # It may be the newest of the store by now, and an older one must not replace it.
             actions += self._subsume_older(checkpoint_id, f"checkpoint {checkpoint_id} may have completed")
         return actions + self._finalize_next()
 
     def _subsume_older(self, checkpoint_id: int, message: str) -> list[CoordinatorAction]:
-        """Give up what is older than this one; savepoints never are."""
+        """Abort the checkpoints that are older than this one, but no savepoints."""
         return self.abort_where(
             lambda other: other.checkpoint_id < checkpoint_id and not other.properties.is_savepoint,
             FailureReason.CHECKPOINT_SUBSUMED,
@@ -190,12 +190,12 @@ class PendingCheckpoints:
             return []
         self._stored_ids.add(checkpoint.checkpoint_id)
         self.failures.completed(checkpoint.checkpoint_id)
-        return [DiscardCheckpoint(given_up) for given_up in self.completed.add(checkpoint)]
+        return [DiscardCheckpoint(discarded) for discarded in self.completed.add(checkpoint)]
 
     def shut_down(self, status: JobStatus) -> list[CoordinatorAction]:
-        """The job has ended: what is no longer needed."""
-        given_up = self.completed.shut_down(status, self._config.keep_on_finish)
-        return [DiscardCheckpoint(checkpoint) for checkpoint in given_up]
+        """The job has ended: discard the checkpoints that are no longer needed."""
+        discarded = self.completed.shut_down(status, self._config.keep_on_finish)
+        return [DiscardCheckpoint(checkpoint) for checkpoint in discarded]
 
     # Failure
 
@@ -220,18 +220,21 @@ class PendingCheckpoints:
         *,
         answer: bool = True,
     ) -> list[CoordinatorAction]:
-        """Abort those that are chosen and whose metadata is not being written: of that, the outcome decides.
+        """Abort the chosen checkpoints whose metadata is not being written; for the others the outcome of the write decides.
 
-        That they are no longer wanted, or not possible, says nothing about the job's health: it does not count.
+        These aborts do not count as failures: that a checkpoint is no longer wanted, or not possible, is no sign of a problem.
 
         Args:
-            answer: whoever asked for them.
+            chosen: which pending checkpoints are aborted.
+            reason: why, for the failure reports and the answers.
+            message: the same for people.
+            answer: whether the requesters are answered.
         """
-        victims = [p for p in self._pending.values() if p is not self._finalizing and chosen(p)]
-        return [a for pending in victims for a in self._abort(pending, reason, message, counts=False, answer=answer)]
+        aborted = [p for p in self._pending.values() if p is not self._finalizing and chosen(p)]
+        return [a for pending in aborted for a in self._abort(pending, reason, message, counts=False, answer=answer)]
 
     def abort_all(self, reason: FailureReason, message: str) -> list[CoordinatorAction]:
-        """Abort everything. What is being written may land in the store after all: its states stay."""
+        """Abort all. The states of a checkpoint whose metadata is being written stay: the store may name it after all."""
         return [
             action
             for pending in list(self._pending.values())
@@ -254,13 +257,13 @@ class PendingCheckpoints:
         if tasks:
             actions.append(NotifyTasks(tasks, CheckpointAbortedNotice(checkpoint_id)))
         if discard:
-            # Also without any state: of a task whose upload broke off a part may be in the store.
+            # Also without any state: a part of an interrupted upload may be in the store.
             actions.append(DiscardStates(checkpoint_id, MappingProxyType(pending.states)))
         else:
             self._stored_ids.add(checkpoint_id)
         if answer and pending.request_id is not None:
             actions.append(RequestNotCompleted(pending.request_id, reason, message))
-        # A savepoint's failure is answered to whoever asked for it; the job does not fail because of it.
+        # The failure of a savepoint is reported to its requester; the job does not fail because of it.
         if counts and not pending.properties.is_savepoint and self.failures.failed(checkpoint_id, reason):
             actions.append(FailJob(reason, self._too_many(checkpoint_id, message)))
         return actions
@@ -268,7 +271,7 @@ class PendingCheckpoints:
     def _too_many(self, checkpoint_id: int, message: str) -> str:
         tolerable = self._config.tolerable_failed_checkpoints
         return (
-            f"more than {tolerable} checkpoints in a row failed (tolerable_failed_checkpoints); "
+            f"more than {tolerable} consecutive checkpoints failed (tolerable_failed_checkpoints); "
             f"the last, {checkpoint_id}: {message}"
         )
 

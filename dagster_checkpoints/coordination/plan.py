@@ -1,7 +1,7 @@
-"""The checkpoint plan: whom a checkpoint triggers, for whom it waits, and what has finished.
+"""The checkpoint plan: which tasks a checkpoint triggers, for which it waits, and which have finished.
 
-Computed atomically from the latest known task states and then carried unchanged by the pending checkpoint.
-States live in one byte per task, so that a million instances cost a few scans of a few bytearrays and not a
+Computed atomically from the latest known task states and then kept unchanged by the pending checkpoint.
+Each task's state is one byte, so that a million instances cost a few scans of a few bytearrays and not a
 million objects. Must not know: time, messages, storage.
 
 Source: FLIP-147, "Triggering Checkpoints After Tasks Finished" and its Appendix 1.
@@ -21,7 +21,7 @@ from dagster_checkpoints.pipeline.errors import UnknownStageError
 
 
 class TaskState(Enum):
-    """Where a task is in its life, as the coordinator last heard."""
+    """The state of a task, as last reported to the coordinator."""
 
     CREATED = 0
     DEPLOYING = 1
@@ -42,9 +42,9 @@ _UNFINISHED_MASK = bytes(0 if value == _FINISHED else _MEMBER for value in range
 
 
 class TaskSet(Set[TaskId]):
-    """A read-only set of tasks: one byte per task of the graph, never an object per task.
+    """A read-only set of tasks: one byte per task of the graph, and no object per task.
 
-    Behaves as any other set (``in``, ``len``, ``==`` with a ``frozenset``); iterates in topological order of
+    Behaves like any other set (``in``, ``len``, ``==`` with a ``frozenset``); iterates in topological order of
     the vertices and then by index.
     """
 
@@ -116,8 +116,7 @@ def _both(left: bytes | bytearray, right: bytes | bytearray) -> bytes:
 
 
 class TaskStateTable:
-    """The latest known state of every task, one byte each, with the counts that are asked for all the
-    time."""
+    """The latest known state of every task, one byte each, with the counts that every event reads."""
 
     def __init__(self, graph: ExecutionGraph, finished: Iterable[TaskId] = ()) -> None:
         self.graph = graph
@@ -174,13 +173,12 @@ class TaskStateTable:
 
     @property
     def all_unfinished_run(self) -> bool:
-        """Whether there is something to wait for and all of it runs."""
+        """Whether there are unfinished tasks, and all of them run."""
         return 0 < self.running == self.unfinished
 
 
 class NotAllRunning(NamedTuple):
-    """There can be no checkpoint now: Flink's NOT_ALL_REQUIRED_TASKS_RUNNING, with the first task that is the
-    cause."""
+    """No checkpoint can be triggered now: Flink's NOT_ALL_REQUIRED_TASKS_RUNNING, with the first task that is the cause."""
 
     task: TaskId
     state: TaskState
@@ -197,12 +195,12 @@ class NotAllRunning(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CheckpointPlan:
-    """One checkpoint's view of the job; never changes once computed.
+    """The tasks of a job as one checkpoint sees them; never changes.
 
     Attributes:
         graph: the graph it was computed over.
         trigger: the roots: running tasks none of whose predecessors runs.
-        wait: every task that is not finished; who must acknowledge.
+        wait: every task that has not finished: these must acknowledge.
         finished: every task that has finished.
         fully_finished: the stages all of whose instances have finished.
     """
@@ -215,7 +213,7 @@ class CheckpointPlan:
 
     @property
     def commit(self) -> TaskSet:
-        """Who is told when the checkpoint has completed: those who took part in it."""
+        """The tasks that are notified when the checkpoint has completed: those that took part in it."""
         return self.wait
 
     @property
@@ -244,7 +242,7 @@ def compute_plan(states: TaskStateTable, *, after_tasks_finish: bool = True) -> 
         after_tasks_finish: whether a checkpoint may be taken once a task has finished.
 
     Returns:
-        The plan, or the first task that stands in the way of one.
+        The plan, or the first task that prevents one.
     """
     obstacle = _first_obstacle(states, after_tasks_finish)
     if obstacle is not None:
@@ -259,7 +257,7 @@ def compute_plan(states: TaskStateTable, *, after_tasks_finish: bool = True) -> 
         if finished_counts[source] == len(rows[source]):
             continue
         if edge.pattern is EdgePattern.ALL_TO_ALL or finished_counts[source] == 0:
-            # One answer serves every consumer: each of them reads an instance that still runs.
+            # The same for every consumer: each of them reads an instance that still runs.
             trigger[target] = bytearray(len(rows[target]))
         else:
             _clear_fed_pointwise(trigger[target], rows[source])
@@ -288,7 +286,7 @@ def _first_obstacle(states: TaskStateTable, after_tasks_finish: bool) -> NotAllR
 
 
 def _clear_fed_pointwise(trigger: bytearray, source: bytearray) -> None:
-    """Take out of `trigger` the consumers of a POINTWISE edge one of whose producers has not finished."""
+    """Remove from `trigger` the consumers of a POINTWISE edge one of whose producers has not finished."""
     for index in list(_members(bytes(trigger))):
         producers = pointwise_producers(len(source), len(trigger), index)
         if source.count(_FINISHED, producers.start, producers.stop) != len(producers):

@@ -1,6 +1,6 @@
-"""How far the job's tasks are: who runs, who has reached its end of data, who is finishing.
+"""The progress of the job's tasks: which run, which have reached their end of data, which are finishing.
 
-Must not know: checkpoints under way, requests.
+Must not know: pending checkpoints, requests.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _STARTING = frozenset({TaskState.CREATED, TaskState.DEPLOYING, TaskState.INITIAL
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """The reason why there can be no checkpoint now, for people."""
+    """The reason why no checkpoint can be triggered now, for people."""
 
     message: str
 
 
 class TaskProgress:
-    """The tasks of one attempt after the other.
+    """The progress of all tasks, in all attempts of the job.
 
     Args:
-        graph: what runs.
-        config: the settings.
+        graph: the execution graph of the job.
+        config: the settings of checkpointing.
         finished: tasks that are not started, because they had finished before.
     """
 
@@ -38,6 +38,7 @@ class TaskProgress:
         self._at_end: set[TaskId] = set()
         """Unfinished tasks that have reached their end of data."""
         self._finishing: set[TaskId] = set()
+        """Tasks whose final checkpoint has completed, and that are not FINISHED yet."""
         self._finishing_until = 0.0
         self._in_backlog: set[TaskId] = set()
 
@@ -66,7 +67,7 @@ class TaskProgress:
         return compute_plan(self.states, after_tasks_finish=self._config.checkpoints_after_tasks_finish)
 
     def plan_or_obstacle(self) -> CheckpointPlan | Obstacle:
-        """The plan of a checkpoint that waits for at least one task, or the reason why there is none."""
+        """The plan of a checkpoint that waits for at least one task, or the reason why none can be triggered."""
         plan = self.plan()
         if isinstance(plan, NotAllRunning):
             return Obstacle(plan.message)
@@ -75,7 +76,7 @@ class TaskProgress:
     # Events
 
     def changed(self, task: TaskId, state: TaskState) -> None:
-        """A task has this state now. One that has finished stays so until the job restarts: later reports are leftovers."""
+        """A task has this state now. A task that has FINISHED stays so until the job restarts: later reports are late."""
         if self.states.get(task) is TaskState.FINISHED:
             return
         self.states.set(task, state)
@@ -97,7 +98,7 @@ class TaskProgress:
             self._in_backlog.discard(task)
 
     def final_checkpoint_completed(self, completed: CompletedCheckpoint, now: float) -> None:
-        """A checkpoint that commits has completed: for whoever took part after its finish() it was the final one."""
+        """A checkpoint that commits has completed: it was the final one of the tasks that took part after their finish()."""
         self._finishing |= {
             task
             for task, statistics in completed.statistics.items()
@@ -107,7 +108,7 @@ class TaskProgress:
 
     @property
     def any_in_backlog(self) -> bool:
-        """Whether some task works off a backlog."""
+        """Whether some task processes a backlog."""
         return bool(self._in_backlog)
 
     # Tasks that are just finishing
@@ -119,10 +120,11 @@ class TaskProgress:
 
     @property
     def finishing_expires_at(self) -> float | None:
-        """When those who are finishing are no longer waited for, seconds."""
+        """When finishing tasks are no longer waited for, seconds; None if none is finishing."""
         return self._finishing_until if self._finishing else None
 
     def expire_finishing(self, now: float) -> None:
-        """A commit that hangs must not silence checkpoints for ever: they fail then, and the job with them."""
+        """Stop waiting for finishing tasks after the timeout: a commit that hangs must not prevent checkpoints for ever. They are
+        triggered again, fail, and the job fails with them."""
         if now >= self._finishing_until:
             self._finishing.clear()

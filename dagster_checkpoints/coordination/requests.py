@@ -4,7 +4,7 @@ Order: savepoint before checkpoint, forced before not, user before periodic, the
 obey the minimum pause. Must not know: how a checkpoint is triggered.
 
 Source: Flink's CheckpointRequestDecider. It differs in one point: Flink refuses a new request when the queue is full of
-users' requests; here the lowest entry goes whoever asked for it, so that a savepoint finds a place (PROTOCOL 3).
+users' requests; here the lowest entry is dropped, also if a user asked for it, so that a savepoint is always queued (PROTOCOL 3).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dagster_checkpoints.coordination.failures import FailureReason
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
-    """Somebody wants a checkpoint.
+    """A checkpoint or savepoint that is wanted.
 
     Attributes:
-        properties: of what kind.
+        properties: the properties of the checkpoint.
         requested_at: the coordinator's `now`, seconds.
-        request_id: whom to answer; None for the interval and for the end of the data.
-        for_end_of_data: the checkpoint with which every task ends.
+        request_id: id of the request to answer; None for the interval and for the end of the data.
+        for_end_of_data: whether every task ends with the checkpoint.
     """
 
     properties: CheckpointProperties
@@ -39,7 +39,7 @@ class Dropped:
     """A request that will not run, and why.
 
     Attributes:
-        retry_at: when a periodic request may be made again, seconds; None if nothing is known.
+        retry_at: when a periodic request may be made again, seconds; None if that is not known.
     """
 
     request: CheckpointRequest
@@ -67,7 +67,7 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    # Asked at every event: counted, not looked for.
+    # Read at every event, so they are counted and not searched for.
 
     @property
     def has_periodic(self) -> bool:
@@ -86,22 +86,22 @@ class RequestQueue:
         """Queue a request; a full queue drops its last entry, which may be another one."""
         p = request.properties
         rank = (not p.is_savepoint, not p.forced, p.periodic, request.requested_at)
-        # Behind its equals: they run in the order in which they came.
+        # After requests of the same rank: those run in the order in which they came.
         insort(self._queue, _Queued(rank, self._count(request, 1)))
         if len(self._queue) > self._max_queued:
             return Dropped(self._count(self._queue.pop().request, -1), FailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
         return None
 
     def choose(self, *, pending: int, last_completion: float | None, now: float) -> CheckpointRequest | Dropped | None:
-        """Take the request that may run now out of the queue. It is then triggered in the same step, so that none can be
-        chosen in the middle of that.
+        """Take the request that may run now out of the queue. The caller triggers it in the same step, before it chooses another.
 
         Args:
-            pending: how many checkpoints are pending.
-            last_completion: when the last one completed, seconds; None if none has.
+            pending: number of pending checkpoints.
+            now: seconds.
+            last_completion: when the last checkpoint completed, seconds; None if none has.
 
         Returns:
-            The request to run; or one dropped because the minimum pause has not passed; or None.
+            The request to run; or a periodic one that is dropped because the minimum pause has not passed; or None.
         """
         if not self._queue:
             return None
@@ -116,16 +116,16 @@ class RequestQueue:
         return first
 
     def withdraw(self, request_id: str) -> bool:
-        """Take the request with this id out of the queue; whether it was there."""
+        """Take the request with this id out of the queue; returns whether it was queued."""
         return self._take_out(lambda request: request.request_id == request_id) > 0
 
     def withdraw_end_of_data(self) -> None:
-        """The checkpoint for the end of the data is no longer needed: another one serves."""
+        """Take the request for the end of the data out of the queue: another checkpoint takes its place."""
         if self.has_end_of_data:
             self._take_out(lambda request: request.for_end_of_data)
 
     def withdraw_periodic(self) -> None:
-        """Periodic checkpoints are no longer wanted."""
+        """Take the periodic request out of the queue."""
         if self.has_periodic:
             self._take_out(lambda request: request.properties.periodic)
 

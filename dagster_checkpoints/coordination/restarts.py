@@ -1,6 +1,6 @@
 """How often, and after what delay, a job whose task has failed is restarted.
 
-Each strategy is its settings and its own small state; `fresh()` gives one without a past. Must not know: what
+A strategy holds its settings and counts the failures of one job; `fresh()` returns one without failures. Must not know: what
 failed, how a job restarts. Source: Flink, "Task Failure Recovery", Restart Strategies.
 """
 
@@ -27,7 +27,7 @@ class RestartAfter:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The job is FAILED.
+    """Do not restart: the job is FAILED.
 
     Attributes:
         reason: which limit was reached.
@@ -37,7 +37,7 @@ class GiveUp:
 
 
 class RestartStrategy(Protocol):
-    """Decides on every failure whether there is another attempt."""
+    """Decides after each failure whether the job is restarted."""
 
     def on_failure(self, now: float) -> RestartAfter | GiveUp: ...
 
@@ -78,14 +78,14 @@ class FixedDelayRestart:
 
 @dataclass(slots=True)
 class ExponentialDelayRestart:
-    """Restarts for ever (or at most `attempts` in a row), the delay growing from failure to failure.
+    """Restarts without limit (or at most `attempts` consecutive times); the delay grows with each failure.
 
     Attributes:
         initial: the first delay, seconds.
-        maximum: the delay never exceeds it, seconds.
-        multiplier: by which the delay grows.
-        reset_after: after this many seconds without a failure the delay is the first one again.
-        attempts: None for no limit.
+        maximum: the longest delay, seconds.
+        multiplier: factor by which the delay grows.
+        reset_after: seconds without a failure after which the delay is the first one again.
+        attempts: maximum number of consecutive restarts; None for no limit.
     """
 
     initial: float = 1.0

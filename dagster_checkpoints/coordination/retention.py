@@ -1,4 +1,4 @@
-"""Which completed checkpoints are kept, and which are let go.
+"""Which completed checkpoints are kept, and which are discarded.
 
 Must not know: how a checkpoint is deleted. Source: Flink's CompletedCheckpointStore and
 CheckpointSubsumeHelper.
@@ -24,8 +24,8 @@ class JobStatus(StrEnum):
 class CompletedCheckpoints:
     """The retained checkpoints, oldest first.
 
-    The `retained` newest are kept, and the newest *checkpoint* always. A savepoint is never given up by the
-    system, subsumes nothing and is in the list only if it stopped the job.
+    The `retained` newest are kept, and always the newest *checkpoint*. The system never discards a savepoint; a savepoint
+    subsumes nothing and is in the list only if it stopped the job.
     """
 
     def __init__(self, retained: int, completed: Iterable[CompletedCheckpoint] = ()) -> None:
@@ -38,7 +38,7 @@ class CompletedCheckpoints:
 
     @property
     def latest(self) -> CompletedCheckpoint | None:
-        """What a restart begins from."""
+        """The checkpoint that a restart begins from; None without any."""
         return self._checkpoints[-1] if self._checkpoints else None
 
     @property
@@ -47,7 +47,7 @@ class CompletedCheckpoints:
         return self._checkpoints[-1].checkpoint_id if self._checkpoints else 0
 
     def add(self, checkpoint: CompletedCheckpoint) -> list[CompletedCheckpoint]:
-        """Add a completed checkpoint and return those that are given up for it, oldest first."""
+        """Add a completed checkpoint and return those that are no longer retained because of it, oldest first."""
         if checkpoint.is_savepoint and not checkpoint.properties.stops_job:
             return []
         self._checkpoints.append(checkpoint)
@@ -55,27 +55,27 @@ class CompletedCheckpoints:
         return self._subsume()
 
     def shut_down(self, status: JobStatus, keep: bool = False) -> list[CompletedCheckpoint]:
-        """The job has ended: return what is no longer needed. Only FINISHED gives checkpoints up."""
+        """The job has ended: return the checkpoints that are no longer needed; none unless it is FINISHED."""
         if status is not JobStatus.FINISHED or keep:
             return []
-        given_up = [c for c in self._checkpoints if not c.is_savepoint]
+        discarded = [c for c in self._checkpoints if not c.is_savepoint]
         self._checkpoints = [c for c in self._checkpoints if c.is_savepoint]
-        return given_up
+        return discarded
 
     def _subsume(self) -> list[CompletedCheckpoint]:
-        # The newest of all is what a restart begins from, also where a savepoint stopped the job.
+        # A restart begins from the newest of all, also if a savepoint stopped the job.
         checkpoints = [c.checkpoint_id for c in self._checkpoints if not c.is_savepoint]
         newest = {self.latest_id, *checkpoints[-1:]}
-        surplus = len(self._checkpoints) - self._retained
+        excess = len(self._checkpoints) - self._retained
         kept: list[CompletedCheckpoint] = []
-        given_up: list[CompletedCheckpoint] = []
+        discarded: list[CompletedCheckpoint] = []
         for checkpoint in self._checkpoints:
-            if surplus > 0 and checkpoint.checkpoint_id not in newest:
-                surplus -= 1
-                # A savepoint leaves the list, and stays where it is: it is the user's.
+            if excess > 0 and checkpoint.checkpoint_id not in newest:
+                excess -= 1
+                # A savepoint leaves the list and stays in storage: it is the user's.
                 if not checkpoint.is_savepoint:
-                    given_up.append(checkpoint)
+                    discarded.append(checkpoint)
             else:
                 kept.append(checkpoint)
         self._checkpoints = kept
-        return given_up
+        return discarded

@@ -1,6 +1,6 @@
-"""When the coordinator asks itself for a checkpoint: by the interval, and at the end of the data.
+"""When checkpoints are due without a request: by the interval, and at the end of the data.
 
-No run on Spark reaches the interval of a backlog yet. Must not know: the checkpoints under way, whether one can be triggered.
+No run on Spark reaches the interval of a backlog yet. Must not know: the pending checkpoints, whether one can be triggered.
 """
 
 from __future__ import annotations
@@ -14,51 +14,51 @@ _LONGEST_BACK_OFF = 1.0
 
 
 class CheckpointSchedule:
-    """Due times of one attempt of the job.
+    """The due times of one attempt of the job.
 
-    The periodic due time starts when all tasks run; without an interval there is none. When every task has reached its end
-    of data the periodic ones end and exactly one final checkpoint is wanted, at once; if it fails, another after a short
-    back-off.
+    The first periodic checkpoint is due an interval (or `initial_delay`) after all tasks run. When every task has reached its
+    end of data no periodic checkpoint is due any more, and exactly one final checkpoint is due at once; if it fails, the next
+    one is due after a short back-off.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
         self._next_periodic: float | None = None
         self._backlog = False
-        self._periodic_over = False
+        self._periodic_ended = False
         self._final_wanted = False
         self._final_at = 0.0
         self._finals: set[int] = set()
-        """Pending checkpoints that were triggered after every task's end of data: any of them lets all go."""
+        """Pending checkpoints that were triggered after every task's end of data: any of them lets all tasks end."""
 
     def drain(self) -> None:
-        """Every source ends now: periodic checkpoints stop, so that all tasks end with the final one."""
-        self._periodic_over = True
+        """Every source ends now: no periodic checkpoint is due any more, and all tasks end with the final one."""
+        self._periodic_ended = True
 
     def resume(self, now: float) -> None:
-        """Checkpoints were suspended and go on: the next periodic one is due an interval later."""
+        """Checkpoints are no longer suspended: the next periodic one is due an interval later."""
         if self._config.interval is not None:
             self._next_periodic = now + self._config.interval
 
     def due(self, tasks: TaskProgress, queue: RequestQueue, now: float) -> list[CheckpointRequest]:
-        """Look how far the tasks are: what is no longer wanted leaves the queue, what is due now is returned."""
+        """Remove from the queue what the tasks' progress has made unnecessary; return what is due now."""
         self._observe(tasks, now)
         due = []
         if not self._final_wanted:
             queue.withdraw_end_of_data()
         elif now >= self._final_at and not queue.has_end_of_data:
             due.append(CheckpointRequest(CheckpointProperties(), now, for_end_of_data=True))
-        if self._periodic_over:
+        if self._periodic_ended:
             queue.withdraw_periodic()
         elif self._take_periodic(now) and not queue.has_periodic:
             due.append(CheckpointRequest(CheckpointProperties.for_periodic(), now))
         return due
 
     def next_due(self, queue: RequestQueue) -> float | None:
-        """When something is due, seconds; what waits in the queue already is not due again."""
+        """When the next checkpoint is due, seconds; None if none is. A checkpoint that is already queued is not due again."""
         if self._final_wanted:
             return None if queue.has_end_of_data else self._final_at
-        return None if self._periodic_over or queue.has_periodic or not self._interval else self._next_periodic
+        return None if self._periodic_ended or queue.has_periodic or not self._interval else self._next_periodic
 
     def _observe(self, tasks: TaskProgress, now: float) -> None:
         interval = self._config.interval
@@ -69,26 +69,26 @@ class CheckpointSchedule:
             if tasks.any_in_backlog != self._backlog:
                 self._backlog_changed(tasks.any_in_backlog, interval, now)
         all_wait = self._config.checkpoints_after_tasks_finish and tasks.all_at_end_of_data
-        self._periodic_over |= all_wait
+        self._periodic_ended |= all_wait
         self._final_wanted = all_wait and not tasks.any_finishing and not self._finals
 
     # Periodic checkpoints
 
     @property
     def _interval(self) -> float | None:
-        """The one that applies now; None or 0 for no periodic checkpoints."""
+        """The present interval, seconds; None or 0 for no periodic checkpoints."""
         longer = self._config.interval_during_backlog
         return longer if self._backlog and longer is not None else self._config.interval
 
     def _backlog_changed(self, backlog: bool, interval: float, now: float) -> None:
-        """What is due soon stays due; after a backlog nothing is due later than without one."""
+        """A due time that has been set stays; after a backlog the next checkpoint is due within one normal interval."""
         if not backlog and self._next_periodic is not None:
             suspended = not self._interval and self._next_periodic < now
             self._next_periodic = now + interval if suspended else min(self._next_periodic, now + interval)
         self._backlog = backlog
 
     def _take_periodic(self, now: float) -> bool:
-        """Whether a periodic checkpoint is due now; the next one is then due an interval later."""
+        """Whether a periodic checkpoint is due now; if so, the next one is due an interval later."""
         interval = self._interval
         if not interval or self._next_periodic is None or now < self._next_periodic:
             return False
@@ -108,7 +108,7 @@ class CheckpointSchedule:
         self._final_wanted = False
 
     def final_failed(self, now: float) -> None:
-        """Another attempt after the back-off."""
+        """A final checkpoint has failed: the next one is due after the back-off."""
         self._final_at = now + min(self._config.interval or _LONGEST_BACK_OFF, _LONGEST_BACK_OFF)
 
     def completed(self, checkpoint_id: int) -> None:
@@ -116,7 +116,7 @@ class CheckpointSchedule:
         self._finals.discard(checkpoint_id)
 
     def failed(self, checkpoint_id: int, now: float) -> None:
-        """A checkpoint has failed; if it was a final one, another is wanted."""
+        """A checkpoint has failed; if it was a final one, another is due."""
         if checkpoint_id in self._finals:
             self._finals.discard(checkpoint_id)
             self.final_failed(now)

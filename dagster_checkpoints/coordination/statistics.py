@@ -1,7 +1,7 @@
-"""What checkpoints cost: counts, a bounded history with every instance's part, and a summary.
+"""The statistics of checkpoints: counts, a bounded history with every instance's part, and a summary.
 
-Fed with what the coordinator is told and answers; draws no conclusion that anything depends on. Must not know: the
-coordinator's rules, how any of it is shown.
+Collected from the coordinator's events and actions; no rule depends on them. Must not know: the coordinator's rules, how the
+statistics are displayed.
 
 Source: Flink's CheckpointStatsTracker, CheckpointStatsHistory, CompletedCheckpointStatsSummary.
 """
@@ -32,11 +32,11 @@ from dagster_checkpoints.coordination.events import (
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
 _WINDOW = 10_000
-"""Over how many of the latest values percentiles are taken, as in Flink."""
+"""Number of the latest values over which percentiles are taken, as in Flink."""
 
 
 class _Quantity:
-    """A distribution that grows; its values are never negative."""
+    """A distribution to which values are added; they are never negative."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -59,7 +59,7 @@ class _Quantity:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """Over all completed checkpoints and savepoints of this coordinator; seconds and bytes."""
+    """Distributions over all completed checkpoints and savepoints of this coordinator; seconds and bytes."""
 
     duration: Distribution
     new_bytes: Distribution
@@ -69,13 +69,15 @@ class CheckpointSummary:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCounts:
-    """How many there were.
+    """Numbers of checkpoints and savepoints.
 
     Attributes:
-        triggered: that have got an id.
-        failed: also those that failed before they had one.
-        savepoints: completed ones; also counted as completed.
-        restored: how often the job was started from one.
+        triggered: number that were given an id.
+        in_progress: number that are pending now.
+        completed: number that have completed, savepoints included.
+        failed: number that have failed, including those that failed before they were given an id.
+        savepoints: number of completed savepoints.
+        restored: number of starts of the job from a checkpoint or savepoint.
     """
 
     triggered: int = 0
@@ -90,8 +92,8 @@ class CheckpointStatistics:
     """The statistics of one coordinator.
 
     Args:
-        graph: what runs.
-        history: how many ended checkpoints are kept with every detail.
+        graph: the execution graph of the job.
+        history: number of ended checkpoints that are kept with every detail.
     """
 
     def __init__(self, graph: ExecutionGraph, history: int) -> None:
@@ -112,12 +114,12 @@ class CheckpointStatistics:
 
     @property
     def in_progress(self) -> tuple[CheckpointRecord, ...]:
-        """Oldest first."""
+        """The pending checkpoints, oldest first."""
         return tuple(record for record, _ in self._in_progress.values())
 
     @property
     def history(self) -> tuple[CheckpointRecord, ...]:
-        """Those that have ended, the latest first."""
+        """The latest ended checkpoints, the newest first."""
         return tuple(reversed(self._history))
 
     @property
@@ -125,19 +127,19 @@ class CheckpointStatistics:
         return CheckpointSummary(*(quantity.distribution() for quantity in self._quantities))
 
     def record(self, checkpoint_id: int) -> CheckpointRecord | None:
-        """What is known of this checkpoint; None if it is not in the history any more."""
+        """The record of this checkpoint; None if it is not in the history any more."""
         if checkpoint_id in self._in_progress:
             return self._in_progress[checkpoint_id][0]
         return next((record for record in self._history if record.checkpoint_id == checkpoint_id), None)
 
-    # What it is fed with
+    # Input
 
     def observe(self, event: CoordinatorEvent, actions: Sequence[CoordinatorAction], now: float) -> None:
-        """Take note of what the coordinator was told and has answered.
+        """Take note of an event of the coordinator and of its actions.
 
         Args:
-            event: what has happened.
-            actions: everything that the coordinator made of it.
+            event: the event that the coordinator has handled.
+            actions: all actions that it has returned.
             now: seconds.
         """
         for action in actions:

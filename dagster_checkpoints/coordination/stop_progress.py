@@ -1,6 +1,6 @@
-"""A stop with savepoint, as the coordinator sees it: while it lasts, no other checkpoint is triggered.
+"""A stop with savepoint in the coordinator: from its request to the job's end no other checkpoint is triggered.
 
-Must not know: the checkpoints under way, what happens to the job afterwards (`stop_with_savepoint`).
+Must not know: the pending checkpoints, what happens to the job after the savepoint (`stop_with_savepoint`).
 Source: FLIP-34.
 """
 
@@ -18,13 +18,13 @@ from dagster_checkpoints.coordination.progress import Obstacle, TaskProgress
 
 
 class StopPhase(Enum):
-    """How far the stop is."""
+    """How far a stop is."""
 
     WAITING = "its savepoint is not triggered yet"
     """Something is being finalized, a task is just finishing, or (drain) not every task is at its end of data."""
     PENDING = "its savepoint is pending"
     ENDING = "its savepoint has completed, the job ends"
-    BROKEN = "its savepoint has failed, and a drained job cannot go on: it restarts"
+    BROKEN = "its savepoint has failed, and a drained job cannot continue: it restarts"
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class StopProgress:
     """The one stop that a job may have.
 
     Attributes:
-        checkpoint_id: its savepoint's, once triggered.
+        checkpoint_id: id of its savepoint; None before it is triggered.
     """
 
     request_id: str
@@ -47,7 +47,7 @@ class StopProgress:
 
     @property
     def title(self) -> str:
-        """For messages to others."""
+        """The stop in a sentence, for the answers to other requests."""
         how = "drain" if self.drain else "suspend"
         return f"the job is being stopped ({how}) by request {self.request_id!r}: {self.phase.value}"
 
@@ -56,13 +56,13 @@ class StopProgress:
         return RequestNotCompleted(request_id, FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, self.title)
 
     def answered_by(self, actions: Iterable[CoordinatorAction]) -> bool:
-        """Whether whoever asked for the stop is told that it has failed."""
+        """Whether one of the actions answers the requester of the stop that it has failed."""
         return any(isinstance(action, RequestNotCompleted) and action.request_id == self.request_id for action in actions)
 
     def plan(self, tasks: TaskProgress, *, finalizing: bool) -> CheckpointPlan | Obstacle | None:
-        """The plan of the savepoint, what stands in its way for good, or None: it is triggered later or was already.
+        """The plan of the savepoint; the obstacle if it can never be taken; None if it is triggered later or was triggered.
 
-        Nobody may end in the middle of it, so whoever is finishing is waited for first.
+        No task may end in the middle of the savepoint, so it is triggered after the end of every task that is finishing.
         """
         busy = finalizing or tasks.any_finishing or (self.drain and not tasks.all_at_end_of_data)
         if not self.waiting or (busy and tasks.any_left):
@@ -70,7 +70,7 @@ class StopProgress:
         return tasks.plan_or_obstacle()
 
     def triggered(self, checkpoint_id: int) -> None:
-        """The savepoint has got its id."""
+        """The savepoint was given its id."""
         self.phase = StopPhase.PENDING
         self.checkpoint_id = checkpoint_id
 

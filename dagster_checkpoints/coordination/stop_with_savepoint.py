@@ -1,9 +1,9 @@
-"""Stopping a job with a savepoint, from the request to the answer: the savepoint first, then every task's end.
+"""A stop with savepoint, from the request to the answer: first the savepoint, then the end of every task.
 
     WAITING_FOR_SAVEPOINT ── SavepointCompleted ──> SAVEPOINT_CREATED ── AllTasksFinished ──> FINAL
 
-The answer comes only when the job has ended, because what follows the savepoint (commits) can fail too: the savepoint is
-then kept, and named to whoever asked. Must not know: how a savepoint is taken (`stop_progress` is the coordinator's part),
+The answer is sent only when the job has ended, because the commits after the savepoint can fail too: the savepoint is
+then kept, and the answer names it. Must not know: how a savepoint is taken (`stop_progress` is the coordinator's part),
 how a job fails over.
 
 Source: FLIP-34; Flink's StopWithSavepointTerminationManager and StopWithSavepointTerminationHandlerImpl.
@@ -20,7 +20,7 @@ from dagster_checkpoints.coordination.failures import FailureReason
 
 
 class StopState(Enum):
-    """How far the stop is."""
+    """How far a stop is."""
 
     WAITING_FOR_SAVEPOINT = "waiting for the savepoint"
     SAVEPOINT_CREATED = "the savepoint is created, waiting for the tasks to end"
@@ -48,7 +48,7 @@ class SavepointFailed:
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """A task has failed; before the savepoint this is the job's own matter, and the coordinator's."""
+    """A task has failed; before the savepoint the job and the coordinator handle it alone."""
 
     message: str
 
@@ -60,7 +60,7 @@ class AllTasksFinished:
 
 @dataclass(frozen=True, slots=True)
 class JobCanceled:
-    """The job was canceled in the meantime."""
+    """The job was canceled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,10 @@ class AnswerDone:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFailed:
-    """The job has not stopped as it was asked to.
+    """The job has not stopped as requested.
 
     Attributes:
-        location: the savepoint, if there is one in spite of the failure.
+        location: location of the savepoint if it completed before the failure; None otherwise.
     """
 
     reason: FailureReason
@@ -108,11 +108,11 @@ StopAction = FailOver | AnswerDone | AnswerFailed
 
 
 class StopWithSavepoint:
-    """One stop.
+    """One stop with savepoint.
 
     Args:
-        request_id: who asked.
-        drain: whether the sources were ended: a job whose drain fails cannot go on.
+        request_id: id of the request.
+        drain: whether the sources were ended: a job whose drain fails cannot continue.
     """
 
     def __init__(self, request_id: str, drain: bool) -> None:
@@ -131,7 +131,7 @@ class StopWithSavepoint:
         return self._savepoint
 
     def handle(self, event: StopEvent) -> list[StopAction]:
-        """Take one event, return what to do, in this order. After the answer nothing matters any more.
+        """Take one event, return what to do, in this order. After the answer every event is ignored.
 
         Raises:
             UnexpectedEvent: a second outcome of the savepoint.
@@ -150,12 +150,12 @@ class StopWithSavepoint:
                 return []
             case SavepointFailed(reason, message):
                 answer = self._failed(reason, message)
-                # A coordinator that has shut down says that the job has ended: there is nothing to restart.
-                goes_on = reason is not FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
-                fails_over = self.drain and goes_on
+                # If the coordinator has shut down, the job has ended, and nothing is left to restart.
+                job_runs = reason is not FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
+                fails_over = self.drain and job_runs
                 return [*answer, FailOver(f"the drain's savepoint failed: {message}")] if fails_over else answer
             case TaskFailed():
-                # Its outcome is still open: the savepoint may just be in the middle of being written.
+                # The savepoint's outcome is still open: its metadata may just be being written.
                 return []
             case AllTasksFinished():
                 reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN

@@ -1,10 +1,10 @@
-"""How far event time has come in a task: the minimum over its input channels.
+"""The watermark of a task: the minimum over its input channels.
 
 One valve per task (or per streaming input). Watermarks are integers, milliseconds since 1970. Must not know:
-records, Spark, when a channel is silent long enough to be idle.
+records, Spark, after what time a channel counts as idle.
 
-Source: Flink's StatusWatermarkValve. It differs in one point: a channel that has reached its end says nothing
-about the others, so that an ended backfill beside an idle live feed does not fire the live feed's windows.
+Source: Flink's StatusWatermarkValve. It differs in one point: a channel that has ended does not decide for
+idle ones, so that an ended backfill beside an idle live feed does not fire the live feed's windows.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Literal
 from dagster_checkpoints.coordination.errors import UnexpectedEvent, UnknownChannel
 
 MAX_WATERMARK_MS = 10**15
-"""No record follows: the year 33658, later than any timestamp a user can write (the year 9999), so that a
-window over 9999-12-31 fires too. Spark's own end, 253402300799000 (9999-12-31T23:59:59), is the runtime's
-business."""
+"""No record follows: the year 33658, later than any timestamp that a user can write (the year 9999), so that a
+window over 9999-12-31 fires too. The runtime translates it into Spark's own maximum, 253402300799000
+(9999-12-31T23:59:59)."""
 MIN_WATERMARK_MS = -(10**15)
-"""Nothing is known yet; earlier than the year 1."""
+"""No watermark yet; earlier than the year 1."""
 
 Ended = Literal["none", "drain", "suspend"]
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelWatermark:
-    """What a valve knows of one channel: the part of a snapshot that belongs to the channel."""
+    """The state of one channel in a valve: the part of a snapshot that belongs to the channel."""
 
     watermark: int = MIN_WATERMARK_MS
     idle: bool = False
@@ -36,7 +36,7 @@ class ChannelWatermark:
 
 @dataclass(frozen=True, slots=True)
 class ValveState:
-    """What a checkpoint holds of a valve."""
+    """The state of a valve in a checkpoint."""
 
     watermark: int = MIN_WATERMARK_MS
     channels: Mapping[str, ChannelWatermark] = field(default_factory=dict)
@@ -72,12 +72,12 @@ class WatermarkValve:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no open channel speaks: the task is idle for those behind it."""
+        """Whether all open channels are idle: the task is then idle for its consumers."""
         channels = [c for c in self._channels.values() if not c.at_end]
         return bool(channels) and all(c.idle for c in channels)
 
     def advance(self, channel: str, ms: int) -> int | None:
-        """A watermark arrived. One that goes back is ignored; one on an idle channel ends its idleness."""
+        """A watermark has arrived. An earlier one than before is ignored; an idle channel is active again."""
         state = self._open(channel)
         self._wake(state)
         if ms > state.watermark:
@@ -86,7 +86,7 @@ class WatermarkValve:
         return self._recompute()
 
     def idle(self, channel: str) -> int | None:
-        """The channel is silent: it is left out of the minimum until it speaks again."""
+        """The channel is idle: it is left out of the minimum until it is active again."""
         state = self._known(channel)
         if state.ended != "none" or state.idle:
             return None
@@ -95,15 +95,15 @@ class WatermarkValve:
         return self._recompute()
 
     def active(self, channel: str) -> int | None:
-        """The channel speaks again. Behind the task's watermark it is left out until it has caught up."""
+        """The channel is active again. If it is behind the task's watermark, it is left out until it has caught up."""
         state = self._known(channel)
         if state.ended == "none":
             self._wake(state)
         return self._recompute()
 
     def end(self, channel: str, drain: bool) -> int | None:
-        """EndOfData arrived: after a drain the channel counts as MAX_WATERMARK, after a suspend it keeps its
-        last."""
+        """EndOfData has arrived: after a drain the channel counts as MAX_WATERMARK, after a suspend it keeps its
+        last watermark."""
         state = self._known(channel)
         if state.ended == "none":
             self._wake(state)
@@ -111,10 +111,10 @@ class WatermarkValve:
         return self._recompute()
 
     def snapshot(self) -> ValveState:
-        """What a checkpoint has to hold.
+        """The state for a checkpoint.
 
-        A channel that speaks again and has not caught up counts as idle: it goes on being left out, as one that is merely
-        behind, and perhaps new, must not be.
+        A channel that is active again and has not caught up is stored as idle: after a restore it is still left out, as opposed
+        to a channel that is only behind, perhaps because it is new.
         """
         return ValveState(
             self._output,
@@ -122,8 +122,8 @@ class WatermarkValve:
         )
 
     def restore(self, state: ValveState) -> int | None:
-        """Go on from a snapshot. Channels it does not know start without a watermark; those gone are
-        forgotten."""
+        """Continue from a checkpoint's state. Channels that are not in it start without a watermark; channels that do not exist
+        any more are ignored."""
         before = self._output
         self._output = max(self._output, state.watermark)
         for name, saved in state.channels.items():
@@ -140,7 +140,7 @@ class WatermarkValve:
         if not waiting:
             candidate = MAX_WATERMARK_MS
         elif all(c.idle for c in waiting):
-            # Nobody holds anybody back any more; the same result whichever of them fell silent last.
+            # No idle channel holds the others back; the result does not depend on which of them became idle last.
             candidate = max(c.watermark for c in waiting)
         else:
             candidate = min((c.watermark for c in waiting if c.aligned), default=MIN_WATERMARK_MS)
@@ -168,6 +168,6 @@ class WatermarkValve:
         if state.ended != "none":
             raise UnexpectedEvent(
                 f"Channel {channel!r} delivered a watermark after its EndOfData ({state.ended}). Nothing may "
-                "follow it; the channel's log or the position it was restored at is wrong."
+                "follow EndOfData; the channel's log or the position it was restored at is wrong."
             )
         return state

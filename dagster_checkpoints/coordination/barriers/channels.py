@@ -21,9 +21,10 @@ class InputChannels:
         self.open = set(self.all) - set(ended)
 
     def check(self, channel: str) -> None:
-        """
+        """Check that the task has this channel.
+
         Raises:
-            UnknownChannel: the task has no such channel.
+            UnknownChannel: it has not.
         """
         if channel not in self._known:
             raise UnknownChannel(

@@ -1,4 +1,4 @@
-"""Which barrier handler the settings ask for."""
+"""The barrier handler for the settings of a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def create_barrier_handler(config: CheckpointConfig, channels: Iterable[str], *,
     """The handler of one task.
 
     Args:
-        config: `mode`, `unaligned` and `aligned_checkpoint_timeout` decide.
+        config: the settings of checkpointing; `mode`, `unaligned` and `aligned_checkpoint_timeout` decide.
         channels: the task's input channels.
         ended: those that had ended when the task was restored.
 

@@ -1,4 +1,4 @@
-"""What a task's gate tells a barrier handler, and what the handler asks it to do. Values only.
+"""The events of a barrier handler, which the task's gate sends, and the actions that it asks the gate to perform. Values only.
 
 No run on Spark reaches what belongs to barriers that overtake yet: `BarrierAnnounced`, `AlignmentTick`, `StartSnapshot`,
 `ChannelCaptured`, `SnapshotInputsComplete`.
@@ -27,10 +27,9 @@ class BarrierReceived:
 class BarrierAnnounced:
     """A barrier has arrived on a channel, behind records that have not been read yet.
 
-    Where barriers may overtake records, the gate announces the first barrier of each channel that is not done with:
-    neither received, nor reported as captured, nor of a checkpoint that was aborted. A channel that stands still is
-    not looked into. An announced barrier is received all the same when it is next. In the other modes an
-    announcement means nothing.
+    Where barriers may overtake records, the gate announces the first barrier of each channel that was neither received,
+    nor reported as captured, and whose checkpoint was not aborted. Blocked channels are not searched. An announced barrier
+    is still received when it is next. In the other modes an announcement has no effect.
     """
 
     channel: str
@@ -41,8 +40,8 @@ class BarrierAnnounced:
 class CancellationReceived:
     """A cancellation marker is next on a channel, or the coordinator's notice of an abort has come (no channel).
 
-    A marker keeps the order of the barriers: what is older and has not come on this channel never will. A notice does
-    not: it concerns its own checkpoint only, and one that has not been seen yet is forgotten when its barrier comes.
+    A marker keeps the order of the barriers: an older barrier that has not arrived on this channel never will. A notice does
+    not: it concerns its own checkpoint only, and if that has not been seen yet, its barrier is ignored when it comes.
     """
 
     channel: str | None
@@ -51,7 +50,7 @@ class CancellationReceived:
 
 @dataclass(frozen=True, slots=True)
 class EndOfPartitionReceived:
-    """Nothing follows on this channel: it counts as the barrier of every pending and every later checkpoint."""
+    """The channel has ended: this counts as its barrier of every pending and every later checkpoint."""
 
     channel: str
 
@@ -60,7 +59,7 @@ class EndOfPartitionReceived:
 class TriggerReceived:
     """The coordinator triggers this task as a root: all its upstream tasks have finished, or it has none.
 
-    Channels whose EndOfPartition has not been read yet are waited for: no barrier can come on them any more.
+    The handler still waits for the EndOfPartition of channels on which it has not been read: no barrier can come on them.
     """
 
     barrier: CheckpointBarrier
@@ -93,7 +92,7 @@ class BlockChannel:
 
 @dataclass(frozen=True, slots=True)
 class UnblockChannels:
-    """Go on reading these channels."""
+    """Read these channels again."""
 
     channels: tuple[str, ...]
 
@@ -108,14 +107,14 @@ class TakeSnapshot:
 @dataclass(frozen=True, slots=True)
 class StartSnapshot:
     """The barrier overtakes: take the snapshot now, and forward the barrier in front of everything that waits on the
-    outputs; what it overtakes there is in-flight data too.
+    outputs; the records that it overtakes there are in-flight data too.
 
-    On each of `in_flight`, what has not been read yet and lies in front of the channel's own barrier (or of its end)
-    belongs to the checkpoint; it is read and processed as ever, and kept until ChannelCaptured says that it is all.
+    On each channel of `in_flight`, the elements that have not been read yet and are in front of the channel's own barrier
+    (or of its end) belong to the checkpoint; they are read and processed as always, and kept until ChannelCaptured.
 
     Attributes:
-        barrier: from here on marked as unaligned.
-        in_flight: channels, in order; the barrier is next on all others, or they have ended.
+        barrier: the barrier, marked as unaligned from now on.
+        in_flight: the channels with in-flight data, in order; on all others the barrier is next, or they have ended.
     """
 
     barrier: CheckpointBarrier
@@ -124,7 +123,7 @@ class StartSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ChannelCaptured:
-    """The barrier of a channel in flight, or its end, is there: what lies in front of it is all that belongs to the
+    """The barrier of a channel in flight, or its end, has arrived: the elements in front of it are all that belongs to the
     checkpoint."""
 
     checkpoint_id: int
@@ -140,8 +139,8 @@ class SnapshotInputsComplete:
 
 @dataclass(frozen=True, slots=True)
 class AbortAlignment:
-    """This checkpoint will not happen in this task: tell the coordinator, forward a cancellation marker, throw away
-    what was captured."""
+    """The task takes no part in this checkpoint: report it to the coordinator, forward a cancellation marker, delete the
+    captured elements."""
 
     checkpoint_id: int
     reason: FailureReason
@@ -153,7 +152,7 @@ BarrierAction = (
 
 
 class BarrierHandler(Protocol):
-    """What the modes have in common."""
+    """The interface of the barrier handlers of all modes."""
 
     def handle(self, event: BarrierEvent) -> list[BarrierAction]: ...
 

@@ -4,9 +4,9 @@
                                   │
                                   └─ overtakes ──> capturing ── barrier or end on every channel ──> idle
 
-Aligning, a channel stands still from its barrier on. Capturing, nothing stands still: the snapshot was taken when
-the barrier overtook, and what lies in front of the other channels' barriers is kept as in-flight data. The three
-handlers differ only in when a barrier overtakes: never, after a timeout, at once. A savepoint's never does.
+While aligning, a channel is blocked from its barrier on. While capturing, no channel is blocked: the snapshot was taken when
+the barrier overtook, and the elements in front of the other channels' barriers are kept as in-flight data. The three
+handlers differ only in when a barrier overtakes: never, after a timeout, at once. The barrier of a savepoint never does.
 
 Source: FLIP-76; Flink's SingleCheckpointBarrierHandler and its states.
 """
@@ -47,9 +47,9 @@ class _Pending:
     aligned: set[str] = field(default_factory=set)
     """Aligning: the open channels on which the barrier is next."""
     announced: set[str] = field(default_factory=set)
-    """Aligning: those on which it has arrived, as far as the gate has said so."""
+    """Aligning: those on which the gate has announced it."""
     in_flight: set[str] | None = None
-    """Capturing: those on which it, or the end, has not been seen yet. None while aligning."""
+    """Capturing: those on which neither it nor the end has been seen yet. None while aligning."""
 
     @property
     def checkpoint_id(self) -> int:
@@ -67,9 +67,9 @@ class _SingleCheckpointHandler:
         self._channels = InputChannels(channels, ended)
         self._timeout = timeout
         self._last_id = 0
-        """The newest checkpoint that was seen in any way; older barriers are leftovers."""
+        """The newest checkpoint of which a barrier, an end or a cancellation was seen; older barriers are ignored."""
         self._aborted: set[int] = set()
-        """Newer ones, of whose abort the coordinator has told."""
+        """Newer checkpoints that the coordinator has reported as aborted."""
         self._pending: _Pending | None = None
 
     @property
@@ -79,7 +79,7 @@ class _SingleCheckpointHandler:
 
     @property
     def blocked(self) -> tuple[str, ...]:
-        """The channels that stand still."""
+        """The channels that are blocked."""
         return self._channels.in_order(self._pending.aligned) if self._pending is not None else ()
 
     def next_deadline(self) -> float | None:
@@ -107,7 +107,7 @@ class _SingleCheckpointHandler:
                 return self._barrier(barrier)
             case CancellationReceived(channel, checkpoint_id):
                 if channel is None:
-                    return self._told_of_abort(checkpoint_id)
+                    return self._abort_notice(checkpoint_id)
                 self._channels.check(channel)
                 return self._cancel(checkpoint_id)
             case EndOfPartitionReceived(channel):
@@ -151,7 +151,7 @@ class _SingleCheckpointHandler:
             return []
         if pending.in_flight is not None:
             return self._captured(pending, {channel})
-        # It has ended instead of waiting; it must not be unblocked later.
+        # The channel has ended and does not wait any more; it must not be unblocked later.
         pending.aligned.discard(channel)
         return self._take(pending) if pending.aligned == self._channels.open else []
 
@@ -176,7 +176,7 @@ class _SingleCheckpointHandler:
         return actions + self._captured(pending, pending.announced)
 
     def _captured(self, pending: _Pending, channels: set[str] | set[str | None]) -> list[BarrierAction]:
-        """The barrier, or the end, is there on these channels."""
+        """The barrier, or the end, has arrived on these channels."""
         assert pending.in_flight is not None
         captured = pending.in_flight & channels
         pending.in_flight -= captured
@@ -188,9 +188,9 @@ class _SingleCheckpointHandler:
 
     # Aborts
 
-    def _told_of_abort(self, checkpoint_id: int) -> list[BarrierAction]:
+    def _abort_notice(self, checkpoint_id: int) -> list[BarrierAction]:
         if checkpoint_id > self._last_id:
-            # Told of now, the tasks behind this one would take it for the end of older ones that are still to come.
+            # A cancellation marker sent now would cancel, in the consumers, older checkpoints whose barriers are still to come.
             self._aborted.add(checkpoint_id)
         return self._cancel(checkpoint_id) if checkpoint_id == self.pending_id else []
 
@@ -203,7 +203,7 @@ class _SingleCheckpointHandler:
         return [*self._advance_to(checkpoint_id), AbortAlignment(checkpoint_id, cancelled)]
 
     def _advance_to(self, checkpoint_id: int) -> list[BarrierAction]:
-        """Nothing older can happen any more."""
+        """Abort the pending checkpoint and ignore everything older from now on."""
         self._last_id = checkpoint_id
         self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint_id}
         return self._abort(FailureReason.CHECKPOINT_DECLINED_SUBSUMED)
@@ -219,7 +219,7 @@ class _SingleCheckpointHandler:
 
 
 class AlignedBarrierHandler(_SingleCheckpointHandler):
-    """A channel stands still from its barrier on until every open channel has delivered its own.
+    """A channel is blocked from its barrier on until every open channel has delivered its own.
 
     Args:
         channels: the task's input channels, those of static inputs included.
@@ -231,7 +231,7 @@ class AlignedBarrierHandler(_SingleCheckpointHandler):
 
 
 class UnalignedBarrierHandler(_SingleCheckpointHandler):
-    """The snapshot starts at the first barrier, received or announced; nothing ever stands still, except for a
+    """The snapshot starts at the first barrier, received or announced; no channel is ever blocked, except for a
     savepoint, which is aligned.
 
     Args:
@@ -244,8 +244,8 @@ class UnalignedBarrierHandler(_SingleCheckpointHandler):
 
 
 class AlignedWithTimeoutBarrierHandler(_SingleCheckpointHandler):
-    """Aligned until the timeout has passed, unaligned from then on; at once where an upstream task has already turned
-    the barrier. A savepoint stays aligned.
+    """Aligned until the timeout has passed, unaligned from then on; at once if an upstream task has already marked
+    the barrier as unaligned. A savepoint stays aligned.
 
     The gate asks for `next_deadline()` after every event, and sends an AlignmentTick when it has passed.
 

@@ -1,7 +1,7 @@
-"""At-least-once, which no run on Spark reaches yet: nothing is ever blocked, several checkpoints are pending at a time.
+"""At-least-once, which no run on Spark reaches yet: no channel is ever blocked, several checkpoints are pending at a time.
 
 Source: Flink's CheckpointBarrierTracker. It differs in two points: a cancellation concerns its own checkpoint only,
-not older ones that can still complete; and an older checkpoint may be heard of after a newer one.
+not older ones that can still complete; and the first barrier of an older checkpoint may arrive after that of a newer one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dagster_checkpoints.coordination.failures import FailureReason
 
 
 class TrackingBarrierHandler:
-    """A checkpoint is complete when every open channel has brought its barrier.
+    """A checkpoint is complete when every open channel has delivered its barrier.
 
     Args:
         channels: the task's input channels, those of static inputs included.
@@ -38,7 +38,7 @@ class TrackingBarrierHandler:
         self._channels = InputChannels(channels, ended)
         self._last_completed = 0
         self._aborted: set[int] = set()
-        """Newer ones that were aborted: their late barriers are leftovers."""
+        """Newer checkpoints that were aborted: their late barriers are ignored."""
         self._pending: dict[int, tuple[CheckpointBarrier, set[str]]] = {}
 
     @property
