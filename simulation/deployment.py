@@ -80,9 +80,8 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
 
 def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, siblings: Sequence[Snapshot | None]) -> TaskSink:
     """An instance's sink, and what it needs to know to open."""
-    restored, ownership = process.restored, process.ownership
-    assert ownership is not None
-    chosen = restored.plan.checkpoint_id if restored is not None else None
+    restored = process.restored
+    later = restored is not None and process.owner.has_later(restored.plan.checkpoint_id)
     return TaskSink(
         process.world.sinks[stage],
         process.job_id,
@@ -91,7 +90,7 @@ def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, sibli
         f"{process.number}.{process.attempt}",
         process.epoch,
         None if mine is None else mine.transactions,
-        chosen if chosen is not None and ownership.steps.has_later(chosen) else None,
+        restored.plan.checkpoint_id if restored is not None and later else None,
         {} if mine is None else mine.with_rows,
         [t for s in siblings if s is not None for t in s.transactions],
     )

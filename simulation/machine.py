@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_checkpoints.coordination import (
     CheckpointBarrier,
@@ -17,6 +17,7 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.execution.job_events import TaskReport
 from dagster_checkpoints.execution.job_machine import JobMachine
+from dagster_checkpoints.execution.ownership import SAFETY, OwnershipSteps
 from dagster_checkpoints.execution.shared_files import PutFile, SharedNames, store_file
 from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.pipeline import TaskId
@@ -29,10 +30,10 @@ from simulation.storage import (
     PAUSE,
     PUT,
     WAIT,
-    Ownership,
     OwnershipLost,
     Steps,
     StorageError,
+    performed,
     shared_name,
 )
 from simulation.task import Task
@@ -42,6 +43,7 @@ from simulation.user_requests import UserRequest
 if TYPE_CHECKING:
     from simulation.world import World
 
+T = TypeVar("T")
 LEASE = 12.0
 TURN = "turn"
 """The main thread waits for something to come into its queue."""
@@ -76,7 +78,12 @@ class Machine(ABC):
         """Whether the watermark of a task follows from its channels alone, and nothing is late."""
         self.job: JobMachine
         self.registry = SharedStateRegistry()
-        self.ownership: Ownership | None = None
+        self.owner: OwnershipSteps
+        """Its right to the pipeline, once acquired."""
+        self.epoch = 0
+        """Of its ownership; 0 until then."""
+        self.locked = False
+        """Whether `state.json` is being written: a lease that runs out now cannot be renewed."""
         self.queue: deque[Any] = deque()
         self.io: deque[Callable[[], Steps[Any]]] = deque()
         self.io_now: Steps[Any] | None = None
@@ -133,25 +140,29 @@ class Machine(ABC):
         return self.job.coordinator
 
     @property
-    def epoch(self) -> int:
-        assert self.ownership is not None
-        return self.ownership.epoch
-
-    @property
     def superseded(self) -> bool:
         """Whether another process has taken the pipeline over."""
         state = self.world.store.state
-        return self.ownership is not None and state is not None and self.ownership.epoch < state.epoch
+        return state is not None and 0 < self.epoch < state.epoch
 
     def count(self, what: str) -> None:
         self.world.counts[what] += 1
+
+    def owned(self, steps: Steps[T]) -> Steps[T]:
+        """Perform a procedure of the owner, after the one that is under way."""
+        while self.locked:
+            yield WAIT
+        self.locked = True
+        try:
+            return (yield from performed(steps, self.world.store.perform))
+        finally:
+            self.locked = False
 
     # State files
 
     def known(self, restored: Restored) -> None:
         """The files of a restored checkpoint were fetched and verified just now."""
-        assert self.ownership is not None
-        if self.ownership.steps.vouches_for(restored.location, restored.metadata.epoch):
+        if self.owner.vouches_for(restored.location, restored.metadata.epoch):
             names = restored.metadata.files
             self.names.known(map(shared_name, names))
             self.registry.known(names)
@@ -233,7 +244,7 @@ class Machine(ABC):
         times = [self._sleeping_until] if self._waiting == WAIT and self._sleeping_until > self.now else []
         if self._waiting == TURN and self._due_at() < _NEVER:
             times.append(self._due_at())
-        if self.superseded and self.ownership is not None and not self._told_of_loss:
+        if self.superseded and not self._told_of_loss:
             times.append(self.now + LEASE / 4)  # the renewing thread will find out
         return min(times, default=None)
 
@@ -261,12 +272,7 @@ class Machine(ABC):
 
     @property
     def io_may_go_on(self) -> bool:
-        return self.io_waits != WAIT or not self.renewal_waits
-
-    @property
-    def renewal_waits(self) -> bool:
-        """Whether a lease that runs out now cannot be renewed: `state.json` is being written."""
-        return self.ownership is not None and self.ownership.locked
+        return self.io_waits != WAIT or not self.locked
 
     def io_ready(self) -> bool:
         return bool(self.io or self.io_now is not None)
@@ -291,12 +297,14 @@ class Machine(ABC):
         self.tasks, self.running, self.uploads = {}, [], []
 
     def renew_if_due(self) -> None:
-        """The renewing thread."""
-        ownership = self.ownership
-        if ownership is None or ownership.steps.released or self.over or not ownership.renewal_due:
+        """The renewing thread. Nothing can come between its steps."""
+        if not self.epoch or self.over or self.locked or self.owner.released:
+            return
+        if self.world.now < self.owner.deadline - self.owner.lease_seconds * (SAFETY - 1 / 3):
             return
         try:
-            ownership.renew()
+            for step in self.owned(self.owner.renew()):
+                assert step is PUT
         except StorageError as error:
             self._told_of_loss = True
             if not any(isinstance(item, OwnershipLost) for item in self.queue):

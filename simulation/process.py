@@ -63,12 +63,13 @@ class Process(Writer):
 
     def _run(self) -> Generator[str, str, None]:
         try:
-            self.ownership = ownership = yield from acquire(self, LEASE)
+            self.owner = yield from acquire(self, LEASE)
+            self.epoch = self.owner.epoch
         except StorageError:
             self.status = "REFUSED"
             return
-        self.count("take-overs" if ownership.previous.lease is not None else "acquisitions")
-        self.job = JobMachine("simulated", self.config, self.settings.restart, ownership.epoch)
+        self.count("take-overs" if self.owner.previous.lease is not None else "acquisitions")
+        self.job = JobMachine("simulated", self.config, self.settings.restart, self.epoch)
         self.hand_in((yield from self._guarded(self._choose())))
         while self.job.phase is not JobPhase.OVER:
             if self._slow:
@@ -145,8 +146,7 @@ class Process(Writer):
         self.count("savepoints" if action.checkpoint.is_savepoint else "checkpoints")
 
     def _forget_savepoints(self, action: do.ForgetSavepoints) -> None:
-        assert self.ownership is not None
-        self.ownership.steps.forget_savepoints(action.retained)
+        self.owner.forget_savepoints(action.retained)
 
     def _failed(self, action: told.CheckpointFailed) -> None:
         checkpoint_id, reason = action.checkpoint_id, action.reason
@@ -172,18 +172,17 @@ class Process(Writer):
     # The start
 
     def _choose(self) -> Steps[on.BeginningChosen]:
-        ownership = self.ownership
-        assert ownership is not None
+        previous = self.owner.previous
         yield from self._read()
         if self.superseded:
             raise OwnershipLost  # what it would begin from may be gone
-        if is_job_over(ownership.previous) and ownership.previous.newest is not None:
+        if is_job_over(previous) and previous.newest is not None:
             self.dirty = True  # its end could not be said: what is left is swept once the newest is named no more
         self._start = start = choose_start(
-            self.world.store, self.registry, ownership, self.asked_start, self.world.shapes, self.number
+            self.world.store, self.registry, self.owner, self.asked_start, self.world.shapes, self.number
         )
         self.count("restores" if start.restored is not None else "new starts")
-        self.job_id = ownership.previous.job.job_id + (not start.resume)
+        self.job_id = previous.job.job_id + (not start.resume)
         self._set_lineage(start)
         restored = restore_point(start.restored) if start.restored is not None else None
         claims = start.claimed and start.pointer is not None
@@ -208,16 +207,16 @@ class Process(Writer):
             raise StorageUnavailable
 
     def _begin(self, action: do.BeginJob) -> Steps[on.JobBegun]:
-        assert self.ownership is not None and self._start is not None
-        begun = self.ownership.steps.begin_job(resume=self._start.resume, restored=self._start.pointer)
-        job_id = yield from self.ownership.perform(begun)
+        assert self._start is not None
+        begun = self.owner.begin_job(resume=self._start.resume, restored=self._start.pointer)
+        job_id = yield from self.owned(begun)
         check(job_id == self.job_id, "the job has another id than its tasks were told")
         return on.JobBegun()
 
     def _claim(self, action: do.ClaimSavepoint) -> Steps[on.SavepointClaimed]:
-        assert self.ownership is not None and self._start is not None and self._start.pointer is not None
+        assert self._start is not None and self._start.pointer is not None
         self.world.store.claimed.add(self._start.pointer.location)
-        yield from self.ownership.perform(self.ownership.steps.claim(self._start.pointer))
+        yield from self.owned(self.owner.claim(self._start.pointer))
         return on.SavepointClaimed()
 
     # Attempts
@@ -243,14 +242,13 @@ class Process(Writer):
         return on.Deployed(self.shape.graph, finished, tuple(sources))
 
     def _confirm(self, action: do.ConfirmOwnership) -> Steps[on.OwnershipConfirmed | on.StorageSilent]:
-        assert self.ownership is not None
         try:
-            confirmed = yield from self.ownership.perform(self.ownership.steps.renew())
+            confirmed = yield from self.owned(self.owner.renew())
         except OutcomeUnknown:
             confirmed = False
         if not confirmed:
             return on.StorageSilent()
-        newest = self.ownership.steps.state.newest
+        newest = self.owner.state.newest
         if newest is None:
             return on.OwnershipConfirmed()
         return on.OwnershipConfirmed(completed_checkpoint(newest), newest.epoch)
@@ -277,13 +275,12 @@ class Process(Writer):
     # The end
 
     def _end_job(self, action: do.EndJob) -> Steps[on.JobEndRecorded | on.JobEndNotRecorded]:
-        assert self.ownership is not None
         self.shut_down = True
         try:
-            ended = self.ownership.steps.end_job(
+            ended = self.owner.end_job(
                 "FINISHED", keep_checkpoints=action.keep_checkpoints, ended_by=action.ended_by, stop_asked_by=action.stop_asked_by
             )
-            dropped = yield from self.ownership.perform(ended)
+            dropped = yield from self.owned(ended)
         except StorageError:
             return on.JobEndNotRecorded()
         return on.JobEndRecorded(tuple(CompletedCheckpoint(p.checkpoint_id, p.location) for p in dropped))
@@ -305,11 +302,11 @@ class Process(Writer):
 
     def _release(self, action: do.Release) -> Steps[None]:
         outcome = self.job.outcome
-        assert self.ownership is not None and outcome is not None
+        assert outcome is not None
         self.status, self.ended_by = outcome.status.name, outcome.ended_by
         with suppress(StorageError):
             status = action.status.name if action.status is not None else None
-            yield from self.ownership.perform(self.ownership.steps.release(status))  # type: ignore[arg-type]
+            yield from self.owned(self.owner.release(status))  # type: ignore[arg-type]
         self._take_requests()
 
     # Users

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dagster_checkpoints.execution import start_point
+from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer
 from dagster_checkpoints.execution.start_point import NothingToRestoreError
 from dagster_checkpoints.execution.storage_steps import drive
@@ -29,7 +30,7 @@ from dagster_checkpoints.state import (
 from dagster_checkpoints.storage import SharedStateRegistry
 from simulation.channels import Snapshot
 from simulation.shapes import Shape, StageSpec, name_of
-from simulation.storage import LONG_AGO, Metadata, Ownership, Store, is_savepoint
+from simulation.storage import LONG_AGO, Metadata, Store, is_savepoint
 from simulation.violations import check
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class StartOptions:
     allow_older_checkpoint: bool = False
 
 
-def options(store: Store, ownership: Ownership, asked: From, copies: int) -> StartOptions:
+def options(store: Store, ownership: OwnershipSteps, asked: From, copies: int) -> StartOptions:
     """What a user writes who means what `asked` says.
 
     Raises:
@@ -105,17 +106,17 @@ def nth(found: Sequence[T], which: int) -> T:
     return found[which]
 
 
-def _useful(store: Store, ownership: Ownership) -> list[CheckpointPointer]:
+def _useful(store: Store, ownership: OwnershipSteps) -> list[CheckpointPointer]:
     """The retained checkpoints that a user may well go back to."""
     # One that was deleted may still be listed, if a process died just then.
-    retained = [p for p in ownership.steps.retained if store.metadata(p.location) is not None]
+    retained = [p for p in ownership.retained if store.metadata(p.location) is not None]
     newest, job_id = ownership.previous.newest, ownership.previous.job.job_id
     # What a job went back behind, or what a new one began in spite of, lost its uncommitted transactions then.
     return [p for p in retained if p.job_id == job_id and (newest is None or p.checkpoint_id <= newest.checkpoint_id)]
 
 
 def choose_start(
-    store: Store, registry: SharedStateRegistry, ownership: Ownership, asked: From, shapes: Sequence[Shape], copies: int
+    store: Store, registry: SharedStateRegistry, ownership: OwnershipSteps, asked: From, shapes: Sequence[Shape], copies: int
 ) -> StartPoint:
     """Decide what an owned pipeline starts from.
 
@@ -156,7 +157,7 @@ def choose_start(
         )
 
     asks = options(store, ownership, asked, copies)
-    return drive(start_point.choose_start(ownership.previous, ownership.steps.retained, asks, "the store"), perform)
+    return drive(start_point.choose_start(ownership.previous, ownership.retained, asks, "the store"), perform)
 
 
 def check_rescaling(metadata: Metadata, before: Shape, after: Shape) -> None:

@@ -87,7 +87,7 @@ class RandomSchedule:
         main = self._main if process.seems_ready else 0.0
         upload = self._upload if process.uploads else 0.0
         io = self._io if process.io or process.io_now is not None else 0.0
-        tick = 0.0 if self._world.calm or (self._in_time and process.renewal_waits) else self._tick
+        tick = 0.0 if self._world.calm or (self._in_time and process.locked) else self._tick
         drawn = self._chance() * (tasks + main + upload + io + tick)
         if drawn < tasks:
             order = _TASKS_FIRST

@@ -14,7 +14,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_checkpoints.execution import acquisition, storage_steps
-from dagster_checkpoints.execution.ownership import SAFETY, OwnershipSteps
+from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owner, PipelineState
 from dagster_checkpoints.execution.shared_files import SharedName
 from dagster_checkpoints.execution.storage_errors import AlreadyExists, Precondition
@@ -232,48 +232,15 @@ def performed(steps: storage_steps.Steps[T], perform: Callable[[Any], Any]) -> S
         return result
 
 
-class Ownership:
-    """One process's right to complete checkpoints: the shipped steps, one procedure at a time."""
-
-    def __init__(self, store: Store, steps: OwnershipSteps, now: Callable[[], float]) -> None:
-        self.steps = steps
-        self.epoch = steps.epoch
-        self.previous = steps.previous
-        self.locked = False
-        self._store = store
-        self._now = now
-
-    @property
-    def renewal_due(self) -> bool:
-        steps = self.steps
-        return not self.locked and self._now() >= steps.deadline - steps.lease_seconds * (SAFETY - 1 / 3)
-
-    def perform(self, steps: storage_steps.Steps[T]) -> Steps[T]:
-        """Wait for the procedure that is under way, then perform this one."""
-        while self.locked:
-            yield WAIT
-        self.locked = True
-        try:
-            return (yield from performed(steps, self._store.perform))
-        finally:
-            self.locked = False
-
-    def renew(self) -> None:
-        """At once: nothing can come between. Raises OwnershipLost."""
-        if not self.locked:
-            for step in self.perform(self.steps.renew()):
-                assert step is PUT
-
-
 def shared_name(name: str) -> SharedName:
     """From the name of a file in shared/, whose bytes the simulator keeps instead of their sha256."""
     content, _, epoch = name.partition("-")
     return SharedName(content, int(epoch or 0))
 
 
-def acquire(process: Process, lease_seconds: float) -> Steps[Ownership]:
+def acquire(process: Process, lease_seconds: float) -> Steps[OwnershipSteps]:
     """Become the owner. The lease of another one is looked at once, at its end."""
-    store, now = process.world.store, lambda: process.now
+    store = process.world.store
 
     def wait(seconds: float) -> Steps[None]:
         process.sleep(seconds)
@@ -289,7 +256,7 @@ def acquire(process: Process, lease_seconds: float) -> Steps[Ownership]:
                 return wait(seconds)
         return store.perform(request)
 
-    values = storage_steps.DriverValues(now, lambda: LONG_AGO, store.tokens.__next__)
+    values = storage_steps.DriverValues(lambda: process.world.now, lambda: LONG_AGO, store.tokens.__next__)
     place, owner = storage_steps.StatePlace("simulated", "store", "state"), Owner(run_id=str(process.number), host="", pid=0)
     steps = acquisition.acquire(place, owner, lease_seconds, values, lease_seconds)
-    return Ownership(store, (yield from performed(steps, perform)), now)
+    return (yield from performed(steps, perform))

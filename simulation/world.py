@@ -75,11 +75,11 @@ class World:
     def current(self) -> Process | None:
         """The process that owns the pipeline, or else the one that was started last and tries to."""
         last = self.processes[-1] if self.processes else None
-        if last is not None and not last.over and not last.paused and last.ownership is None:
+        if last is not None and not last.over and not last.paused and not last.epoch:
             return last
         state = self.store.state
         for process in self.active:
-            if process.ownership is not None and state is not None and process.ownership.epoch == state.epoch:
+            if state is not None and process.epoch == state.epoch:
                 return process
         return last if last is not None and not last.over else None
 
@@ -211,7 +211,7 @@ class World:
             self._check_written(process, self.store.check_whole(stopped.location), "after the suspend")
         else:
             self._check_effects(process)
-        if not process.dirty and process.ownership is not None and not process.ownership.steps.lost:
+        if not process.dirty and not process.owner.lost:
             self._check_nothing_left(process)
 
     def _check_effects(self, process: Process) -> None:

@@ -174,9 +174,8 @@ class Writer(Machine):
         return Performer(self).run(deletion.sweep(self._start.sweep))
 
     def delete_orphans(self, removing: AbstractContextManager[frozenset[str]]) -> Steps[int]:
-        assert self.ownership is not None
         with removing as orphans:
-            yield from Performer(self).run(deletion.delete_files(orphans, self.ownership.steps.ensure))
+            yield from Performer(self).run(deletion.delete_files(orphans, self.owner.ensure))
         return len(orphans)
 
     def discard_savepoint(self, checkpoint_id: int) -> Steps[None]:
@@ -200,11 +199,10 @@ class Performer:
     """
 
     def __init__(self, process: Writer, location: str = "", metadata: Metadata | None = None) -> None:
-        assert process.ownership is not None
         self.process = process
         self.store: Store = process.world.store
-        self.owner: OwnershipSteps = process.ownership.steps
-        self.owned: Callable[[Steps[Any]], Steps[Any]] = process.ownership.perform
+        self.owner: OwnershipSteps = process.owner
+        self.owned: Callable[[Steps[Any]], Steps[Any]] = process.owned
         self.registry: SharedStateRegistry = process.registry
         self.location: str = location
         self.folder: str = f"{location}/state/"
