@@ -119,11 +119,14 @@ class Process(Writer):
     def _send(self, action: do.SendToTasks) -> None:
         message = action.message
         if isinstance(message, life.CheckpointCompletedNotice):
-            # Tasks commit what they are told of: a crash must not take it back.
-            named = (self.job_id, message.checkpoint_id) in self.world.store.named
-            check(named, f"tasks are told that {message.checkpoint_id} has completed, and the state has never named it")
+            self._check_named(message.checkpoint_id)
         for task in action.tasks:
             self.tasks[task].mailbox.append(message)
+
+    def _check_named(self, checkpoint_id: int) -> None:
+        """Tasks commit what they are told of: a crash must not take it back."""
+        if (self.job_id, checkpoint_id) not in self.world.store.named:
+            raise Violation(f"tasks are told that {checkpoint_id} has completed, and the state has never named it")
 
     def _write_metadata(self, action: told.WriteMetadata) -> None:
         ghosts = {task: self.ghosts[task] for task in action.checkpoint.plan.finished}

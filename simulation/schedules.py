@@ -43,16 +43,12 @@ class RandomSchedule:
             return then
         world = self._world
         active = world.active
-        alone = len(active) == 1 and not active[0].paused and active[0] is world.processes[-1]
-        current = active[0] if alone else world.current
-        if current is None and active and all(process.paused for process in active) and (world.calm or self._chance() < 0.5):
-            return ("wake", active[0].number)
         if not active:
             return self._next_process()
-        if (current is None and self._chance() < 0.05) or (current is not None and current.paused and self._chance() < 0.5):
-            label = self._next_process()  # it will have to watch a lease
-            if label is not None:
-                return label
+        alone = len(active) == 1 and not active[0].paused and active[0] is world.processes[-1]
+        label = None if alone else self._beside_others()
+        if label is not None:
+            return label
         if world.calm:
             if self._chance() < 0.1:
                 label = self._bring_to_an_end()
@@ -63,12 +59,22 @@ class RandomSchedule:
             if label is not None:
                 return label
         first = 0 if len(active) == 1 else int(self._chance() * len(active))
-        for n in range(first, first + len(active)):
-            process = active[n % len(active)]
-            label = None if process.paused else self._of(process)
-            if label is not None:
-                return label
+        for process in active[first:] + active[:first]:
+            if not process.paused:
+                label = self._of(process)
+                if label is not None:
+                    return label
         return self._nothing_left()
+
+    def _beside_others(self) -> Label | None:
+        """Who is paused wakes; another process is started beside one that is paused, or owns nothing any more."""
+        world = self._world
+        current = world.current
+        if current is None and all(process.paused for process in world.active) and (world.calm or self._chance() < 0.5):
+            return ("wake", world.active[0].number)
+        if (current is None and self._chance() < 0.05) or (current is not None and current.paused and self._chance() < 0.5):
+            return self._next_process()  # it will have to watch a lease
+        return None
 
     def _nothing_left(self) -> Label | None:
         """Time passes, or somebody acts."""

@@ -54,7 +54,10 @@ class CheckpointProperties:
     def under(self, *, unaligned_checkpoints: bool, overtakes_at_once: bool) -> CheckpointProperties:
         """The same properties under these settings of the job."""
         forced = not unaligned_checkpoints if self.is_savepoint else self.forced
-        return replace(self, forced=forced, unaligned=overtakes_at_once and not self.is_savepoint)
+        unaligned = overtakes_at_once and not self.is_savepoint
+        if forced == self.forced and unaligned == self.unaligned:
+            return self
+        return replace(self, forced=forced, unaligned=unaligned)
 
     @property
     def is_savepoint(self) -> bool:

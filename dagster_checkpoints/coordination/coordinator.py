@@ -282,7 +282,8 @@ class CheckpointCoordinator:
         return actions
 
     def _enqueue(self, request: CheckpointRequest, now: float) -> list[CoordinatorAction]:
-        dropped = self._queue.add(replace(request, properties=self._as_configured(request.properties)))
+        properties = self._as_configured(request.properties)
+        dropped = self._queue.add(request if properties is request.properties else replace(request, properties=properties))
         return self._dropped(dropped, now) if dropped is not None else []
 
     def _as_configured(self, properties: CheckpointProperties) -> CheckpointProperties:

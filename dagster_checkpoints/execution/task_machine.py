@@ -209,7 +209,7 @@ class TaskMachine:
             return self._to_gate(event)
         return self._pin(PinDue(PinSnapshot(event.barrier, PinnedInputs()), self._now))
 
-    def _told(self, event: life.LifecycleEvent) -> list[TaskAction]:
+    def _notified(self, event: life.LifecycleEvent) -> list[TaskAction]:
         """A notice of the coordinator's that concerns the life cycle alone."""
         return self._perform(self._life.handle(event))
 
@@ -263,20 +263,23 @@ class TaskMachine:
     def _of_gate(self, asked: Iterable[GateAction]) -> list[TaskAction]:
         actions: list[TaskAction] = []
         for action in asked:
-            if isinstance(action, PinDue):
-                actions += self._pin(action)
-            elif isinstance(action, life.EndOfDataReceived):
-                actions += self._perform(self._life.handle(action))
-            elif isinstance(action, AbortAlignment):
-                actions.append(Report(Declined(self.task, action.checkpoint_id, action.reason)))
-            elif isinstance(action, InputsCaptured):
-                barrier, statistics = self._capturing.pop(action.checkpoint_id)
-                actions.append(StoreSnapshot(barrier, statistics, action.captured))
+            follow = _FOLLOWS.get(type(action))
+            if follow is None:
+                actions.append(action)  # type: ignore[arg-type]  # the others are in _FOLLOWS
             else:
-                if isinstance(action, DropSnapshot):
-                    del self._capturing[action.checkpoint_id]
-                actions.append(action)
+                actions += follow(self, action)
         return actions
+
+    def _declined(self, action: AbortAlignment) -> list[TaskAction]:
+        return [Report(Declined(self.task, action.checkpoint_id, action.reason))]
+
+    def _captured(self, action: InputsCaptured) -> list[TaskAction]:
+        barrier, statistics = self._capturing.pop(action.checkpoint_id)
+        return [StoreSnapshot(barrier, statistics, action.captured)]
+
+    def _dropped(self, action: DropSnapshot) -> list[TaskAction]:
+        del self._capturing[action.checkpoint_id]
+        return [action]
 
     def _perform(self, decided: Iterable[life.LifecycleAction]) -> list[TaskAction]:
         actions: list[TaskAction] = []
@@ -324,9 +327,17 @@ _TAKES: dict[type[object], Callable[[TaskMachine, Any], list[TaskAction]]] = {
     SnapshotPinned: TaskMachine._pinned,
     SnapshotFailed: TaskMachine._failed,
     TriggerReceived: TaskMachine._triggered,
-    life.CheckpointCompletedNotice: TaskMachine._told,
-    life.SavepointCompletedNotice: TaskMachine._told,
+    life.CheckpointCompletedNotice: TaskMachine._notified,
+    life.SavepointCompletedNotice: TaskMachine._notified,
     life.CheckpointAbortedNotice: TaskMachine._aborted,
-    life.DrainAnnounced: TaskMachine._told,
+    life.DrainAnnounced: TaskMachine._notified,
     EndInput: TaskMachine._end_input,
 }
+_FOLLOWS: dict[type[object], Callable[[TaskMachine, Any], list[TaskAction]]] = {
+    PinDue: TaskMachine._pin,
+    life.EndOfDataReceived: TaskMachine._notified,
+    AbortAlignment: TaskMachine._declined,
+    InputsCaptured: TaskMachine._captured,
+    DropSnapshot: TaskMachine._dropped,
+}
+"""What follows from those actions of the gate that are not the driver's alone."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from dagster_checkpoints.pipeline.edges import StageInput
@@ -75,7 +76,7 @@ def method_inputs(
             option has no parameter of its name.
         InvalidStageInputError: An option is not a StageInput.
     """
-    parameters = list(inspect.signature(transform).parameters.values())[1:]  # without self
+    parameters = _parameters(transform)[1:]  # without self
     if not parameters or parameters[0].name != "context":
         raise StageSignatureError(f"{where}: transform must begin with the parameters (self, context, ...).")
     rest = [parameter for parameter in parameters[1:] if parameter.kind is inspect.Parameter.VAR_KEYWORD]
@@ -85,6 +86,11 @@ def method_inputs(
     if rest:
         names += [name for name in options if name not in names]
     return _with_options(names, options, where)
+
+
+@lru_cache(maxsize=128)
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
 
 
 def _named(parameters: list[inspect.Parameter], where: str) -> list[str]:
