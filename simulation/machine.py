@@ -53,7 +53,9 @@ _NEVER = float("inf")
 class Upload:
     """A pinned snapshot on its way to storage."""
 
-    __slots__ = ("attempt", "barrier", "snapshot", "statistics", "task")
+    __slots__ = (
+        "attempt", "barrier", "snapshot", "statistics", "task",
+    )  # fmt: skip
 
     def __init__(self, task: TaskData, barrier: CheckpointBarrier, snapshot: Snapshot, statistics: TaskStatistics) -> None:
         self.task = task
@@ -65,6 +67,15 @@ class Upload:
 
 class Machine(ABC):
     """A process and its threads, as the world sees them. `number` is its place among all processes."""
+
+    # Slots, because a dictionary of more than 30 attributes is slow.
+    __slots__ = (
+        "_due", "_kept", "_last_id", "_main", "_savepoints", "_sleeping_until", "_start", "_told_of_loss", "_waiting",
+        "_waits_for", "asked", "asked_start", "attempt", "checked", "completed", "config", "crashed", "dirty", "ended_by",
+        "ended_sources", "enumerators", "epoch", "ghosts", "io", "io_now", "io_waits", "job", "job_id", "knows_event_time",
+        "lineage", "locked", "may_idle", "names", "number", "over", "owner", "ownership", "paused", "queue", "registry",
+        "restored", "running", "said", "settings", "shape", "shut_down", "status", "tasks", "told_to_end", "uploads", "world",
+    )  # fmt: skip
 
     def __init__(self, world: World, number: int, start: From) -> None:
         self.world = world

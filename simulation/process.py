@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 class Process(Writer):
     """See the module's text."""
 
+    __slots__ = (
+        "_requesters", "_slow",
+    )  # fmt: skip
+
     def __init__(self, world: World, number: int, start: From) -> None:
         super().__init__(world, number, start)
         self._slow: deque[JobAction] = deque()

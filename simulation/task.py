@@ -31,6 +31,10 @@ RUNNING = life.LifecycleState.RUNNING
 class Task(TaskData):
     """See the module's text."""
 
+    __slots__ = (
+        "aborted", "asynchronous", "completed", "gate_moved", "mailbox", "open_to", "ordered", "pinned", "planned", "told",
+    )  # fmt: skip
+
     def __init__(
         self,
         process: Process,

@@ -39,6 +39,15 @@ class TaskFailure(Exception):
 class TaskData:
     """What all tasks have in common."""
 
+    # Slots, because a dictionary of more than 30 attributes is slow.
+    __slots__ = (
+        "attempt", "by_name", "closed", "contents", "done", "ended_with", "enumerated", "event_time", "fail_at", "failed",
+        "finished_operators", "gate", "head", "held_in_tables", "id", "inputs", "inputs_ended", "life", "machine",
+        "new_start", "number", "opening", "operators", "others", "output", "outputs", "process", "read", "records_of",
+        "restored", "said_max", "sink", "source", "splits", "started", "stateful", "stopped_by", "streams", "tables", "tail",
+        "take_back_after", "valve_seen", "written",
+    )  # fmt: skip
+
     def __init__(
         self,
         process: Process,

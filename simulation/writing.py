@@ -56,6 +56,8 @@ _WITHOUT_UNION_STATES = CheckpointMetadata("simulated", 0, (), ())
 class Writer(Machine):
     """What runs beside the tasks: uploads, and one thread for input and output."""
 
+    __slots__ = ()
+
     @abstractmethod
     def report(self, attempt: int, event: object) -> None:
         """Tell the loop of something that a task, or an upload, of this attempt has done."""

@@ -6,9 +6,10 @@ A completed checkpoint never changes. Must not know: when a checkpoint is trigge
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
+
+import msgspec
 
 from dagster_checkpoints.coordination.plan import CheckpointPlan
 from dagster_checkpoints.pipeline import TaskId
@@ -22,8 +23,7 @@ class CheckpointKind(Enum):
     SAVEPOINT = "savepoint"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointProperties:
+class CheckpointProperties(msgspec.Struct, frozen=True):
     """The kind of a checkpoint, as data.
 
     Attributes:
@@ -57,7 +57,7 @@ class CheckpointProperties:
         unaligned = overtakes_at_once and not self.is_savepoint
         if forced == self.forced and unaligned == self.unaligned:
             return self
-        return replace(self, forced=forced, unaligned=unaligned)
+        return msgspec.structs.replace(self, forced=forced, unaligned=unaligned)
 
     @property
     def is_savepoint(self) -> bool:
@@ -70,8 +70,7 @@ class CheckpointProperties:
         return not self.is_savepoint or self.stops_job
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointBarrier:
+class CheckpointBarrier(msgspec.Struct, frozen=True):
     """The marker of a checkpoint between the records of a channel.
 
     Attributes:
@@ -85,8 +84,7 @@ class CheckpointBarrier:
     properties: CheckpointProperties = CheckpointProperties()
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStatistics:
+class TaskStatistics(msgspec.Struct, frozen=True):
     """What a task measured of its part in a checkpoint.
 
     Attributes:
@@ -136,8 +134,7 @@ class AcknowledgeAnswer(Enum):
     """The checkpoint is already discarded; the late state is deleted."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompletedCheckpoint:
+class CompletedCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint whose metadata is written and which the store names; immutable.
 
     Attributes:
@@ -157,7 +154,7 @@ class CompletedCheckpoint:
     finished: Set[TaskId] = frozenset()
     fully_finished: frozenset[str] = frozenset()
     roots: tuple[str, ...] = ()
-    statistics: Mapping[TaskId, TaskStatistics] = field(default_factory=lambda: MappingProxyType({}))
+    statistics: Mapping[TaskId, TaskStatistics] = msgspec.field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def is_savepoint(self) -> bool:
@@ -169,8 +166,7 @@ class CompletedCheckpoint:
         return self.completed_at - self.triggered_at
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointSnapshot:
+class CheckpointSnapshot(msgspec.Struct, frozen=True):
     """A checkpoint that every task has acknowledged: the content of its metadata.
 
     Attributes:

@@ -10,8 +10,9 @@ Source: FLIP-147; Flink's CheckpointCoordinator.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from dagster_checkpoints.coordination.checkpoints import CheckpointProperties, CompletedCheckpoint
 from dagster_checkpoints.coordination.config import CheckpointConfig

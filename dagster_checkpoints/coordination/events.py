@@ -6,7 +6,8 @@ Values only. Must not know: the coordinator's rules, how an action is performed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+
+import msgspec
 
 from dagster_checkpoints.coordination.checkpoints import (
     AcknowledgeAnswer,
@@ -29,23 +30,20 @@ _NOTHING_MEASURED = TaskStatistics()
 # Events
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStateChanged:
+class TaskStateChanged(msgspec.Struct, frozen=True):
     """A task has reported a new state."""
 
     task: TaskId
     state: TaskState
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfDataReached:
+class EndOfDataReached(msgspec.Struct, frozen=True):
     """A task has finished its operators and sent EndOfData to its consumers; never sent before OperatorsFinished."""
 
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class BacklogChanged:
+class BacklogChanged(msgspec.Struct, frozen=True):
     """A source's task begins or ends to process a backlog, during which latency does not matter (FLIP-309).
 
     No run on Spark reaches it yet: no source reports a backlog.
@@ -55,26 +53,22 @@ class BacklogChanged:
     backlog: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DrainBegan:
+class DrainBegan(msgspec.Struct, frozen=True):
     """Every source was asked to end: no periodic checkpoint is triggered any more, and all tasks end with the final one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed: due at `next_deadline()`, harmless at any other time."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRequested:
+class CheckpointRequested(msgspec.Struct, frozen=True):
     """A checkpoint or savepoint is requested; answered by RequestCompleted or RequestNotCompleted, exactly once."""
 
     request_id: str
     properties: CheckpointProperties = _USER_CHECKPOINT
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(msgspec.Struct, frozen=True):
     """A stop with savepoint is requested; answered by RequestCompleted or RequestNotCompleted, exactly once.
 
     Other checkpoints are suspended from now on. Suspend: the savepoint is triggered at once, or as soon as nothing
@@ -92,8 +86,7 @@ class StopRequested:
     properties: CheckpointProperties = _STOPPING_SAVEPOINT
 
 
-@dataclass(frozen=True, slots=True)
-class RequestWithdrawn:
+class RequestWithdrawn(msgspec.Struct, frozen=True):
     """The requester does not wait any longer: a checkpoint whose metadata is not being written yet is aborted
     (CHECKPOINT_EXPIRED)."""
 
@@ -101,8 +94,7 @@ class RequestWithdrawn:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
+class Acknowledged(msgspec.Struct, frozen=True):
     """A task has taken and uploaded its snapshot. The coordinator passes `state` on in WriteMetadata, and does not read it."""
 
     task: TaskId
@@ -111,8 +103,7 @@ class Acknowledged:
     statistics: TaskStatistics = _NOTHING_MEASURED
 
 
-@dataclass(frozen=True, slots=True)
-class Declined:
+class Declined(msgspec.Struct, frozen=True):
     """A task could not take its snapshot."""
 
     task: TaskId
@@ -121,24 +112,21 @@ class Declined:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerFailed:
+class TriggerFailed(msgspec.Struct, frozen=True):
     """A root could not be triggered, because it has just finished or does not exist any more."""
 
     task: TaskId
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataWritten:
+class MetadataWritten(msgspec.Struct, frozen=True):
     """The metadata is written and the store names it: the checkpoint is complete."""
 
     checkpoint_id: int
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataWriteFailed:
+class MetadataWriteFailed(msgspec.Struct, frozen=True):
     """The checkpoint is certainly not in the store; its states may be deleted."""
 
     checkpoint_id: int
@@ -146,8 +134,7 @@ class MetadataWriteFailed:
     reason: FailureReason = FailureReason.FINALIZE_CHECKPOINT_FAILURE
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataOutcomeUnknown:
+class MetadataOutcomeUnknown(msgspec.Struct, frozen=True):
     """It is not known whether the checkpoint is in the store: it counts as failed, and nothing is deleted.
 
     The next restart must ask the store, not this coordinator, which checkpoint is the newest.
@@ -157,8 +144,7 @@ class MetadataOutcomeUnknown:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TasksRestarting:
+class TasksRestarting(msgspec.Struct, frozen=True):
     """All tasks are stopped and start again from the latest completed checkpoint.
 
     Attributes:
@@ -171,8 +157,7 @@ class TasksRestarting:
     restored: CompletedCheckpoint | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
+class Shutdown(msgspec.Struct, frozen=True):
     """The job has ended. Nothing is triggered any more."""
 
     status: JobStatus
@@ -200,8 +185,7 @@ CoordinatorEvent = (
 # Actions
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointTriggered:
+class CheckpointTriggered(msgspec.Struct, frozen=True):
     """For reporting: a checkpoint was given its id; its TriggerTask actions follow.
 
     Attributes:
@@ -217,16 +201,14 @@ class CheckpointTriggered:
     finished: Set[TaskId] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerTask:
+class TriggerTask(msgspec.Struct, frozen=True):
     """Start the checkpoint in this root."""
 
     task: TaskId
     barrier: CheckpointBarrier
 
 
-@dataclass(frozen=True, slots=True)
-class AcknowledgeAnswered:
+class AcknowledgeAnswered(msgspec.Struct, frozen=True):
     """The answer to an acknowledgement; a DiscardStates or DiscardLateState follows for a late state."""
 
     task: TaskId
@@ -234,23 +216,20 @@ class AcknowledgeAnswered:
     answer: AcknowledgeAnswer
 
 
-@dataclass(frozen=True, slots=True)
-class WriteMetadata:
+class WriteMetadata(msgspec.Struct, frozen=True):
     """Write the metadata and make the store name it; answer with one of the three Metadata… events."""
 
     checkpoint: CheckpointSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyTasks:
+class NotifyTasks(msgspec.Struct, frozen=True):
     """Send these tasks the outcome of a checkpoint."""
 
     tasks: Set[TaskId]
     notice: CheckpointNotice
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardStates:
+class DiscardStates(msgspec.Struct, frozen=True):
     """Delete the private part of these states, and everything else that this checkpoint has stored: it is neither pending nor
     completed. Files that a retained or pending checkpoint names stay."""
 
@@ -258,8 +237,7 @@ class DiscardStates:
     states: Mapping[TaskId, object]
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardLateState:
+class DiscardLateState(msgspec.Struct, frozen=True):
     """Delete this one state: its task does not belong to the checkpoint, which stays pending. A runtime that accounts for states
     by checkpoint, and not by task, may keep it until the checkpoint itself is discarded."""
 
@@ -268,31 +246,27 @@ class DiscardLateState:
     state: object
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardCheckpoint:
+class DiscardCheckpoint(msgspec.Struct, frozen=True):
     """Delete a checkpoint that is no longer retained."""
 
     checkpoint: CompletedCheckpoint
 
 
-@dataclass(frozen=True, slots=True)
-class FailJob:
+class FailJob(msgspec.Struct, frozen=True):
     """Fail the job: too many consecutive checkpoints have failed."""
 
     reason: FailureReason
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCompleted:
+class RequestCompleted(msgspec.Struct, frozen=True):
     """Answer to CheckpointRequested or StopRequested."""
 
     request_id: str
     checkpoint: CompletedCheckpoint
 
 
-@dataclass(frozen=True, slots=True)
-class RequestNotCompleted:
+class RequestNotCompleted(msgspec.Struct, frozen=True):
     """Answer to CheckpointRequested or StopRequested."""
 
     request_id: str
@@ -300,8 +274,7 @@ class RequestNotCompleted:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointFailed:
+class CheckpointFailed(msgspec.Struct, frozen=True):
     """For reporting: a checkpoint has failed.
 
     Attributes:
@@ -313,8 +286,7 @@ class CheckpointFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointCompleted:
+class CheckpointCompleted(msgspec.Struct, frozen=True):
     """For reporting: a checkpoint has completed."""
 
     checkpoint: CompletedCheckpoint

@@ -15,9 +15,10 @@ Flink's SubtaskCheckpointCoordinatorImpl (lastCheckpointId, abortedCheckpointIds
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn
+
+import msgspec
 
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
 from dagster_checkpoints.coordination.id_ranges import IdRanges
@@ -34,8 +35,7 @@ class LifecycleState(Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfDataReceived:
+class EndOfDataReceived(msgspec.Struct, frozen=True):
     """No more records on any input, or the source is exhausted or was stopped.
 
     Attributes:
@@ -46,13 +46,11 @@ class EndOfDataReceived:
     drain: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorsFinished:
+class OperatorsFinished(msgspec.Struct, frozen=True):
     """MAX_WATERMARK, end_input and finish are done."""
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotTaken:
+class SnapshotTaken(msgspec.Struct, frozen=True):
     """The task has taken its snapshot for this checkpoint.
 
     Attributes:
@@ -65,23 +63,20 @@ class SnapshotTaken:
     savepoint: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointCompletedNotice:
+class CheckpointCompletedNotice(msgspec.Struct, frozen=True):
     """The coordinator reports that this checkpoint has completed: the task commits, and ends if the checkpoint lets it."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class SavepointCompletedNotice:
+class SavepointCompletedNotice(msgspec.Struct, frozen=True):
     """The coordinator reports that this savepoint of a job that continues has completed: there is nothing to commit, and
     the task waits for it no longer."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointAbortedNotice:
+class CheckpointAbortedNotice(msgspec.Struct, frozen=True):
     """The coordinator reports that this checkpoint will never complete."""
 
     checkpoint_id: int
@@ -91,13 +86,11 @@ CheckpointNotice = CheckpointCompletedNotice | SavepointCompletedNotice | Checkp
 """The outcome of a checkpoint, as the coordinator sends it to tasks."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestoredAfterFinish:
+class RestoredAfterFinish(msgspec.Struct, frozen=True):
     """The task was restored from a snapshot that it had taken after finish(): it must not finish again."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainAnnounced:
+class DrainAnnounced(msgspec.Struct, frozen=True):
     """The job is being stopped with a savepoint after a drain: a task that would not wait for a checkpoint waits for that
     savepoint, too. Sent before the end of data that the stop causes."""
 
@@ -105,30 +98,25 @@ class DrainAnnounced:
 LifecycleEvent = EndOfDataReceived | OperatorsFinished | SnapshotTaken | CheckpointNotice | RestoredAfterFinish | DrainAnnounced
 
 
-@dataclass(frozen=True, slots=True)
-class FinishOperators:
+class FinishOperators(msgspec.Struct, frozen=True):
     """Emit MAX_WATERMARK, call end_input of every input and finish; then send OperatorsFinished."""
 
 
-@dataclass(frozen=True, slots=True)
-class PauseOperators:
+class PauseOperators(msgspec.Struct, frozen=True):
     """Process nothing more, from before the next record on: the snapshot of a suspend's savepoint was taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeOperators:
+class ResumeOperators(msgspec.Struct, frozen=True):
     """Process again: the savepoint of the suspend has failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmitEndOfData:
+class EmitEndOfData(msgspec.Struct, frozen=True):
     """Send EndOfData to every output; after a drain also report to the coordinator that the data of this task has ended."""
 
     drain: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CommitUpTo:
+class CommitUpTo(msgspec.Struct, frozen=True):
     """Commit what was pre-committed for this checkpoint and earlier ones, call notify_checkpoint_complete.
 
     Attributes:
@@ -138,18 +126,15 @@ class CommitUpTo:
     checkpoint_id: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class CloseOperators:
+class CloseOperators(msgspec.Struct, frozen=True):
     """Call close: release resources, emit nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmitEndOfPartition:
+class EmitEndOfPartition(msgspec.Struct, frozen=True):
     """Send EndOfPartition to every output."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFinished:
+class TaskFinished(msgspec.Struct, frozen=True):
     """Report to the coordinator that the task is FINISHED."""
 
 

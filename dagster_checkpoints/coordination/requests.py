@@ -13,12 +13,13 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
 from dagster_checkpoints.coordination.failures import FailureReason
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRequest:
+class CheckpointRequest(msgspec.Struct, frozen=True):
     """A checkpoint or savepoint that is wanted.
 
     Attributes:
@@ -34,8 +35,7 @@ class CheckpointRequest:
     for_end_of_data: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(msgspec.Struct, frozen=True):
     """A request that will not run, and why.
 
     Attributes:

@@ -11,9 +11,10 @@ Source: FLIP-34; Flink's StopWithSavepointTerminationManager and StopWithSavepoi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn
+
+import msgspec
 
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
 from dagster_checkpoints.coordination.failures import FailureReason
@@ -30,41 +31,35 @@ class StopState(Enum):
 # Events
 
 
-@dataclass(frozen=True, slots=True)
-class SavepointCompleted:
+class SavepointCompleted(msgspec.Struct, frozen=True):
     """The coordinator has answered with RequestCompleted."""
 
     checkpoint_id: int
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class SavepointFailed:
+class SavepointFailed(msgspec.Struct, frozen=True):
     """The coordinator has answered with RequestNotCompleted."""
 
     reason: FailureReason
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFailed:
+class TaskFailed(msgspec.Struct, frozen=True):
     """A task has failed; before the savepoint the job and the coordinator handle it alone."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class AllTasksFinished:
+class AllTasksFinished(msgspec.Struct, frozen=True):
     """Every task is FINISHED."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobCanceled:
+class JobCanceled(msgspec.Struct, frozen=True):
     """The job was canceled."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobFailed:
+class JobFailed(msgspec.Struct, frozen=True):
     """The job has ended FAILED, and is not restarted."""
 
     message: str
@@ -75,24 +70,21 @@ StopEvent = SavepointCompleted | SavepointFailed | TaskFailed | AllTasksFinished
 # Actions
 
 
-@dataclass(frozen=True, slots=True)
-class FailOver:
+class FailOver(msgspec.Struct, frozen=True):
     """Restart the job from its latest checkpoint: after a savepoint that is the savepoint, and its commits are
     retried."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerDone:
+class AnswerDone(msgspec.Struct, frozen=True):
     """The job has ended, and everything that the savepoint holds is committed."""
 
     checkpoint_id: int
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerFailed:
+class AnswerFailed(msgspec.Struct, frozen=True):
     """The job has not stopped as requested.
 
     Attributes:

@@ -10,8 +10,10 @@ idle ones, so that an ended backfill beside an idle live feed does not fire the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from dagster_checkpoints.coordination.errors import UnexpectedEvent, UnknownChannel
 
@@ -25,8 +27,7 @@ MIN_WATERMARK_MS = -(10**15)
 Ended = Literal["none", "drain", "suspend"]
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelWatermark:
+class ChannelWatermark(msgspec.Struct, frozen=True):
     """The state of one channel in a valve: the part of a snapshot that belongs to the channel."""
 
     watermark: int = MIN_WATERMARK_MS
@@ -34,12 +35,11 @@ class ChannelWatermark:
     ended: Ended = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class ValveState:
+class ValveState(msgspec.Struct, frozen=True):
     """The state of a valve in a checkpoint."""
 
     watermark: int = MIN_WATERMARK_MS
-    channels: Mapping[str, ChannelWatermark] = field(default_factory=dict)
+    channels: Mapping[str, ChannelWatermark] = msgspec.field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ observed: what a process that is gone had sent before its end either lands soone
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
@@ -38,8 +37,7 @@ _PROCESS_POLL_SECONDS = 1.0
 _SHORTEST_POLL_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class CheckOwnerGone:
+class CheckOwnerGone(msgspec.Struct, frozen=True):
     """Find out whether the owner's process is known to have ended, with all that it has started.
 
     Answer: False if it lives, and if it cannot be told.
@@ -48,8 +46,7 @@ class CheckOwnerGone:
     owner: Owner
 
 
-@dataclass(frozen=True, slots=True)
-class AnnounceWatch:
+class AnnounceWatch(msgspec.Struct, frozen=True):
     """Tell the user of the lease of another owner, and for how many seconds it is watched; 0 if that owner is gone.
 
     Answer: None.
@@ -59,8 +56,7 @@ class AnnounceWatch:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Sleep:
+class Sleep(msgspec.Struct, frozen=True):
     """Wait. Answer: None."""
 
     seconds: float

@@ -7,7 +7,8 @@ crash between two requests leaves only what a later owner sweeps up.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.shared_files import SharedName
@@ -16,140 +17,117 @@ from dagster_checkpoints.execution.storage_steps import Steps
 _DELETE_BATCH = 500
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetCheckpoint:
+class ForgetCheckpoint(msgspec.Struct, frozen=True):
     """Take it out of `state.json`: :meth:`OwnershipSteps.forget`. Answer: None."""
 
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteMetadata:
+class DeleteMetadata(msgspec.Struct, frozen=True):
     """Delete the metadata of a checkpoint. Answer: None."""
 
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteSavepoint:
+class DeleteSavepoint(msgspec.Struct, frozen=True):
     """Delete a savepoint's directory: :func:`delete_savepoint`. Answer: None."""
 
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardFiles:
+class DiscardFiles(msgspec.Struct, frozen=True):
     """Delete the state files that only this checkpoint names: :func:`delete_files`. Answer: the number of files."""
 
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardSavepoint:
+class DiscardSavepoint(msgspec.Struct, frozen=True):
     """Delete the directory of a savepoint that has failed, unless it is none, or is to be kept. Answer: None."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardPendingFiles:
+class DiscardPendingFiles(msgspec.Struct, frozen=True):
     """Delete the state files that only this pending checkpoint names: :func:`delete_files`. Answer: the number of files."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteFiles:
+class DeleteFiles(msgspec.Struct, frozen=True):
     """Delete files in ``shared/``. Answer: None."""
 
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MarkIncomplete:
+class MarkIncomplete(msgspec.Struct, frozen=True):
     """Write the mark that says that a savepoint is incomplete. Answer: None."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteSavepointMetadata:
+class DeleteSavepointMetadata(msgspec.Struct, frozen=True):
     """Delete the savepoint's metadata. Answer: None."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteSavepointFiles:
+class DeleteSavepointFiles(msgspec.Struct, frozen=True):
     """Delete the savepoint's state files. Answer: None."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveMark:
+class RemoveMark(msgspec.Struct, frozen=True):
     """Delete the mark that says that a savepoint is incomplete. Answer: None."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveMarkIfEmpty:
+class RemoveMarkIfEmpty(msgspec.Struct, frozen=True):
     """Delete the mark that says that a savepoint is incomplete, unless state files are left. Answer: None."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListMetadata:
+class ListMetadata(msgspec.Struct, frozen=True):
     """List the metadata of checkpoints. Answer: a sequence of :class:`FoundMetadata`."""
 
 
-@dataclass(frozen=True, slots=True)
-class IsRegistered:
+class IsRegistered(msgspec.Struct, frozen=True):
     """Whether a checkpoint's files are registered: it is restored from, or pending. Answer: a bool."""
 
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListSavepointDirectories:
+class ListSavepointDirectories(msgspec.Struct, frozen=True):
     """List the directories in the pipeline's own ``savepoints/``. Answer: their locations."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadMark:
+class ReadMark(msgspec.Struct, frozen=True):
     """Read the mark that says whose an incomplete savepoint is. Answer: an :class:`IncompleteMark`; None if there is none."""
 
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class HasMetadata:
+class HasMetadata(msgspec.Struct, frozen=True):
     """Whether the savepoint is complete. Answer: a bool."""
 
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class SweepSavepoints:
+class SweepSavepoints(msgspec.Struct, frozen=True):
     """Sweep ``savepoints/``: :func:`sweep_savepoints`. Answer: the number of savepoints deleted."""
 
 
-@dataclass(frozen=True, slots=True)
-class SweepMetadata:
+class SweepMetadata(msgspec.Struct, frozen=True):
     """Sweep ``checkpoints/``: :func:`sweep_metadata`. Answer: the number of checkpoints deleted."""
 
 
-@dataclass(frozen=True, slots=True)
-class SweepFiles:
+class SweepFiles(msgspec.Struct, frozen=True):
     """Sweep ``shared/``: :func:`sweep_files`. Answer: the number of files deleted."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListFiles:
+class ListFiles(msgspec.Struct, frozen=True):
     """List ``shared/``. Answer: the :class:`SharedName` of each file."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteUnnamed:
+class DeleteUnnamed(msgspec.Struct, frozen=True):
     """Of these files, delete those that no checkpoint names: :func:`delete_files`. Answer: the number of files."""
 
     names: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class FoundMetadata:
+class FoundMetadata(msgspec.Struct, frozen=True):
     """A checkpoint's metadata that is in storage; the checkpoint may never have been completed.
 
     Attributes:
@@ -161,8 +139,7 @@ class FoundMetadata:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class IncompleteMark:
+class IncompleteMark(msgspec.Struct, frozen=True):
     """Whose an incomplete savepoint is.
 
     Attributes:

@@ -7,7 +7,8 @@ are taken, nor what their metadata says.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from dagster_checkpoints.coordination import (
     CheckpointProperties,
@@ -31,8 +32,7 @@ from dagster_checkpoints.state import CheckpointMetadata, PartlyFinishedUnionSta
 _CREATE_ATTEMPTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class BuildMetadata:
+class BuildMetadata(msgspec.Struct, frozen=True):
     """Make the metadata from what the tasks have acknowledged with.
 
     Answer: the CheckpointMetadata.
@@ -41,29 +41,25 @@ class BuildMetadata:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveId:
+class ReserveId(msgspec.Struct, frozen=True):
     """Take the id of a savepoint: :meth:`OwnershipSteps.reserve`. Answer: None."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoreMetadata:
+class StoreMetadata(msgspec.Struct, frozen=True):
     """Write a checkpoint's metadata: :func:`write_metadata`. Answer: the checkpoint's location."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSavepoint:
+class StoreSavepoint(msgspec.Struct, frozen=True):
     """Complete a savepoint's directory: :func:`complete_savepoint`. Answer: the savepoint's location."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteCheckpoint:
+class CompleteCheckpoint(msgspec.Struct, frozen=True):
     """Make it the newest completed one: :meth:`OwnershipSteps.complete`. Answer: None."""
 
     checkpoint_id: int
@@ -71,8 +67,7 @@ class CompleteCheckpoint:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteResult(msgspec.Struct, frozen=True):
     """How the writing of a checkpoint has ended.
 
     Attributes:
@@ -84,8 +79,7 @@ class WriteResult:
     keep: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CreateObject:
+class CreateObject(msgspec.Struct, frozen=True):
     """Create the object if it is absent.
 
     Answer: None.
@@ -93,8 +87,7 @@ class CreateObject:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class CompareObject:
+class CompareObject(msgspec.Struct, frozen=True):
     """Compare the object that is there with the one that was to be created.
 
     Answer: None.
@@ -102,8 +95,7 @@ class CompareObject:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class CheckStateFiles:
+class CheckStateFiles(msgspec.Struct, frozen=True):
     """See that every file that a savepoint's metadata names is in its directory, and of the right size.
 
     Answer: None.
@@ -111,8 +103,7 @@ class CheckStateFiles:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class RenewLease:
+class RenewLease(msgspec.Struct, frozen=True):
     """Learn whether this run still owns the pipeline: :meth:`OwnershipSteps.renew`.
 
     Answer: True if it does; False if storage did not say.

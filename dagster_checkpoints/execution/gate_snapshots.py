@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from dagster_checkpoints.coordination import (
     MIN_WATERMARK_MS,
@@ -25,8 +26,7 @@ from dagster_checkpoints.execution.task_events import PinnedChannel, PinnedInput
 from dagster_checkpoints.state import ChannelSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class InputsCaptured:
+class InputsCaptured(msgspec.Struct, frozen=True):
     """The in-flight data of an unaligned snapshot is complete.
 
     Attributes:
@@ -37,8 +37,7 @@ class InputsCaptured:
     captured: dict[str, tuple[Element, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class PinDue:
+class PinDue(msgspec.Struct, frozen=True):
     """`PinSnapshot`, and since when the snapshot's barriers were aligned, seconds."""
 
     pin: PinSnapshot
@@ -49,8 +48,7 @@ DueAction = TakeSnapshot | StartSnapshot | ChannelCaptured | SnapshotInputsCompl
 """What a barrier handler asks for, and what waits until the query has caught up."""
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotDue:
+class SnapshotDue(msgspec.Struct, frozen=True):
     """An action that is due.
 
     Attributes:

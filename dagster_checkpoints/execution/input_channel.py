@@ -7,14 +7,14 @@ for, `taken_in` up to where watermarks count, `open_to` up to where the query ma
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+
+import msgspec
 
 from dagster_checkpoints.coordination import ChannelWatermark
 from dagster_checkpoints.execution.elements import Element
 
 
-@dataclass(frozen=True, slots=True)
-class GateChannel:
+class GateChannel(msgspec.Struct, frozen=True):
     """An input channel at the beginning of an attempt.
 
     Attributes:

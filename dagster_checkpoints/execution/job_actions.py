@@ -6,7 +6,8 @@ What the coordinator asks for itself is in `coordination.events`, and passed on 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+
+import msgspec
 
 from dagster_checkpoints.coordination import (
     CheckpointCompleted,
@@ -29,15 +30,13 @@ from dagster_checkpoints.pipeline import TaskId
 # Actions that are answered with an event
 
 
-@dataclass(frozen=True, slots=True)
-class ChooseOlderStart:
+class ChooseOlderStart(msgspec.Struct, frozen=True):
     """Choose another start: what was chosen cannot be read. Answered with BeginningChosen or FatalError."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Deploy:
+class Deploy(msgspec.Struct, frozen=True):
     """Build the tasks of an attempt, and restore them. Answered with Deployed, DeployFailed, FatalError or CancelRequested.
 
     Attributes:
@@ -51,35 +50,29 @@ class Deploy:
     ended_sources: frozenset[tuple[str, str]] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class BeginJob:
+class BeginJob(msgspec.Struct, frozen=True):
     """Make storage say that the job runs. Answered with JobBegun or FatalError."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimSavepoint:
+class ClaimSavepoint(msgspec.Struct, frozen=True):
     """Make the savepoint that the job starts from its own. Answered with SavepointClaimed or FatalError."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmOwnership:
+class ConfirmOwnership(msgspec.Struct, frozen=True):
     """Ask storage whether this run still owns the pipeline. Answered with OwnershipConfirmed, StorageSilent or FatalError."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadNewest:
+class ReadNewest(msgspec.Struct, frozen=True):
     """Read what a restart begins from. Answered with NewestRead, StorageSilent or FatalError."""
 
     checkpoint: CompletedCheckpoint
 
 
-@dataclass(frozen=True, slots=True)
-class StopTasks:
+class StopTasks(msgspec.Struct, frozen=True):
     """Cancel the tasks that have not finished, and wait for all of them. Answered with TasksStopped."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndJob:
+class EndJob(msgspec.Struct, frozen=True):
     """Make storage say that the job has ended. Answered with JobEndRecorded or JobEndNotRecorded.
 
     Attributes:
@@ -93,42 +86,36 @@ class EndJob:
     stop_asked_by: StopAskedBy = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishWork:
+class FinishWork(msgspec.Struct, frozen=True):
     """Give up what is being uploaded, finish what is being written or deleted. Answered with WorkEnded."""
 
 
 # Actions without an answer
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class Sweep(msgspec.Struct, frozen=True):
     """Delete what killed runs have left behind."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartTasks:
+class StartTasks(msgspec.Struct, frozen=True):
     """Start the tasks that were deployed. If that fails: StartFailed, or FatalError."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendToTasks:
+class SendToTasks(msgspec.Struct, frozen=True):
     """Put the message into the mailboxes of these tasks."""
 
     tasks: Collection[TaskId]
     message: TaskMessage
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetSavepoints:
+class ForgetSavepoints(msgspec.Struct, frozen=True):
     """A savepoint of the user's that is not at one of these locations is no longer what a restart may begin from; it stays
     where it is."""
 
     retained: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(msgspec.Struct, frozen=True):
     """Give the pipeline up; the last action.
 
     Attributes:
@@ -141,16 +128,14 @@ class Release:
 # For reporting
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptBegan:
+class AttemptBegan(msgspec.Struct, frozen=True):
     """The tasks of an attempt are deployed, and are about to be started."""
 
     attempt: int
     restored: RestorePoint | None
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRestarting:
+class AttemptRestarting(msgspec.Struct, frozen=True):
     """The unfinished tasks start again from the latest checkpoint.
 
     Attributes:
@@ -163,8 +148,7 @@ class AttemptRestarting:
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class TaskHasFinished:
+class TaskHasFinished(msgspec.Struct, frozen=True):
     """A task of the attempt is FINISHED."""
 
     task: TaskId

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field
 
+import msgspec
+
 from dagster_checkpoints.coordination import (
     CheckpointRequested,
     CompletedCheckpoint,
@@ -56,8 +58,7 @@ class RestorePoint:
     state: object = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class JobBeginning:
+class JobBeginning(msgspec.Struct, frozen=True):
     """What a job begins with.
 
     Attributes:
@@ -75,8 +76,7 @@ class JobBeginning:
     claims: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class JobOutcome:
+class JobOutcome(msgspec.Struct, frozen=True):
     """How a job has ended.
 
     Attributes:
@@ -97,15 +97,13 @@ class JobOutcome:
 # Events: results of actions
 
 
-@dataclass(frozen=True, slots=True)
-class BeginningChosen:
+class BeginningChosen(msgspec.Struct, frozen=True):
     """What the job starts from is known, and fits; nothing has been restored yet."""
 
     start: JobBeginning
 
 
-@dataclass(frozen=True, slots=True)
-class Deployed:
+class Deployed(msgspec.Struct, frozen=True):
     """The tasks of an attempt are built and restored; none is started.
 
     Attributes:
@@ -119,8 +117,7 @@ class Deployed:
     sources: tuple[SourceInstance, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeployFailed:
+class DeployFailed(msgspec.Struct, frozen=True):
     """The attempt could not be built; nothing was started.
 
     Attributes:
@@ -133,18 +130,15 @@ class DeployFailed:
     may_pass: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class JobBegun:
+class JobBegun(msgspec.Struct, frozen=True):
     """Storage says that the job runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavepointClaimed:
+class SavepointClaimed(msgspec.Struct, frozen=True):
     """Storage says that the savepoint is the job's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnershipConfirmed:
+class OwnershipConfirmed(msgspec.Struct, frozen=True):
     """Storage says that this run owns the pipeline, and which checkpoint is the newest.
 
     Attributes:
@@ -156,32 +150,27 @@ class OwnershipConfirmed:
     epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StorageSilent:
+class StorageSilent(msgspec.Struct, frozen=True):
     """Storage has not answered; the lease still holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewestRead:
+class NewestRead(msgspec.Struct, frozen=True):
     """The checkpoint that a restart begins from was read, and fits."""
 
     restored: RestorePoint
 
 
-@dataclass(frozen=True, slots=True)
-class StartFailed:
+class StartFailed(msgspec.Struct, frozen=True):
     """The tasks could not be started."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class TasksStopped:
+class TasksStopped(msgspec.Struct, frozen=True):
     """No task of the attempt runs any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobEndRecorded:
+class JobEndRecorded(msgspec.Struct, frozen=True):
     """Storage says that the job has ended.
 
     Attributes:
@@ -191,29 +180,25 @@ class JobEndRecorded:
     dropped: tuple[CompletedCheckpoint, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class JobEndNotRecorded:
+class JobEndNotRecorded(msgspec.Struct, frozen=True):
     """Storage does not say that the job has ended, or it is not known: all checkpoints are kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkEnded:
+class WorkEnded(msgspec.Struct, frozen=True):
     """Nothing is being uploaded, written or deleted any more."""
 
 
 # Events: from tasks, users and other threads
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFailure:
+class TaskFailure(msgspec.Struct, frozen=True):
     """A task has failed."""
 
     task: TaskId
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class TaskReport:
+class TaskReport(msgspec.Struct, frozen=True):
     """A task, or an upload of its state, reports something. Reports of earlier attempts are ignored.
 
     Attributes:
@@ -224,25 +209,21 @@ class TaskReport:
     event: CoordinatorEvent | TaskFailure
 
 
-@dataclass(frozen=True, slots=True)
-class FatalError:
+class FatalError(msgspec.Struct, frozen=True):
     """The job cannot go on, and another attempt would not help: another run owns the pipeline, or storage refuses."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRequested:
+class CancelRequested(msgspec.Struct, frozen=True):
     """The job shall end as soon as possible; its checkpoints are kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainRequested:
+class DrainRequested(msgspec.Struct, frozen=True):
     """Every source shall end, without a savepoint; after a stop that is under way, if the stop fails."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndSourceRequested:
+class EndSourceRequested(msgspec.Struct, frozen=True):
     """A source shall end, or one instance of it."""
 
     stage: str

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from dagster_checkpoints.coordination import (
     AllTasksFinished,
     AnswerDone,
@@ -38,8 +40,7 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.pipeline import TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """What is asked of a running job.
 
     Attributes:
@@ -61,8 +62,7 @@ class Request:
     termination: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReceived:
+class RequestReceived(msgspec.Struct, frozen=True):
     """A requester asks for something. Where a savepoint is to be written was checked before.
 
     Attributes:
@@ -75,8 +75,7 @@ class RequestReceived:
     received_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class SourceInstance:
+class SourceInstance(msgspec.Struct, frozen=True):
     """One instance of a source, and the task that runs it."""
 
     stage: str
@@ -87,8 +86,7 @@ class SourceInstance:
         return f"{self.stage}[{self.instance}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(msgspec.Struct, frozen=True):
     """The job was stopped with a savepoint, which has completed.
 
     Attributes:
@@ -104,15 +102,13 @@ class Stopped:
 # Actions
 
 
-@dataclass(frozen=True, slots=True)
-class ToCoordinator:
+class ToCoordinator(msgspec.Struct, frozen=True):
     """Hand this event to the coordinator."""
 
     event: CoordinatorEvent
 
 
-@dataclass(frozen=True, slots=True)
-class EndSources:
+class EndSources(msgspec.Struct, frozen=True):
     """End sources as if their input were exhausted.
 
     Attributes:
@@ -127,8 +123,7 @@ class EndSources:
     stops_job: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerRequest:
+class AnswerRequest(msgspec.Struct, frozen=True):
     """Tell the requesters what has become of the request; nothing more is said of it.
 
     Attributes:

@@ -5,14 +5,13 @@ Most of it is the coordination floor's own events: the coordinator decides them,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from dagster_checkpoints.coordination import TriggerReceived
 from dagster_checkpoints.coordination.lifecycle import CheckpointNotice, DrainAnnounced
 
 
-@dataclass(frozen=True, slots=True)
-class EndInput:
+class EndInput(msgspec.Struct, frozen=True):
     """A source ends as if its input were exhausted. Tasks behind channels ignore it: their inputs end by themselves."""
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from dagster_checkpoints.execution.storage_steps import Steps
 
@@ -49,15 +50,13 @@ class FileRegistry(Protocol):
         """The file is stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class PutFile:
+class PutFile(msgspec.Struct, frozen=True):
     """Store the file's bytes under this name in ``shared/``. Answer: None."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class StoredName:
+class StoredName(msgspec.Struct, frozen=True):
     """Under which name a file is in ``shared/``, and whether it was uploaded for that."""
 
     name: SharedName

@@ -6,8 +6,9 @@ As steps: the driver reads metadata and checks that it fits the pipeline. Everyt
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
+
+import msgspec
 
 from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
 from dagster_checkpoints.errors import DagsterCheckpointsError
@@ -42,8 +43,7 @@ class StartOptions(Protocol):
         """What becomes of a savepoint that the run starts from."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterFiles:
+class RegisterFiles(msgspec.Struct, frozen=True):
     """Read the metadata of a retained checkpoint, and keep the files that it names from deletion.
 
     Answer: None.
@@ -53,8 +53,7 @@ class RegisterFiles:
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRestorable:
+class ReadRestorable(msgspec.Struct, frozen=True):
     """Read a checkpoint or savepoint, and check that the pipeline can be restored from it.
 
     Answer: a :class:`RestorableCheckpoint`.
@@ -64,8 +63,7 @@ class ReadRestorable:
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class ResolveName:
+class ResolveName(msgspec.Struct, frozen=True):
     """Find what the user means by a relative location, a URL or an absolute path.
 
     Answer: a :class:`NamedPlace`.
@@ -75,16 +73,14 @@ class ResolveName:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListSavepoints:
+class ListSavepoints(msgspec.Struct, frozen=True):
     """List the complete savepoints in the pipeline's own directory.
 
     Answer: a sequence of :class:`NamedSavepoint`, newest first.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class NamedPlace:
+class NamedPlace(msgspec.Struct, frozen=True):
     """What a name in the run configuration stands for.
 
     Attributes:
@@ -96,16 +92,14 @@ class NamedPlace:
     savepoint: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NamedSavepoint:
+class NamedSavepoint(msgspec.Struct, frozen=True):
     """A savepoint in the pipeline's own directory."""
 
     checkpoint_id: int
     location: str
 
 
-@dataclass(frozen=True, slots=True)
-class RestorableCheckpoint(Generic[R]):
+class RestorableCheckpoint(msgspec.Struct, Generic[R], frozen=True):
     """A checkpoint or savepoint that fits the pipeline.
 
     Attributes:
@@ -123,8 +117,7 @@ class RestorableCheckpoint(Generic[R]):
     own: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StartPoint(Generic[R]):
+class StartPoint(msgspec.Struct, Generic[R], frozen=True):
     """What a run begins with.
 
     Attributes:

@@ -8,9 +8,10 @@ floor on real storage, the simulator on its world. A request that fails is answe
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
+
+import msgspec
 
 from dagster_checkpoints.execution.pipeline_state import PipelineState
 
@@ -21,8 +22,7 @@ StateVersion = str | int
 """Which version of ``state.json`` is meant: an etag of the store; only ever compared for equality."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadState:
+class ReadState(msgspec.Struct, frozen=True):
     """Read ``state.json``.
 
     Answer: a :class:`StoredState`, or None if there is no such file.
@@ -30,8 +30,7 @@ class ReadState:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class ReplaceState:
+class ReplaceState(msgspec.Struct, frozen=True):
     """Replace ``state.json`` if it is still the version expected.
 
     Answer: the new version.
@@ -46,8 +45,7 @@ class ReplaceState:
     state: PipelineState
 
 
-@dataclass(frozen=True, slots=True)
-class CreateState:
+class CreateState(msgspec.Struct, frozen=True):
     """Create ``state.json``.
 
     Answer: its version.
@@ -60,16 +58,14 @@ class CreateState:
     state: PipelineState
 
 
-@dataclass(frozen=True, slots=True)
-class StoredState:
+class StoredState(msgspec.Struct, frozen=True):
     """A content of ``state.json`` that was read, and its version."""
 
     state: PipelineState
     version: StateVersion
 
 
-@dataclass(frozen=True, slots=True)
-class StatePlace:
+class StatePlace(msgspec.Struct, frozen=True):
     """Where the ``state.json`` of a pipeline is, for the text of errors.
 
     Attributes:
@@ -83,8 +79,7 @@ class StatePlace:
     url: str
 
 
-@dataclass(frozen=True, slots=True)
-class DriverValues:
+class DriverValues(msgspec.Struct, frozen=True):
     """Values that only a driver has: times and random tokens.
 
     Attributes:

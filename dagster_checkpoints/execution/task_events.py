@@ -8,7 +8,8 @@ has a word for it already, that one is used: `lifecycle`'s actions go to the dri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from dagster_checkpoints.coordination import (
     AlignmentTick,
@@ -26,13 +27,11 @@ from dagster_checkpoints.state import ChannelSnapshot
 # Events
 
 
-@dataclass(frozen=True, slots=True)
-class TaskOpened:
+class TaskOpened(msgspec.Struct, frozen=True):
     """The sink is open and its transactions are recovered: the task begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueryBuilt:
+class QueryBuilt(msgspec.Struct, frozen=True):
     """Answers `BuildQuery`.
 
     Attributes:
@@ -48,18 +47,15 @@ class QueryBuilt:
     ordered: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class QueryRunning:
+class QueryRunning(msgspec.Struct, frozen=True):
     """Answers `StartQuery`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluated:
+class Evaluated(msgspec.Struct, frozen=True):
     """Answers `EvaluateOnce`: everything is emitted."""
 
 
-@dataclass(frozen=True, slots=True)
-class ElementsArrived:
+class ElementsArrived(msgspec.Struct, frozen=True):
     """Elements lie on channels.
 
     Attributes:
@@ -70,20 +66,17 @@ class ElementsArrived:
     elements: Sequence[tuple[str, Sequence[Element]]]
 
 
-@dataclass(frozen=True, slots=True)
-class QueryConsumed:
+class QueryConsumed(msgspec.Struct, frozen=True):
     """The query has processed, and committed, the elements of these channels up to these positions."""
 
     positions: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class BetweenBatches:
+class BetweenBatches(msgspec.Struct, frozen=True):
     """No micro-batch is being processed: what belongs between the output of two of them may be said now."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadBarrier:
+class UnreadBarrier(msgspec.Struct, frozen=True):
     """The first barrier of a channel has arrived, behind elements that are not read yet; see `BarrierAnnounced`.
 
     Attributes:
@@ -95,15 +88,13 @@ class UnreadBarrier:
     unread: Sequence[Element]
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotPinned:
+class SnapshotPinned(msgspec.Struct, frozen=True):
     """Answers `PinSnapshot`: nothing in the snapshot changes any more."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotFailed:
+class SnapshotFailed(msgspec.Struct, frozen=True):
     """Answers `PinSnapshot`: the task goes on without this snapshot.
 
     Attributes:
@@ -114,8 +105,7 @@ class SnapshotFailed:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceExhausted:
+class SourceExhausted(msgspec.Struct, frozen=True):
     """A bounded source has read all of its input."""
 
 
@@ -137,23 +127,19 @@ TaskEvent = GateEvent | TaskMessage | SourceExhausted | life.OperatorsFinished
 # Actions
 
 
-@dataclass(frozen=True, slots=True)
-class BuildQuery:
+class BuildQuery(msgspec.Struct, frozen=True):
     """Build the query: all static inputs are there. Answered by `QueryBuilt`."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartQuery:
+class StartQuery(msgspec.Struct, frozen=True):
     """Start the query. Answered by `QueryRunning`."""
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluateOnce:
+class EvaluateOnce(msgspec.Struct, frozen=True):
     """Evaluate the plan without streams, and emit what it gives. Answered by `Evaluated`."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTo:
+class OpenTo(msgspec.Struct, frozen=True):
     """The query may read its channels up to these positions, and is told the watermark; both at one moment.
 
     Attributes:
@@ -165,30 +151,26 @@ class OpenTo:
     watermark: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class AddToTable:
+class AddToTable(msgspec.Struct, frozen=True):
     """Records of a static input: they belong to the table from now on."""
 
     channel: str
     records: Element
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(msgspec.Struct, frozen=True):
     """Append a mark to every output channel."""
 
     mark: Mark
 
 
-@dataclass(frozen=True, slots=True)
-class WatermarkReached:
+class WatermarkReached(msgspec.Struct, frozen=True):
     """The task's output has come to this watermark, epoch ms: an event of `OutputEventTime`, which says it if it is news."""
 
     ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedChannel:
+class PinnedChannel(msgspec.Struct, frozen=True):
     """One input channel in a snapshot.
 
     Attributes:
@@ -200,8 +182,7 @@ class PinnedChannel:
     in_flight: tuple[Element, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedInputs:
+class PinnedInputs(msgspec.Struct, frozen=True):
     """The inputs' part of a snapshot.
 
     Attributes:
@@ -212,8 +193,7 @@ class PinnedInputs:
     valve_watermark: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PinSnapshot:
+class PinSnapshot(msgspec.Struct, frozen=True):
     """Take the snapshot: hold the query between two micro-batches, pin its state, the operators' and the sink's.
 
     Answered by `SnapshotPinned` or `SnapshotFailed` while the query is still held.
@@ -227,15 +207,13 @@ class PinSnapshot:
     overtaking: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Overtake:
+class Overtake(msgspec.Struct, frozen=True):
     """Put the barrier in front of everything that waits on the outputs; what it overtakes belongs to the snapshot."""
 
     barrier: CheckpointBarrier
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSnapshot:
+class StoreSnapshot(msgspec.Struct, frozen=True):
     """Store what was pinned, then acknowledge.
 
     Attributes:
@@ -247,32 +225,27 @@ class StoreSnapshot:
     captured: Mapping[str, tuple[Element, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class DropSnapshot:
+class DropSnapshot(msgspec.Struct, frozen=True):
     """Forget what was pinned: it will not be stored."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyOperatorsAborted:
+class NotifyOperatorsAborted(msgspec.Struct, frozen=True):
     """Call notify_checkpoint_aborted of every stage."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopSource:
+class StopSource(msgspec.Struct, frozen=True):
     """Stop reading a source, as if its input were exhausted."""
 
 
-@dataclass(frozen=True, slots=True)
-class KillQuery:
+class KillQuery(msgspec.Struct, frozen=True):
     """Stop the query at once. A micro-batch that waits is not processed: it comes again when the job is resumed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """Tell the coordinator."""
 
     event: TaskStateChanged | EndOfDataReached | Declined

@@ -6,8 +6,9 @@ Values only: the sinks of the runtime and of the simulator perform the same step
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import msgspec
 
 T = TypeVar("T")
 """A transaction, as the checkpoint holds it."""
@@ -45,32 +46,27 @@ class PendingTransactions(Generic[T]):
         del self._pending[0]
 
 
-@dataclass(frozen=True, slots=True)
-class TakeFence:
+class TakeFence(msgspec.Struct, frozen=True):
     """Refuse older owners from now on; an owner that is older than the newest one stops."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(msgspec.Struct, frozen=True):
     """Show exactly the rows on the way to the checkpoint `restored`, which this job took."""
 
     restored: int
 
 
-@dataclass(frozen=True, slots=True)
-class Commit(Generic[T]):
+class Commit(msgspec.Struct, Generic[T], frozen=True):
     """Commit a transaction that the checkpoint holds."""
 
     transaction: T
 
 
-@dataclass(frozen=True, slots=True)
-class AbortRest:
+class AbortRest(msgspec.Struct, frozen=True):
     """Abort every staged transaction that was not committed; those of a newer owner stay."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContinueFrom:
+class ContinueFrom(msgspec.Struct, frozen=True):
     """The job continues from its checkpoint `restored`; None: from a checkpoint of another job, or from none."""
 
     restored: int | None

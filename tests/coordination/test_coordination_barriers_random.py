@@ -7,13 +7,14 @@ channel stands still for ever.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from msgspec.structs import replace
 
 from dagster_checkpoints.coordination import (
     AbortAlignment,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import msgspec
@@ -57,7 +56,7 @@ def test_the_first_owner_creates_the_file() -> None:
 
 
 def test_the_history_of_a_new_file_is_eight_characters_of_a_token() -> None:
-    values = dataclasses.replace(Clock().values(), new_token=lambda: "0123456789abcdef")
+    values = msgspec.structs.replace(Clock().values(), new_token=lambda: "0123456789abcdef")
     assert follow(acquire(PLACE, BOB, LEASE, values), (READ, None), (CreateState, "v1")).state.history == "01234567"
 
 

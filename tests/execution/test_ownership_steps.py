@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -68,7 +67,7 @@ def test_a_renewal_replaces_the_version_that_was_seen_last() -> None:
 def test_a_renewal_says_when_it_was_made() -> None:
     later = NOW + timedelta(seconds=10)
     clock = Clock()
-    owner = owned(clock, state(), values=dataclasses.replace(clock.values(), wall=lambda: later))
+    owner = owned(clock, state(), values=msgspec.structs.replace(clock.values(), wall=lambda: later))
     follow(owner.renew(), (ReplaceState, "v2"))
     assert owner.state.lease is not None
     assert (owner.state.lease.acquired_at, owner.state.lease.renewed_at) == (NOW, later)

@@ -6,8 +6,9 @@ No run on Spark reaches what belongs to barriers that overtake yet: `BarrierAnno
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier
 from dagster_checkpoints.coordination.failures import FailureReason
@@ -15,16 +16,14 @@ from dagster_checkpoints.coordination.failures import FailureReason
 # Events
 
 
-@dataclass(frozen=True, slots=True)
-class BarrierReceived:
+class BarrierReceived(msgspec.Struct, frozen=True):
     """A barrier is next on a channel: everything in front of it has been read."""
 
     channel: str
     barrier: CheckpointBarrier
 
 
-@dataclass(frozen=True, slots=True)
-class BarrierAnnounced:
+class BarrierAnnounced(msgspec.Struct, frozen=True):
     """A barrier has arrived on a channel, behind records that have not been read yet.
 
     Where barriers may overtake records, the gate announces the first barrier of each channel that was neither received,
@@ -36,8 +35,7 @@ class BarrierAnnounced:
     barrier: CheckpointBarrier
 
 
-@dataclass(frozen=True, slots=True)
-class CancellationReceived:
+class CancellationReceived(msgspec.Struct, frozen=True):
     """A cancellation marker is next on a channel, or the coordinator's notice of an abort has come (no channel).
 
     A marker keeps the order of the barriers: an older barrier that has not arrived on this channel never will. A notice does
@@ -48,15 +46,13 @@ class CancellationReceived:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfPartitionReceived:
+class EndOfPartitionReceived(msgspec.Struct, frozen=True):
     """The channel has ended: this counts as its barrier of every pending and every later checkpoint."""
 
     channel: str
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerReceived:
+class TriggerReceived(msgspec.Struct, frozen=True):
     """The coordinator triggers this task as a root: all its upstream tasks have finished, or it has none.
 
     The handler still waits for the EndOfPartition of channels on which it has not been read: no barrier can come on them.
@@ -65,8 +61,7 @@ class TriggerReceived:
     barrier: CheckpointBarrier
 
 
-@dataclass(frozen=True, slots=True)
-class AlignmentTick:
+class AlignmentTick(msgspec.Struct, frozen=True):
     """Time has passed: due at the handler's `next_deadline()`, harmless at any other time.
 
     Attributes:
@@ -83,29 +78,25 @@ BarrierEvent = (
 # Actions
 
 
-@dataclass(frozen=True, slots=True)
-class BlockChannel:
+class BlockChannel(msgspec.Struct, frozen=True):
     """Read nothing more from the channel until it is unblocked."""
 
     channel: str
 
 
-@dataclass(frozen=True, slots=True)
-class UnblockChannels:
+class UnblockChannels(msgspec.Struct, frozen=True):
     """Read these channels again."""
 
     channels: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TakeSnapshot:
+class TakeSnapshot(msgspec.Struct, frozen=True):
     """Take the snapshot and forward the barrier to every output."""
 
     barrier: CheckpointBarrier
 
 
-@dataclass(frozen=True, slots=True)
-class StartSnapshot:
+class StartSnapshot(msgspec.Struct, frozen=True):
     """The barrier overtakes: take the snapshot now, and forward the barrier in front of everything that waits on the
     outputs; the records that it overtakes there are in-flight data too.
 
@@ -121,8 +112,7 @@ class StartSnapshot:
     in_flight: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelCaptured:
+class ChannelCaptured(msgspec.Struct, frozen=True):
     """The barrier of a channel in flight, or its end, has arrived: the elements in front of it are all that belongs to the
     checkpoint."""
 
@@ -130,15 +120,13 @@ class ChannelCaptured:
     channel: str
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotInputsComplete:
+class SnapshotInputsComplete(msgspec.Struct, frozen=True):
     """No channel is in flight any more: the snapshot can be acknowledged."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class AbortAlignment:
+class AbortAlignment(msgspec.Struct, frozen=True):
     """The task takes no part in this checkpoint: report it to the coordinator, forward a cancellation marker, delete the
     captured elements."""
 

@@ -14,7 +14,9 @@ Source: FLIP-76; Flink's SingleCheckpointBarrierHandler and its states.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from dagster_checkpoints.coordination.barriers.channels import InputChannels
 from dagster_checkpoints.coordination.barriers.events import (

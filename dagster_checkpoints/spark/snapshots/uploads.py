@@ -9,10 +9,11 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from dagster_checkpoints.coordination import Acknowledged, CheckpointBarrier, Declined, FailureReason, TaskStatistics
 from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition, WatermarkAt, WatermarkStatus
