@@ -26,7 +26,7 @@ from dagster_checkpoints.execution.start_point import NothingToRestoreError, com
 from dagster_checkpoints.state import RestoreError
 from simulation.deployment import deploy
 from simulation.machine import LEASE, TURN
-from simulation.restoring import From, Restored, StartPoint, choose_start, read_restored
+from simulation.restoring import From, Restored, StartPoint, read_restored
 from simulation.shapes import name_of
 from simulation.storage import (
     OK,
@@ -39,6 +39,7 @@ from simulation.storage import (
     StorageError,
     StorageUnavailable,
     acquire,
+    is_savepoint,
 )
 from simulation.task_data import TaskData
 from simulation.user_requests import UserRequest
@@ -185,9 +186,7 @@ class Process(Writer):
             raise OwnershipLost  # what it would begin from may be gone
         if is_job_over(previous) and previous.newest is not None:
             self.dirty = True  # its end could not be said: what is left is swept once the newest is named no more
-        self._start = start = choose_start(
-            self.world.store, self.registry, self.owner, self.asked_start, self.world.shapes, self.number
-        )
+        self._start = start = self.choose_start()
         self.count("restores" if start.restored is not None else "new starts")
         self.job_id = previous.job.job_id + (not start.resume)
         self._set_lineage(start)
@@ -242,7 +241,7 @@ class Process(Writer):
             self.world.store.check_whole(restored.location)
         self.attempt, self.restored, self.ended_sources = action.attempt, restored, action.ended_sources
         finished = deploy(self, restored)
-        if restored is not None and not restored.savepoint:
+        if restored is not None and not is_savepoint(restored.location):
             self.known(restored)
         heads = [(task.stages[0], task.id) for task in self.shape.tasks]
         sources = [SourceInstance(name_of(n), str(id.index), id) for n, id in heads if self.shape.stages[n].is_source]

@@ -22,8 +22,10 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.execution import checkpoint_deletion as deletion
 from dagster_checkpoints.execution import checkpoint_writing as writing
+from dagster_checkpoints.execution import start_point
 from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.storage_errors import AlreadyExists
+from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import CheckpointMetadata
 from dagster_checkpoints.storage.errors import CheckpointDiscarded, MissingStateFile
@@ -31,7 +33,7 @@ from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from simulation.channels import Ghost, Snapshot
 from simulation.cuts import check_cut
 from simulation.machine import Machine, Upload
-from simulation.restoring import as_recorded
+from simulation.restoring import StartPoint, as_recorded, options, restorable
 from simulation.storage import (
     PAUSE,
     Metadata,
@@ -134,12 +136,10 @@ class Writer(Machine):
 
     def _union_partly_finished(self, metadata: Metadata) -> bool:
         """Whether some, but not all, instances of a stage with union list state have finished: there is no way on."""
-        for chain in self.shape.chains:
-            if any(self.shape.stages[int(name[1:])].kind == "union" for name in chain.stages):
-                gone = sum(TaskId(chain.name, index) in metadata.finished for index in range(len(chain.instances)))
-                if 0 < gone < len(chain.instances):
-                    return True
-        return False
+        stages = self.shape.stages
+        tasks = [task.id for task in self.shape.tasks if any(stages[n].kind == "union" for n in task.stages)]
+        gone, left = ({task.vertex for task in tasks if (task in metadata.finished) is over} for over in (True, False))
+        return bool(gone & left)
 
     def _metadata(self, snapshot: CheckpointSnapshot, ghosts: dict[TaskId, Ghost]) -> Metadata:
         states: dict[TaskId, Any] = dict(snapshot.states)
@@ -155,6 +155,19 @@ class Writer(Machine):
             files=frozenset(file for state in states.values() for file in state.files),
             lineage=self.lineage,
         )
+
+    # The start
+
+    def choose_start(self) -> StartPoint:
+        """Decide what an owned pipeline starts from.
+
+        Raises:
+            NothingToRestoreError: there is no such thing, or it cannot be restored with other numbers of instances.
+            RestoreError: it does not fit.
+        """
+        asks = options(self.world.store, self.owner, self.asked_start, copies=self.number)
+        steps: Steps[StartPoint] = start_point.choose_start(self.owner.previous, self.owner.retained, asks, "the store")
+        return drive(steps, Performer(self).perform)
 
     # Deletion
 
@@ -211,7 +224,11 @@ class Performer:
         self.metadata: Any = metadata
 
     def run(self, steps: Steps[T]) -> Steps[T]:
-        return performed(steps, lambda request: _PERFORM[type(request)](self, request))
+        return performed(steps, self.perform)
+
+    def perform(self, request: object) -> Any:
+        """The answer to a request, or steps to it."""
+        return _PERFORM[type(request)](self, request)
 
     def run_for_location(self, steps: Steps[None]) -> Steps[str]:
         yield from self.run(steps)
@@ -241,8 +258,17 @@ class Performer:
         if not self.store.names(self.folder):
             self.store.delete(f"{self.location}/_incomplete")
 
+    def restorable(self, location: str) -> Any:
+        found = restorable(self.store, location, self.process.world.shapes, self.process.asked_start.variant)
+        if not found.savepoint:
+            self.registry.register(location, found.restored.metadata.files)
+        return found
+
 
 _PERFORM: dict[type[object], Callable[[Performer, Any], Any]] = {
+    start_point.RegisterFiles: lambda on, asked: on.registry.register(asked.location, on.store.check_whole(asked.location).files),
+    start_point.ReadRestorable: lambda on, asked: on.restorable(asked.location),
+    start_point.ResolveName: lambda on, asked: start_point.NamedPlace(asked.name, is_savepoint(asked.name)),
     writing.BuildMetadata: lambda on, asked: on.process.built(on.metadata),
     writing.ReserveId: lambda on, asked: on.owned(on.owner.reserve(asked.checkpoint_id)),
     writing.StoreMetadata: lambda on, asked: on.run_for_location(writing.write_metadata()),

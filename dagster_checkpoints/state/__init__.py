@@ -1,6 +1,6 @@
-"""What a checkpoint holds. Read `metadata` (the values), `metadata_file` (their versioned form), `restore`, `inputs` and
-`plans` (whether it fits a pipeline), then `redistribution` with `key_groups` (who gets what), and `claim` (whose a savepoint
-is)."""
+"""What a checkpoint holds. Read `metadata` (the values), `metadata_file` (their versioned form), `recording` (what is recorded
+of a layout), `restore`, `inputs` and `plans` (whether it fits a pipeline), then `redistribution` with `key_groups` (which
+instance gets which state), and `claim` (whose a savepoint is)."""
 
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.errors import (
@@ -56,6 +56,7 @@ from dagster_checkpoints.state.metadata import (
 )
 from dagster_checkpoints.state.metadata_file import decode, encode
 from dagster_checkpoints.state.plans import check_sources, check_stateful_plans
+from dagster_checkpoints.state.recording import recorded_chains, recorded_stages
 from dagster_checkpoints.state.redistribution import (
     redistribute_broadcasts,
     redistribute_key_groups,
@@ -120,7 +121,9 @@ __all__ = [
     "in_flight_files",
     "key_groups_of",
     "owner_of",
+    "recorded_chains",
     "recorded_inputs",
+    "recorded_stages",
     "redistribute_broadcasts",
     "redistribute_key_groups",
     "redistribute_lists",

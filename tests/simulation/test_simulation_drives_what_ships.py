@@ -20,7 +20,7 @@ DRIVERS = {
     "machine": {"execution/acquisition.py", "execution/ownership.py", "execution/shared_files.py", "storage/shared_state.py"},
     "operators": {"state/redistribution.py"},
     "process": {"coordination/coordinator.py", "execution/job_machine.py", "execution/start_point.py"},
-    "restoring": {"state/inputs.py", "state/metadata_file.py", "state/restore.py"},
+    "restoring": {"state/metadata_file.py", "state/recording.py", "state/restore.py"},
     "sinks": {"sinks/branches.py", "sinks/transactions.py"},
     "storage": {
         "execution/acquisition.py",

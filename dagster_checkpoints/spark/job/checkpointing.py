@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from dagster_checkpoints.coordination import (
     CheckpointSnapshot,
     CompletedCheckpoint,
@@ -32,12 +34,11 @@ from dagster_checkpoints.pipeline import Pipeline, TaskId
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.state import (
-    ChainMetadata,
     CheckpointMetadata,
-    StageMetadata,
     TaskSnapshot,
     encode,
-    recorded_inputs,
+    recorded_chains,
+    recorded_stages,
     task_files,
 )
 from dagster_checkpoints.storage import CheckpointStorage
@@ -127,27 +128,15 @@ class CheckpointWriter:
         deployment = self._deployment
         assert deployment is not None
         states: dict[TaskId, Any] = dict(snapshot.states)
-        chains, indices = [], {}
-        for chain in deployment.chains:
-            ids = [TaskId(chain.name, index) for index in range(len(chain.instances))]
-            tasks: dict[int, TaskSnapshot] = {task.index: states[task] for task in ids if task in states}
-            chains.append(ChainMetadata(name=chain.name, stages=chain.stages, tasks=tasks))
-            indices.update(dict.fromkeys(chain.stages, tuple(t.index for t in ids if t in finished)))
         schemas = {name: json.dumps(schema.jsonValue()) for name, schema in deployment.schemas.items()}
-        inputs = recorded_inputs(self._pipeline)
         stages = tuple(
-            StageMetadata(
-                name=stage.name,
-                parallelism=stage.parallelism,
-                instances=tuple(stage.instances),
-                finished=indices[stage.name],
-                fully_finished=len(indices[stage.name]) == stage.parallelism,
+            msgspec.structs.replace(
+                stage,
                 output_schema=schemas.get(stage.name, ""),
                 rows=self._rows(deployment, stage.name, states),
                 late_rows=self._late_rows(deployment, stage.name, states),
-                inputs=inputs[stage.name],
             )
-            for stage in self._pipeline.stages
+            for stage in recorded_stages(self._pipeline, deployment.chains, finished)
         )
         measured = TaskStatistics.of_all(snapshot.statistics.values())
         now = self._wall()
@@ -156,7 +145,7 @@ class CheckpointWriter:
             pipeline=self._pipeline.name,
             checkpoint_id=snapshot.checkpoint_id,
             stages=stages,
-            chains=tuple(chains),
+            chains=recorded_chains(deployment.chains, states),
             kind=snapshot.properties.kind.value,
             job_id=str(self.job_id),
             run_id=self._run_id,

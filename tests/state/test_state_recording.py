@@ -1,0 +1,35 @@
+"""What a checkpoint records of a pipeline's layout."""
+
+from __future__ import annotations
+
+from dagster_checkpoints.pipeline import Chain, TaskId
+from dagster_checkpoints.state import ChainMetadata, InputMetadata, StageMetadata, TaskSnapshot
+from dagster_checkpoints.state.recording import recorded_chains, recorded_stages
+from simulation.shapes import InputSpec, StageSpec, shape_of
+
+SHAPE = shape_of((StageSpec("bounded", 2), StageSpec("map", 2, (InputSpec(0, False, False, False),), sink=True)), chaining=False)
+SOURCE, READER = SHAPE.chains
+
+
+def test_an_unfinished_task_is_in_its_chain_and_a_finished_one_is_not() -> None:
+    one, two, three = (TaskSnapshot(watermark=n) for n in range(3))
+    snapshots = {TaskId("s0", 1): one, TaskId("s1", 1): two, TaskId("s1", 0): three}
+    assert recorded_chains(SHAPE.chains, snapshots) == (
+        ChainMetadata("s0", ("s0",), {1: one}),
+        ChainMetadata("s1", ("s1",), {0: three, 1: two}),
+    )
+
+
+def test_a_stage_says_which_of_its_instances_have_finished() -> None:
+    stages = recorded_stages(SHAPE.pipeline, SHAPE.chains, {TaskId("s0", 0), TaskId("s0", 1), TaskId("s1", 1)})
+    read = (InputMetadata("s0", "stream", "pointwise"),)
+    assert stages == (
+        StageMetadata("s0", 2, ("0", "1"), finished=(0, 1), fully_finished=True, inputs=()),
+        StageMetadata("s1", 2, ("0", "1"), finished=(1,), inputs=read),
+    )
+
+
+def test_the_stages_of_a_chain_finish_together() -> None:
+    chain = Chain("s0", ("s0", "s1"), ("0", "1"))
+    stages = recorded_stages(SHAPE.pipeline, [chain], [TaskId("s0", 1)])
+    assert [(stage.finished, stage.fully_finished) for stage in stages] == [((1,), False)] * 2
