@@ -1,7 +1,7 @@
-"""What flows on a channel between two tasks: marks, and between them the driver's own records.
+"""The elements of a channel between two tasks: marks, and between them the driver's own records.
 
-Every element that is no `Mark` is a record, or a segment of records. The marks that can be in-flight data of a checkpoint are the
-metadata's own; those of barriers serve when they are read, and are never stored.
+Every element that is no `Mark` is a record, or a segment of records. The marks that can be in-flight data of a checkpoint are
+defined with the metadata; the marks of barriers are never stored.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ __all__ = ["BarrierMark", "CancelMark", "Element", "EndOfData", "EndOfPartition"
 
 
 class BarrierMark(Mark, frozen=True):
-    """The records in front of it belong to the checkpoint, those behind it do not."""
+    """A barrier: the records in front of it belong to the checkpoint, those behind it do not."""
 
     barrier: CheckpointBarrier
 
 
 class CancelMark(Mark, frozen=True):
-    """No barrier of this checkpoint comes on the channel."""
+    """A cancellation marker: no barrier of this checkpoint comes on the channel."""
 
     checkpoint_id: int
 
 
 Element = Any
-"""A `Mark`, or else records: what these are is the driver's business."""
+"""A `Mark`, or records; only the driver knows the type of records."""

@@ -30,7 +30,7 @@ class InputsCaptured(msgspec.Struct, frozen=True):
     """The in-flight data of an unaligned snapshot is complete.
 
     Attributes:
-        captured: by channel, what was read behind the snapshot and belongs to it.
+        captured: by channel, the elements that were read after the snapshot and belong to it.
     """
 
     checkpoint_id: int
@@ -38,14 +38,14 @@ class InputsCaptured(msgspec.Struct, frozen=True):
 
 
 class PinDue(msgspec.Struct, frozen=True):
-    """`PinSnapshot`, and since when the snapshot's barriers were aligned, seconds."""
+    """A `PinSnapshot` to perform, and when the snapshot's alignment began, seconds."""
 
     pin: PinSnapshot
     since: float
 
 
 DueAction = TakeSnapshot | StartSnapshot | ChannelCaptured | SnapshotInputsComplete
-"""What a barrier handler asks for, and what waits until the query has caught up."""
+"""The actions of a barrier handler that wait until the query has caught up."""
 
 
 class SnapshotDue(msgspec.Struct, frozen=True):
@@ -74,12 +74,12 @@ class GateSnapshots:
 
     Args:
         channels: the gate's channels by name.
-        valve: returns what is known of event time now.
+        valve: returns the present state of event time.
 
     Attributes:
-        due: what waits until the query has caught up, in the order in which it has become due. Nothing is read meanwhile, so all
-            of it is at the same place.
-        memory: what was known at the barriers of checkpoints whose snapshots are still to come.
+        due: the actions that wait until the query has caught up, in order. No element is read while they wait, so they all belong
+            to the same positions.
+        memory: the state at the barriers of checkpoints whose snapshots are still to come.
     """
 
     def __init__(self, channels: Mapping[str, InputChannel], valve: Callable[[], ValveState]) -> None:
@@ -100,22 +100,22 @@ class GateSnapshots:
         self._alignment_began = None
 
     def add(self, action: DueAction, now: float) -> None:
-        """The barrier handler asks for this."""
+        """The barrier handler asks for this action."""
         self.due.append(SnapshotDue(action, now if self._alignment_began is None else self._alignment_began))
         self._alignment_began = None
 
     def drop(self, checkpoint_id: int) -> None:
-        """The checkpoint was aborted: nothing of it is due any more."""
+        """The checkpoint was aborted: none of its actions is due any more."""
         kept = [due for due in self.due if due.checkpoint_id != checkpoint_id]
         self.due.clear()
         self.due.extend(kept)
 
     def give_up(self, checkpoint_id: int) -> bool:
-        """Forget an unaligned snapshot whose inputs are not complete; whether there was one."""
+        """Discard an unaligned snapshot whose inputs are not complete; returns whether there was one."""
         return self._captures.give_up(checkpoint_id, self._channels.values())
 
     def take_next(self) -> PinDue | InputsCaptured | None:
-        """Do what is due first; returns what the task has to do for it."""
+        """Perform the first action that is due; returns what the task has to do for it."""
         due = self.due.popleft()
         match due.action:
             case TakeSnapshot(barrier):
@@ -137,19 +137,19 @@ class GateSnapshots:
 
 
 class Captures:
-    """Unaligned snapshots that were begun, and what was read behind them so far, by channel."""
+    """Unaligned snapshots that were begun, and by channel the elements that were read after them so far."""
 
     def __init__(self) -> None:
         self._captured: dict[int, dict[str, tuple[Element, ...]]] = {}
 
     def begin(self, checkpoint_id: int, channels: Iterable[InputChannel]) -> None:
-        """From now on what is read on these channels is kept."""
+        """Keep the elements that are read on these channels from now on."""
         self._captured[checkpoint_id] = {}
         for channel in channels:
             channel.captured = []
 
     def end(self, checkpoint_id: int, channel: InputChannel) -> None:
-        """The barrier of the channel is there: read, or announced behind elements that belong to the snapshot, too."""
+        """The barrier of the channel was read, or announced behind elements that belong to the snapshot, too."""
         captured, channel.captured = channel.captured or [], None
         if channel.announced == checkpoint_id:
             captured = [*captured, *(e for e in channel.unread if not isinstance(e, BarrierMark | CancelMark))]
@@ -157,12 +157,12 @@ class Captures:
             self._captured[checkpoint_id][channel.name] = tuple(captured)
 
     def complete(self, checkpoint_id: int) -> InputsCaptured | None:
-        """Everything that belongs to the snapshot; None if it was given up."""
+        """The elements that belong to the snapshot; None if it was given up."""
         captured = self._captured.pop(checkpoint_id, None)
         return None if captured is None else InputsCaptured(checkpoint_id, captured)
 
     def give_up(self, checkpoint_id: int, channels: Iterable[InputChannel]) -> bool:
-        """Forget a snapshot. False if none was begun, or it is complete."""
+        """Discard a snapshot; returns False if none was begun, or it is complete."""
         if self._captured.pop(checkpoint_id, None) is None:
             return False
         for channel in channels:
@@ -171,16 +171,16 @@ class Captures:
 
 
 class BarrierMemory:
-    """At-least-once: what was known when a channel's barrier came. What follows it on the channel comes again after a restore."""
+    """At-least-once: the state of a channel at its barrier. The elements behind the barrier are read again after a restore."""
 
     def __init__(self) -> None:
         self._before_end: set[int] = set()
-        """Checkpoints of which a barrier has come in front of its channel's end of data."""
+        """Checkpoints of which a barrier was in front of its channel's end of data."""
         self._at_barrier: dict[tuple[int, str], tuple[ChannelWatermark, int]] = {}
-        """By checkpoint and channel: what was known of event time, and how much was held."""
+        """By checkpoint and channel: the channel's event time, and the number of its held elements."""
 
     def remember(self, channel: InputChannel, checkpoint_id: int, valve: ValveState) -> None:
-        """A barrier is next on a channel."""
+        """Remember the state of a channel on which a barrier is next."""
         if channel.ended != "none" or channel.ended_in_scan:
             return
         self._before_end.add(checkpoint_id)
@@ -188,22 +188,22 @@ class BarrierMemory:
             self._at_barrier[checkpoint_id, channel.name] = (valve.channels[channel.name], len(channel.held))
 
     def ended_behind(self, checkpoint_id: int) -> bool:
-        """Whether an upstream task goes on after a restore of the checkpoint, that is: its end came behind its barrier."""
+        """Whether an upstream task emits again after a restore of the checkpoint: its data ended behind its barrier."""
         return checkpoint_id in self._before_end
 
     def at_barrier(self, checkpoint_id: int, channel: str) -> tuple[ChannelWatermark, int] | None:
-        """What was known of the channel's event time at its barrier, and how many elements were held; None if nothing else is
-        known than now."""
+        """The channel's event time at its barrier, and the number of elements that were held; None if they are the
+        present ones."""
         return self._at_barrier.get((checkpoint_id, channel))
 
     def forget(self, upto: int) -> None:
-        """The snapshot of this checkpoint is taken, and subsumes those of earlier ones."""
+        """Forget the state at barriers up to this checkpoint: its snapshot is taken, and subsumes earlier ones."""
         self._before_end = {i for i in self._before_end if i > upto}
         self._at_barrier = {key: known for key, known in self._at_barrier.items() if key[0] > upto}
 
 
 def pinned_inputs(channels: Iterable[InputChannel], valve: ValveState, checkpoint_id: int, memory: BarrierMemory) -> PinnedInputs:
-    """What a snapshot that is taken now holds of the inputs."""
+    """The inputs' part of a snapshot that is taken now."""
     return PinnedInputs(
         tuple(_pinned(c, valve, memory.at_barrier(checkpoint_id, c.name)) for c in channels), _known(valve.watermark)
     )
@@ -211,11 +211,11 @@ def pinned_inputs(channels: Iterable[InputChannel], valve: ValveState, checkpoin
 
 def _pinned(channel: InputChannel, valve: ValveState, then: tuple[ChannelWatermark, int] | None) -> PinnedChannel:
     if channel.static:
-        over = channel.ended_in_scan or channel.ended != "none"
-        return PinnedChannel(ChannelSnapshot(channel.name, channel.scanned, ended="drain" if over else "none"))
+        ended = channel.ended_in_scan or channel.ended != "none"
+        return PinnedChannel(ChannelSnapshot(channel.name, channel.scanned, ended="drain" if ended else "none"))
     known, in_flight = valve.channels[channel.name], tuple(channel.held)
     if then is not None:
-        known, in_flight = then[0], in_flight[: then[1]]  # what was held behind the barrier comes again
+        known, in_flight = then[0], in_flight[: then[1]]  # the elements behind the barrier are read again
     snapshot = ChannelSnapshot(channel.name, channel.taken_in, _known(known.watermark), known.idle, known.ended)
     return PinnedChannel(snapshot, in_flight)
 

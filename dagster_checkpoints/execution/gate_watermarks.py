@@ -1,4 +1,4 @@
-"""Event time at an input gate: the watermark of all channels together, and how it reaches the query and the consumers.
+"""Event time at an input gate: the watermark of all channels together, for the query and for the consumers.
 
 A part of the input gate. Must not know: barriers, snapshots.
 
@@ -20,7 +20,7 @@ class WatermarkQueue:
     """Watermarks that wait until the query has consumed the records in front of them.
 
     Attributes:
-        released: the newest one that waits no more, epoch ms; None before the first.
+        released: the newest watermark that does not wait any more, epoch ms; None before the first.
     """
 
     __slots__ = ("_streams", "_waiting", "released")
@@ -32,15 +32,15 @@ class WatermarkQueue:
 
     @property
     def waits(self) -> bool:
-        """Whether there is one that waits."""
+        """Whether a watermark waits."""
         return bool(self._waiting)
 
     def add(self, ms: int) -> None:
-        """A watermark behind everything that is open now, and later than those before it."""
+        """Add a watermark behind everything that is open now; it is later than those before it."""
         self._waiting.append((tuple((channel, channel.open_to) for channel in self._streams), ms))
 
     def release(self) -> bool:
-        """Let those go whose records are consumed. True if `released` has changed."""
+        """Release the watermarks whose records are consumed; returns whether `released` has changed."""
         waiting = len(self._waiting)
         while self._waiting and all(channel.consumed >= position for channel, position in self._waiting[0][0]):
             self.released = self._waiting.popleft()[1]
@@ -56,7 +56,7 @@ class GateWatermarks:
         watermark: the watermark of all channels together in the restored checkpoint, epoch ms; None without one.
 
     Attributes:
-        moved: whether the watermark has moved since the query was last let through.
+        moved: whether the watermark has changed since the last `let_through`.
     """
 
     def __init__(self, streams: Sequence[InputChannel], restored: Mapping[str, ChannelWatermark], watermark: int | None) -> None:
@@ -64,11 +64,11 @@ class GateWatermarks:
         self._valve.restore(ValveState(MIN_WATERMARK_MS if watermark is None else watermark, restored))
         self.moved = False
         self._held_back = WatermarkQueue(streams)
-        """Watermarks that an unordered query takes only behind the records in front of them."""
+        """Watermarks for an unordered query, which gets them when it has consumed the records in front of them."""
         self._pending_watermarks = WatermarkQueue(streams)
-        """Watermarks of a query that does not report its own: the consumers get them behind what the query emits."""
+        """Watermarks that are forwarded to the consumers without the query, after its output of the records in front of them."""
         self._idle = False
-        """Whether the consumers know the gate as idle."""
+        """Whether the consumers were last sent that the task is idle."""
 
     @property
     def watermark(self) -> int:
@@ -77,15 +77,15 @@ class GateWatermarks:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to send between two micro-batches."""
+        """Whether marks wait to be sent between two micro-batches."""
         return self._pending_watermarks.waits or self._valve.is_idle != self._idle
 
     def snapshot(self) -> ValveState:
-        """What a checkpoint holds of it."""
+        """The state for a checkpoint."""
         return self._valve.snapshot()
 
     def take_in(self, channel: InputChannel, mark: Mark) -> None:
-        """A watermark, a status or the end of the data is next on a channel; after the end nothing counts."""
+        """Take in a watermark, a status or the end of the data of a channel; marks after the end are ignored."""
         if channel.ended != "none":
             return
         if isinstance(mark, WatermarkAt):
@@ -101,16 +101,16 @@ class GateWatermarks:
             self.moved = True
 
     def consumed(self) -> bool:
-        """The query has consumed more: whether it may be let through to a later watermark now."""
+        """The query has consumed more records; returns whether a later watermark is released to it."""
         return self._held_back.waits and self._held_back.release()
 
     def let_through(self, query: QueryBuilt) -> int | None:
-        """The watermark to which the query may go now, epoch ms; None if it is told none yet."""
+        """The watermark that the query gets with the next OpenTo, epoch ms; None before the first."""
         watermark: int | None = self._valve.watermark
         if self._valve.watermark <= MIN_WATERMARK_MS:
             watermark = None
         elif self.moved:
-            if not query.told_watermark and self._valve.watermark < MAX_WATERMARK_MS:
+            if not query.takes_watermark and self._valve.watermark < MAX_WATERMARK_MS:
                 self._pending_watermarks.add(self._valve.watermark)
             if not query.ordered:
                 self._held_back.add(self._valve.watermark)
@@ -121,10 +121,10 @@ class GateWatermarks:
         return watermark
 
     def between_batches(self, *, caught_up: bool) -> Iterator[WatermarkReached | Forward]:
-        """What the consumers are sent between two micro-batches.
+        """The marks to send between two micro-batches.
 
         Args:
-            caught_up: whether the query has consumed everything that it was let through to.
+            caught_up: whether the query has consumed everything that the gate has opened to.
         """
         if self._pending_watermarks.release():
             assert self._pending_watermarks.released is not None

@@ -1,7 +1,7 @@
 """One input channel as its consumer sees it: a part of the input gate.
 
-Positions count the elements of a channel from the first one of the job. `scanned` is up to where barriers and ends were looked
-for, `taken_in` up to where watermarks count, `open_to` up to where the query may read, `consumed` up to where it has.
+Positions count the elements of a channel from the first one of the job. Up to `scanned` the gate has looked for barriers and
+ends, up to `taken_in` it has taken watermarks in, up to `open_to` the query may read, up to `consumed` it has read.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class GateChannel(msgspec.Struct, frozen=True):
 
     Attributes:
         static: whether it belongs to a static input.
-        position: of its first element.
-        restored: what the restored checkpoint knew of its event time and its end; None without one.
+        position: position of its first element.
+        restored: its event time and its end in the restored checkpoint; None without one.
     """
 
     name: str
@@ -33,13 +33,13 @@ class InputChannel:
     """The state of one input channel.
 
     Attributes:
-        open_to: behind the last records that were taken in. Marks alone are no reason for a micro-batch.
+        open_to: the position behind the last records that were taken in. Marks alone are no reason for a micro-batch.
         ended: how it has ended, as far as it was taken in: none, drain or suspend.
-        ended_in_scan: whether a drain's end was seen.
-        held: scanned and not taken in, because a static input is not ready; without barriers.
-        held_to: behind the last records of `held`.
-        captured: read since an unaligned snapshot began, in front of its barrier; None if none is under way.
-        announced: the checkpoint of the barrier that has arrived and is not read yet.
+        ended_in_scan: whether the end of a drain was scanned.
+        held: elements that are scanned and not taken in, because a static input is not ready; without barriers.
+        held_to: the position behind the last records of `held`.
+        captured: elements read since an unaligned snapshot began, in front of its barrier; None if no capture is under way.
+        announced: id of the checkpoint whose barrier was announced and is not read yet; None without one.
         unread: the elements in front of that barrier.
     """
 

@@ -3,9 +3,9 @@
 The gate *scans* each channel for barriers and the marks of its end, and *takes in* records and watermarks by opening to the
 query. Usually both happen at once. While a static input is not ready there is no query: the gate scans on, so that barriers pass,
 and the elements in front of a barrier are in-flight data of the checkpoint. The query follows at its own pace; a snapshot is
-taken, and the data has ended, only when it has consumed everything that it was let through to.
+taken, and the data ends, only when the query has consumed everything that the gate has opened to.
 
-It must not know: what records are, the life cycle's rules, the coordinator, sinks.
+It must not know: the content of records, the life cycle's rules, the coordinator, sinks.
 
 Source: PROTOCOL sections 4 and 5; FLIP-76; FLIP-147; Flink's CheckpointedInputGate and StatusWatermarkValve.
 """
@@ -80,7 +80,7 @@ class InputGate:
 
     Args:
         channels: the task's input channels.
-        config: its mode, and whether barriers overtake.
+        config: the settings of checkpointing; read are the mode and unaligned barriers.
         valve_watermark: the watermark of all channels together in the restored checkpoint, epoch ms.
     """
 
@@ -96,22 +96,22 @@ class InputGate:
         self._due = self._snapshots.due
         self._now = 0.0
         self._actions: list[GateAction] = []
-        """What the event that is being taken has led to so far."""
+        """The actions of the present event so far."""
         self._awaits: type[object] | None = TaskOpened
-        """The event that answers the last action; nothing is read before it comes."""
+        """The type of the event that answers the last action; no element is read before it comes. None if none is awaited."""
         self._open = False
-        """Whether the query is there, and takes in what is scanned."""
+        """Whether the query is built, and takes in the elements that are scanned."""
         self._closed = False
-        """Whether the task's data has ended: the gate scans on, for barriers."""
+        """Whether the task's data has ended: from then on the gate only scans for barriers."""
         self._paused = False
         self._built = QueryBuilt()
         self._opened = False
-        """Whether there is something new to open to."""
+        """Whether the query may read further than the last OpenTo said."""
 
-    # For the driver
+    # Queries of the driver
 
     def scanned(self, channel: str) -> int:
-        """Up to which position a channel is read."""
+        """The position up to which a channel is scanned."""
         return self._known(channel).scanned
 
     def reads(self, channel: str) -> bool:
@@ -120,12 +120,12 @@ class InputGate:
 
     @property
     def open(self) -> bool:
-        """Whether the query is there, and the data has not ended."""
+        """Whether the query is built, and the data has not ended."""
         return self._open
 
     @property
     def caught_up(self) -> bool:
-        """Whether the query has consumed everything that it was let through to."""
+        """Whether the query has consumed everything that the gate has opened to."""
         return all(c.consumed >= c.open_to for c in self._streams)
 
     @property
@@ -135,7 +135,7 @@ class InputGate:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to say `BetweenBatches`."""
+        """Whether marks wait to be sent at the next `BetweenBatches`."""
         return self._watermarks.has_news
 
     @property
@@ -150,11 +150,11 @@ class InputGate:
     # Events
 
     def handle(self, event: object, now: float) -> list[GateAction]:
-        """Take one event, return what is to be done, in this order.
+        """Take one event, return what the task has to do, in this order.
 
         Args:
-            event: a `GateEvent`; the life cycle's PauseOperators, ResumeOperators, FinishOperators and RestoredAfterFinish, when
-                it decides so; the coordinator's TriggerReceived and CheckpointAbortedNotice.
+            event: a `GateEvent`; the life cycle's PauseOperators, ResumeOperators, FinishOperators and RestoredAfterFinish; the
+                coordinator's TriggerReceived and CheckpointAbortedNotice.
             now: seconds, by a clock that does not go back.
 
         Raises:
@@ -175,7 +175,7 @@ class InputGate:
     def _expect(self, answer: type[object], event: object) -> None:
         if self._awaits is not answer:
             waits = "nothing" if self._awaits is None else self._awaits.__name__
-            raise UnexpectedEvent(f"{event!r} answers nothing that the gate asked for; it waits for {waits}.")
+            raise UnexpectedEvent(f"{event!r} answers no action of the gate, which waits for {waits}.")
         self._awaits = None
 
     def _query_built(self, event: QueryBuilt) -> None:
@@ -190,7 +190,7 @@ class InputGate:
             channel.open_to = channel.held_to
             channel.taken_in = channel.scanned
         if event.streaming:
-            self._watermarks.moved = True  # what a restored valve knows is told to every query
+            self._watermarks.moved = True  # every query gets the watermark of the restored checkpoint
             self._let_through()
             self._actions.append(StartQuery())
             self._awaits = QueryRunning
@@ -235,7 +235,7 @@ class InputGate:
         self._snapshots.drop(checkpoint_id)
         for action in self._handler.handle(CancellationReceived(None, checkpoint_id)):
             if isinstance(action, AbortAlignment):
-                self._cancel(action.checkpoint_id)  # no news to the coordinator, which has just said so
+                self._cancel(action.checkpoint_id)  # not reported to the coordinator, which has sent the notice
             else:
                 self._obey([action])
 
@@ -303,7 +303,7 @@ class InputGate:
     # What follows from the state
 
     def _proceed(self) -> None:
-        """Everything that is possible now; an action whose result is waited for is the last one."""
+        """Do everything that is possible now; an action whose result the gate waits for is the last one."""
         if self._paused or self._awaits is not None:
             return
         if not (self._open or self._closed) and all(c.ended_in_scan or c.ended == "drain" for c in self._statics):
@@ -357,8 +357,8 @@ class InputGate:
                     for name in names:
                         self._channels[name].blocked = False
                 case TakeSnapshot(barrier) if self._closed and self._snapshots.memory.ended_behind(barrier.checkpoint_id):
-                    # At-least-once: its data ended behind the barrier of an upstream task, which would go on after a restore, and
-                    # this task would take in nothing.
+                    # At-least-once: the data ended behind the barrier of an upstream task. After a restore that task would emit
+                    # again, and this one would not take its records in.
                     self._cancel(barrier.checkpoint_id)
                     reason = FailureReason.CHECKPOINT_DECLINED_INPUT_END_OF_STREAM
                     self._actions.append(AbortAlignment(barrier.checkpoint_id, reason))

@@ -1,6 +1,6 @@
-"""What the job machine asks its driver to do: values only.
+"""The actions of the job machine, which its driver performs: values only.
 
-What the coordinator asks for itself is in `coordination.events`, and passed on as it is. `job_events` is what happens to a job.
+The coordinator's own actions are in `coordination.events`, and are passed on unchanged. The events are in `job_events`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dagster_checkpoints.pipeline import TaskId
 
 
 class ChooseOlderStart(msgspec.Struct, frozen=True):
-    """Choose another start: what was chosen cannot be read. Answered with BeginningChosen or FatalError."""
+    """Choose another start: the chosen checkpoint cannot be read. Answered with BeginningChosen or FatalError."""
 
     failure: Failure
 
@@ -40,9 +40,9 @@ class Deploy(msgspec.Struct, frozen=True):
     """Build the tasks of an attempt, and restore them. Answered with Deployed, DeployFailed, FatalError or CancelRequested.
 
     Attributes:
-        attempt: its number within the run, from 1.
-        restored: None for a new start.
-        ended_sources: (stage, instance) of the sources that were asked to end: they read what is there, and end.
+        attempt: number of the attempt within the run, from 1.
+        restored: the checkpoint or savepoint that it starts from; None for a new start.
+        ended_sources: (stage, instance) of the sources that were asked to end: they read the input that is available, and end.
     """
 
     attempt: int
@@ -51,11 +51,13 @@ class Deploy(msgspec.Struct, frozen=True):
 
 
 class BeginJob(msgspec.Struct, frozen=True):
-    """Make storage say that the job runs. Answered with JobBegun or FatalError."""
+    """Record in storage that the job runs. Answered with JobBegun or FatalError."""
 
 
 class ClaimSavepoint(msgspec.Struct, frozen=True):
-    """Make the savepoint that the job starts from its own. Answered with SavepointClaimed or FatalError."""
+    """Record in storage that the savepoint from which the job starts belongs to the pipeline.
+
+    Answered with SavepointClaimed or FatalError."""
 
 
 class ConfirmOwnership(msgspec.Struct, frozen=True):
@@ -63,7 +65,7 @@ class ConfirmOwnership(msgspec.Struct, frozen=True):
 
 
 class ReadNewest(msgspec.Struct, frozen=True):
-    """Read what a restart begins from. Answered with NewestRead, StorageSilent or FatalError."""
+    """Read the checkpoint that a restart begins from. Answered with NewestRead, StorageSilent or FatalError."""
 
     checkpoint: CompletedCheckpoint
 
@@ -73,12 +75,12 @@ class StopTasks(msgspec.Struct, frozen=True):
 
 
 class EndJob(msgspec.Struct, frozen=True):
-    """Make storage say that the job has ended. Answered with JobEndRecorded or JobEndNotRecorded.
+    """Record in storage that the job has ended. Answered with JobEndRecorded or JobEndNotRecorded.
 
     Attributes:
-        keep_checkpoints: the configuration keeps the checkpoints of a finished job.
-        ended_by: how the job came to its end.
-        stop_asked_by: who asked for the stop that has ended it.
+        keep_checkpoints: whether the configuration keeps the checkpoints of a finished job.
+        ended_by: what brought the job to its end.
+        stop_asked_by: what asked for the stop that has ended it; "" without a stop.
     """
 
     keep_checkpoints: bool
@@ -87,14 +89,14 @@ class EndJob(msgspec.Struct, frozen=True):
 
 
 class FinishWork(msgspec.Struct, frozen=True):
-    """Give up what is being uploaded, finish what is being written or deleted. Answered with WorkEnded."""
+    """Cancel uploads, and finish writes and deletions. Answered with WorkEnded."""
 
 
 # Actions without an answer
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """Delete what killed runs have left behind."""
+    """Delete files that killed runs have left in storage."""
 
 
 class StartTasks(msgspec.Struct, frozen=True):
@@ -109,14 +111,13 @@ class SendToTasks(msgspec.Struct, frozen=True):
 
 
 class ForgetSavepoints(msgspec.Struct, frozen=True):
-    """A savepoint of the user's that is not at one of these locations is no longer what a restart may begin from; it stays
-    where it is."""
+    """No restart may begin any more from a savepoint of the user that is not at one of these locations; its files stay."""
 
     retained: frozenset[str]
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Give the pipeline up; the last action.
+    """Release the pipeline; the last action.
 
     Attributes:
         status: how the job has ended; None if it had not begun.
@@ -139,8 +140,9 @@ class AttemptRestarting(msgspec.Struct, frozen=True):
     """The unfinished tasks start again from the latest checkpoint.
 
     Attributes:
-        attempt: the number of the next attempt.
-        delay: seconds until then, at least.
+        attempt: number of the next attempt.
+        delay: minimum number of seconds until then.
+        failure: why the attempt before it has failed.
     """
 
     attempt: int

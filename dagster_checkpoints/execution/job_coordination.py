@@ -1,6 +1,6 @@
-"""The coordinator of a job, the requests to it, and its tasks: what one of them asks for, done by the others.
+"""The coordinator of a job, the requests to it, and its tasks: the actions of each become events of the others.
 
-What the coordinator says of a request goes to the requests; what they want goes to the coordinator or to the sources. Must not
+The coordinator's answers go to the requests; the requests' actions go to the coordinator or to the sources. Must not
 know: attempts, restarts, how a job begins or ends (`job_machine`).
 """
 
@@ -53,9 +53,9 @@ class AttemptEnd:
     """Why an attempt ends before every task has finished.
 
     Attributes:
-        failure: None if the job was canceled.
-        final: how the job ends with it; None if there may be another attempt.
-        task: the one that has failed.
+        failure: why it failed; None if the job was canceled.
+        final: how the job ends with it; None if the job may restart.
+        task: the task that has failed; None if it was not a task.
     """
 
     failure: Failure | None
@@ -70,14 +70,14 @@ class JobCoordination:
         pipeline: name of the pipeline, for messages.
 
     Attributes:
-        actions: what is to be done, in this order.
+        actions: the actions for the driver, in order.
         requests: the requests to the job.
         coordinator: None before the first attempt is deployed.
         finished: the tasks that have finished, in the present attempt or in what it was restored from.
         ended_sources: (stage, instance) of the sources that were asked to end.
-        deployed: the tasks of an attempt are there and were not told to stop.
-        end: why the present attempt ends.
-        fatal: what fails the job although no attempt is deployed.
+        deployed: whether the tasks of an attempt are deployed and were not stopped.
+        end: why the present attempt ends; None while it does not.
+        fatal: the failure of a job without a deployed attempt; None without one.
     """
 
     def __init__(self, pipeline: str) -> None:
@@ -97,31 +97,31 @@ class JobCoordination:
         self._now = 0.0
 
     def at(self, now: float) -> None:
-        """What follows happens at this time, seconds; what is to be done is collected from here on."""
+        """Begin a step at this time, in seconds: its actions are collected from now on."""
         self._now = now
         self.actions = []
 
     def begin(
         self, coordinator: CheckpointCoordinator, tasks: Iterable[TaskId], passed_over: tuple[CompletedCheckpoint, ...]
     ) -> None:
-        """The job has its tasks, and with them its coordinator.
+        """The first attempt is deployed: the tasks and the coordinator are known.
 
         Args:
-            coordinator: of all attempts.
-            tasks: all that there are.
-            passed_over: checkpoints that are later than the one that the job has gone on from.
+            coordinator: the coordinator of all attempts.
+            tasks: all tasks of the job.
+            passed_over: checkpoints that are later than the one from which the job starts.
         """
         self.coordinator = coordinator
         self._tasks = tuple(tasks)
         self._passed_over = passed_over
 
     def attempt_deployed(self, finished: Set[TaskId], sources: tuple[SourceInstance, ...]) -> None:
-        """The tasks of an attempt are there; these have finished before."""
+        """The tasks of an attempt are deployed; `finished` had finished before."""
         self.finished, self._sources = set(finished), sources
 
     @property
     def runs(self) -> bool:
-        """Whether an attempt is deployed, and does not end."""
+        """Whether an attempt is deployed, and is not about to end."""
         return self.deployed and self.end is None
 
     @property
@@ -136,7 +136,7 @@ class JobCoordination:
 
     @property
     def ended_by(self) -> EndedBy:
-        """How the job comes to its end, if every task finishes now."""
+        """What brings the job to its end, if every task finishes now."""
         stopped = self.requests.stopped
         if stopped is not None:
             return "drain" if stopped.drain else "suspend"
@@ -144,7 +144,7 @@ class JobCoordination:
 
     @property
     def stop_asked_by(self) -> StopAskedBy:
-        """Who has asked for the stop that has succeeded; empty without one."""
+        """What asked for the stop that has succeeded; "" without one."""
         stopped = self.requests.stopped
         if stopped is None:
             return ""
@@ -167,10 +167,10 @@ class JobCoordination:
             self.end = AttemptEnd(failure, task=task)
 
     def tasks_are_gone(self, failed: TaskId | None) -> None:
-        """No checkpoint is triggered, and none waits for a task, until the restart.
+        """Report all unfinished tasks as ended: until the restart no checkpoint is triggered, and none waits for a task.
 
         Args:
-            failed: the task that has failed; the others were canceled.
+            failed: the task that has failed; the others were canceled. None if it was not a task.
         """
         for task in self._tasks:
             if task not in self.finished:
@@ -195,13 +195,13 @@ class JobCoordination:
     # The coordinator
 
     def to_coordinator(self, event: CoordinatorEvent) -> None:
-        """Hand the event to the coordinator, and do what it asks for."""
+        """Hand the event to the coordinator, and perform its actions."""
         coordinator = self.coordinator
         assert coordinator is not None
         for action in coordinator.handle(event, self._now):
-            self._do(action, coordinator)
+            self._perform_action(action, coordinator)
 
-    def _do(self, action: CoordinatorAction, coordinator: CheckpointCoordinator) -> None:
+    def _perform_action(self, action: CoordinatorAction, coordinator: CheckpointCoordinator) -> None:
         match action:
             case TriggerTask(task, barrier):
                 self._send((task,), TriggerReceived(barrier))
@@ -219,12 +219,12 @@ class JobCoordination:
             case FailJob(reason, message):
                 self._fail_job(Failure(f"Pipeline {self._pipeline!r}: {message} ({reason.name})."))
             case AcknowledgeAnswered() | DiscardLateState():
-                pass  # late states are accounted for by checkpoint, and go with it
+                pass  # late states are accounted for by checkpoint, and deleted with it
             case _:
                 self.actions.append(action)
 
     def _completed(self, completed: CompletedCheckpoint, retained: Sequence[CompletedCheckpoint]) -> None:
-        # The job has gone on from an earlier checkpoint: the later ones are of no use, now that there is a new one.
+        # The job has started from an earlier checkpoint: the later ones are of no use once it has completed one of its own.
         self.actions += [DiscardCheckpoint(later) for later in self._passed_over]
         self._passed_over = ()
         if not completed.is_savepoint:
@@ -239,10 +239,10 @@ class JobCoordination:
     # Requests
 
     def advance_requests(self, *, all_run: bool) -> None:
-        """Hand over what can be done now, and withdraw what is overdue.
+        """Hand over the requests that can be done now, and withdraw those that are overdue.
 
         Args:
-            all_run: the tasks were started; whether all of them run by now is asked of the coordinator.
+            all_run: whether the tasks were started; the coordinator knows whether all of them run by now.
         """
         ready: bool | None = None
         for request_id in self.requests.open_ids:
@@ -252,7 +252,7 @@ class JobCoordination:
             self.perform(self.requests.advance(request_id, self._now, self._sources if can_do else None))
 
     def perform(self, actions: Iterable[RequestAction]) -> None:
-        """Do what the requests ask for."""
+        """Perform the actions of the requests."""
         for action in actions:
             match action:
                 case ToCoordinator(event):

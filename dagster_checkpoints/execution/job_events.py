@@ -1,7 +1,7 @@
-"""What happens to a job: the events of `job_machine`, and the values in them and in its actions (`job_actions`).
+"""The events of `job_machine`, and the values in them and in its actions (`job_actions`).
 
-Values only. What the coordinator, the requests and the tasks say is in `coordination.events`, `job_requests` and `messages`;
-none of it is renamed here. Restored state and errors are the driver's own values, which come back as they were.
+Values only. The values of the coordinator, of requests and of messages to tasks are in `coordination.events`, `job_requests` and
+`messages`. Restored state and errors are the driver's own values, which the machine returns unchanged.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Failure:
     """Why an attempt, or the job, has failed.
 
     Attributes:
-        message: for people.
-        repeats: another attempt would fail in the same way.
+        message: the failure, for people.
+        repeats: whether another attempt would fail in the same way.
         error: the driver's own error; None if a rule of the job has failed it. Not compared.
     """
 
@@ -48,8 +48,10 @@ class RestorePoint:
     """The checkpoint or savepoint that an attempt starts from.
 
     Attributes:
+        checkpoint_id: id of the checkpoint or savepoint.
+        location: its location.
         finished: the tasks that had finished when it was triggered.
-        state: what the driver restores from it. Not compared.
+        state: the state that the driver restores. Not compared.
     """
 
     checkpoint_id: int
@@ -59,14 +61,14 @@ class RestorePoint:
 
 
 class JobBeginning(msgspec.Struct, frozen=True):
-    """What a job begins with.
+    """The beginning of a job: where it starts from, and the checkpoints in storage.
 
     Attributes:
-        restored: None for a new start.
-        next_checkpoint_id: the id of the first checkpoint.
-        retained: the checkpoints that storage retains, the one restored among them.
-        passed_over: later ones, of no use once the job has gone on from an earlier one.
-        claims: the job makes the savepoint that it starts from its own.
+        restored: the checkpoint or savepoint that it starts from; None for a new start.
+        next_checkpoint_id: id of the first checkpoint.
+        retained: the checkpoints that storage retains, with the restored one.
+        passed_over: later checkpoints, of no use after the first checkpoint of a job that started from an earlier one.
+        claims: whether the savepoint from which the job starts belongs to the pipeline from then on.
     """
 
     restored: RestorePoint | None = None
@@ -81,10 +83,10 @@ class JobOutcome(msgspec.Struct, frozen=True):
 
     Attributes:
         status: FINISHED, CANCELED or FAILED.
-        message: why a FAILED job has failed, and why there is no other attempt.
-        failure: what a FAILED job has failed with.
-        given_up: the failure was one after which a job may restart; the message says why this one does not.
-        ended_by: how a FINISHED job came to its end.
+        message: why a FAILED job has failed, and why it is not restarted.
+        failure: the failure of a FAILED job; None for others.
+        given_up: whether the job may restart after such a failure; the message says why it did not.
+        ended_by: what brought a FINISHED job to its end.
     """
 
     status: JobStatus
@@ -98,7 +100,7 @@ class JobOutcome(msgspec.Struct, frozen=True):
 
 
 class BeginningChosen(msgspec.Struct, frozen=True):
-    """What the job starts from is known, and fits; nothing has been restored yet."""
+    """The start of the job is chosen, and fits the pipeline; nothing has been restored yet."""
 
     start: JobBeginning
 
@@ -108,7 +110,7 @@ class Deployed(msgspec.Struct, frozen=True):
 
     Attributes:
         graph: the tasks of all attempts.
-        finished: the tasks that had finished in what was restored.
+        finished: the tasks that had finished in the restored checkpoint.
         sources: all instances of all sources.
     """
 
@@ -121,8 +123,9 @@ class DeployFailed(msgspec.Struct, frozen=True):
     """The attempt could not be built; nothing was started.
 
     Attributes:
-        unusable: a state file of what was to be restored is corrupt or gone.
-        may_pass: a stage could not be built, or storage did not answer: another attempt may go better.
+        failure: why.
+        unusable: whether a state file of the checkpoint is corrupt or missing.
+        may_pass: whether another attempt may succeed: a stage could not be built, or storage did not answer.
     """
 
     failure: Failure
@@ -131,19 +134,19 @@ class DeployFailed(msgspec.Struct, frozen=True):
 
 
 class JobBegun(msgspec.Struct, frozen=True):
-    """Storage says that the job runs."""
+    """It is recorded in storage that the job runs."""
 
 
 class SavepointClaimed(msgspec.Struct, frozen=True):
-    """Storage says that the savepoint is the job's own."""
+    """It is recorded in storage that the savepoint belongs to the pipeline."""
 
 
 class OwnershipConfirmed(msgspec.Struct, frozen=True):
     """Storage says that this run owns the pipeline, and which checkpoint is the newest.
 
     Attributes:
-        newest: None before the first.
-        epoch: the fencing epoch of the run that has completed it.
+        newest: the newest checkpoint; None before the first.
+        epoch: fencing epoch of the run that has completed it.
     """
 
     newest: CompletedCheckpoint | None = None
@@ -155,7 +158,7 @@ class StorageSilent(msgspec.Struct, frozen=True):
 
 
 class NewestRead(msgspec.Struct, frozen=True):
-    """The checkpoint that a restart begins from was read, and fits."""
+    """The checkpoint that a restart begins from was read, and fits the pipeline."""
 
     restored: RestorePoint
 
@@ -171,7 +174,7 @@ class TasksStopped(msgspec.Struct, frozen=True):
 
 
 class JobEndRecorded(msgspec.Struct, frozen=True):
-    """Storage says that the job has ended.
+    """It is recorded in storage that the job has ended.
 
     Attributes:
         dropped: the system's own checkpoints that storage retains no longer.
@@ -181,11 +184,11 @@ class JobEndRecorded(msgspec.Struct, frozen=True):
 
 
 class JobEndNotRecorded(msgspec.Struct, frozen=True):
-    """Storage does not say that the job has ended, or it is not known: all checkpoints are kept."""
+    """It is not recorded in storage that the job has ended, or that is not known: all checkpoints are kept."""
 
 
 class WorkEnded(msgspec.Struct, frozen=True):
-    """Nothing is being uploaded, written or deleted any more."""
+    """All uploads, writes and deletions have ended."""
 
 
 # Events: from tasks, users and other threads
@@ -202,7 +205,7 @@ class TaskReport(msgspec.Struct, frozen=True):
     """A task, or an upload of its state, reports something. Reports of earlier attempts are ignored.
 
     Attributes:
-        attempt: the one that the task belongs to.
+        attempt: number of the attempt that the task belongs to.
     """
 
     attempt: int
@@ -210,21 +213,21 @@ class TaskReport(msgspec.Struct, frozen=True):
 
 
 class FatalError(msgspec.Struct, frozen=True):
-    """The job cannot go on, and another attempt would not help: another run owns the pipeline, or storage refuses."""
+    """The job cannot continue, also not after a restart: another run owns the pipeline, or storage refuses."""
 
     failure: Failure
 
 
 class CancelRequested(msgspec.Struct, frozen=True):
-    """The job shall end as soon as possible; its checkpoints are kept."""
+    """The job is to end as soon as possible; its checkpoints are kept."""
 
 
 class DrainRequested(msgspec.Struct, frozen=True):
-    """Every source shall end, without a savepoint; after a stop that is under way, if the stop fails."""
+    """Every source is to end, without a savepoint; if a stop is under way, only after the stop has failed."""
 
 
 class EndSourceRequested(msgspec.Struct, frozen=True):
-    """A source shall end, or one instance of it."""
+    """A source is to end, or one of its instances."""
 
     stage: str
     instance: str | None = None

@@ -5,8 +5,8 @@
 
 The job begins when its first attempt is deployed (BEGINNING, CLAIMING come once). Ownership is confirmed before the sinks are
 touched. An attempt ends when every task has finished and nothing is being finalized, or with a failure; then its tasks are
-stopped. A restart waits for what is being finalized and for the strategy's delay, and begins from the checkpoint that storage
-says is the newest. The end of the job is recorded before its checkpoints are deleted.
+stopped. A restart waits for the checkpoint that is being finalized and for the strategy's delay, and begins from the newest
+checkpoint in storage. The end of the job is recorded before its checkpoints are deleted.
 
 The driver performs the actions in the order given and feeds the results back as events. Must not know: threads, storage, how
 tasks are built, what a state holds.
@@ -45,7 +45,7 @@ from dagster_checkpoints.execution.job_requests import EndSources, JobRequests, 
 from dagster_checkpoints.pipeline import TaskId
 
 RETRY_SECONDS = 0.5
-"""After so long storage is asked again, if it has not answered."""
+"""Seconds after which storage is asked again, if it has not answered."""
 
 
 class JobMachine:
@@ -54,8 +54,8 @@ class JobMachine:
     Args:
         pipeline: name of the pipeline, for messages.
         config: the settings of its checkpoints.
-        restart: how often a failed attempt is followed by another, and after what time.
-        epoch: fencing epoch of this run: the checkpoints that it completes carry it.
+        restart: the restart strategy: how often, and after what delay, the job is restarted.
+        epoch: fencing epoch of this run, which the checkpoints that it completes carry.
     """
 
     def __init__(self, pipeline: str, config: CheckpointConfig, restart: RestartStrategy, epoch: int) -> None:
@@ -69,16 +69,16 @@ class JobMachine:
         self._start: JobBeginning | None = None
         self._begun = False
         self._restored: RestorePoint | None = None
-        """What the present attempt, or the next one, starts from."""
+        """The checkpoint or savepoint that the present attempt, or the next one, starts from; None for a new start."""
         self._newest: CompletedCheckpoint | None = None
-        """What storage says that the restart begins from."""
+        """The newest checkpoint of this run in storage, from which the restart begins; None before the first."""
         self._restart_at = 0.0
         self._retry_at: float | None = None
         self._to_discard: list[JobAction] = []
         self._outcome: JobOutcome | None = None
         self._now = 0.0
 
-    # What the driver may ask
+    # Queries of the driver
 
     @property
     def phase(self) -> JobPhase:
@@ -92,17 +92,17 @@ class JobMachine:
 
     @property
     def coordinator(self) -> CheckpointCoordinator | None:
-        """The coordinator of all attempts; None before the first is deployed. To be looked at only."""
+        """The coordinator of all attempts, for reading only; None before the first is deployed."""
         return self._job.coordinator
 
     @property
     def requests(self) -> JobRequests:
-        """The requests to the job. To be looked at only."""
+        """The requests to the job, for reading only."""
         return self._job.requests
 
     @property
     def finished(self) -> frozenset[TaskId]:
-        """The tasks that have finished, in this attempt or in what it was restored from."""
+        """The tasks that have finished, in this attempt or in the checkpoint it was restored from."""
         return frozenset(self._job.finished)
 
     @property
@@ -112,7 +112,7 @@ class JobMachine:
 
     @property
     def begun(self) -> bool:
-        """Whether storage says that the job runs, or has run."""
+        """Whether it is recorded in storage that the job runs, or has run."""
         return self._begun
 
     def next_deadline(self) -> float | None:
@@ -200,7 +200,7 @@ class JobMachine:
             job.perform(job.requests.all_finished())
             self._stop_tasks()
         elif self._phase is JobPhase.RESTARTING and self._now >= self._restart_at and not job.finalizing:
-            # By now it is known whether the savepoint of a stop has completed.
+            # Now it is known whether the savepoint of a stop has completed.
             job.perform(job.requests.attempt_failed(self._message))
             self._wait_for(JobPhase.READING, do.ConfirmOwnership())
         elif self._retry_at is not None and self._now >= self._retry_at:
@@ -254,7 +254,7 @@ class JobMachine:
             restored=next((c for c in start.retained if restored is not None and c.location == restored.location), None),
         )
         self._job.begin(coordinator, event.graph.tasks(), start.passed_over)
-        # Only now, when all of its state is here: a restore that fails must not leave behind that the job goes on from it.
+        # Only now, when all of its state is fetched: if a restore fails, storage must not say that the job continues from it.
         self._wait_for(JobPhase.BEGINNING, do.BeginJob())
 
     def _deploy_failed(self, event: on.DeployFailed) -> None:
@@ -268,7 +268,7 @@ class JobMachine:
     def _begin_attempt(self) -> None:
         self._job.end, self._job.deployed = None, True
         self._ask(do.AttemptBegan(self._attempt, self._restored))
-        # Building the tasks takes a while: before they touch the sinks it must be known that no other run does by now.
+        # Building the tasks takes time: before they use the sinks, check that no other run has taken the pipeline over.
         self._wait_for(JobPhase.CONFIRMING, do.ConfirmOwnership())
 
     # Storage's answers
@@ -285,7 +285,7 @@ class JobMachine:
                 self._wait_for(JobPhase.RUNNING, do.StartTasks())
 
     def _newest_known(self, event: on.OwnershipConfirmed) -> None:
-        """Storage may name a checkpoint whose write has reported an unknown outcome: it is asked, not the coordinator."""
+        """Storage, and not the coordinator, names the newest checkpoint: a write whose outcome is unknown may have succeeded."""
         self._newest = event.newest if event.epoch == self._epoch else None
         if self._newest is not None:
             self._ask(do.ReadNewest(self._newest))
@@ -299,7 +299,7 @@ class JobMachine:
         self._wait_for(JobPhase.STOPPING, do.StopTasks())
 
     def _end_at_once(self, status: JobStatus, failure: Failure | None) -> None:
-        """The job ends, and there is no other attempt. What has ended, or has finished, stays as it is."""
+        """End the job without another attempt. A job that has ended, or whose end is decided, is not changed."""
         end = self._job.end
         if self._job.deployed or (self._phase is JobPhase.STOPPING and end is not None):
             if end is None or end.final is None:
@@ -320,7 +320,7 @@ class JobMachine:
             self._restart(end)
 
     def _restart(self, end: AttemptEnd) -> None:
-        """Decide whether there is another attempt."""
+        """Decide whether the job is restarted."""
         failure = end.failure
         assert failure is not None
         self._job.end, self._phase = end, JobPhase.RESTARTING
@@ -350,7 +350,7 @@ class JobMachine:
     # The end of the job
 
     def _finish(self, status: JobStatus, failure: Failure | None, because: str = "") -> None:
-        """The job has ended: shut the coordinator down, and discard what is of no use without it."""
+        """The job has ended: shut the coordinator down, and discard the checkpoints that are no longer needed."""
         finished, job = status is JobStatus.FINISHED, self._job
         message = failure.message if failure is not None else ""
         if because:
@@ -359,7 +359,7 @@ class JobMachine:
         shutdown = job.coordinator.handle(Shutdown(status), self._now) if job.coordinator is not None else []
         discards: list[JobAction] = [a for a in shutdown if isinstance(a, DiscardCheckpoint | DiscardStates)]
         if finished:
-            # First it is said that the job is over: without its checkpoints a crash would look like a new start.
+            # The end is recorded first: after a crash, a running job without checkpoints would start from the beginning.
             self._to_discard = discards
             keep = not any(isinstance(action, DiscardCheckpoint) for action in discards)
             self._wait_for(JobPhase.ENDING, do.EndJob(keep, job.ended_by, job.stop_asked_by))
@@ -377,8 +377,7 @@ class JobMachine:
             case on.JobEndNotRecorded():
                 self._wait_for(JobPhase.CLOSING, do.FinishWork())
             case on.WorkEnded():
-                # Before the release: a requester takes a pipeline that is released, and has not answered, for one that never
-                # will.
+                # Before the release: a requester does not expect an answer from a pipeline that is released.
                 self._answer_rest()
                 status = self._outcome.status if self._outcome is not None and self._begun else None
                 self._wait_for(JobPhase.OVER, do.Release(status))
@@ -388,7 +387,7 @@ class JobMachine:
         status = self._outcome.status if self._start is not None else None
         self._job.perform(self._job.requests.close(status, self._outcome.message))
 
-    # Order
+    # Actions and order
 
     def _ask(self, action: JobAction) -> None:
         self._job.actions.append(action)

@@ -18,32 +18,33 @@ class JobPhase(Enum):
     """What a job waits for."""
 
     CHOOSING = auto()
-    """What it starts from."""
+    """The choice of the start."""
     DEPLOYING = auto()
     """The tasks of an attempt."""
     BEGINNING = auto()
-    """Storage, to say that the job runs."""
+    """The record in storage that the job runs."""
     CLAIMING = auto()
-    """Storage, to say that the savepoint is the job's own."""
+    """The record in storage that the savepoint belongs to the pipeline."""
     CONFIRMING = auto()
-    """Storage, to say that this run still owns the pipeline: the tasks are deployed and not started."""
+    """The confirmation that this run still owns the pipeline: the tasks are deployed and not started."""
     RUNNING = auto()
-    """The tasks."""
+    """The end of the data, or a failure: the tasks run."""
     STOPPING = auto()
     """The end of the tasks."""
     RESTARTING = auto()
-    """The delay of the strategy, and the outcome of what is being finalized."""
+    """The delay of the strategy, and the outcome of the checkpoint that is being finalized."""
     READING = auto()
-    """Storage, to say what the restart begins from."""
+    """The newest checkpoint in storage, from which the restart begins."""
     ENDING = auto()
-    """Storage, to say that the job has ended."""
+    """The record in storage that the job has ended."""
     CLOSING = auto()
     """The end of uploads, writes and deletions."""
     OVER = auto()
+    """Nothing: the pipeline is released."""
 
     @property
     def ended(self) -> bool:
-        """Whether the job has ended, and only its end is recorded and cleaned up."""
+        """Whether the outcome of the job is decided."""
         return self in _ENDED
 
 

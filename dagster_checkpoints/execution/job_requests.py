@@ -2,7 +2,7 @@
 
 A request waits until every task runs, is handed to the coordinator once, and is answered once, to every requester that asked
 with its id. A request that is not done within its deadline is withdrawn. Must not know: where a requester is, how it is
-answered, whether a savepoint can be written where it is wanted.
+answered, whether the target location of a savepoint can be used.
 
 Source: PROTOCOL sections 3 and 6; FLIP-34.
 """
@@ -41,16 +41,16 @@ from dagster_checkpoints.pipeline import TaskId
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What is asked of a running job.
+    """A request to a running job.
 
     Attributes:
-        request_id: two requests of one id are one: it is done once, and every requester is answered.
-        kind: what is to be done.
-        deadline_seconds: how long the job may try, counted from when it received the request.
-        drain: of a stop: with MAX_WATERMARK and the end of the data; otherwise it suspends.
-        stage: of end_source: the source that ends.
-        instance: of end_source: only this one of its instances; None for all of them.
-        termination: of a stop: the job's own process asks, because it is being terminated.
+        request_id: id of the request. Requests with the same id are one: it is done once, and every requester is answered.
+        kind: what is requested.
+        deadline_seconds: time that the job has for the request, counted from when it received it.
+        drain: for a stop: whether it drains, with MAX_WATERMARK and the end of the data; otherwise it suspends.
+        stage: for end_source: name of the source that ends.
+        instance: for end_source: the only instance that ends; None for all instances.
+        termination: for a stop: whether the job's own process requests it, because it is being terminated.
     """
 
     request_id: str
@@ -63,11 +63,12 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class RequestReceived(msgspec.Struct, frozen=True):
-    """A requester asks for something. Where a savepoint is to be written was checked before.
+    """A request was received; the target location of a savepoint was checked before.
 
     Attributes:
-        requester: the number of the requester, which comes back in the answer.
-        received_at: when the request was found, in the unit of `now`; its deadline counts from here.
+        request: the request.
+        requester: number of the requester, which the answer names.
+        received_at: when the request was received, in the unit of `now`; its deadline counts from then.
     """
 
     request: Request
@@ -90,7 +91,10 @@ class Stopped(msgspec.Struct, frozen=True):
     """The job was stopped with a savepoint, which has completed.
 
     Attributes:
-        termination: the job's own process asked for the stop, because it was being terminated.
+        drain: whether the stop was a drain.
+        checkpoint_id: id of the savepoint.
+        location: location of the savepoint.
+        termination: whether the job's own process requested the stop, because it was being terminated.
     """
 
     drain: bool
@@ -112,10 +116,10 @@ class EndSources(msgspec.Struct, frozen=True):
     """End sources as if their input were exhausted.
 
     Attributes:
-        stage: the source; None for every source.
-        instance: only this one of its instances; None for all of them.
-        stops_job: for the drain of a stop with savepoint. Every task is told of the drain first; if the stop fails the
-            sources go on, so a restart does not end them again.
+        stage: name of the source; None for every source.
+        instance: the only instance that ends; None for all instances.
+        stops_job: whether it is for the drain of a stop with savepoint. The drain is announced to every task first; if the stop
+            fails, the sources continue, so a restart does not end them again.
     """
 
     stage: str | None = None
@@ -124,15 +128,17 @@ class EndSources(msgspec.Struct, frozen=True):
 
 
 class AnswerRequest(msgspec.Struct, frozen=True):
-    """Tell the requesters what has become of the request; nothing more is said of it.
+    """Send the requesters the one answer to their request.
 
     Attributes:
-        requesters: the numbers of all that have asked with this id.
+        request_id: id of the request.
+        requesters: numbers of all requesters with this id.
         reason: why the request failed; None if it is done.
-        message: of a failure, for people.
-        location: of the savepoint or checkpoint; of a failure, too, if there is a savepoint in spite of it.
-        checkpoint: what was taken for the request, if the job runs on.
-        ended: the instances of sources that were told to end.
+        message: the failure, for people.
+        checkpoint_id: id of the savepoint or checkpoint; None without one.
+        location: location of the savepoint or checkpoint; also for a failure after the savepoint has completed.
+        checkpoint: the checkpoint or savepoint that was taken for the request, if the job continues.
+        ended: the instances of sources that were asked to end.
     """
 
     request_id: str
@@ -146,7 +152,7 @@ class AnswerRequest(msgspec.Struct, frozen=True):
 
     @property
     def done(self) -> bool:
-        """Whether what was asked for is done."""
+        """Whether the request is done."""
         return self.reason is None
 
 
@@ -154,7 +160,7 @@ RequestAction = ToCoordinator | EndSources | AnswerRequest | FailOver
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRequest:
     """A request that is not answered."""
 
     request: Request
@@ -173,36 +179,38 @@ class JobRequests:
 
     def __init__(self, pipeline: str) -> None:
         self._pipeline = pipeline
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenRequest] = {}
         self._stop: StopWithSavepoint | None = None
         self._stopped: Stopped | None = None
         self._answers_at_end: list[RequestAction] = []
+        """Answers to a successful stop: the requester may start the pipeline again at once, so the job ends first."""
         self._drain_waits = False
+        """Whether a drain was requested while a stop was under way."""
 
     @property
     def stop(self) -> StopWithSavepoint | None:
-        """The stop with savepoint that is under way."""
+        """The stop with savepoint that is under way; None without one."""
         return self._stop
 
     @property
     def stopped(self) -> Stopped | None:
-        """The stop whose savepoint has completed; None again if the job had to go on."""
+        """The stop whose savepoint has completed; None without one, and again if the job had to continue."""
         return self._stopped
 
     @property
     def open_ids(self) -> tuple[str, ...]:
-        """The ids of the requests that are not answered, in the order in which they came."""
+        """The ids of the requests that are not answered, in the order in which they were received."""
         return tuple(self._open)
 
     def next_deadline(self) -> float | None:
         """When the next request is overdue, in the unit of `now`; None if none has to be withdrawn."""
-        return min((found.deadline for found in self._open.values() if not found.withdrawn), default=None)
+        return min((entry.deadline for entry in self._open.values() if not entry.withdrawn), default=None)
 
     def receive(self, event: RequestReceived) -> None:
         """Take a request; it waits until it is dispatched."""
         request = event.request
-        found = self._open.setdefault(request.request_id, _Open(request, event.received_at + request.deadline_seconds))
-        found.requesters.append(event.requester)
+        received = _OpenRequest(request, event.received_at + request.deadline_seconds)
+        self._open.setdefault(request.request_id, received).requesters.append(event.requester)
 
     def is_open(self, request_id: str) -> bool:
         """Whether the request is not answered."""
@@ -216,26 +224,26 @@ class JobRequests:
         """Hand a request over if that is possible now, or withdraw it if it is overdue.
 
         Args:
-            request_id: of a request; nothing is to be done if it is answered.
+            request_id: id of a request; nothing is done if it is answered.
             now: seconds.
             sources: all instances of all sources, if every task runs; None while requests have to wait.
         """
-        found = self._open.get(request_id)
-        if found is None or found.withdrawn:
+        entry = self._open.get(request_id)
+        if entry is None or entry.withdrawn:
             return []
-        if now >= found.deadline:
-            return self._too_late(found)
-        if sources is None or found.handed_over:
+        if now >= entry.deadline:
+            return self._withdraw(entry)
+        if sources is None or entry.handed_over:
             return []
-        found.handed_over = True
-        return self._hand_over(found.request, sources)
+        entry.handed_over = True
+        return self._hand_over(entry.request, sources)
 
-    def _too_late(self, found: _Open) -> list[RequestAction]:
-        request_id = found.request.request_id
-        message = f"not done within its deadline of {found.request.deadline_seconds:g} s"
-        if not found.handed_over:
+    def _withdraw(self, overdue: _OpenRequest) -> list[RequestAction]:
+        request_id = overdue.request.request_id
+        message = f"not done within its deadline of {overdue.request.deadline_seconds:g} s"
+        if not overdue.handed_over:
             return self._fail(request_id, FailureReason.CHECKPOINT_EXPIRED, message)
-        found.withdrawn = True
+        overdue.withdrawn = True
         return [ToCoordinator(RequestWithdrawn(request_id, message))]
 
     def _hand_over(self, request: Request, sources: Sequence[SourceInstance]) -> list[RequestAction]:
@@ -255,8 +263,8 @@ class JobRequests:
         chosen = [s for s in sources if s.stage == request.stage and request.instance in (None, s.instance)]
         if not chosen:
             wanted = request.stage if request.instance is None else f"{request.stage}[{request.instance}]"
-            there = ", ".join(map(str, sources))
-            message = f"expected a source of pipeline {self._pipeline!r}, found {wanted!r}; its sources are {there}"
+            known = ", ".join(map(str, sources))
+            message = f"expected a source of pipeline {self._pipeline!r}, found {wanted!r}; its sources are {known}"
             return self._fail(request.request_id, FailureReason.TRIGGER_CHECKPOINT_FAILURE, message)
         if self._stop is not None:
             message = f"a stop with savepoint is under way (request {self._stop.request_id})"
@@ -275,10 +283,10 @@ class JobRequests:
         return [ToCoordinator(DrainBegan()), EndSources()]
 
     def resume_drain(self) -> list[RequestAction]:
-        """The stop that was under way has failed: do the drain that was asked for meanwhile."""
+        """The stop that was under way has failed: begin the drain that was requested during it, if any."""
         return self.drain() if self._drain_waits else []
 
-    # What has become of a request
+    # Outcomes of requests
 
     def stop_accepted(self, request_id: str) -> list[RequestAction]:
         """The coordinator has not refused the stop that was handed to it."""
@@ -287,21 +295,24 @@ class JobRequests:
         return [EndSources(stops_job=True)] if drain else []
 
     def completed(self, request_id: str, checkpoint: CompletedCheckpoint) -> list[RequestAction]:
-        """The coordinator has completed the checkpoint or savepoint that a request asked for."""
+        """The coordinator has completed the checkpoint or savepoint of a request."""
         checkpoint_id, location = checkpoint.checkpoint_id, checkpoint.location
         if self._stop is None or self._stop.request_id != request_id:
             return self._answer(request_id, checkpoint_id=checkpoint_id, location=location, checkpoint=checkpoint)
-        found = self._open.get(request_id)
-        termination = found is not None and found.request.termination
+        entry = self._open.get(request_id)
+        termination = entry is not None and entry.request.termination
         self._stopped = Stopped(self._stop.drain, checkpoint_id, location, termination)
         return self._perform(self._stop, self._stop.handle(SavepointCompleted(checkpoint_id, location)))
 
     def failed(self, request_id: str, reason: FailureReason, message: str, *, restarting: bool) -> list[RequestAction]:
-        """The coordinator cannot do what a request asked for.
+        """The coordinator cannot complete the checkpoint or savepoint of a request.
 
         Args:
-            restarting: the job restarts already: a stop that fails need not ask for it, and a drain that waits goes on after
-                the restart.
+            request_id: id of the request.
+            reason: why it failed.
+            message: the same for people.
+            restarting: whether the job restarts already: a stop that fails does not ask for a restart then, and a drain that
+                waits begins after the restart.
         """
         stop = self._stop
         if stop is None or stop.request_id != request_id:
@@ -314,9 +325,9 @@ class JobRequests:
         return actions if fails_over else [*actions, *self.resume_drain()]
 
     def attempt_failed(self, message: str) -> list[RequestAction]:
-        """The job restarts, or fails. The requester of a stop whose savepoint has completed is told where that is.
+        """The job restarts, or fails: answer the requester of a stop whose savepoint has completed, and name the savepoint.
 
-        A savepoint that is being written may still complete, or fail: call it again when that is known.
+        A savepoint that is being written may still complete or fail: call this method again when its outcome is known.
         """
         stop = self._stop
         if stop is None or stop.savepoint is None:
@@ -326,15 +337,15 @@ class JobRequests:
         return [action for action in actions if not isinstance(action, FailOver)]
 
     def all_finished(self) -> list[RequestAction]:
-        """Every task has finished. The requester of the stop is told that it is done when the job is over, see `close`."""
+        """Every task has finished. The requester of the stop is answered when the job has ended, see `close`."""
         return self._end_stop(AllTasksFinished())
 
     def close(self, status: JobStatus | None, message: str) -> list[RequestAction]:
-        """The job is over: answer what is still open.
+        """The job has ended: answer the requests that are still open.
 
         Args:
             status: how the job has ended; None if it had not begun.
-            message: what it has failed with; empty if it has not.
+            message: why it has failed; empty if it has not.
         """
         ended = status.name if status is not None else "before it began"
         actions = self._end_stop(JobCanceled() if status is JobStatus.CANCELED else JobFailed(message or ended))
@@ -356,9 +367,7 @@ class JobRequests:
         for action in actions:
             match action:
                 case AnswerDone(checkpoint_id, location):
-                    # Not before the job is over: a requester that is told may start the pipeline again at once.
-                    done = self._answer(stop.request_id, checkpoint_id=checkpoint_id, location=location)
-                    self._answers_at_end += done
+                    self._answers_at_end += self._answer(stop.request_id, checkpoint_id=checkpoint_id, location=location)
                 case AnswerFailed(reason, message, location):
                     performed += self._fail(stop.request_id, reason, message, location or "")
                 case FailOver():
@@ -380,8 +389,8 @@ class JobRequests:
         ended: tuple[str, ...] = (),
     ) -> list[RequestAction]:
         """The one answer to an open request; none if the request is answered."""
-        found = self._open.pop(request_id, None)
-        if found is None:
+        entry = self._open.pop(request_id, None)
+        if entry is None:
             return []
-        requesters = tuple(found.requesters)
+        requesters = tuple(entry.requesters)
         return [AnswerRequest(request_id, requesters, reason, message, checkpoint_id, location, checkpoint, ended)]

@@ -1,6 +1,6 @@
 """What a job sends to its tasks; values only.
 
-Most of it is the coordination floor's own events: the coordinator decides them, and the task's machines take them as they are.
+Most of them are events of the coordination floor, which the task's machines take unchanged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dagster_checkpoints.coordination.lifecycle import CheckpointNotice, DrainAn
 
 
 class EndInput(msgspec.Struct, frozen=True):
-    """A source ends as if its input were exhausted. Tasks behind channels ignore it: their inputs end by themselves."""
+    """A source is to end as if its input were exhausted. Tasks with input channels ignore it: their inputs end by themselves."""
 
 
 TaskMessage = TriggerReceived | CheckpointNotice | DrainAnnounced | EndInput

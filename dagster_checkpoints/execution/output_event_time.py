@@ -1,6 +1,6 @@
-"""What a task says of event time on its outputs: a watermark that never goes back, and whether it is idle.
+"""Event time on a task's outputs: a watermark that never goes back, and whether the task is idle.
 
-Must not know: where the watermark comes from, channels, queries.
+Must not know: how the watermark is determined, channels, queries.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ class OutputEventTime:
     """The marks of event time on a task's outputs.
 
     Args:
-        lateness_ms: by how much the last stage declares its rows to be older than its input's.
-        watermark: the one that was said last before the restored checkpoint, epoch ms; None before the first.
-        idle: whether the task is idle for those behind it; None if the restored checkpoint may hold that it was.
+        lateness_ms: the lateness that the last stage declares for its rows, milliseconds.
+        watermark: the last watermark that was sent before the restored checkpoint, epoch ms; None before the first.
+        idle: whether the consumers know the task as idle; None if it may have been idle in the restored checkpoint.
     """
 
     __slots__ = ("_idle", "_lateness_ms", "watermark")
@@ -25,19 +25,19 @@ class OutputEventTime:
         self._lateness_ms = lateness_ms
         self._idle = idle
         self.watermark = watermark
-        """The one that was said last, epoch ms; None before the first."""
+        """The last watermark that was sent, epoch ms; None before the first."""
 
     @property
     def idle(self) -> bool:
-        """Whether the task was said to be idle last."""
+        """Whether the consumers were last sent that the task is idle."""
         return self._idle is True
 
     def handle(self, event: WatermarkReached | WatermarkAt | WatermarkStatus) -> list[Mark]:
         """Take one event, return the marks to append to every output.
 
         Args:
-            event: `WatermarkReached` of a task that runs: the end of event time is not said before `finish` has returned its
-                rows. `WatermarkAt` behind those rows. `WatermarkStatus` of a source, or of the inputs.
+            event: `WatermarkReached` of a running task; MAX_WATERMARK in it is not sent, because `finish` may still return rows.
+                `WatermarkAt` after those rows. `WatermarkStatus` of a source, or of the inputs.
         """
         if isinstance(event, WatermarkReached):
             return [] if event.ms >= MAX_WATERMARK_MS else self._advance(event.ms - self._lateness_ms)

@@ -1,8 +1,8 @@
-"""What happens to a task, and what it then has to do; values only.
+"""The events and actions of a task; values only.
 
 Events come from the job (`messages`), from the channels, the query and the driver itself; actions are for the driver. An action
-whose result the machine waits for is the last one of its list, and names the event that answers it. Where the coordination floor
-has a word for it already, that one is used: `lifecycle`'s actions go to the driver as they are, `AlignmentTick` comes as it is.
+whose result the machine waits for is the last one of its list, and names the event that answers it. Events and actions of the
+coordination floor are used unchanged: the actions of `lifecycle`, and `AlignmentTick`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class QueryBuilt(msgspec.Struct, frozen=True):
 
     Attributes:
         streaming: False for a plan without streams, which is evaluated once.
-        told_watermark: whether the query is told the watermark of its inputs, because it keeps state. If not, the watermark goes
-            straight on, behind what the records in front of it have become.
-        ordered: whether the query asks for the watermark before it asks for the records that the watermark speaks of. If not, a
-            watermark is held back until the records in front of it are consumed.
+        takes_watermark: whether the query gets the watermark of its inputs, because it keeps state. If not, the watermark is
+            forwarded directly, after the output of the records in front of it.
+        ordered: whether the query reads the watermark before the records in front of it. If not, a watermark is held back until
+            the records in front of it are consumed.
     """
 
     streaming: bool = True
-    told_watermark: bool = True
+    takes_watermark: bool = True
     ordered: bool = True
 
 
@@ -52,15 +52,15 @@ class QueryRunning(msgspec.Struct, frozen=True):
 
 
 class Evaluated(msgspec.Struct, frozen=True):
-    """Answers `EvaluateOnce`: everything is emitted."""
+    """Answers `EvaluateOnce`: all rows are emitted."""
 
 
 class ElementsArrived(msgspec.Struct, frozen=True):
-    """Elements lie on channels.
+    """Channels have unread elements.
 
     Attributes:
-        elements: by channel, those from the position on up to which the channel is read (`InputGate.scanned`). How many of them
-            were read, `InputGate.scanned` says afterwards; the others are given again.
+        elements: by channel, its elements from `InputGate.scanned` on. The gate may read only some of them; its new
+            `InputGate.scanned` says how many, and the others are sent again.
     """
 
     elements: Sequence[tuple[str, Sequence[Element]]]
@@ -73,13 +73,15 @@ class QueryConsumed(msgspec.Struct, frozen=True):
 
 
 class BetweenBatches(msgspec.Struct, frozen=True):
-    """No micro-batch is being processed: what belongs between the output of two of them may be said now."""
+    """No micro-batch is being processed: marks that belong between the output of two of them may be sent now."""
 
 
 class UnreadBarrier(msgspec.Struct, frozen=True):
     """The first barrier of a channel has arrived, behind elements that are not read yet; see `BarrierAnnounced`.
 
     Attributes:
+        channel: name of the channel.
+        barrier: the barrier.
         unread: the elements in front of it, from `InputGate.scanned` on.
     """
 
@@ -89,13 +91,13 @@ class UnreadBarrier(msgspec.Struct, frozen=True):
 
 
 class SnapshotPinned(msgspec.Struct, frozen=True):
-    """Answers `PinSnapshot`: nothing in the snapshot changes any more."""
+    """Answers `PinSnapshot`: the snapshot does not change any more."""
 
     checkpoint_id: int
 
 
 class SnapshotFailed(msgspec.Struct, frozen=True):
-    """Answers `PinSnapshot`: the task goes on without this snapshot.
+    """Answers `PinSnapshot`: the task continues without this snapshot.
 
     Attributes:
         message: what went wrong.
@@ -128,7 +130,7 @@ TaskEvent = GateEvent | TaskMessage | SourceExhausted | life.OperatorsFinished
 
 
 class BuildQuery(msgspec.Struct, frozen=True):
-    """Build the query: all static inputs are there. Answered by `QueryBuilt`."""
+    """Build the query: all static inputs are complete. Answered by `QueryBuilt`."""
 
 
 class StartQuery(msgspec.Struct, frozen=True):
@@ -136,15 +138,15 @@ class StartQuery(msgspec.Struct, frozen=True):
 
 
 class EvaluateOnce(msgspec.Struct, frozen=True):
-    """Evaluate the plan without streams, and emit what it gives. Answered by `Evaluated`."""
+    """Evaluate the plan without streams, and emit its rows. Answered by `Evaluated`."""
 
 
 class OpenTo(msgspec.Struct, frozen=True):
-    """The query may read its channels up to these positions, and is told the watermark; both at one moment.
+    """Let the query read its channels up to these positions, and give it the watermark; both take effect together.
 
     Attributes:
-        positions: of every channel that is no static input.
-        watermark: epoch ms; None to tell nothing new.
+        positions: by channel that is no static input, the position behind the last element that the query may read.
+        watermark: watermark for the query, epoch ms; None if it has not changed.
     """
 
     positions: Mapping[str, int]
@@ -152,7 +154,7 @@ class OpenTo(msgspec.Struct, frozen=True):
 
 
 class AddToTable(msgspec.Struct, frozen=True):
-    """Records of a static input: they belong to the table from now on."""
+    """Add records of a static input to its table."""
 
     channel: str
     records: Element
@@ -165,7 +167,7 @@ class Forward(msgspec.Struct, frozen=True):
 
 
 class WatermarkReached(msgspec.Struct, frozen=True):
-    """The task's output has come to this watermark, epoch ms: an event of `OutputEventTime`, which says it if it is news."""
+    """The task's output has this watermark, epoch ms: an event of `OutputEventTime`, which forwards it if it is a later one."""
 
     ms: int
 
@@ -174,8 +176,8 @@ class PinnedChannel(msgspec.Struct, frozen=True):
     """One input channel in a snapshot.
 
     Attributes:
-        in_flight: elements in front of the barrier that are not processed yet; `snapshot.in_flight` is empty, these are not
-            stored yet.
+        snapshot: the channel in the checkpoint, with empty `in_flight`.
+        in_flight: elements in front of the barrier that are not processed and not stored yet.
     """
 
     snapshot: ChannelSnapshot
@@ -186,7 +188,8 @@ class PinnedInputs(msgspec.Struct, frozen=True):
     """The inputs' part of a snapshot.
 
     Attributes:
-        valve_watermark: the watermark of all channels together, epoch ms; None if there is none yet.
+        channels: the input channels.
+        valve_watermark: the watermark of all channels together, epoch ms; None before the first.
     """
 
     channels: tuple[PinnedChannel, ...] = ()
@@ -194,12 +197,14 @@ class PinnedInputs(msgspec.Struct, frozen=True):
 
 
 class PinSnapshot(msgspec.Struct, frozen=True):
-    """Take the snapshot: hold the query between two micro-batches, pin its state, the operators' and the sink's.
+    """Take the snapshot: hold the query between two micro-batches, and pin the state of query, operators and sink.
 
     Answered by `SnapshotPinned` or `SnapshotFailed` while the query is still held.
 
     Attributes:
-        overtaking: whether the barrier overtakes what waits on the outputs (unaligned).
+        barrier: the barrier of the checkpoint.
+        inputs: the inputs' part of the snapshot.
+        overtaking: whether the barrier overtakes the elements that wait on the outputs (unaligned).
     """
 
     barrier: CheckpointBarrier
@@ -208,16 +213,18 @@ class PinSnapshot(msgspec.Struct, frozen=True):
 
 
 class Overtake(msgspec.Struct, frozen=True):
-    """Put the barrier in front of everything that waits on the outputs; what it overtakes belongs to the snapshot."""
+    """Put the barrier in front of all elements that wait on the outputs; these belong to the snapshot."""
 
     barrier: CheckpointBarrier
 
 
 class StoreSnapshot(msgspec.Struct, frozen=True):
-    """Store what was pinned, then acknowledge.
+    """Store the pinned snapshot, then acknowledge.
 
     Attributes:
-        captured: by channel, what was read behind the snapshot and belongs to it (unaligned).
+        barrier: the barrier of the checkpoint.
+        statistics: the task's statistics, as far as they are known.
+        captured: by channel, the elements that were read after the snapshot and belong to it (unaligned).
     """
 
     barrier: CheckpointBarrier
@@ -226,7 +233,7 @@ class StoreSnapshot(msgspec.Struct, frozen=True):
 
 
 class DropSnapshot(msgspec.Struct, frozen=True):
-    """Forget what was pinned: it will not be stored."""
+    """Discard the pinned snapshot: it is not stored."""
 
     checkpoint_id: int
 
@@ -242,11 +249,11 @@ class StopSource(msgspec.Struct, frozen=True):
 
 
 class KillQuery(msgspec.Struct, frozen=True):
-    """Stop the query at once. A micro-batch that waits is not processed: it comes again when the job is resumed."""
+    """Stop the query at once. A waiting micro-batch is not processed: it is read again when the job is resumed."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Tell the coordinator."""
+    """Send this event to the coordinator."""
 
     event: TaskStateChanged | EndOfDataReached | Declined
 

@@ -1,16 +1,16 @@
-"""In which order a task does what it has to, from the opening of its sink to its last mark.
+"""The order of a task's actions, from the opening of its sink to its last mark.
 
-One machine per task, driven by the task's own thread. It wraps the life cycle (how a task ends) and the gate (what it reads):
+One machine per task, driven by the task's own thread. It contains the life cycle (how a task ends) and the gate (what it reads):
 
     job's messages ──┐
     channels, query ─┼──> TaskMachine.handle ──> actions for the driver, answers come back as events
     the driver ──────┘
 
-A snapshot: pin everything while the query is held, send the barrier on, say so to the life cycle (a suspend pauses here), and
-have it stored. The end: finish the operators, MAX_WATERMARK, EndOfData, the final checkpoint, commit, close, EndOfPartition,
-FINISHED.
+A snapshot: pin all state while the query is held, forward the barrier, report it to the life cycle (which pauses the task for a
+suspend), and store the snapshot. The end: finish the operators, MAX_WATERMARK, EndOfData, the final checkpoint, commit, close,
+EndOfPartition, FINISHED.
 
-It must not know: how anything is done, other tasks, the coordinator's rules.
+It must not know: how the driver performs actions, other tasks, the coordinator's rules.
 
 Source: PROTOCOL sections 4 to 6; FLIP-147; FLIP-34.
 """
@@ -74,16 +74,16 @@ from dagster_checkpoints.pipeline import TaskId
 
 
 class TaskMachine:
-    """The machine of one task; see the module's text.
+    """The machine of one task; see the module's docstring.
 
     Args:
         task: the task's id.
-        config: the job's: mode, unaligned barriers, and whether there are checkpoints after tasks have finished.
-        channels: the task's input channels; none for a source.
+        config: the settings of checkpointing; read are the mode, unaligned barriers, and checkpoints after tasks have finished.
+        channels: the task's input channels; empty for a source.
         valve_watermark: the watermark of all channels together in the restored checkpoint, epoch ms.
-        streaming: of a source: whether it is a streaming query; one that is not is evaluated once.
-        finished_before: whether the restored checkpoint holds the task's finished operators: it starts no query, and waits for
-            its final checkpoint alone.
+        streaming: for a source: whether it is a streaming query; otherwise it is evaluated once.
+        finished_before: whether the task's operators had finished in the restored checkpoint: then it starts no query, and only
+            waits for its final checkpoint.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class TaskMachine:
         self._running_reported = False
         self._suspended = False
         self._pinning: tuple[PinSnapshot, float, float] | None = None
-        """The snapshot that is being pinned, since when its barriers were aligned, and since when it is pinned, seconds."""
+        """The snapshot that is being pinned, when its alignment began, and when pinning began, seconds."""
         self._capturing: dict[int, tuple[CheckpointBarrier, TaskStatistics]] = {}
         """Unaligned snapshots that were pinned, and whose in-flight data is not complete."""
 
-    # For the driver
+    # Queries of the driver
 
     @property
     def state(self) -> LifecycleState:
-        """How far the task is on its way to the end."""
+        """How far the task is on its way to its end."""
         return self._life.state
 
     @property
@@ -135,7 +135,7 @@ class TaskMachine:
 
     @property
     def suspended(self) -> bool:
-        """Whether the task has ended with a suspend: its data goes on when the job is resumed from the savepoint."""
+        """Whether the task has ended with a suspend: it reads on when the job is resumed from the savepoint."""
         return self._suspended
 
     def reads(self, channel: str) -> bool:
@@ -201,7 +201,7 @@ class TaskMachine:
         return self._perform(self._life.handle(life.EndOfDataReceived()))
 
     def _operators_finished(self, event: life.OperatorsFinished) -> list[TaskAction]:
-        # Behind the last records: what `finish` has returned must not be late for those behind this task.
+        # After the last records: the rows that `finish` has returned must not be late for the consumers.
         return [Forward(WatermarkAt(MAX_WATERMARK_MS)), *self._perform(self._life.handle(event))]
 
     def _triggered(self, event: TriggerReceived) -> list[TaskAction]:
@@ -210,7 +210,7 @@ class TaskMachine:
         return self._pin(PinDue(PinSnapshot(event.barrier, PinnedInputs()), self._now))
 
     def _notified(self, event: life.LifecycleEvent) -> list[TaskAction]:
-        """A notice of the coordinator's that concerns the life cycle alone."""
+        """A notice of the coordinator that concerns only the life cycle."""
         return self._perform(self._life.handle(event))
 
     def _aborted(self, event: life.CheckpointAbortedNotice) -> list[TaskAction]:
@@ -246,21 +246,21 @@ class TaskMachine:
     def _pinning_of(self, event: SnapshotPinned | SnapshotFailed) -> tuple[PinSnapshot, float, float]:
         pinning, self._pinning = self._pinning, None
         if pinning is None or pinning[0].barrier.checkpoint_id != event.checkpoint_id:
-            raise UnexpectedEvent(f"Task {self.task} was asked for no snapshot of checkpoint {event.checkpoint_id}: {event!r}.")
+            raise UnexpectedEvent(f"Task {self.task} is not pinning a snapshot of checkpoint {event.checkpoint_id}: {event!r}.")
         return pinning
 
     # The gate and the life cycle
 
     def _to_gate(self, event: object) -> list[TaskAction]:
-        return [] if self.gate is None else self._of_gate(self.gate.handle(event, self._now))
+        return [] if self.gate is None else self._gate_actions(self.gate.handle(event, self._now))
 
-    def _reads_on(self, event: object) -> list[TaskAction]:
-        """What only a task with inputs hears of."""
+    def _channel_event(self, event: object) -> list[TaskAction]:
+        """An event that only a task with input channels gets."""
         if self.gate is None:
             raise UnexpectedEvent(f"Task {self.task} is a source and has no input channels: {event!r}.")
-        return self._of_gate(self.gate.handle(event, self._now))
+        return self._gate_actions(self.gate.handle(event, self._now))
 
-    def _of_gate(self, asked: Iterable[GateAction]) -> list[TaskAction]:
+    def _gate_actions(self, asked: Iterable[GateAction]) -> list[TaskAction]:
         actions: list[TaskAction] = []
         for action in asked:
             follow = _FOLLOWS.get(type(action))
@@ -283,12 +283,12 @@ class TaskMachine:
 
     def _perform(self, decided: Iterable[life.LifecycleAction]) -> list[TaskAction]:
         actions: list[TaskAction] = []
-        of_gate: list[TaskAction] = []
+        gate_actions: list[TaskAction] = []
         for action in decided:
             match action:
                 case life.FinishOperators() | life.PauseOperators() | life.ResumeOperators():
                     actions.append(action)
-                    of_gate += self._to_gate(action)
+                    gate_actions += self._to_gate(action)
                 case life.EmitEndOfData(drain):
                     actions += self._end_of_data(drain)
                 case life.EmitEndOfPartition():
@@ -297,7 +297,7 @@ class TaskMachine:
                     actions += [action, Report(TaskStateChanged(self.task, TaskState.FINISHED))]
                 case _:
                     actions.append(action)
-        return actions + of_gate
+        return actions + gate_actions
 
     def _end_of_data(self, drain: bool) -> list[TaskAction]:
         if drain:
@@ -317,11 +317,11 @@ _TAKES: dict[type[object], Callable[[TaskMachine, Any], list[TaskAction]]] = {
     QueryBuilt: TaskMachine._query_built,
     QueryRunning: TaskMachine._query_started,
     Evaluated: TaskMachine._evaluated,
-    ElementsArrived: TaskMachine._reads_on,
-    QueryConsumed: TaskMachine._reads_on,
-    BetweenBatches: TaskMachine._reads_on,
-    UnreadBarrier: TaskMachine._reads_on,
-    AlignmentTick: TaskMachine._reads_on,
+    ElementsArrived: TaskMachine._channel_event,
+    QueryConsumed: TaskMachine._channel_event,
+    BetweenBatches: TaskMachine._channel_event,
+    UnreadBarrier: TaskMachine._channel_event,
+    AlignmentTick: TaskMachine._channel_event,
     SourceExhausted: TaskMachine._exhausted,
     life.OperatorsFinished: TaskMachine._operators_finished,
     SnapshotPinned: TaskMachine._pinned,

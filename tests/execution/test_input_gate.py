@@ -139,14 +139,14 @@ def test_nothing_is_read_before_the_query_has_started() -> None:
 )
 def test_an_answer_that_was_not_asked_for_is_refused(answer: object) -> None:
     drive = Driver("a").started()
-    text = "answers nothing that the gate asked for; it waits for nothing"
+    text = "answers no action of the gate, which waits for nothing"
     with pytest.raises(UnexpectedEvent, match=rf"{type(answer).__name__}\(.*{text}"):
         drive(answer)
 
 
 def test_another_answer_than_the_one_waited_for_is_refused() -> None:
     drive = Driver("a")
-    with pytest.raises(UnexpectedEvent, match="it waits for TaskOpened"):
+    with pytest.raises(UnexpectedEvent, match="which waits for TaskOpened"):
         drive(QueryBuilt())
 
 
@@ -261,7 +261,7 @@ def test_what_was_consumed_stays_consumed() -> None:
 
 
 def test_without_state_the_watermark_goes_straight_on_behind_its_records() -> None:
-    drive = Driver("a").started(QueryBuilt(told_watermark=False))
+    drive = Driver("a").started(QueryBuilt(takes_watermark=False))
     drive.read("a", ROW, WatermarkAt(5))
     assert drive.gate.has_news
     assert drive(BetweenBatches()) == []
@@ -274,7 +274,7 @@ def test_without_state_the_watermark_goes_straight_on_behind_its_records() -> No
 
 def test_without_state_a_restored_watermark_goes_on_at_once_and_the_end_of_event_time_never() -> None:
     drive = Driver("a", "b", restored={"a": ChannelWatermark(5), "b": ChannelWatermark(5)}, valve=5)
-    drive.started(QueryBuilt(told_watermark=False))
+    drive.started(QueryBuilt(takes_watermark=False))
     assert drive(BetweenBatches()) == [WatermarkReached(5)]
     drive.read("a", ROW, WatermarkAt(MAX_WATERMARK_MS))
     drive.read("b", WatermarkAt(MAX_WATERMARK_MS))

@@ -288,14 +288,14 @@ def test_a_snapshot_that_fails_is_declined_and_sends_no_barrier() -> None:
     drive(TriggerReceived(barrier(1)))
     declined = Declined(TASK, 1, FailureReason.CHECKPOINT_DECLINED, "disk full")
     assert drive(SnapshotFailed(1, "disk full")) == [Report(declined)]
-    with pytest.raises(UnexpectedEvent, match=r"Task hourly\[0\] was asked for no snapshot of checkpoint 1"):
+    with pytest.raises(UnexpectedEvent, match=r"Task hourly\[0\] is not pinning a snapshot of checkpoint 1"):
         drive(SnapshotPinned(1))
 
 
 def test_a_snapshot_of_another_checkpoint_is_refused() -> None:
     drive = source()
     drive(TriggerReceived(barrier(2)))
-    with pytest.raises(UnexpectedEvent, match="no snapshot of checkpoint 1"):
+    with pytest.raises(UnexpectedEvent, match="not pinning a snapshot of checkpoint 1"):
         drive(SnapshotPinned(1))
 
 

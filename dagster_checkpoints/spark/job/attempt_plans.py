@@ -134,7 +134,7 @@ class AttemptPlans:
             without_watermarks = not reads_watermarks(known) and not describe(plan).keeps_state
         if functions and any(carried.values()) and without_watermarks:
             frames = {i.name: self._frame(i, tables, None) for i in inputs}
-            return replace(plans.build_plan(self._pipeline, calls, frames), told_watermark=False)
+            return replace(plans.build_plan(self._pipeline, calls, frames), takes_watermark=False)
         return plan
 
     def _event_time(self, task_input: TaskInput) -> EventTime | None:

@@ -44,7 +44,7 @@ class QueryPlan:
         sources: The number of streaming sources in the plan; an input that is used twice counts twice.
         own_watermark: Whether the plan has a watermark that does not come from the channels: a source's, or the user's own. At
             the end of data it is advanced through the offset log.
-        told_watermark: Whether the plan reads the watermark sources of its inputs. A plan without state does not need them.
+        takes_watermark: Whether the plan reads the watermark sources of its inputs. A plan without state does not need them.
         outputs: The result of each stage of the chain, in order.
         output_mode: The query's output mode.
         warnings: Warnings about code that is allowed but probably wrong; each names its stage.
@@ -56,7 +56,7 @@ class QueryPlan:
     streaming: bool
     sources: int
     own_watermark: bool
-    told_watermark: bool = True
+    takes_watermark: bool = True
     outputs: Mapping[str, DataFrame] = field(default_factory=dict)
     output_mode: str = "append"
     warnings: tuple[str, ...] = ()

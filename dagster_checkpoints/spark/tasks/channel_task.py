@@ -119,11 +119,11 @@ class ChannelTask(Task):
         if self.plan is None or self._tables:
             self.plan = self._build({name: _files(tables) for name, tables in self._tables.items()})
         plan = self.plan
-        self._direct = plan.streaming and not plan.told_watermark
+        self._direct = plan.streaming and not plan.takes_watermark
         if self._direct:
             self.watermarks.stateful = False
         ordered = self._sources_are_asked_in_order(plan)
-        self.handle(QueryBuilt(plan.streaming, bool(plan.told_watermark), ordered))
+        self.handle(QueryBuilt(plan.streaming, bool(plan.takes_watermark), ordered))
 
     def launch_query(self) -> None:
         if self.plan is not None and self.plan.own_watermark:
