@@ -278,11 +278,12 @@ def compute_plan(states: TaskStateTable, *, after_tasks_finish: bool = True) -> 
 def _first_obstacle(states: TaskStateTable, after_tasks_finish: bool) -> NotAllRunning | None:
     if states.running + states.finished == states.total and (after_tasks_finish or not states.finished):
         return None
-    for vertex, row in zip(states.graph.vertices, states.rows, strict=True):
-        for index, value in enumerate(row):
-            if value != _RUNNING and (value != _FINISHED or not after_tasks_finish):
-                return NotAllRunning(TaskId(vertex.name, index), TaskState(value))
-    return None
+    return next(
+        NotAllRunning(TaskId(vertex.name, index), TaskState(value))
+        for vertex, row in zip(states.graph.vertices, states.rows, strict=True)
+        for index, value in enumerate(row)
+        if value != _RUNNING and (value != _FINISHED or not after_tasks_finish)
+    )
 
 
 def _clear_fed_pointwise(trigger: bytearray, source: bytearray) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace as changed
 from datetime import UTC, datetime
@@ -90,6 +91,18 @@ def test_what_the_machines_do_not_look_into_is_written_as_its_type() -> None:
 def test_what_no_trace_holds_is_refused(written: Any) -> None:
     with pytest.raises(CorruptTrace):
         decode(written)
+
+
+def test_a_value_that_cannot_be_read_is_shown_in_its_beginning() -> None:
+    written = {"~": "unknown", "v": "x" * 300}
+    with pytest.raises(CorruptTrace) as found:
+        decode(written)
+    shown = str(written)[:200]
+    assert str(found.value) == f"expected a value of a trace, found {shown} (ValueError: unknown kind 'unknown')"
+
+
+def test_a_tuple_of_a_class_that_is_not_the_packages_is_not_looked_into() -> None:
+    assert decode(encode(time.gmtime(0))) == Opaque("struct_time")
 
 
 def test_a_class_has_one_name() -> None:
