@@ -125,7 +125,7 @@ def test_a_missing_sst_is_named_and_one_of_an_older_version_is_not_missed(query:
     (query.store / "SSTs" / "old.sst").unlink()  # Spark's maintenance, in the middle of its work
     assert "state/0/0/SSTs/a.sst" in take(query, 4, tmp_path / "snapshot")
     (query.store / "SSTs" / "b.sst").unlink()
-    with pytest.raises(SnapshotError, match=r"version 4 names \['b.sst'\], which are not there"):
+    with pytest.raises(SnapshotError, match=r"version 4 names \['b.sst'\], which do not exist"):
         take(query, 4, tmp_path / "again")
 
 

@@ -1,1 +1,1 @@
-"""Records between tasks: logs of segments and marks, and how outputs and inputs are connected."""
+"""Records between tasks: logs of segments and marks, and the connections of outputs and inputs."""

@@ -1,9 +1,9 @@
-"""Channels between tasks: an ordered log of elements per channel, and the gate through which a task lets records pass.
+"""Channels between tasks: an ordered log of elements per channel, and the gate that limits which records a query reads.
 
 A channel leads from one instance of a stage to one instance of a stage downstream. Its elements are segments (Parquet
 files that hold records), watermarks, barriers and the marks of its end; `position` counts them from the first one of the
-job, so a restored channel goes on counting where the checkpoint stopped. Every element is a line of the log file, which
-the streaming source in Spark's workers follows; the task itself reads the elements from memory.
+job, so a restored channel continues the count of the checkpoint. Every element is a line of the log file, which the
+streaming source in Spark's workers reads; the task itself reads the elements from memory.
 It must not know Spark queries, nor the protocol's decisions.
 """
 
@@ -29,7 +29,13 @@ from dagster_checkpoints.execution.elements import (
 
 
 class SegmentFiles:
-    """Parquet files of one segment, shared by all channels that carry it; deleted when the last of them released it."""
+    """Parquet files of one segment, shared by all channels that carry it; deleted when the last holder releases it.
+
+    Args:
+        files: The files.
+        rows: The number of rows in them.
+        size: Their size in bytes.
+    """
 
     def __init__(self, files: tuple[Path, ...], rows: int, size: int) -> None:
         self.files = files
@@ -63,7 +69,7 @@ LoggedElement = Records | Mark
 
 @dataclass(frozen=True)
 class ChannelId:
-    """From instance `producer_index` of stage `producer` to instance `consumer_index` of stage `consumer`."""
+    """The channel from instance `producer_index` of stage `producer` to instance `consumer_index` of stage `consumer`."""
 
     producer: str
     producer_index: int
@@ -80,7 +86,14 @@ class ChannelId:
 
 @dataclass
 class Channel:
-    """The log of one channel. Appended to by the producer's thread, read by the consumer's."""
+    """The log of one channel. The producer's thread appends, the consumer's thread reads.
+
+    Attributes:
+        id: The channel's id.
+        path: The log file.
+        base: The position of the first element.
+        on_append: Called after each append; None if the consumer reads without it.
+    """
 
     id: ChannelId
     path: Path
@@ -98,7 +111,7 @@ class Channel:
         self._log = open(self.path, "ab", buffering=0)  # noqa: SIM115 - held for the channel's life, see close()
 
     def append(self, element: LoggedElement) -> None:
-        """Append one element; it is in the log file before the consumer hears of it."""
+        """Append one element to the log file, then call `on_append`."""
         if isinstance(element, Records):
             element.segment.hold()
         with self._changed:
@@ -110,13 +123,13 @@ class Channel:
             self.on_append()
 
     def elements_from(self, position: int) -> list[LoggedElement]:
-        """The elements at `position` and behind it."""
+        """The elements from `position` on."""
         with self._changed:
             start = position - self._first
             return [self._elements[i] for i in range(start, len(self._elements))]
 
     def release_before(self, position: int) -> None:
-        """The consumer has taken in everything before `position`: forget it and let its files go."""
+        """Remove the elements before `position`, which the consumer has read, and release their files."""
         released: list[SegmentFiles] = []
         with self._changed:
             while self._first < position and self._elements:
@@ -131,11 +144,11 @@ class Channel:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of the segments that the consumer has not taken in yet."""
+        """The size of the segments that the consumer has not read yet, in bytes."""
         return self._queued
 
     def wait_below(self, limit: int, timeout: float) -> bool:
-        """Back-pressure: wait until less than `limit` bytes are queued, at most `timeout` seconds. True if so."""
+        """Back-pressure: wait until less than `limit` bytes are queued, at most `timeout` seconds. Returns whether this is so."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed or self._queued < limit, timeout)
 
@@ -147,7 +160,12 @@ class Channel:
 
 
 class Gate:
-    """How far a stage input's channels are open, and the watermark that Spark is told; one file, replaced atomically."""
+    """The positions up to which Spark may read a stage input's channels, and the watermark; one file, replaced atomically.
+
+    Args:
+        path: The file.
+        positions: The first positions, by channel.
+    """
 
     def __init__(self, path: Path, positions: Mapping[str, int]) -> None:
         self.path = path
@@ -179,7 +197,7 @@ def _line(element: LoggedElement) -> dict[str, object]:
         case EndOfPartition():
             return {"end_of_partition": True}
         case _:
-            raise TypeError(f"{element!r} is no mark of a channel")
+            raise TypeError(f"{element!r} is not an element of a channel")
 
 
 def segment_of(files: Iterable[Path], rows: int) -> SegmentFiles:

@@ -1,4 +1,4 @@
-"""The channels of one attempt: which instance feeds which, and what a restored channel begins with."""
+"""The channels of one attempt: their producers and consumers, and the elements that a restored channel begins with."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ class Wiring:
     """Creates the channels between chains.
 
     Args:
-        snapshots: Of the restored tasks: a channel starts at its consumer's position.
-        finished: Tasks that are not run again: what they fed has ended.
+        pipeline: The pipeline.
+        chains: The chains of the attempt.
+        folder: The attempt's work directory.
+        snapshots: The snapshots of the restored tasks: a channel starts at its consumer's position.
+        finished: The tasks that do not run again: their output channels have ended.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Wiring:
         return self._into[consumer, index, input_name]
 
     def outputs(self, producer: str, index: int) -> list[OutputEdge]:
-        """Where an instance of a chain's last stage sends its rows."""
+        """The output edges of an instance of a chain's last stage."""
         edges = []
         for edge in self._pipeline.edges:
             if edge.source != producer or self._chain_of[producer] is self._chain_of[edge.target]:
@@ -83,7 +86,7 @@ class Wiring:
         folder: Path,
         fetch: Callable[[Sequence[StateFile], Path], Path],
     ) -> None:
-        """Begin the task's input channels with their in-flight elements, and end those whose producer has finished."""
+        """Append the in-flight elements to the task's input channels, and the end to channels whose producer has finished."""
         in_flight = {c.channel: c for c in snapshot.channels} if snapshot else {}
         consumer = self._chain_of[task.vertex].stages[0]
         for channel in [c for c in self._channels.values() if (c.id.consumer, c.id.consumer_index) == (consumer, task.index)]:

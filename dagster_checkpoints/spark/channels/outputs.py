@@ -1,6 +1,6 @@
-"""Where a task's output goes: into the channels to its consumers, and into the sink of its last stage.
+"""A task's output: the channels to its consumers, and the sink of its last stage.
 
-A micro-batch is evaluated once, into a segment; everything that wants it shares the segment's files.
+A micro-batch is evaluated once, into a segment; consumers and sink share the segment's files.
 It must not know queries, gates or the life cycle.
 """
 
@@ -23,7 +23,14 @@ BACKPRESSURE_POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class OutputEdge:
-    """The channels to all instances of one consumer that this task feeds, and how rows are dealt out among them."""
+    """The channels from this task to the instances of one consumer.
+
+    Attributes:
+        consumer: The consuming stage.
+        channels: The channels.
+        split: The distribution of rows among the channels; None if each channel gets all rows.
+        static: Whether the consumer reads them as a static input.
+    """
 
     consumer: str
     channels: tuple[Channel, ...]
@@ -32,13 +39,14 @@ class OutputEdge:
 
 
 class TaskOutput:
-    """Writes a task's micro-batches and passes them on.
+    """Writes a task's micro-batches and emits them.
 
     Args:
-        folder: Where segments are written.
-        edges: One per consumer.
+        folder: The directory of the segments.
+        edges: The output edges, one per consumer.
         to_sink: Receives every whole segment before the channels do; None without a sink.
-        max_queued_bytes: A consumer that is so far behind holds the task back (static inputs never do).
+        max_queued_bytes: Size of the unread segments of a channel, in bytes, from which the task waits for its consumer; static
+            inputs have no limit.
     """
 
     def __init__(
@@ -64,20 +72,20 @@ class TaskOutput:
 
         Args:
             batch: The micro-batch.
-            batch_id: Spark's number of it, or the first free one for what `finish` returned.
-            process: The stage's own treatment (`process_batch`): given the batch as written, returns what to emit instead,
-                or None for nothing.
+            batch_id: Spark's number of the micro-batch, or the first free number for the rows that `finish` returned.
+            process: The stage's `process_batch`: takes the written batch, and returns the rows to emit instead; None to emit
+                nothing.
         """
         only = self._edges[0] if len(self._edges) == 1 and self._to_sink is None and process is None else None
         if only is not None and only.split is not None:
             return self._emit_split(only, write_split_segments(batch, self._next_folder(), only.split))
         segment = write_segment(batch, self._next_folder())
         if process is not None:
-            given = segment or SegmentFiles((), 0, 0)
-            given.hold()
-            processed = process(given)
+            whole = segment or SegmentFiles((), 0, 0)
+            whole.hold()
+            processed = process(whole)
             segment = None if processed is None else write_segment(processed, self._next_folder())
-            given.release()
+            whole.release()
         if segment is None:
             return 0
         self._emit(segment, batch_id, batch)
@@ -94,17 +102,17 @@ class TaskOutput:
                     channel.append(Records(segment))
             else:
                 whole = batch.sparkSession.read.schema(batch.schema).parquet(*[str(file) for file in segment.files])
-                self._deal_out(edge, write_split_segments(whole, self._next_folder(), edge.split))
+                self._distribute(edge, write_split_segments(whole, self._next_folder(), edge.split))
         segment.release()
 
     def _emit_split(self, edge: OutputEdge, parts: dict[int, SegmentFiles]) -> int:
         rows = sum(part.rows for part in parts.values())
         self.rows += rows
-        self._deal_out(edge, parts)
+        self._distribute(edge, parts)
         return rows
 
     @staticmethod
-    def _deal_out(edge: OutputEdge, parts: dict[int, SegmentFiles]) -> None:
+    def _distribute(edge: OutputEdge, parts: dict[int, SegmentFiles]) -> None:
         for index, part in parts.items():
             edge.channels[index].append(Records(part))
 
@@ -114,7 +122,7 @@ class TaskOutput:
             channel.append(element)
 
     def wait_for_consumers(self, give_up: Callable[[], bool]) -> None:
-        """Back-pressure: wait while a consumer is too far behind. A barrier can pass meanwhile: no lock is held."""
+        """Back-pressure: wait while a consumer has too many unread bytes. No lock is held, so a barrier can pass."""
         for edge in self._edges:
             for channel in () if edge.static else edge.channels:
                 while not give_up() and not channel.wait_below(self._max_queued_bytes, BACKPRESSURE_POLL_SECONDS):

@@ -1,7 +1,7 @@
-"""Writing a micro-batch once, as Parquet files: the segment that channels, sinks and `process_batch` then share.
+"""Writes a micro-batch once, as Parquet files: the segment that channels, sinks and `process_batch` share.
 
-An executor that has another folder under the path of the work directory writes its rows where the driver never sees them, and
-Spark calls the write a success. So the files must hold as many rows as Spark's write has counted.
+If the path of the work directory is another folder on an executor, the driver never sees the rows that the executor writes, and
+Spark still reports success. So the files must hold as many rows as Spark's write has counted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.readwriter import DataFrameWriter
 
-COMPRESSION = "lz4_raw"  # a segment is read again at once and then deleted: speed matters, size little
-_PART = "__dagster_checkpoints_channel__"  # beside the user's own columns, whatever they are called
+COMPRESSION = "lz4_raw"  # a segment is read once and deleted: speed matters more than size
+_PART = "__dagster_checkpoints_channel__"  # must differ from the names of all user columns
 
 
 class SegmentRowsError(DagsterCheckpointsError):
@@ -30,14 +30,20 @@ class SegmentRowsError(DagsterCheckpointsError):
 
 @dataclass(frozen=True)
 class Split:
-    """How rows are dealt out to `parallelism` consumers: by key group of a column, or in turn."""
+    """The distribution of rows to `parallelism` consumers: by key group of a column, or in turn.
+
+    Attributes:
+        parallelism: The number of consumers.
+        key: The key column; None for a distribution in turn.
+        key_groups: The number of key groups.
+    """
 
     parallelism: int
     key: str | None
     key_groups: int
 
     def column(self):  # type: ignore[no-untyped-def]
-        """The consumer's index of a row. Keyed: that of `state.owner_of`, as an expression of Spark's (PROTOCOL 8.3)."""
+        """A row's consumer index, as a Spark expression. With a key it is that of `state.owner_of` (PROTOCOL 8.3)."""
         if self.key is None:
             return F.pmod(F.monotonically_increasing_id(), F.lit(self.parallelism)).cast("int")
         group = F.pmod(F.hash(F.col(f"`{self.key}`")), F.lit(self.key_groups))
@@ -45,7 +51,7 @@ class Split:
 
 
 def write_segment(batch: DataFrame, folder: Path) -> SegmentFiles | None:
-    """Evaluate a micro-batch, once, into Parquet files below `folder`. None if it has no rows.
+    """Evaluate a micro-batch once into Parquet files below `folder`. Returns None if it has no rows.
 
     Raises:
         SegmentRowsError: The files hold another number of rows than Spark has counted.
@@ -73,10 +79,10 @@ def write_split_segments(batch: DataFrame, folder: Path, split: Split) -> dict[i
 
 
 def _write(batch: DataFrame, folder: Path, *partition_by: str) -> int:
-    """Write the files. Returns how many rows Spark has counted in doing so."""
+    """Write the files. Returns the number of rows that Spark has counted while writing."""
     writer = batch.write.format("parquet").mode("overwrite").option("compression", COMPRESSION)
     writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-    # Nothing reads the folder before the batch is whole, so tasks may move their files there at once.
+    # Nothing reads the folder before the batch is complete, so tasks may move their files into it at once.
     writer = writer.option("mapreduce.fileoutputcommitter.algorithm.version", "2")
     if partition_by:
         writer = writer.partitionBy(*partition_by)
@@ -84,10 +90,10 @@ def _write(batch: DataFrame, folder: Path, *partition_by: str) -> int:
 
 
 def _execute(batch: DataFrame, writer: DataFrameWriter, folder: Path) -> int:
-    """What `writer.save(folder)` does, in its two steps: that call throws away the execution, and the row count with it.
+    """Do the two steps of `writer.save(folder)`: that call discards the execution, and with it the row count.
 
-    Each writing task sends its count with its result, so the sum costs nothing and is there when the command has returned; an
-    observation would be evaluated for every row, and a listener may be late.
+    Each writing task sends its count with its result, so the sum costs nothing and is known when the command has returned; an
+    observation would be evaluated for every row, and a listener may be called late.
     """
     jvm = batch.sparkSession._jvm
     assert jvm is not None
@@ -121,7 +127,7 @@ def _check_rows(folder: Path, written: int, found: int) -> None:
     if written != found:
         raise SegmentRowsError(
             f"expected {written} rows in the files of a batch in {folder}, as many as Spark has written, found {found}. An "
-            "executor that does not share the work directory with the driver writes to a folder of its own; or files were "
+            "executor that does not share the work directory with the driver writes to another folder; or files were "
             "deleted. Nothing of this batch was used. Set work_directory= of CheckpointCoordinatorResource to a directory that "
             "the driver and every executor see under the same path (NFS, a shared volume), and let nothing clean it up"
         )

@@ -344,7 +344,7 @@ class _Attempt:
         )
         for i in inputs:
             for c in i.channels:
-                c.on_append = built.look_again
+                c.on_append = built.wake_up
         return built
 
     def _source_task(self, parts: TaskParts) -> Task:

@@ -1,1 +1,1 @@
-"""A task's snapshot on its way to storage and back."""
+"""A task's snapshot: pinned, stored, and restored."""

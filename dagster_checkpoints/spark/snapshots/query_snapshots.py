@@ -1,8 +1,8 @@
-"""A query's checkpoint directory as of one committed batch: pinned in milliseconds, checked, and put back.
+"""A query's checkpoint directory at one committed batch: pinned in milliseconds, checked, and restored.
 
-Spark's maintenance and the query itself go on beside us. So the files are hard-linked first (under the task's lock), in
-an order that is safe: versions (`.zip`, `.changelog`) before the SST files they name. What the batch does not need is
-left out afterwards, and what it does need is checked to be there.
+Spark's maintenance and the query itself run at the same time. So the files are hard-linked first (under the task's lock), in
+a safe order: versions (`.zip`, `.changelog`) before the SST files that they name. After that, files that the batch does not need
+are removed, and it is checked that all files that it needs exist.
 
 Source: Spark's `RocksDBFileManager` and `HDFSBackedStateStoreProvider` for the layout of `state/`.
 """
@@ -23,11 +23,11 @@ from dagster_checkpoints.spark.errors import SnapshotError
 _VERSION_FILE = re.compile(r"^(\d+)\.(zip|changelog|snapshot|delta)$")
 _SCHEMA_PATH = re.compile(r"^.*/(state/\d+/_stateSchema/.*)$")
 _WHOLE = frozenset({"zip", "snapshot"})
-_IMMUTABLE = frozenset({"SSTs", "logs"})  # files that a version's .zip names
+_IMMUTABLE = frozenset({"SSTs", "logs"})  # folders of files that a version's .zip names
 
 
 def pin(checkpoint: Path, batch_id: int, target: Path) -> None:
-    """Hard-link what the checkpoint directory holds as of `batch_id` to `target` (copied where links are impossible).
+    """Hard-link the files of the checkpoint directory at `batch_id` to `target`; copy them where links are impossible.
 
     Args:
         checkpoint: The query's checkpoint location.
@@ -39,25 +39,25 @@ def pin(checkpoint: Path, batch_id: int, target: Path) -> None:
         for batch in (batch_id - 1, batch_id):
             if batch >= 0:
                 _link(checkpoint / log / str(batch), target / log / str(batch))
-    late: list[Path] = []
+    immutable: list[Path] = []
     for name in ("sources", "state"):
         for file in _files(checkpoint / name):
             version = _VERSION_FILE.match(file.name)
             if version and name == "state" and int(version[1]) > batch_id + 1:
                 continue
             if file.parent.name in _IMMUTABLE:
-                late.append(file)
+                immutable.append(file)
                 continue
             _link(file, target / file.relative_to(checkpoint), may_vanish=True)
-    # SSTs of versions linked just now may be younger than the listing above.
-    folders = {file.parent for file in late} | set(_immutable_folders(checkpoint / "state"))
+    # A version that was linked above may name SSTs that are newer than the listing.
+    folders = {file.parent for file in immutable} | set(_immutable_folders(checkpoint / "state"))
     for folder in folders:
         for file in _files(folder):
             _link(file, target / file.relative_to(checkpoint), may_vanish=True)
 
 
 def prune(pinned: Path, batch_id: int) -> list[Path]:
-    """Drop from a pinned directory what a restore at `batch_id` does not need, and check that the rest is whole.
+    """Remove files from a pinned directory that a restore at `batch_id` does not need, and check that the rest is whole.
 
     Returns:
         The files that belong to the snapshot, relative to `pinned`, sorted.
@@ -71,13 +71,18 @@ def prune(pinned: Path, batch_id: int) -> list[Path]:
         match = _VERSION_FILE.match(file.name)
         if match:
             stores[file.parent][match[2]].add(int(match[1]))
-    for store, found in stores.items():
-        _prune_store(store, found, version)
+    for store, versions in stores.items():
+        _prune_store(store, versions, version)
     return sorted(file.relative_to(pinned) for file in _files(pinned))
 
 
 def restore(files: Mapping[str, Path], checkpoint: Path) -> None:
-    """Put fetched files (path below the checkpoint directory: where it lies now) into a new checkpoint directory."""
+    """Link fetched files into a new checkpoint directory.
+
+    Args:
+        files: The fetched files, by their path below the checkpoint directory.
+        checkpoint: The new checkpoint directory.
+    """
     for relative, source in files.items():
         target = checkpoint / relative
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +90,7 @@ def restore(files: Mapping[str, Path], checkpoint: Path) -> None:
 
 
 def relocate(checkpoint: Path) -> None:
-    """Make a restored checkpoint directory its own: `transformWithState` notes where its state's schemas lie by absolute path.
+    """Correct the absolute paths of state schemas in a restored checkpoint directory, which `transformWithState` writes.
 
     Source: Spark's `OperatorStateMetadataV2`, `stateSchemaFilePaths`.
     """
@@ -95,17 +100,17 @@ def relocate(checkpoint: Path) -> None:
         for store in metadata.get("stateStoreInfo", ()):
             paths = store.get("stateSchemaFilePaths", ())
             store["stateSchemaFilePaths"] = [
-                _SCHEMA_PATH.sub(lambda found: f"file:{checkpoint}/{found[1]}", path) for path in paths
+                _SCHEMA_PATH.sub(lambda match: f"file:{checkpoint}/{match[1]}", path) for path in paths
             ]
         changed = file.with_name(f".{file.name}")
         changed.write_text(f"{version}\n{json.dumps(metadata, separators=(',', ':'))}")
         os.replace(changed, file)
 
 
-def _prune_store(store: Path, found: Mapping[str, set[int]], version: int) -> None:
-    whole = {n for kind in _WHOLE for n in found.get(kind, ()) if n <= version}
+def _prune_store(store: Path, versions: Mapping[str, set[int]], version: int) -> None:
+    whole = {n for kind in _WHOLE for n in versions.get(kind, ()) if n <= version}
     base = max(whole, default=0)
-    steps = {n for kind in ("changelog", "delta") for n in found.get(kind, ())}
+    steps = {n for kind in ("changelog", "delta") for n in versions.get(kind, ())}
     missing = [n for n in range(base + 1, version + 1) if n not in steps]
     if missing:
         raise SnapshotError(
@@ -130,7 +135,7 @@ def _prune_store(store: Path, found: Mapping[str, set[int]], version: int) -> No
         needed_immutable -= present
     if needed_immutable:
         raise SnapshotError(
-            f"State store {store}: version {base} names {sorted(needed_immutable)[:3]}, which are not there. The checkpoint "
+            f"State store {store}: version {base} names {sorted(needed_immutable)[:3]}, which do not exist. The checkpoint "
             "is declined; the next one tries again."
         )
 
@@ -144,7 +149,7 @@ def _named_in(archive: Path) -> set[str]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below a folder, without checksums (`.crc`) and files still being written."""
+    """All files below a folder, except checksums (`.crc`) and files that are still being written."""
     stack = [folder]
     while stack:
         try:
@@ -173,5 +178,5 @@ def _link(source: Path, target: Path, *, may_vanish: bool = False) -> None:
     except FileExistsError:
         return
     except FileNotFoundError:
-        if not may_vanish:  # of an older version: Spark's maintenance removed it; `prune` checks the needed ones
+        if not may_vanish:  # Spark's maintenance removes files of older versions; `prune` checks the needed files
             raise

@@ -1,6 +1,6 @@
-"""What an attempt takes over from the checkpoint or savepoint that it starts from: files, operator states, counts of rows.
+"""The state that an attempt takes from the checkpoint or savepoint that it starts from: files, operator states, counts of rows.
 
-It must not know the plans that use the state, nor tasks; which checkpoint is restored was decided before.
+It must not know the plans that use the state, nor tasks, nor how the checkpoint was chosen.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ class Restored:
     """The checkpoint or savepoint that an attempt starts from.
 
     Attributes:
+        metadata: The decoded metadata.
+        plan: The parts of the pipeline that start from it.
+        location: The location of the checkpoint or savepoint.
         savepoint: The directory that holds the files; None for a checkpoint, whose files are in `shared/`.
     """
 
@@ -38,12 +41,12 @@ class Restored:
 
 
 class RestoredState:
-    """The state that one attempt starts with; nothing is fetched before it is asked for.
+    """The state that one attempt starts with; each method fetches only the files that it returns.
 
     Args:
         pipeline: The pipeline that is started; its parallelism may differ from the checkpoint's.
-        storage: Where a checkpoint's files are; None if plans are only checked.
-        restored: What the attempt starts from; None for a new start.
+        storage: The storage of the checkpoint's files; None if plans are only checked.
+        restored: The checkpoint that the attempt starts from; None for a new start.
     """
 
     def __init__(self, pipeline: Pipeline, storage: CheckpointStorage | None, restored: Restored | None) -> None:
@@ -53,7 +56,7 @@ class RestoredState:
         self._redistributed: dict[str, tuple[tuple[OperatorState, ...], ...]] = {}
 
     def operator_states(self, name: str, index: int) -> tuple[OperatorState, ...]:
-        """What an instance starts with of the states that its stage's instances had."""
+        """The part of a stage's operator states that one of its instances starts with."""
         if self._restored is None or name in self._restored.plan.new_stages:
             return ()
         if name not in self._redistributed:
@@ -62,10 +65,10 @@ class RestoredState:
         return self._redistributed[name][index]
 
     def fetch(self, files: Sequence[StateFile], target: Path) -> None:
-        """Put files of the checkpoint or savepoint into a directory.
+        """Fetch files of the checkpoint or savepoint into a directory.
 
         Raises:
-            StorageError: They cannot be fetched, or are corrupt.
+            StorageError: The files cannot be fetched, or are corrupt.
         """
         savepoint = self._restored.savepoint if self._restored else None
         if savepoint is not None:
@@ -81,11 +84,11 @@ class RestoredState:
         return target
 
     def transactions(self, chain: Chain, snapshot: TaskSnapshot | None, folder: Path) -> dict[int, dict[str, Path]]:
-        """The files of a savepoint's transactions, which may have been aborted since."""
-        kept = snapshot.stages.get(chain.stages[-1]) if snapshot else None
+        """The fetched files of a savepoint's transactions, which may have been aborted since."""
+        tail = snapshot.stages.get(chain.stages[-1]) if snapshot else None
         root = folder / "transactions"
         restored = {}
-        for position, files in kept.transaction_files.items() if kept else ():
+        for position, files in tail.transaction_files.items() if tail else ():
             self.fetch(files, root)
             restored[position] = {Path(file.path).name: root / file.path for file in files}
         return restored
@@ -100,7 +103,7 @@ class RestoredState:
 
 
 def rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:
-    """By finished stage, the rows that its finished tasks had emitted."""
+    """The number of rows that the finished tasks of each finished stage had emitted."""
     rows = {stage.name: stage.rows for stage in metadata.stages if stage.finished}
     for chain in metadata.chains:
         tail = chain.stages[-1]
@@ -110,7 +113,7 @@ def rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:
 
 
 def late_rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:
-    """By stage, the rows that its finished tasks had dropped as late."""
+    """The number of late rows that the finished tasks of each stage had dropped."""
     rows = {stage.name: stage.late_rows for stage in metadata.stages}
     for chain in metadata.chains:
         for task in chain.tasks.values():

@@ -1,6 +1,6 @@
-"""The asynchronous part of a snapshot: what was pinned under the task's lock is stored, then acknowledged.
+"""The asynchronous part of a snapshot: stores a pinned snapshot, then acknowledges it.
 
-Runs on a thread pool beside the tasks. It must not touch a task or its query.
+Runs on a thread pool while the tasks continue. It must not touch a task or its query.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from dagster_checkpoints.storage import StorageError, StoredFile
 
 @dataclass(frozen=True)
 class PinnedSnapshot:
-    """What a task pinned: nothing in it changes any more, and its files stay until :meth:`release`.
+    """The snapshot that a task pinned: nothing in it changes any more, and its files stay until :meth:`release`.
 
     Attributes:
-        task: Everything that needs no upload.
-        query: The linked checkpoint directory, and what is known of it but its files; None without a query.
+        task: The part that needs no upload.
+        query: The linked checkpoint directory, and its description without files; None without a query.
+        channels: The input channels, with their in-flight elements.
         static: The segments of each static input that is ready.
         transactions: For a savepoint, the files of the sink's uncommitted transactions, by position and name.
-        folders: What was made for this snapshot alone.
+        folders: The directories that only this snapshot uses.
     """
 
     task: TaskSnapshot
@@ -72,7 +73,7 @@ class PinnedSnapshot:
 
 
 Upload = Callable[[CheckpointBarrier, Mapping[str, Path]], Mapping[str, StoredFile]]
-"""Stores files for a checkpoint or savepoint: in the shared directory, or in the savepoint's own."""
+"""Stores files for a checkpoint in the shared directory, or for a savepoint in its own directory."""
 
 
 class SnapshotUploader:
@@ -80,7 +81,7 @@ class SnapshotUploader:
 
     Args:
         upload: Stores the files.
-        pool: Threads on which it runs, so that tasks go on meanwhile.
+        pool: The threads that store, so that tasks continue at the same time.
         report: Receives `Acknowledged` or `Declined`.
     """
 
@@ -90,7 +91,7 @@ class SnapshotUploader:
         self._report = report
 
     def submit(self, task: TaskId, barrier: CheckpointBarrier, pinned: PinnedSnapshot, statistics: TaskStatistics) -> None:
-        """Store a snapshot in the background; takes over a pinned snapshot that is held."""
+        """Store a pinned snapshot in the background, and release it after that."""
         self._pool.submit(self._upload, task, barrier, pinned, statistics)
 
     def _upload(self, task: TaskId, barrier: CheckpointBarrier, pinned: PinnedSnapshot, statistics: TaskStatistics) -> None:
@@ -116,23 +117,23 @@ class SnapshotUploader:
             pinned.release()
 
     def _store(self, barrier: CheckpointBarrier, pinned: PinnedSnapshot) -> tuple[TaskSnapshot, Collection[StoredFile]]:
-        wanted: dict[str, Path] = {}
+        paths: dict[str, Path] = {}
         query_files: list[Path] = []
         if pinned.query is not None:
-            folder, known = pinned.query
-            query_files = prune(folder, known.batch_id)
-            wanted.update({f"query/{file}": folder / file for file in query_files})
+            folder, description = pinned.query
+            query_files = prune(folder, description.batch_id)
+            paths.update({f"query/{file}": folder / file for file in query_files})
         for segment in pinned.segments():
-            wanted.update({str(file): file for file in segment.files})
+            paths.update({str(file): file for file in segment.files})
         for position, named in pinned.transactions.items():
-            wanted.update({f"transactions/{position}/{name}": file for name, file in named.items()})
-        stored = self._store_files(barrier, wanted)
+            paths.update({f"transactions/{position}/{name}": file for name, file in named.items()})
+        stored = self._store_files(barrier, paths)
 
         def state_file(name: str, path: str) -> StateFile:
             return StateFile(path, stored[name].sha256, stored[name].size, stored[name].stored_by)
 
         def segment_of(segment: SegmentFiles) -> Segment:
-            # The name says what the bytes are: the same segment restored twice is the same file.
+            # The name contains the hash of the bytes: the same segment restored twice is the same file.
             files = tuple(state_file(str(file), f"segments/{stored[str(file)].sha256}.parquet") for file in segment.files)
             return Segment(files=files, rows=segment.rows)
 
@@ -151,33 +152,33 @@ class SnapshotUploader:
             position: tuple(state_file(f"transactions/{position}/{name}", f"{position}/{name}") for name in sorted(named))
             for position, named in pinned.transactions.items()
         }
-        done = pinned.task
+        task = pinned.task
         snapshot = TaskSnapshot(
-            stages=_with_transaction_files(done.stages, transaction_files),
+            stages=_with_transaction_files(task.stages, transaction_files),
             query=query,
             channels=channels,
             static=static,
-            end_of_data=done.end_of_data,
-            watermark=done.watermark,
-            valve_watermark=done.valve_watermark,
+            end_of_data=task.end_of_data,
+            watermark=task.watermark,
+            valve_watermark=task.valve_watermark,
         )
         return snapshot, stored.values()
 
 
 def _bytes_of(files: Iterable[StoredFile | StateFile]) -> int:
-    """Files with equal content count once: they are stored once."""
+    """The size of the files, in bytes. Files with equal content count once: they are stored once."""
     return sum({file.sha256: file.size for file in files}.values())
 
 
 def _with_transaction_files(
     stages: Mapping[str, StageInstanceSnapshot], files: Mapping[int, tuple[StateFile, ...]]
 ) -> dict[str, StageInstanceSnapshot]:
-    """They are those of the chain's last stage: only that one has a sink."""
-    found = dict(stages)
+    """Add the files of transactions to the chain's last stage: only that stage has a sink."""
+    snapshots = dict(stages)
     if files:
-        tail = list(found)[-1]
-        found[tail] = msgspec.structs.replace(found[tail], transaction_files=dict(files))
-    return found
+        tail = list(snapshots)[-1]
+        snapshots[tail] = msgspec.structs.replace(snapshots[tail], transaction_files=dict(files))
+    return snapshots
 
 
 def _with_in_flight(channel: ChannelSnapshot, elements: Sequence[ChannelElement]) -> ChannelSnapshot:
@@ -192,11 +193,11 @@ def _with_in_flight(channel: ChannelSnapshot, elements: Sequence[ChannelElement]
 
 
 def _elements(elements: Iterable[LoggedElement], segment_of: Callable[[SegmentFiles], Segment]) -> list[ChannelElement]:
-    """Marks are stored as they are; barriers in front of the snapshot's own have served."""
-    kept: list[ChannelElement] = []
+    """The elements as a checkpoint stores them. Barriers among them belong to earlier checkpoints, and are left out."""
+    stored: list[ChannelElement] = []
     for element in elements:
         if isinstance(element, Records):
-            kept.append(segment_of(element.segment))
+            stored.append(segment_of(element.segment))
         elif isinstance(element, WatermarkAt | WatermarkStatus | EndOfData | EndOfPartition):
-            kept.append(element)
-    return kept
+            stored.append(element)
+    return stored

@@ -1,7 +1,7 @@
 """Tasks behind channels: static inputs, and one query over all inputs of the chain's first stage, each behind a gate.
 
-How far channels are read, and how far the query is let through, the task's `execution.input_gate` says. This is what it takes to
-do so: logs, gate files, Spark's offset log.
+The task's `execution.input_gate` decides which positions the task and its query may read. This module performs that with logs,
+gate files and Spark's offset log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ORDERED_SOURCES = 4  # up to this number Spark asks sources for offsets in the o
 
 @dataclass(frozen=True)
 class TaskInput:
-    """One input of the chain's first stage, with the channels that make it up."""
+    """One input of the chain's first stage, with its channels."""
 
     name: str
     static: bool
@@ -53,9 +53,10 @@ class ChannelTask(Task):
     """A chain that begins behind channels.
 
     Args:
-        inputs: Of the chain's first stage.
-        build: Builds the plan once the static inputs are there, given their files.
-        tables: Segments of the static inputs restored or collected so far, by input.
+        parts: The task's parts.
+        inputs: The inputs of the chain's first stage.
+        build: Builds the plan from the files of the static inputs, after these inputs are complete.
+        tables: The segments of the static inputs that were restored, by input.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ChannelTask(Task):
         self._tables = {i.name: list(tables.get(i.name, ())) for i in inputs if i.static}
         self._consumed_batch = -1
         self._restored_batch = self.query.log.last_committed()
-        self._direct = False
+        self._watermark_bypasses_query = False
 
     # Life
 
@@ -119,8 +120,8 @@ class ChannelTask(Task):
         if self.plan is None or self._tables:
             self.plan = self._build({name: _files(tables) for name, tables in self._tables.items()})
         plan = self.plan
-        self._direct = plan.streaming and not plan.takes_watermark
-        if self._direct:
+        self._watermark_bypasses_query = plan.streaming and not plan.takes_watermark
+        if self._watermark_bypasses_query:
             self.watermarks.stateful = False
         ordered = self._sources_are_asked_in_order(plan)
         self.handle(QueryBuilt(plan.streaming, bool(plan.takes_watermark), ordered))
@@ -144,10 +145,10 @@ class ChannelTask(Task):
             gate.publish()
 
     def _sources_are_asked_in_order(self, plan: QueryPlan) -> bool:
-        """Whether Spark asks each watermark source before every channel source whose records it speaks of.
+        """Whether Spark asks each watermark source for offsets before every channel source whose records its watermark concerns.
 
-        It does within an input. Between two inputs it need not, but then Spark's own minimum over both holds back; not so if
-        one of them says no watermark.
+        Within an input Spark does. Between two inputs it need not, but then Spark's own minimum over both holds the watermark
+        back; that fails if one of the inputs carries no watermark.
         """
         streams = [i for i in self._inputs if not i.static]
         together = len(streams) == 1 or all(i.carries_watermark for i in streams)
@@ -178,20 +179,20 @@ class ChannelTask(Task):
         self.watermarks.forward()
 
     def committed_watermark(self, batch_id: int) -> int | None:
-        if self._direct:
+        if self._watermark_bypasses_query:
             return None
         if self.watermarks.stateful:
             return super().committed_watermark(batch_id)
         if self.plan is not None and self.plan.own_watermark:
             watermark = self.query.log.next_watermark(batch_id)
             return watermark if watermark > 0 else None
-        # Without state nothing is held back: what the batch read is what it sent on.
-        said = [
+        # Without state no rows are held back: the batch sends the watermark that it has read.
+        read_watermarks = [
             source["watermark"]
             for source in self.query.log.planned(batch_id).sources
             if isinstance(source, dict) and source.get("watermark") is not None
         ]
-        return max(said) if said else None
+        return max(read_watermarks) if read_watermarks else None
 
     def reach_max_watermark(self) -> None:
         assert self.plan is not None
@@ -205,9 +206,9 @@ class ChannelTask(Task):
         self.fire_timers()
 
     def _max_watermark_matters(self) -> bool:
-        # In complete mode every row has been said already, and would only be said again.
-        told = not self._direct and any(i.carries_watermark for i in self._inputs)
-        return told and self.tail.stage.output_mode != "complete"
+        # In complete mode every row was emitted already, and would only be emitted again.
+        takes_watermark = not self._watermark_bypasses_query and any(i.carries_watermark for i in self._inputs)
+        return takes_watermark and self.tail.stage.output_mode != "complete"
 
     def _max_watermark_reached(self) -> bool:
         self._follow_query()
@@ -215,14 +216,14 @@ class ChannelTask(Task):
         if batch_id < 0:
             return False
         if batch_id == self._restored_batch:
-            return False  # it may have read MAX_WATERMARK, and its windows be still due; this attempt says it again
+            return False  # it may have read MAX_WATERMARK while its windows are still due; this attempt sends it again
         planned = self.query.log.planned(batch_id)
-        said = [s["watermark"] for s in planned.sources if isinstance(s, dict) and "attempt" in s]
-        if any(watermark != MAX_WATERMARK_MS for watermark in said):
+        read_watermarks = [s["watermark"] for s in planned.sources if isinstance(s, dict) and "attempt" in s]
+        if any(watermark != MAX_WATERMARK_MS for watermark in read_watermarks):
             return False
         if not self.watermarks.stateful or planned.watermark_ms >= MAX_WATERMARK_MS:
             return True
-        # Not every stateful operator asks for a batch when event time moves (a join that never cleans up, say).
+        # Not every stateful operator requests a batch when event time advances, for example a join that never removes state.
         return self.query.waits_for_data and self.query.log.last_committed() == batch_id
 
 
@@ -233,11 +234,11 @@ def _machine(parts: TaskParts, inputs: Sequence[TaskInput]) -> TaskMachine:
         for channel in task_input.channels:
             name = str(channel.id)
             saved = restored.get(name)
-            known = None
+            saved_watermark = None
             if saved is not None:
                 watermark = MIN_WATERMARK_MS if saved.watermark is None else saved.watermark
-                known = ChannelWatermark(watermark, saved.idle, "drain" if saved.ended == "partition" else saved.ended)
-            channels.append(GateChannel(name, task_input.static, channel.base, known))
+                saved_watermark = ChannelWatermark(watermark, saved.idle, "drain" if saved.ended == "partition" else saved.ended)
+            channels.append(GateChannel(name, task_input.static, channel.base, saved_watermark))
     valve = parts.restored.valve_watermark if parts.restored is not None else None
     return parts.make_machine(
         time.monotonic(),

@@ -1,6 +1,6 @@
-"""Rows that Spark dropped as late: counted per stage of a task since the job began, and warned of now and then.
+"""Rows that Spark dropped as late: counts per stage of a task since the job began, with a warning from time to time.
 
-It must not know where the counts come from, nor where they are shown.
+It must not know the source of the counts, nor their display.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class LateRows:
     """The counts of one task.
 
     Args:
-        pipeline: Knows how late rows may be at a stage.
+        pipeline: The pipeline, with the allowed lateness at each stage.
         instances: The task's stages.
-        before: By stage, what was counted up to the checkpoint that the task was restored from.
-        clock: Monotonic seconds.
+        before: The counts at the restored checkpoint, by stage.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -38,24 +38,24 @@ class LateRows:
         self._counts = {name: before.get(name, 0) for name in self._instances}
         self._clock = clock
         self._warned: dict[str, float] = {}
-        self._unsaid = dict.fromkeys(self._instances, 0)
+        self._unreported = dict.fromkeys(self._instances, 0)
 
     def of(self, stage: str) -> int:
-        """How many rows a stage has dropped as late since the job began."""
+        """The number of late rows that a stage has dropped since the job began."""
         return self._counts[stage]
 
     @property
     def total(self) -> int:
-        """Of all stages of the task."""
+        """The number of late rows that all stages of the task have dropped since the job began."""
         return sum(self._counts.values())
 
     def add(self, stages: Sequence[str], dropped: Sequence[int], watermark_ms: int) -> None:
         """Count what the stateful operators of a batch dropped.
 
         Args:
-            stages: The stage of each operator; where it is not known of all of them, everything counts for the last stage.
-            dropped: By each operator.
-            watermark_ms: Rows with an earlier event time were late, epoch ms.
+            stages: The stage of each operator; if some stages are not known, all rows count for the last stage.
+            dropped: The number of rows that each operator dropped.
+            watermark_ms: The watermark before which rows were late, epoch ms.
         """
         if not any(dropped):
             return
@@ -64,25 +64,25 @@ class LateRows:
         for position, count in enumerate(dropped):
             stage = stages[position] if known else last
             self._counts[stage] += count
-            self._unsaid[stage] += count
+            self._unreported[stage] += count
         for stage in self._instances:
             self._warn(stage, watermark_ms)
 
     def _warn(self, stage: str, watermark_ms: int) -> None:
         now = self._clock()
-        if not self._unsaid[stage] or now - self._warned.get(stage, -WARN_EVERY_SECONDS) < WARN_EVERY_SECONDS:
+        if not self._unreported[stage] or now - self._warned.get(stage, -WARN_EVERY_SECONDS) < WARN_EVERY_SECONDS:
             return
         self._warned[stage] = now
-        dropped, self._unsaid[stage] = self._unsaid[stage], 0
+        dropped, self._unreported[stage] = self._unreported[stage], 0
         instance = self._instances[stage]
         lateness = self._pipeline.event_time_lateness_ms(stage) or 0
         watermark = (_EPOCH + timedelta(milliseconds=watermark_ms)).isoformat(sep=" ")
         instance.call.context.log.warning(
             f"Stage {stage!r} (instance {instance.call.context.instance!r}) dropped {dropped:,} rows as late, "
             f"{self._counts[stage]:,} since the job began: their event time was before the watermark {watermark} (allowed "
-            f"lateness: {timedelta(milliseconds=lateness)}). A window that is grouped drops at least so many: Spark counts there "
-            "once for each key and window of a task. To lose fewer, give the source a longer lateness (watermark=); where a "
+            f"lateness: {timedelta(milliseconds=lateness)}). In a grouped window the number of rows may be higher: Spark counts "
+            "each key and window of a task once. To drop fewer rows, give the source a longer lateness (watermark=). If a "
             "stage in between emits rows that are older than its input's watermark, from a timer or in another event-time "
-            "column, declare by how much there: event_time=(column, lateness). Said at most once in "
+            "column, declare that lateness at the stage: event_time=(column, lateness). This warning appears at most once in "
             f"{WARN_EVERY_SECONDS / 60:.0f} minutes."
         )

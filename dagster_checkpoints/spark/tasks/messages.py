@@ -1,4 +1,4 @@
-"""What tasks and the job tell each other: a task's mailbox, and what it reports; values only."""
+"""The messages between tasks and the job: items of a task's mailbox, and a task's reports; values only."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dagster_checkpoints.pipeline import TaskId
 
 
 @dataclass(frozen=True)
-class LookAgain:
-    """Something has arrived on a channel."""
+class WakeUp:
+    """Wakes the task's thread: a channel has new elements, or the task is cancelled."""
 
 
-Mail = TaskMessage | LookAgain
+Mail = TaskMessage | WakeUp
 
 
 # From a task
@@ -33,7 +33,7 @@ class TaskRaised:
 
 @dataclass(frozen=True)
 class TaskWaiting:
-    """A task has no query before these static inputs have been read to their end."""
+    """A task starts its query only after these static inputs have been read to their end."""
 
     task: TaskId
     inputs: tuple[str, ...]
@@ -41,7 +41,7 @@ class TaskWaiting:
 
 @dataclass(frozen=True)
 class TaskQueryStarted:
-    """A task's query looks for input. What is evaluated once, without a streaming query, says so when that begins."""
+    """A task's query looks for input; or the single evaluation of a plan without streams has begun."""
 
     task: TaskId
 
@@ -51,8 +51,9 @@ class TaskFirstBatch:
     """A task has processed its first micro-batch, or the first one with rows if that had none.
 
     Attributes:
-        rows: Emitted with it.
-        seconds: That it took.
+        task: The task.
+        rows: The number of rows that it emitted with this batch.
+        seconds: The duration of the batch.
     """
 
     task: TaskId
@@ -61,5 +62,5 @@ class TaskFirstBatch:
 
 
 StartProgress = TaskWaiting | TaskQueryStarted | TaskFirstBatch
-"""How far a task has come, for people; nothing is decided by it."""
+"""The progress of a task's start, for display only."""
 SendReport = Callable[[CoordinatorEvent | TaskRaised | StartProgress], None]

@@ -1,7 +1,6 @@
-"""The stages of one task and its sink: the calls of the user's code between opening and closing, except for the plan's.
+"""The stages of one task and its sink: calls the user's code between opening and closing; the plan is built elsewhere.
 
-What a stage raises is explained as that stage's own error. It must not know the life cycle that orders the calls, the query,
-nor channels.
+If a stage raises, the error names that stage. It must not know the life cycle that orders the calls, the query, nor channels.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class OperatorChain:
 
     Args:
         parts: The task's parts; its stages have been opened.
-        errors: Explains what the stages raise.
+        errors: Explains the errors that the stages raise.
     """
 
     def __init__(self, parts: TaskParts, errors: StageErrors) -> None:
@@ -36,24 +35,26 @@ class OperatorChain:
         self._closed = False
 
     def open_sink(self) -> None:
-        """Open the sink with the transactions of the checkpoint restored.
+        """Open the sink with the transactions of the restored checkpoint.
 
         Raises:
-            StageError: Of the last stage.
+            StageError: The sink raised; names the last stage.
         """
         if self._parts.sink is not None:
             restored = self._parts.restored
-            kept = restored.stages.get(self._tail.stage.name) if restored else None
+            tail = restored.stages.get(self._tail.stage.name) if restored else None
             with self._errors.running(self._tail):
-                transactions = None if restored is None else kept.transactions if kept else ()
+                transactions = None if restored is None else tail.transactions if tail else ()
                 self._parts.sink.open(transactions, self._parts.take_back_after, self._parts.transaction_files)
 
     def process_batch(
         self, batch: DataFrame, batch_id: int, plan: plans.QueryPlan
     ) -> Callable[[SegmentFiles], DataFrame | None] | None:
-        """A function from the files of a batch to what the last stage's `process_batch` makes of it; None if it has none.
+        """A function that applies the last stage's `process_batch` to a batch's files; None if the stage does not override it.
 
         Args:
+            batch: The micro-batch.
+            batch_id: Spark's number of the micro-batch.
             plan: The task's plan: the rows keep its schema.
         """
         tail = self._tail
@@ -63,22 +64,23 @@ class OperatorChain:
         def process(segment: SegmentFiles) -> DataFrame | None:
             spark = batch.sparkSession
             files = [str(file) for file in segment.files]
-            given = spark.read.schema(batch.schema).parquet(*files) if files else spark.createDataFrame([], batch.schema)
+            rows = spark.read.schema(batch.schema).parquet(*files) if files else spark.createDataFrame([], batch.schema)
             with self._errors.running(tail):
-                processed = tail.stage.process_batch(given, batch_id)
+                processed = tail.stage.process_batch(rows, batch_id)
             return None if processed is None else plans.conform(tail.call, "process_batch", processed, plan.schema)
 
         return process
 
     def snapshot(self, checkpoint_id: int, rows_out: int, late_rows: LateRows) -> dict[str, StageInstanceSnapshot]:
-        """Snapshot the stages' states and pre-commit the sink; the query is held.
+        """Snapshot the stages' states and pre-commit the sink; the query is between two batches.
 
         Args:
-            rows_out: Emitted by the last stage since the job began.
-            late_rows: Dropped as late since the job began, by stage.
+            checkpoint_id: The checkpoint.
+            rows_out: The number of rows that the last stage has emitted since the job began.
+            late_rows: The numbers of late rows that the stages have dropped since the job began.
 
         Raises:
-            StageError: Of the stage whose code raised.
+            StageError: A stage or the sink raised; names the stage.
         """
         stages = {}
         described = self._parts.described
@@ -96,14 +98,14 @@ class OperatorChain:
         return stages
 
     def finish(self, plan: plans.QueryPlan | None, write: Callable[[DataFrame], object]) -> None:
-        """Tell every stage that its inputs have ended, and finish it, in the order of the chain.
+        """Call every stage's `end_input` and `finish`, in the order of the chain.
 
         Args:
             plan: The task's plan: rows that `finish` returns have its schema.
-            write: Emits such rows.
+            write: Emits these rows.
 
         Raises:
-            StageError: Of the stage whose code raised, or whose rows have another schema.
+            StageError: A stage raised, or its rows have another schema; names the stage.
         """
         for instance in self._parts.instances:
             for name in instance.stage.inputs:
@@ -117,7 +119,7 @@ class OperatorChain:
                 write(rows)
 
     def commit(self, checkpoint_id: int) -> None:
-        """Commit the sink up to a checkpoint, and tell the stages that it is complete."""
+        """Commit the sink up to a completed checkpoint, and notify the stages."""
         if self._parts.sink is not None:
             with self._errors.running(self._tail):
                 self._parts.sink.commit_up_to(checkpoint_id)
@@ -126,13 +128,13 @@ class OperatorChain:
                 instance.stage.notify_checkpoint_complete(checkpoint_id)
 
     def notify_aborted(self, checkpoint_id: int) -> None:
-        """Tell the stages that a checkpoint was given up."""
+        """Notify the stages that a checkpoint was aborted."""
         for instance in self._parts.instances:
             with self._errors.running(instance):
                 instance.stage.notify_checkpoint_aborted(checkpoint_id)
 
     def close(self) -> None:
-        """Close the stages, the last one first, and the sink; once. What they raise is logged."""
+        """Close the stages, the last one first, and the sink; once. Errors are logged."""
         if self._closed:
             return
         self._closed = True

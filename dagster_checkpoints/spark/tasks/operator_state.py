@@ -1,6 +1,6 @@
-"""A stage's own list, union list and broadcast state, kept in the driver and written into every checkpoint.
+"""A stage's list, union list and broadcast state, kept in the driver and written into every checkpoint.
 
-Values are whatever JSON can hold. Keyed state is not here: it is Spark's.
+Values are anything that JSON can hold. Spark keeps keyed state, not this module.
 
 Source: Flink's `OperatorStateStore`.
 """
@@ -35,14 +35,14 @@ class ListValues:
 
 
 class UnionValues(ListValues):
-    """State that is a list of items, of which an instance sees those of all instances after a restore.
+    """State that is a list of items; after a restore each instance sees the items of all instances.
 
-    A checkpoint holds each item once: of the instance that added it, or was restored with it as its own. If every instance
-    wrote all that it sees, each restore would multiply the items by the number of instances.
+    A checkpoint holds each item once, from the instance that added it, or that was restored with it as its own item. If every
+    instance wrote all items that it sees, each restore would multiply the items by the number of instances.
 
     Args:
         seen: The items of all instances.
-        own: Those of them that this instance had put in.
+        own: The items among them that belong to this instance.
     """
 
     def __init__(self, seen: Iterable[Any] = (), own: Iterable[Any] = ()) -> None:
@@ -86,22 +86,23 @@ class OperatorStateStore:
     """All operator state of one instance of one stage, by kind and name.
 
     Args:
-        restored: What the instance starts with, as redistributed over the instances.
-        own: What it had itself put into the checkpoint: says which items of a union are its own. All of them by default.
+        restored: The states that the instance starts with, as redistributed over the instances.
+        own: The states that the instance itself wrote into the checkpoint: they show which items of a union are its own; default:
+            all items.
     """
 
     def __init__(self, restored: Sequence[OperatorState] = (), own: Sequence[OperatorState] | None = None) -> None:
         self._lists: dict[str, ListValues] = {}
         self._unions: dict[str, UnionValues] = {}
         self._broadcasts: dict[str, BroadcastValues] = {}
-        kept = {state.name: _values(state) for state in (restored if own is None else own) if state.kind == "union"}
+        own_items = {state.name: _values(state) for state in (restored if own is None else own) if state.kind == "union"}
         for state in restored:
             if state.kind == "broadcast":
                 target = self.broadcast(state.name)
                 for key, value in _values(state):
                     target.put(key, value)
             elif state.kind == "union":
-                self._unions[state.name] = UnionValues(_values(state), kept.get(state.name, ()))
+                self._unions[state.name] = UnionValues(_values(state), own_items.get(state.name, ()))
             else:
                 self.list(state.name).update(_values(state))
 
@@ -118,7 +119,7 @@ class OperatorStateStore:
         """The state as a checkpoint holds it.
 
         Raises:
-            TypeError: A value that JSON cannot hold.
+            TypeError: JSON cannot hold a value.
         """
         return (
             *(_state(name, "list", values) for name, values in sorted(self._lists.items())),

@@ -1,4 +1,4 @@
-"""Tasks that begin with a source: a streaming query of the user's own, or a batch DataFrame that is evaluated once."""
+"""Tasks that begin with a source: a streaming query of the user, or a batch DataFrame that is evaluated once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 class SourceTask(Task):
     """A chain that begins with a streaming source.
 
-    A bounded source runs with `availableNow` and ends when Spark says it has read everything; an unbounded one runs until
-    it is asked to end.
+    A bounded source runs with `availableNow` and ends when Spark has read all its input; an unbounded one runs until a request
+    ends it.
+
+    Args:
+        parts: The task's parts.
+        bounded: Whether the source is bounded.
     """
 
     def __init__(self, parts: TaskParts, bounded: bool) -> None:
@@ -35,11 +39,11 @@ class SourceTask(Task):
             return None
         try:
             return not self.query.busy
-        except Exception:  # the query is being stopped this very moment
+        except Exception:  # the query is being stopped at this moment
             return None
 
     def launch_query(self) -> None:
-        self.watermarks.say(WatermarkStatus(False))  # the checkpoint may hold that it was idle
+        self.watermarks.send(WatermarkStatus(False))  # the checkpoint may say that it was idle
         self.query.log.plan_due_watermark()
         self.start_query({"availableNow": True} if self._bounded else None)
 
@@ -51,10 +55,10 @@ class SourceTask(Task):
                 self.watermarks.forward()
                 self._watch_idleness()
 
-    def look_at_query(self) -> None:
-        super().look_at_query()
+    def check_query(self) -> None:
+        super().check_query()
         if self._bounded and self.machine.running and not self.query.active:
-            self.runs.check_query()  # it may have failed between the two looks
+            self.runs.check_query()  # it may have failed between the two checks
             self.handle(SourceExhausted())
 
     def stop_source(self) -> None:
@@ -76,15 +80,15 @@ class SourceTask(Task):
 
     def before_emit(self, batch_id: int) -> None:
         self.watermarks.forward()
-        self._set_idle(False)  # in front of the rows, or those behind would go on without them
+        self._set_idle(False)  # before the rows, or consumers would advance event time without them
 
     def after_emit(self, rows: int) -> None:
         self._last_busy_at = time.monotonic()
 
     def _watch_idleness(self) -> None:
-        """Idle is a source that has looked for rows and found none for so long.
+        """Mark a source as idle if it has looked for rows and found none during its idle time.
 
-        One that has not looked yet, or has found rows that wait for a slow consumer, is not.
+        A source that has not looked for rows yet, or whose rows wait for a slow consumer, is not idle.
         """
         if self._idle_after is None or self._idle:
             return
@@ -95,20 +99,24 @@ class SourceTask(Task):
 
     def _set_idle(self, idle: bool) -> None:
         self._idle = idle
-        self.watermarks.say(WatermarkStatus(idle))
+        self.watermarks.send(WatermarkStatus(idle))
 
 
 class BatchTask(Task):
-    """A source that returned a batch DataFrame: evaluated once, as one micro-batch, and then at its end of data.
+    """A source that returned a batch DataFrame: evaluated once, as one micro-batch; then its data has ended.
 
-    A barrier comes behind it; a restore from before evaluates it again, one from behind never does.
+    Barriers come after the batch; a restore from an earlier checkpoint evaluates the DataFrame again, a restore from a later
+    checkpoint never does.
+
+    Args:
+        parts: The task's parts.
     """
 
     def __init__(self, parts: TaskParts) -> None:
         super().__init__(parts, _machine(parts, streaming=False))
 
     def step(self) -> None:
-        """It has been evaluated when it began."""
+        """Nothing is left to do: the task evaluated the DataFrame when it began."""
 
     def reach_max_watermark(self) -> None:
         """Nothing waits for the end of event time."""

@@ -1,4 +1,4 @@
-"""Errors of a task, in the words of its stages: which one, which instance, which line of the user's.
+"""Turns the errors of a task into errors of its stages, with the instance and the line in the user's code.
 
 It must not know the task.
 """
@@ -18,21 +18,25 @@ from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
 
 _MAY_APPEAR = frozenset({"PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"})
-"""Spark's names of errors about what is not there yet, or not any more: it may be there in another attempt."""
+"""Spark's names of errors about a missing path, table or schema: it may exist in another attempt."""
 
 
 class StageErrors:
-    """Explains the errors of a chain's stages in one task."""
+    """Explains the errors of a chain's stages in one task.
+
+    Args:
+        instances: The stages of the chain in this task.
+    """
 
     def __init__(self, instances: Sequence[StageInstance]) -> None:
         self._instances = tuple(instances)
 
     @contextmanager
     def running(self, instance: StageInstance) -> Iterator[None]:
-        """Errors raised within are this stage's own.
+        """Turn errors raised in the block into errors of this stage.
 
         Raises:
-            StageFailedError: For any other error than a StageError.
+            StageFailedError: The block raised an error that is not a StageError.
         """
         try:
             with refusing_queries(instance.call):
@@ -43,13 +47,13 @@ class StageErrors:
             raise self._failed(instance, error) from error
 
     def explain(self, error: BaseException) -> BaseException:
-        """An error of the query, or of the task itself, as that of the stage within whose code it was raised."""
+        """Turn an error of the query, or of the task itself, into an error of the stage whose code raised it."""
         if isinstance(error, StageError):
             return error
         if isinstance(error, QueryStopped):
             return self._stopped()
-        found = stage_of(error, [instance.stage for instance in self._instances])
-        failed = self._failed(next((i for i in self._instances if i.stage is found), self._instances[-1]), error)
+        stage = stage_of(error, [instance.stage for instance in self._instances])
+        failed = self._failed(next((i for i in self._instances if i.stage is stage), self._instances[-1]), error)
         failed.__cause__ = error
         return failed
 
@@ -60,7 +64,7 @@ class StageErrors:
             tail.call.context.instance,
             f"expected its query{self._within()} to run until its input has ended or the pipeline stops it, found that it was "
             "stopped from outside, without an error: by stop() of a query in spark.streams.active, or by the end of the Spark "
-            "session. Rows that it has not read yet are missing, so the job goes back to its latest checkpoint. Do not stop the "
+            "session. Rows that it has not read yet are missing, so the job restarts from its latest checkpoint. Do not stop the "
             "pipeline's queries; stop the pipeline (suspend, drain or terminate).",
         )
 

@@ -1,6 +1,6 @@
-"""A task: one instance of a chain, on a thread of its own, with a mailbox.
+"""A task: runs one instance of a chain on its own thread, with a mailbox.
 
-It performs what its `execution.task_machine` decides. It owns one Spark query at most, run by its `query_runs`. Its
+It performs the actions of its `execution.task_machine`. It owns one Spark query at most, run by its `query_runs`. Its
 `operator_chain` calls the stages, its `task_watermarks` know event time, its `task_snapshots` pin what a checkpoint holds. What
 differs between a source and a stage behind channels is in the subclasses.
 
@@ -48,7 +48,7 @@ from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.query import TaskQuery
 from dagster_checkpoints.spark.tasks.late_rows import LateRows
-from dagster_checkpoints.spark.tasks.messages import LookAgain, Mail, TaskFirstBatch, TaskQueryStarted, TaskRaised
+from dagster_checkpoints.spark.tasks.messages import Mail, TaskFirstBatch, TaskQueryStarted, TaskRaised, WakeUp
 from dagster_checkpoints.spark.tasks.operator_chain import OperatorChain
 from dagster_checkpoints.spark.tasks.query_runs import POLL_SECONDS, QueryRuns
 from dagster_checkpoints.spark.tasks.stage_errors import StageErrors
@@ -65,11 +65,16 @@ QUERY_CHECK_SECONDS = 0.1  # each check of the query calls into the JVM
 
 
 class TaskCanceled(BaseException):
-    """Unwinds a task's thread when the job cancels it."""
+    """Ends a task's thread when the job cancels the task."""
 
 
 class Task(ABC):
-    """The common life of all tasks; see the module's text."""
+    """The part that all tasks have in common; see the module's text.
+
+    Args:
+        parts: The task's parts.
+        machine: The task's machine.
+    """
 
     def __init__(self, parts: TaskParts, machine: TaskMachine) -> None:
         self.parts = parts
@@ -98,17 +103,17 @@ class Task(ABC):
         self._thread.start()
 
     def send(self, mail: Mail) -> None:
-        """Put mail into the mailbox; any thread."""
+        """Put a message into the mailbox; any thread."""
         self._mailbox.put(mail)
 
-    def look_again(self) -> None:
-        """Something has arrived on an input channel; any thread."""
-        self._mailbox.put(LookAgain())
+    def wake_up(self) -> None:
+        """Wake the task's thread; any thread."""
+        self._mailbox.put(WakeUp())
 
     def cancel(self) -> None:
-        """Stop at once, whatever runs; any thread. `join` waits for the end."""
+        """Stop the task as soon as possible; any thread. `join` waits for the end."""
         self._canceled.set()
-        self.look_again()
+        self.wake_up()
 
     def join(self, timeout: float) -> bool:
         """Wait for the end of the thread. True if it has ended."""
@@ -118,27 +123,27 @@ class Task(ABC):
 
     @property
     def rows_out(self) -> int:
-        """Rows emitted since the job began."""
+        """The number of rows emitted since the job began."""
         return self.rows_before + self.output.rows
 
     @property
     def output_watermark(self) -> int | None:
-        """The watermark that was sent on last, epoch ms; None before the first one."""
+        """The watermark that was sent last, epoch ms; None before the first one."""
         return self.watermarks.output
 
     @property
     def late_rows(self) -> LateRows:
-        """What was dropped as late since the job began."""
+        """The numbers of late rows dropped since the job began."""
         return self.watermarks.late_rows
 
     @property
     def suspended(self) -> bool:
-        """Whether its data has not ended: it goes on when the job is resumed from the savepoint."""
+        """Whether the task ended before its data: it continues when the job is resumed from the savepoint."""
         return self.machine.suspended
 
     @property
     def caught_up(self) -> bool | None:
-        """Whether it has processed all that was there when it last looked; None if that is not known. Any thread."""
+        """Whether the task has processed all input that the last check found; None if that is not known. Any thread."""
         return None
 
     @property
@@ -159,7 +164,7 @@ class Task(ABC):
                 self._read_mail()
                 if not self._done and time.monotonic() >= self._next_query_check:
                     self._next_query_check = time.monotonic() + QUERY_CHECK_SECONDS
-                    self.runs.check_query() if self.query.paused else self.look_at_query()
+                    self.runs.check_query() if self.query.paused else self.check_query()
                 if not self._done and not self.query.paused:
                     self.step()
         except TaskCanceled:
@@ -182,39 +187,39 @@ class Task(ABC):
                 mail = self._mailbox.get_nowait()
 
     def _take(self, mail: Mail) -> None:
-        if not isinstance(mail, LookAgain):
+        if not isinstance(mail, WakeUp):
             self.handle(mail)
 
     def handle(self, event: TaskEvent) -> None:
-        """Something has happened: do what the machine answers. On the task's own thread only."""
+        """Hand an event to the machine, and perform its actions; on the task's own thread only."""
         self.perform(self.machine.handle(event, time.monotonic()))
 
-    # What subclasses say
+    # For subclasses
 
-    def look_at_query(self) -> None:
-        """Look whether the query still runs. Raises what it failed with."""
+    def check_query(self) -> None:
+        """Check that the query still runs. Raises its error."""
         self.runs.check_query()
 
     @abstractmethod
     def step(self) -> None:
-        """Look around once: progress of the query, elements on channels."""
+        """Do one round of the loop: check the progress of the query and the elements on channels."""
 
     def report_waiting(self) -> None:  # noqa: B027 - a source waits for nothing
-        """Tell of what the task waits for before it has a query."""
+        """Report the inputs that the task waits for before it has a query."""
 
     def launch_query(self) -> None:
         """Start the query for the first time."""
         raise AssertionError(f"{self.id} has no query to start")
 
-    def stop_source(self) -> None:  # noqa: B027 - what is evaluated once has nothing to stop
+    def stop_source(self) -> None:  # noqa: B027 - a batch source has no query to stop
         """Stop reading a source, as if its input were exhausted."""
 
     @abstractmethod
     def reach_max_watermark(self) -> None:
-        """Make event time end in this task's query: every window and timer fires."""
+        """Advance event time to its end in this task's query: every window and timer fires."""
 
     def perform_on_inputs(self, action: TaskAction) -> None:
-        """Do what concerns input channels."""
+        """Perform an action on input channels."""
         raise AssertionError(f"{self.id} has no input channels: {action!r}")
 
     def static_tables(self) -> Mapping[str, tuple[SegmentFiles, ...]]:
@@ -222,7 +227,7 @@ class Task(ABC):
         return {}
 
     def committed_watermark(self, batch_id: int) -> int | None:
-        """The watermark of what has been sent on once `batch_id` is committed; None if it is not known."""
+        """The output watermark after batch `batch_id` is committed; None if it is not known."""
         return self.watermarks.behind_state(batch_id)
 
     # Micro-batches
@@ -252,7 +257,7 @@ class Task(ABC):
         self.report_first_batch(rows, time.monotonic() - began)
 
     def report_first_batch(self, rows: int, seconds: float) -> None:
-        """Tell of a batch if it was this task's first one, or the first one with rows; see `TaskFirstBatch`."""
+        """Report a batch if it was this task's first one, or the first one with rows; see `TaskFirstBatch`."""
         if self._rows_in_reported_batch is None or (rows and not self._rows_in_reported_batch):
             self._rows_in_reported_batch = rows
             self.parts.report(TaskFirstBatch(self.id, rows, seconds))
@@ -263,16 +268,16 @@ class Task(ABC):
     def after_emit(self, rows: int) -> None:  # noqa: B027
         """After a batch's records were emitted; under the query lock."""
 
-    # What the machine answers
+    # The machine's actions
 
     def perform(self, actions: Sequence[TaskAction]) -> None:
-        """Do it, in this order."""
+        """Perform actions in their order."""
         for action in actions:
             match action:
                 case Forward(mark):
                     self._forward(mark)
                 case WatermarkReached():
-                    self.watermarks.say(action)
+                    self.watermarks.send(action)
                 case Report(event):
                     self.parts.report(event)
                 case StartQuery():
@@ -311,7 +316,7 @@ class Task(ABC):
 
     def _forward(self, mark: Mark) -> None:
         if isinstance(mark, WatermarkAt | WatermarkStatus):
-            self.watermarks.say(mark)
+            self.watermarks.send(mark)
         else:
             self.output.append(mark)
 

@@ -1,4 +1,4 @@
-"""What a task is made of: put together by the deployment, used by the task; it does nothing."""
+"""The parts of a task, which the deployment assembles and the task uses; values only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StageInstance:
-    """One stage of the chain in this task: the user's object (a copy of its own), opened, and its state."""
+    """One stage of the chain in this task: this instance's copy of the user's object, opened, and its state."""
 
     stage: Stage
     call: StageCall
@@ -34,17 +34,26 @@ class StageInstance:
 
 @dataclass(frozen=True)
 class TaskParts:
-    """What a task is made of; put together by the deployment.
+    """The parts of a task.
 
     Attributes:
-        folder: Its own, empty directory below the work directory.
-        plan: Of its query; None while it waits for static inputs, and for a task restored after its finish.
-        described: What the state and the offsets of its query depend on; None for a task restored after its finish.
-        restored: Its snapshot, if the job was restored.
+        id: The task's id.
+        chain: The chain of which the task runs an instance.
+        pipeline: The pipeline.
+        instances: The stages of the chain, opened, in the chain's order.
+        folder: The task's directory below the work directory, empty.
+        spark: The session in which the task runs.
+        output: Writes the task's rows to channels and the sink.
+        sink: The sink of the last stage; None if it has none.
+        plan: The plan of the task's query; None while it waits for static inputs, and for a task restored after its finish.
+        described: The facts that the query's state and offsets depend on; None for a task restored after its finish.
+        restored: The task's snapshot; None if the job was not restored.
+        uploader: Stores the task's snapshots.
+        report: Receives the task's reports.
         take_back_after: See `TaskSink.open`.
-        transaction_files: Of a savepoint's transactions, by position and name, fetched.
-        make_machine: Makes the task's machine, recorded if the run is: takes the time, seconds, and by name the machine's
-            arguments.
+        transaction_files: The fetched files of a savepoint's transactions, by position and name.
+        make_machine: Creates the task's machine, which a recorded run records; it takes the time, seconds, and the machine's
+            arguments by name.
     """
 
     id: TaskId
@@ -66,5 +75,5 @@ class TaskParts:
 
     @property
     def finished_before(self) -> bool:
-        """Whether the checkpoint holds its finished operators: it starts no query, and only waits for its final checkpoint."""
+        """Whether the restored stages had finished: the task starts no query, and only waits for its final checkpoint."""
         return self.restored is not None and self.restored.end_of_data == "drain"

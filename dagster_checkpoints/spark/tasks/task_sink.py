@@ -1,4 +1,4 @@
-"""A task's side of its sink: batches in, pre-committed transactions into checkpoints, commits when these are complete."""
+"""A task's use of its sink: it writes batches, pre-commits them with checkpoints, and commits when a checkpoint is complete."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 def sink_context(
     pipeline: Pipeline, stage: Stage, index: int, ownership: Ownership | None, job_id: int, attempt: str
 ) -> SinkContext:
-    """Which instance a sink serves.
+    """The description of the instance that a sink serves.
 
     Args:
-        stage: Whose sink it is.
-        index: The instance's.
-        ownership: Of the run; None if there are no owners.
-        job_id: Of the job, which need not have begun.
-        attempt: A token that differs between attempts; empty before the first.
+        pipeline: The pipeline.
+        stage: The stage that has the sink.
+        index: The index of the stage's instance.
+        ownership: The run's ownership of the pipeline; None if there are no owners.
+        job_id: The job's id; the job need not have begun.
+        attempt: A token that differs between attempts; empty before the first attempt.
     """
     return SinkContext(
         pipeline=pipeline.name,
@@ -47,10 +48,10 @@ def sink_context(
 
 
 def check_new_start(pipeline: Pipeline, ownership: Ownership) -> None:
-    """Ask every sink whether a new job may begin; nothing has been started yet.
+    """Check with every sink that a new job may begin, before anything is started.
 
     Raises:
-        SinkError: A sink holds what the new job must not meet, such as rows of an earlier one.
+        SinkError: A sink refuses the new job, for example because it holds rows of an earlier job.
     """
     for stage in pipeline.stages:
         for index in range(stage.parallelism if stage.sink is not None else 0):
@@ -62,10 +63,10 @@ class TaskSink:
     """The sink of a chain's last stage, in one task.
 
     Args:
-        sink: The task's own copy.
-        context: Who writes.
-        spark: For sinks that want a batch as a DataFrame.
-        schema: Of the batches.
+        sink: The task's copy of the sink.
+        context: The description of the instance that writes.
+        spark: The session that reads batches, for sinks that use a batch as a DataFrame.
+        schema: The schema of the batches.
     """
 
     def __init__(self, sink: TwoPhaseCommitSink, context: SinkContext, spark: SparkSession, schema: StructType) -> None:
@@ -81,14 +82,14 @@ class TaskSink:
         take_back_after: int | None = None,
         restored_files: Mapping[int, Mapping[str, Path]] | None = None,
     ) -> None:
-        """Open the sink and make good what a checkpoint promised: commit its transactions, abort all others.
+        """Open the sink, commit the transactions of the restored checkpoint, and abort all others.
 
         Args:
-            transactions: Those that the checkpoint or savepoint holds; None for a new start. A restore under a new job id is
-                no new start.
-            take_back_after: The checkpoint's or savepoint's id, if this job had it itself: rows that the job committed with
-                later ones will come again. It may be given also when there are no later ones.
-            restored_files: By position in `transactions`, then by name: the fetched files that a savepoint holds of them.
+            transactions: The transactions that the checkpoint or savepoint holds; None for a new start. A restore under a new job
+                id is not a new start.
+            take_back_after: The checkpoint's or savepoint's id if this job took it: the job will write the rows of its later
+                checkpoints again. It may be given even if there are no later checkpoints.
+            restored_files: The fetched files of a savepoint's transactions, by position in `transactions`, then by name.
         """
         self._sink.open(self._context)
         if transactions is None:
@@ -105,25 +106,25 @@ class TaskSink:
         self._sink.write(batch, files, batch_id)
 
     def pre_commit(self, checkpoint_id: int) -> tuple[str, ...]:
-        """Close the current transaction. Returns all that are not committed yet: they belong to the checkpoint."""
+        """Close the current transaction. Returns all uncommitted transactions: they belong to the checkpoint."""
         transaction = self._sink.pre_commit(checkpoint_id)
         if transaction is not None:
             self._pending.add(checkpoint_id, transaction)
         return self._pending.all
 
     def pin_transactions(self, folder: Path) -> dict[int, dict[str, Path]]:
-        """Link the files of all transactions that are not committed yet (copied where links are impossible) into `folder`.
+        """Link the files of all uncommitted transactions into `folder`; copy them where links are impossible.
 
-        For a savepoint, right after `pre_commit`: a checkpoint may commit, that is move, them while they are being stored.
+        For a savepoint, right after `pre_commit`: while the files are being stored, a checkpoint may commit and so move them.
 
         Args:
             folder: A directory that does not exist yet.
 
         Returns:
-            By position in what `pre_commit` has returned, then by name; transactions without files are left out.
+            The linked files, by position in the result of `pre_commit`, then by name; transactions without files are left out.
 
         Raises:
-            SinkError: The sink names a file so that it cannot be stored.
+            SinkError: The sink gives a file a name that cannot be stored.
         """
         pinned: dict[int, dict[str, Path]] = {}
         for position, transaction in enumerate(self._pending.all):
@@ -143,7 +144,7 @@ class TaskSink:
         return pinned
 
     def commit_up_to(self, checkpoint_id: int) -> None:
-        """Commit the transactions of a completed checkpoint and of all before it."""
+        """Commit the transactions of a completed checkpoint and of all earlier checkpoints."""
         while (transaction := self._pending.first_up_to(checkpoint_id)) is not None:
             self._sink.commit(transaction)
             self._pending.committed()

@@ -1,7 +1,7 @@
-"""Event time in one task: the watermark it sends on, the rows its query dropped as late, and timers at the end of data.
+"""Event time in one task: the watermark that it sends, the late rows that its query dropped, and timers at the end of data.
 
-Spark tells these things batch by batch, in its log and in the executed plan. It must not know channels in front of the task,
-its life cycle, nor how a batch is run.
+The facts come from Spark's log and from the executed plan of each batch. It must not know the task's input channels, its life
+cycle, nor how a batch is run.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from dagster_checkpoints.spark.query.query import TaskQuery
 from dagster_checkpoints.spark.tasks.late_rows import LateRows
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
-TIMER_ROUNDS = 100  # batches under MAX_WATERMARK, at most, for timers that are set by timers
+TIMER_ROUNDS = 100  # maximum number of batches under MAX_WATERMARK for timers that are set by timers
 
 
 class TaskWatermarks:
-    """What one task knows of event time.
+    """The event time of one task.
 
     Args:
         parts: The task's parts: its stages, its output, and its snapshot if the job was restored.
         query: The task's query.
-        committed: Given a batch, the watermark of what has been sent on once it is committed; None if it is not known.
+        committed: Returns the output watermark after a committed batch, epoch ms; None if it is not known.
 
     Attributes:
-        late_rows: What was dropped as late since the job began.
+        late_rows: The numbers of late rows dropped since the job began.
         stateful: Whether the query keeps state; None before a batch has run.
     """
 
     def __init__(self, parts: TaskParts, query: TaskQuery, committed: Callable[[int], int | None]) -> None:
         restored = parts.restored.stages if parts.restored else {}
-        self.late_rows = LateRows(parts.pipeline, parts.instances, {name: kept.late_rows for name, kept in restored.items()})
+        self.late_rows = LateRows(parts.pipeline, parts.instances, {name: stage.late_rows for name, stage in restored.items()})
         self.stateful: bool | None = None
         self._output = parts.output
         self._tail = parts.instances[-1]
         watermark = parts.instances[0].stage.watermark
         may_be_idle = parts.restored is not None and watermark is not None and watermark.idle_after is not None
-        self._said = OutputEventTime(
+        self._output_event_time = OutputEventTime(
             self._tail.stage.event_time_lateness_ms,
             parts.restored.watermark if parts.restored else None,
             None if may_be_idle else False,
@@ -58,23 +58,25 @@ class TaskWatermarks:
 
     @property
     def output(self) -> int | None:
-        """The watermark that was sent on last, epoch ms; None before the first one."""
-        return self._said.watermark
+        """The watermark that was sent last, epoch ms; None before the first one."""
+        return self._output_event_time.watermark
 
     def behind_state(self, batch_id: int) -> int | None:
-        """The watermark of what stateful operators have sent on once `batch_id` is committed; None if it is not known."""
+        """The output watermark of stateful operators after batch `batch_id` is committed; None if it is not known."""
         if not self.stateful or self._watermark_delay is None:
             return None
-        # Operators that do nothing when event time moves have no batch for it: what they hold back does not depend on it.
+        # Operators that do nothing when event time advances get no batch for it: their held-back rows do not depend on it.
         log = self._query.log
         watermark = log.planned(batch_id).watermark_ms if self._act_on_event_time else log.next_watermark(batch_id)
         return watermark - self._watermark_delay if 0 < watermark < MAX_WATERMARK_MS else None
 
     def observe(self, batch_id: int, stateful_stages: Sequence[str]) -> None:
-        """Learn from the executed plan what was dropped as late, and how far the output's watermark lies behind the batch's.
+        """Read from the executed plan the late rows, and how much the output's watermark is earlier than the batch's.
+
+        Call it under the query lock.
 
         Args:
-            batch_id: The batch that has just been processed; call it under the query lock.
+            batch_id: The batch that has just been processed.
             stateful_stages: The stage of each stateful operator of the query's plan, from the top down.
         """
         if self.stateful is False:
@@ -98,14 +100,14 @@ class TaskWatermarks:
 
     def _count_late_rows(self, executed: Any, batch_id: int, stateful_stages: Sequence[str]) -> None:
         dropped = self._operators.late_rows(executed)
-        if any(dropped):  # Spark judges by the watermark of the batch before
+        if any(dropped):  # Spark compares with the watermark of the previous batch
             self.late_rows.add(stateful_stages, dropped, self._query.log.planned(batch_id - 1).watermark_ms)
 
     def forward(self) -> None:
-        """Send on the watermark of everything emitted so far, if it moved; call it under the query lock."""
+        """Send the watermark of all rows emitted so far, if it has advanced; call it under the query lock."""
         batch_id = self._query.log.last_committed()
-        # Before the first batch of an attempt there is no telling what the watermark means; a restored task has sent
-        # what its batch allowed in front of the barrier.
+        # Before the first batch of an attempt the meaning of the watermark is not known; a restored task has sent its batch's
+        # watermark before the barrier.
         if batch_id == self._forwarded_batch or batch_id < 0 or self.stateful is None:
             return
         self._forwarded_batch = batch_id
@@ -113,25 +115,25 @@ class TaskWatermarks:
             return  # timers may be set by timers
         watermark = self._committed(batch_id)
         if watermark is not None:
-            self.say(WatermarkReached(watermark))
+            self.send(WatermarkReached(watermark))
 
-    def say(self, event: WatermarkReached | WatermarkAt | WatermarkStatus) -> None:
-        """Send on what is news; see `OutputEventTime`. Call it under the query lock, or when no query runs."""
-        for mark in self._said.handle(event):
+    def send(self, event: WatermarkReached | WatermarkAt | WatermarkStatus) -> None:
+        """Send the marks of an event; see `OutputEventTime`. Call it under the query lock, or when no query runs."""
+        for mark in self._output_event_time.handle(event):
             self._output.append(mark)
 
     def fire_timers(self, run_batch: Callable[[int], None]) -> None:
         """Run batches under MAX_WATERMARK until no timer is set by a timer; the query is stopped, and one such batch has run.
 
-        Spark fires the timers that there are when a batch begins. A timer that is set when another one fires waits for the next
-        batch, and none is due once event time has ended.
+        Spark fires the timers that exist when a batch begins. A timer that is set when another one fires waits for the next
+        batch, and Spark plans none after the end of event time.
 
         Args:
             run_batch: Runs one batch without input under a watermark, epoch ms, and waits for its end.
 
         Raises:
-            EndlessTimersError: Timers go on to set timers.
-            TimerRowsDroppedError: A stateful operator behind them in the same query has let go of its state.
+            EndlessTimersError: Timers still set timers after the last round.
+            TimerRowsDroppedError: A later stateful operator in the same query has already dropped its state.
         """
         for _ in range(TIMER_ROUNDS):
             if not self._registered_timers:
@@ -143,8 +145,8 @@ class TaskWatermarks:
                     self._tail.stage.name,
                     self._tail.call.context.instance,
                     "at the end of data, timers that were set by timers emitted rows for another stateful operator of the same "
-                    "query, which had emitted its last rows by then: they would be lost. Put the operator behind the timers into "
-                    "a stage of its own, and give the pipeline chaining=False.",
+                    "query, which had emitted its last rows by then: they would be lost. Put the operator after the timers into "
+                    "a separate stage, and give the pipeline chaining=False.",
                 )
         if self._registered_timers:
             raise EndlessTimersError(
