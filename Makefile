@@ -1,4 +1,4 @@
-# One command each; every target does all the set-up it needs. Needs Python >= 3.11, make and a package registry.
+# Each target does all the set-up that it needs. Needs Python >= 3.11, make and a package registry.
 
 SHELL       := bash
 .SHELLFLAGS := -o pipefail -ec
@@ -21,15 +21,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup: $(STAMP) ## create .venv and install what is locked (the other targets do it by themselves)
+setup: $(STAMP) ## create .venv and install the locked packages (the other targets do it by themselves)
 
 run: $(STAMP) ## the flights pipeline end to end: checkpoints, SIGKILL, recovery, drain, comparison with a batch result
 	@$(BIN)/python -m assets.demo
 
-test: $(STAMP) ## all tests, two side by side (WORKERS=0: one after the other; PYTEST_ARGS="-k name")
+test: $(STAMP) ## all tests, in two processes (WORKERS=0: in one; PYTEST_ARGS="-k name")
 	@$(BIN)/python -m pytest --numprocesses $(or $(WORKERS),2) --dist worksteal $(PYTEST_ARGS)
 
-# `dagster dev` says that `dg dev` has superseded it. That one comes with 31 more packages (dagster-dg-cli), so this one stays.
+# `dagster dev` warns that `dg dev` has superseded it. `dg dev` needs 31 more packages (dagster-dg-cli), so this target keeps `dagster dev`.
 dev: $(STAMP) $(HOME_OF_DAGSTER)/dagster.yaml ## Dagster's UI with the flights pipeline
 	@printf '%s\n' "To use the command line beside it, type these two lines in another shell; then, for example, dagster-checkpoints watch:" \
 	  '  export PATH="$(CURDIR)/$(BIN):$$PATH"' \
@@ -53,18 +53,18 @@ simulate: $(STAMP) ## try to break the protocol: random pipelines, crashes, take
 coverage: $(STAMP) ## statement and branch coverage of the floors without Spark and Dagster; fails below 95 %
 	@$(BIN)/python -m pytest tests/pipeline tests/coordination tests/execution tests/state --cov --cov-report=term
 
-mutate: $(STAMP) ## mutation tests of coordination/ and state/ (half an hour on two quiet cores); `.venv/bin/mutmut results` lists survivors
+mutate: $(STAMP) ## mutation tests of coordination/, execution/ and state/ (half an hour on two quiet cores); `.venv/bin/mutmut results` lists survivors
 	@HYPOTHESIS_PROFILE=ci $(BIN)/mutmut run --max-children $(or $(WORKERS),2)
 
-lock: $(STAMP) ## compute requirements.lock anew from pyproject.toml (needs uv)
+lock: $(STAMP) ## compute requirements.lock again from pyproject.toml (needs uv)
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
 	  --no-strip-extras --no-annotate --no-header --no-emit-index-url --no-emit-find-links --upgrade \
 	  --output-file requirements.lock
 
-clean: ## remove .venv and everything that runs have written
+clean: ## remove .venv and all files that runs have written
 	rm -rf $(VENV) .data .dagster_home
 
-# The stamp is written last: an interrupted installation is done again.
+# The stamp is written last, so that an interrupted installation is repeated.
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)." >&2; \
@@ -78,7 +78,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Storage, runs and schedules of `make dev` survive restarts in here. What you have written into the file stays.
+# The directory of the storage, runs and schedules of `make dev`, which are kept over restarts. Your own lines in the file stay.
 $(HOME_OF_DAGSTER)/dagster.yaml: Makefile
 	@mkdir -p $(@D)
 	@touch $@

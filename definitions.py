@@ -1,4 +1,4 @@
-"""The code location: the flights pipeline with its savepoints and sensors, its feeder, and what they need."""
+"""The code location: the flights pipeline with its savepoints and sensors, its feeder, and their resources."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ defs = dg.Definitions(
     sensors=[drain_sensor, reroot_sensor, recovery_sensor, savepoint_check_sensor],
     schedules=[flights_every_night, savepoints_every_hour],
     resources={"checkpoint_coordinator": checkpoint_coordinator},
-    # A run is one op: a second process would only cost memory.
+    # A run is one op: a second process would only need more memory.
     executor=dg.in_process_executor,
 )

@@ -1,6 +1,6 @@
-"""`CheckpointCoordinatorResource`: where checkpoints live, how they are taken, and the run of a pipeline.
+"""`CheckpointCoordinatorResource`: the settings of storage, checkpoints and Spark, and the run of a pipeline.
 
-Every process has its own copy of the resource: the truth lives in storage. It must not know what a checkpoint is made of.
+Every process has its own copy of the resource: only storage is authoritative. It must not know the content of a checkpoint.
 """
 
 from __future__ import annotations
@@ -51,55 +51,56 @@ from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, open_sto
 
 
 class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
-    """Runs pipelines under consistent checkpoints, and says where and how these are taken.
+    """Runs pipelines under consistent checkpoints, and holds their settings.
 
     Args:
-        storage: Root of the checkpoints: `s3://bucket/prefix`, `file:///path` or a path; `dg.EnvVar` may be used. By default
+        storage: Root of the checkpoints: `s3://bucket/prefix`, `file:///path` or a path; `dg.EnvVar` may be used. Default:
             the environment variable CHECKPOINT_STORAGE, else the directory `checkpoints` below DAGSTER_HOME.
-        interval: Seconds between periodic checkpoints; None for none: then sinks commit when the job ends, and a failure before
-            that starts it from its beginning.
-        timeout: Seconds after which a checkpoint that is not complete is given up.
+        interval: Seconds between periodic checkpoints; None for no periodic checkpoints: then sinks commit when the job ends, and
+            a failure before that restarts the job from its beginning.
+        timeout: Seconds after which an incomplete checkpoint is aborted.
         initial_delay: Seconds from the moment when all stages run to the first periodic checkpoint; None for `interval`.
-        min_pause: Seconds between the end of a checkpoint and the beginning of the next periodic one.
-        max_concurrent: How many checkpoints may be under way at a time. With more than one, a checkpoint that takes longer than
-            `interval` to be stored does not hold up the next; when a newer one completes first, the older is given up.
-        tolerable_failed_checkpoints: So many checkpoints in a row may fail; one more fails the run.
-        retained: How many completed checkpoints are kept.
-        restart_strategy: Which failures, within a run, unfinished stages survive by starting again from the latest checkpoint:
-            "fixed_delay": the first `restart_attempts` of the run. "exponential_delay": `restart_attempts` in a row, after
-            growing delays; after `restart_interval` seconds without a failure, count and delay begin again. "failure_rate":
-            `restart_attempts` within any `restart_interval` seconds.
-        restart_attempts: How many restarts; 0 for none. None for no limit, with "exponential_delay" only.
-        restart_delay: Seconds before a restart; with "exponential_delay" before the first one in a row.
-        restart_delay_multiplier: By which an exponential delay grows from restart to restart, at least 1.
-        restart_delay_maximum: Seconds that an exponential delay does not exceed.
-        restart_interval: Seconds; what it means depends on `restart_strategy`, and it means nothing with "fixed_delay".
-        lease_seconds: After this time of silence another run may take the pipeline over.
-        work_directory: For records between stages and Spark's own files: a path, `~` or `file:///path`. The driver and all of
-            Spark's executors must see it under the same path, which is proven at start. By default a directory for temporary
-            files, for a local Spark only; required with any other master.
-        max_queued_bytes: How far a stage may be ahead of its consumer, per channel.
+        min_pause: Least seconds between the end of a checkpoint and the beginning of the next periodic one.
+        max_concurrent: Maximum number of checkpoints in progress at the same time. With more than one, a checkpoint that takes
+            longer than `interval` to be stored does not delay the next; when a newer one completes first, the older is aborted.
+        tolerable_failed_checkpoints: Number of consecutive checkpoints that may fail; one more fails the run.
+        retained: Number of completed checkpoints that are kept.
+        restart_strategy: The failures after which the unfinished stages of a run restart from the latest checkpoint:
+            "fixed_delay": the first `restart_attempts` failures of the run. "exponential_delay": `restart_attempts` consecutive
+            failures, after growing delays; after `restart_interval` seconds without a failure, count and delay begin again.
+            "failure_rate": `restart_attempts` failures within any `restart_interval` seconds.
+        restart_attempts: Maximum number of restarts; 0 for none. None for no limit, with "exponential_delay" only.
+        restart_delay: Seconds before a restart; with "exponential_delay" before the first of consecutive restarts.
+        restart_delay_multiplier: Factor by which an exponential delay grows from restart to restart, at least 1.
+        restart_delay_maximum: Maximum of an exponential delay, seconds.
+        restart_interval: Seconds; see `restart_strategy`. "fixed_delay" does not use it.
+        lease_seconds: Seconds without a renewal of its lease after which another run may take the pipeline over.
+        work_directory: Directory of records between stages and of Spark's own files: a path, `~` or `file:///path`. The driver
+            and all of Spark's executors must see it under the same path, which is checked at start. Default: a directory for
+            temporary files, with a local Spark only; required with any other master.
+        max_queued_bytes: Size of the records of a channel that its consumer has not read, in bytes, from which the stage waits.
         observe_every: Seconds between two observations of a running stage, and of the checkpoints (`checkpoints/<pipeline>`);
-            every 30 seconds in the first five minutes, and one twelfth as often while nothing changes. By default at most 297
-            for each of them on the first day of a run, and 288 on every other day.
-        savepoint_on_termination: When Dagster terminates a run, suspend the pipeline first: with a savepoint, from which the
-            next run continues. Otherwise it continues from the newest checkpoint.
-        termination_timeout: Seconds for that; then the run is cancelled without it.
-        request_poll_seconds: Between two looks for control requests in storage (one LIST each).
-        status_seconds: Between two versions of the running pipeline's status in storage (one PUT each).
-        trace: For bug reports: the directory below which each run writes what went into its state machines and what came out, as
-            `<pipeline>/<run id>-e<epoch>.trace`; `dagster-checkpoints replay FILE` shows it. A path; by default none is written.
+            every 30 seconds in the first five minutes, and one twelfth as often while nothing changes. With the default, at most
+            297 for each of them on the first day of a run, and 288 on every other day.
+        savepoint_on_termination: Whether a run that Dagster terminates suspends the pipeline first, with a savepoint from which
+            the next run continues. Otherwise the next run continues from the newest checkpoint.
+        termination_timeout: Seconds for that savepoint; after that the run is cancelled without it.
+        request_poll_seconds: Seconds between two polls for control requests in storage (one LIST each).
+        status_seconds: Seconds between two versions of the running pipeline's status in storage (one PUT each).
+        trace: For bug reports: the directory below which each run writes the events and actions of its state machines, as
+            `<pipeline>/<run id>-e<epoch>.trace`; `dagster-checkpoints replay FILE` shows it. A path; default: no trace.
         spark_config: Settings of the Spark session, such as `{"spark.master": "local[4]"}`, nested or flat.
-        spark: Alternatively a `dagster_pyspark` resource. Only its `spark_config` is used: the session is created on another
-            thread than Dagster's, where Dagster cannot interrupt it in the middle of a call.
-        s3: The `dagster_aws` resource whose client is used for `s3://` storage; boto3's own configuration otherwise.
+        spark: A `dagster_pyspark` resource, of which only `spark_config` is used: the session is created on another thread than
+            Dagster's, where Dagster cannot interrupt it in the middle of a call.
+        s3: The `dagster_aws` resource whose client is used for `s3://` storage; default: a client with boto3's own configuration.
 
     Raises:
         pydantic.ValidationError: A setting is outside its range.
-        UnknownSettingError: There is no setting of that name; the nearest one is named.
+        UnknownSettingError: There is no setting of that name; the error names the nearest one.
         InvalidStorageUrl: `storage` is a URL of a kind that is not supported.
-        WorkDirectoryError: So is `work_directory`, or it is missing although Spark's master is not a local one.
-        SparkSettingError: A Spark setting with which checkpoints do not work.
+        WorkDirectoryError: `work_directory` is a URL of a kind that is not supported, or is missing although Spark's master is
+            not a local one.
+        SparkSettingError: Checkpoints do not work with one of the Spark settings.
 
     Examples:
         >>> CheckpointCoordinatorResource(storage=dg.EnvVar("CHECKPOINT_STORAGE"), interval=30.0)
@@ -107,31 +108,31 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
 
     storage: str | None = Field(default=None, description="root of the checkpoints: s3://bucket/prefix, file:///path, a path")
     interval: float | None = Field(default=60.0, gt=0, description="seconds between periodic checkpoints; null for none")
-    timeout: float = Field(default=600.0, gt=0, description="seconds after which a checkpoint is given up")
+    timeout: float = Field(default=600.0, gt=0, description="seconds after which an incomplete checkpoint is aborted")
     initial_delay: float | None = Field(
         default=None, ge=0, description="seconds until the first periodic checkpoint, once all stages run; null for the interval"
     )
     min_pause: float = Field(default=0.0, ge=0, description="least seconds between two checkpoints")
-    max_concurrent: int = Field(default=1, ge=1, description="checkpoints that may be under way at a time")
-    tolerable_failed_checkpoints: int = Field(default=3, ge=0, description="failed checkpoints in a row before the run fails")
-    retained: int = Field(default=1, ge=1, description="completed checkpoints that are kept")
+    max_concurrent: int = Field(default=1, ge=1, description="maximum number of checkpoints in progress at the same time")
+    tolerable_failed_checkpoints: int = Field(default=3, ge=0, description="consecutive failed checkpoints before the run fails")
+    retained: int = Field(default=1, ge=1, description="number of completed checkpoints that are kept")
     restart_strategy: Literal["fixed_delay", "exponential_delay", "failure_rate"] = Field(
         default="fixed_delay",
-        description="which failures a run survives: fixed_delay, the first restart_attempts; exponential_delay, restart_attempts "
-        "in a row, after growing delays; failure_rate, restart_attempts within an interval",
+        description="failures after which a run restarts: fixed_delay, the first restart_attempts; exponential_delay, "
+        "restart_attempts consecutive ones, after growing delays; failure_rate, restart_attempts within an interval",
     )
     restart_attempts: int | None = Field(
         default=3, ge=0, description="restarts from the latest checkpoint within a run; null for no limit (exponential_delay)"
     )
     restart_delay: float = Field(default=1.0, ge=0, description="seconds before such a restart")
-    restart_delay_multiplier: float = Field(default=1.5, ge=1, description="by which an exponential delay grows")
-    restart_delay_maximum: float = Field(default=60.0, ge=0, description="seconds that an exponential delay does not exceed")
+    restart_delay_multiplier: float = Field(default=1.5, ge=1, description="factor by which an exponential delay grows")
+    restart_delay_maximum: float = Field(default=60.0, ge=0, description="maximum of an exponential delay, seconds")
     restart_interval: float = Field(
         default=3600.0, ge=0, description="seconds: failure_rate counts within them, exponential_delay begins again after them"
     )
-    lease_seconds: float = Field(default=30.0, gt=0, description="silence after which another run may take over")
-    work_directory: str | None = Field(default=None, description="for records between stages; visible to all executors")
-    max_queued_bytes: int = Field(default=256 * 1024 * 1024, gt=0, description="how far a stage may be ahead of another")
+    lease_seconds: float = Field(default=30.0, gt=0, description="seconds without a renewal until another run may take over")
+    work_directory: str | None = Field(default=None, description="directory of records between stages; all executors must see it")
+    max_queued_bytes: int = Field(default=256 * 1024 * 1024, gt=0, description="unread bytes of a channel that make a stage wait")
     observe_every: float = Field(
         default=300.0,
         ge=0,
@@ -140,7 +141,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     )
     savepoint_on_termination: bool = Field(default=False, description="suspend with a savepoint when a run is terminated")
     termination_timeout: float = Field(default=60.0, gt=0, description="seconds for that savepoint")
-    request_poll_seconds: float = Field(default=1.0, gt=0, description="seconds between two looks for control requests")
+    request_poll_seconds: float = Field(default=1.0, gt=0, description="seconds between two polls for control requests")
     status_seconds: float = Field(default=5.0, gt=0, description="seconds between two versions of the status in storage")
     trace: str | None = Field(default=None, description="directory for traces of runs, for bug reports; null for none")
     spark_config: dict[str, Any] = Field(default={}, description="settings of the Spark session")
@@ -158,8 +159,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         check_definition(self.storage, self.work_directory, self._chosen_spark_config())
         if self.restart_attempts is None and self.restart_strategy != "exponential_delay":
             raise ValueError(
-                f"restart_attempts is None with restart_strategy={self.restart_strategy!r}; expected a number. Only delays that "
-                'grow ("exponential_delay") may go on without a limit.'
+                f"restart_attempts is None with restart_strategy={self.restart_strategy!r}; expected a number. Only restarts "
+                'with growing delays ("exponential_delay") may have no limit.'
             )
         return self
 
@@ -174,24 +175,24 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     ) -> Iterator[dg.MaterializeResult[Any]]:
         """Run a pipeline to its end, in the body of a function decorated with :func:`pipeline_assets`.
 
-        All stages run at the same time, on threads of their own; a stage is materialized when it has finished and
-        committed everything, and those that it reads were. When Dagster terminates the run, Spark is stopped, and the
-        checkpoints are kept for the next run to continue from.
+        All stages run at the same time, on separate threads; a stage is materialized when it has finished and committed all its
+        rows, and the stages that it reads are materialized. When Dagster terminates the run, Spark is stopped, and the
+        checkpoints are kept, so that the next run can continue from them.
 
         Args:
-            pipeline: What to run.
-            context: Of the asset function.
-            config: What to start from; by default the run configuration of the op.
-            drain_when: Asked about once a second, on Dagster's thread, with the rows that each stage has emitted since the job
-                began (empty before the start). Once it says True every source ends as if its input were exhausted: windows
-                come out, everything is committed, and the run ends successfully.
-            on_event: Told of every event of the job (`dagster_checkpoints.spark.job.events`), on Dagster's thread.
+            pipeline: The pipeline to run.
+            context: The context of the asset function.
+            config: The start point; default: the run configuration of the op.
+            drain_when: Called about once a second, on Dagster's thread, with the number of rows that each stage has emitted since
+                the job began (empty before the start). After it has returned True every source ends as if its input were
+                exhausted: windows are emitted, all rows are committed, and the run ends successfully.
+            on_event: Receives every event of the job (`dagster_checkpoints.spark.job.events`), on Dagster's thread.
 
         Raises:
-            dagster.Failure: The job cannot start or has failed; text and metadata say where and what to do.
+            dagster.Failure: The job cannot start or has failed; text and metadata name the cause and the remedy.
         """
         reporter: RunReporter | None = None
-        with interrupts_delayed():  # whatever job it is: so the recovery sensor finds it
+        with interrupts_delayed():  # the recovery sensor finds the run by this tag, whatever its Dagster job is
             context.instance.add_run_tags(context.run.run_id, {PIPELINE: pipeline.name})
         try:
             assets = StageAssets.of(context, pipeline)
@@ -218,14 +219,15 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             yield from job_run.follow(drain_when, on_event)
         except dg.Failure:
             raise
-        except BaseException:  # Dagster's interrupt among them: nothing may go on behind its back
+        except BaseException:  # Dagster's interrupt among them: no thread may continue after the run
             job_run.terminate()
             raise
 
     def job_status(self, pipeline: Pipeline, *, context: dg.AssetExecutionContext) -> str | None:
-        """How the pipeline's latest job ended, or that it is RUNNING; None if it never ran on this storage.
+        """The status of the pipeline's latest job; None if the pipeline never ran with this storage.
 
-        A job that FINISHED is followed by a new start, any other by a continuation: one that was suspended is SUSPENDED here.
+        The next run after a FINISHED job is a new start, after any other status it continues the job: a job that was suspended
+        has the status SUSPENDED.
 
         Raises:
             StorageError: Storage cannot be read.
@@ -241,32 +243,32 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
 
         Args:
             pipeline: The pipeline, which may run on any machine.
-            instance: The Dagster instance, which says where storage is if neither the resource nor the environment does.
-            asked_by: The requester, for people: the name of a sensor, a run.
+            instance: The Dagster instance, whose directory is used if neither the resource nor the environment names the storage.
+            asked_by: Description of the requester, such as the name of a sensor or a run.
 
         Raises:
-            NoStorageError: Nothing says where storage is, or only a directory that runs on other machines would not see.
+            NoStorageError: No storage is configured, or only a directory that runs on other machines would not see.
         """
         return PipelineControl(self.checkpoint_storage(pipeline, instance=instance), asked_by=asked_by)
 
     def checkpoint_storage(self, pipeline: Pipeline, *, instance: dg.DagsterInstance) -> CheckpointStorage:
-        """The pipeline's checkpoints and savepoints; nothing is read before it is asked for.
+        """The storage of the pipeline's checkpoints and savepoints; this call reads nothing.
 
         Args:
-            pipeline: The pipeline whose checkpoints they are.
-            instance: The Dagster instance, which says where storage is if neither the resource nor the environment does.
+            pipeline: The pipeline.
+            instance: The Dagster instance, whose directory is used if neither the resource nor the environment names the storage.
 
         Raises:
-            NoStorageError: Nothing says where storage is, or only a directory that runs on other machines would not see.
+            NoStorageError: No storage is configured, or only a directory that runs on other machines would not see.
         """
         root = self.open_store(self._storage_url(instance))
         return CheckpointStorage(root, pipeline.name, open_elsewhere=self.open_store)
 
     def open_store(self, url: str) -> ObjectStore:
-        """The objects below any URL or path, through this resource's S3 client if it is S3's.
+        """The object store at any URL or path; with this resource's S3 client for an S3 URL.
 
         Raises:
-            InvalidStorageUrl: Another kind of URL.
+            InvalidStorageUrl: The URL is of another kind.
         """
         return open_store(url, client_factory=self.s3.get_client if self.s3 else None)
 
@@ -284,7 +286,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         storage = self.checkpoint_storage(pipeline, instance=context.instance)
         spark_config = self.spark_settings()
         check_work_directory_named(spark_config["spark.master"], named=bool(self.work_directory))
-        everything = assets.selected == {stage.name for stage in pipeline.stages}
+        all_selected = assets.selected == {stage.name for stage in pipeline.stages}
         return JobExecution(
             pipeline,
             storage=storage,
@@ -292,7 +294,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             session=lambda: build_session(spark_config),
             on_event=on_event,
             run_id=context.run.run_id,
-            selection=None if everything else assets.selected,
+            selection=None if all_selected else assets.selected,
             log=log,
         )
 
@@ -345,16 +347,16 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
 
     def _work_directory(self, storage: CheckpointStorage) -> Path:
         # Pipelines of the same name on another storage are other pipelines.
-        own = hashlib.sha256(storage.store.url.encode()).hexdigest()[:12]
+        storage_id = hashlib.sha256(storage.store.url.encode()).hexdigest()[:12]
         if self.work_directory:
-            return parse_work_directory(self.work_directory).absolute() / own
-        return Path(tempfile.gettempdir()).absolute() / f"dagster-checkpoints-{os.getuid()}" / own
+            return parse_work_directory(self.work_directory).absolute() / storage_id
+        return Path(tempfile.gettempdir()).absolute() / f"dagster-checkpoints-{os.getuid()}" / storage_id
 
     def spark_settings(self) -> dict[str, str]:
-        """The whole configuration of the Spark session of a run.
+        """The complete configuration of the Spark session of a run.
 
         Raises:
-            SparkSettingError: Checkpoints cannot work with one of the settings.
+            SparkSettingError: Checkpoints do not work with one of the settings.
         """
         return session_config(dict(flatten_dict(self._chosen_spark_config())))
 

@@ -1,4 +1,4 @@
-"""The configuration of one run: what it starts from. Checked before the run is launched.
+"""The configuration of one run: its start point. Dagster checks it before it launches the run.
 
 It must not know how a pipeline runs.
 """
@@ -22,9 +22,9 @@ _LOCATION = re.compile(r"chk-\d+-\d+|savepoint-\d+-[^/]+|.*/.*")
 
 
 class PipelineRunConfig(KnownSettings, dg.Config):
-    """What a run of a pipeline starts from.
+    """The start point of a pipeline's run.
 
-    In the launchpad it is the configuration of the op, which is called as the decorated function:
+    In the launchpad it is the configuration of the op, which has the name of the decorated function:
 
     .. code-block:: yaml
 
@@ -34,24 +34,23 @@ class PipelineRunConfig(KnownSettings, dg.Config):
               restore_from: none
 
     Args:
-        restore_from: "latest": the savepoint of a job that was suspended, the newest checkpoint of one that was canceled or
-            failed, a new start after one that has come to its own end or was drained. "none": a new start. The id of a
-            checkpoint that is retained, or of a savepoint, such as 42. A location, such as "checkpoints/chk-42-3" or
-            "savepoints/savepoint-43-before-upgrade", or a URL; a savepoint's directory may have been copied anywhere.
-        claim_mode: "no_claim": a savepoint that is restored stays yours; nothing of it is needed once the first checkpoint has
-            completed. "claim": it becomes the pipeline's own, which deletes it as it deletes old checkpoints.
-        allow_non_restored_state: Go on although the checkpoint holds state of stages that the pipeline no longer has; it is
-            left behind.
-        allow_moved_pipeline: The pipeline is the one that storage knows, although its code location and most of its asset keys
+        restore_from: "latest": the savepoint of a job that was suspended, the newest checkpoint of a job that was canceled or
+            failed, a new start after a job that reached its end or was drained. "none": a new start. The id of a retained
+            checkpoint, or of a savepoint, such as 42. A location, such as "checkpoints/chk-42-3" or
+            "savepoints/savepoint-43-before-upgrade", or a URL; a savepoint's directory may have been copied to any place.
+        claim_mode: "no_claim": a restored savepoint stays yours; the pipeline does not need it after the first checkpoint has
+            completed. "claim": the savepoint becomes the pipeline's own, which deletes it as it deletes old checkpoints.
+        allow_non_restored_state: Start although the checkpoint holds state of stages that the pipeline no longer has; that state
+            is ignored.
+        allow_moved_pipeline: Treat the pipeline as the one in storage, although its code location and most of its asset keys
             have changed since its latest run.
-        allow_older_checkpoint: If the checkpoint is corrupt or incomplete, try older ones that are retained.
-
-        allow_changed_plan: Let the state of the checkpoint go on under other stateful operators (a window of another length,
-            other keys or aggregates) or other sources than it was made by. Results of both meet in one output.
+        allow_older_checkpoint: If the checkpoint is corrupt or incomplete, try older retained checkpoints.
+        allow_changed_plan: Continue with the checkpoint's state although the stateful operators (the length of a window, keys,
+            aggregates) or the sources have changed. One output then holds results of both plans.
 
     Raises:
         pydantic.ValidationError: `restore_from` is none of these.
-        UnknownSettingError: There is no setting of that name; the nearest one is named.
+        UnknownSettingError: There is no setting of that name; the error names the nearest one.
 
     Examples:
         >>> dg.RunConfig(ops={"flights_assets": PipelineRunConfig(restore_from="none")})
@@ -62,20 +61,20 @@ class PipelineRunConfig(KnownSettings, dg.Config):
         description='"latest", "none" for a new start, the id or location of a checkpoint, or a savepoint\'s id, location or URL',
     )
     claim_mode: Literal["no_claim", "claim"] = Field(
-        default="no_claim", description="whose a restored savepoint is: yours (no_claim), or the pipeline's to delete (claim)"
+        default="no_claim", description="owner of a restored savepoint: you (no_claim), or the pipeline, which deletes it (claim)"
     )
     allow_non_restored_state: bool = Field(
-        default=False, description="leave behind what the checkpoint holds of stages that no longer exist"
+        default=False, description="ignore the checkpoint's state of stages that no longer exist"
     )
     allow_moved_pipeline: bool = Field(
-        default=False, description="it is the pipeline that storage knows, although its code location and its asset keys changed"
+        default=False, description="treat it as the pipeline in storage, although its code location and its asset keys changed"
     )
     allow_older_checkpoint: bool = Field(
         default=False, description="if the checkpoint is corrupt or incomplete, try older retained ones"
     )
 
     allow_changed_plan: bool = Field(
-        default=False, description="let the checkpoint's state go on although a stage's stateful operators or sources changed"
+        default=False, description="continue with the checkpoint's state although a stage's stateful operators or sources changed"
     )
 
     @field_validator("restore_from")
@@ -85,16 +84,16 @@ class PipelineRunConfig(KnownSettings, dg.Config):
 
     @classmethod
     def of(cls, op_config: Mapping[str, Any] | None) -> PipelineRunConfig:
-        """The part of an op's configuration that is about the start; the defaults where it has none."""
-        given = op_config if isinstance(op_config, Mapping) else {}
-        return cls(**{name: given[name] for name in cls.model_fields if name in given})
+        """The start point in an op's configuration; defaults for settings that it does not have."""
+        settings = op_config if isinstance(op_config, Mapping) else {}
+        return cls(**{name: settings[name] for name in cls.model_fields if name in settings})
 
 
 def check_restore_from(value: str) -> str:
-    """`value`, if it can name a place to restore from.
+    """Check that a value can name the start point of a run. Returns the value.
 
     Raises:
-        ValueError: It cannot.
+        ValueError: The value cannot.
     """
     if value in ("latest", "none") or _CHECKPOINT.fullmatch(value) or _LOCATION.fullmatch(value):
         return value
@@ -105,7 +104,7 @@ def check_restore_from(value: str) -> str:
 
 
 class _RestoreFrom(ConfigScalar):
-    """A string that Dagster checks before it launches the run, not when the op has begun."""
+    """A string that Dagster checks before it launches the run."""
 
     def __init__(self) -> None:
         super().__init__(key="RestoreFrom", given_name="RestoreFrom", scalar_kind=ConfigScalarKind.STRING)

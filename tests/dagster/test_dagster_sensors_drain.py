@@ -93,8 +93,8 @@ def test_the_page_says_the_condition_and_the_log_of_a_tick_what_it_found(
     condition = bounded_stages_finished() & (live_lag_zero() | marker_object("drain-now") | when(lambda at: False, says="hand"))
     sensor = build_drain_sensor(pipeline=meeting_pipeline, when=condition)
     assert sensor.description == (
-        "Drains pipeline 'meeting' when all bounded stages have finished and (all live sources have read everything, in two "
-        "ticks in a row or the marker drain-now is there, written since its job began or hand holds)."
+        "Drains pipeline 'meeting' when all bounded stages have finished and (all live sources have read all their input, in two "
+        "consecutive ticks or the marker drain-now exists, written since its job began or hand holds)."
     )
     described = all_of(assets_materialized("a", ["b", "c"]), at_time(datetime(2026, 1, 1, tzinfo=UTC))).describe()
     assert described.startswith("a, b/c materialized since its job began and ") and "2026" in described
@@ -325,7 +325,7 @@ def ending(tick: Tick, meeting_pipeline: Pipeline) -> Any:
 def test_a_source_ends_when_its_asset_was_materialized(ending: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     ticks = ending()
     running = owner(meeting_pipeline)
-    assert "live goes on" in ticks()
+    assert "live continues" in ticks()
     ticks.instance.report_runless_asset_event(dg.AssetMaterialization("december"))
     assert "Asked run run-1 to end live" in ticks()
     assert "has not answered yet" in ticks()

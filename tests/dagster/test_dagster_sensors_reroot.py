@@ -166,7 +166,7 @@ def test_the_end_of_the_run_ends_the_waiting(
         running.end("FINISHED", ended_by="end_of_data")
         result = tick(sensor, instance, cursor)
         assert "not running" in result.skip_message and "FINISHED by end of data" in result.skip_message
-        assert "without the checkpoint" in result.skip_message
+        assert "without the requested checkpoint" in result.skip_message
         assert "without the checkpoint" not in tick(sensor, instance, result.cursor).skip_message
 
 

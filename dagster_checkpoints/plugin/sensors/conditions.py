@@ -1,6 +1,6 @@
-"""When a pipeline is to be drained: small values that say whether they hold, and what they saw.
+"""Conditions for the drain of a pipeline: values that say whether they hold, and why.
 
-They are put together with ``&`` and ``|``. It must not know what is done when they hold.
+``&`` and ``|`` combine them. It must not know what happens when they hold.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from dagster_checkpoints.pipeline import Pipeline, StageKind
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import RunningPipeline
 from dagster_checkpoints.storage import ObjectInfo
 
-Given = TypeVar("Given")
+Argument = TypeVar("Argument")
 
 
 @dataclass(frozen=True)
 class ConditionContext:
-    """What a condition may look at.
+    """The facts that a condition may use.
 
     Attributes:
         pipeline: The pipeline.
-        running: Its run and its latest status.
-        instance: Dagster's.
-        now: Wall clock.
-        head: An object by its key below the pipeline's directory in storage, or by URL or absolute path; None if there is none.
+        running: The pipeline's run and its latest status.
+        instance: The Dagster instance.
+        now: The time of the tick, by the wall clock.
+        head: Returns the description of an object, by its key below the pipeline's directory in storage, or by URL or absolute
+            path; None if there is no such object.
     """
 
     pipeline: Pipeline
@@ -41,13 +42,13 @@ class ConditionContext:
 
 @dataclass(frozen=True)
 class ConditionResult:
-    """What a condition saw.
+    """The result of a condition.
 
     Attributes:
-        holds: Whether it holds.
-        text: What it saw, for people.
-        needs_confirmation: The condition may end at any moment, so the sensor confirms it at the next tick.
-        key: Which of several alternatives holds.
+        holds: Whether the condition holds.
+        text: What the condition found, for the tick's log.
+        needs_confirmation: Whether the condition may end at any moment, so that the sensor confirms it at the next tick.
+        key: Names the alternative that holds, if there are several.
     """
 
     holds: bool
@@ -57,14 +58,18 @@ class ConditionResult:
 
 
 class DrainCondition:
-    """The base of all conditions. A condition of one's own is most easily made with :func:`when`."""
+    """The base of all conditions. The easiest way to write your own condition is :func:`when`."""
 
     def look(self, at: ConditionContext) -> ConditionResult:
-        """Whether it holds now. Called once per tick; must not wait."""
+        """Evaluate the condition. Called once per tick; must not wait.
+
+        Args:
+            at: The facts at this tick.
+        """
         raise NotImplementedError
 
     def describe(self) -> str:
-        """What the sensor's page says of it: a clause that follows "when". By default the name of the class."""
+        """The condition's text on the sensor's page: a clause that follows "when"; default: the name of the class."""
         return type(self).__name__
 
     def __and__(self, other: DrainCondition) -> DrainCondition:
@@ -75,52 +80,56 @@ class DrainCondition:
 
 
 def all_of(*conditions: DrainCondition) -> DrainCondition:
-    """Holds while all of them hold."""
+    """A condition that holds while all given conditions hold."""
     return _AllOf(_several(conditions, "all_of"))
 
 
 def any_of(*conditions: DrainCondition) -> DrainCondition:
-    """Holds while at least one of them holds."""
+    """A condition that holds while at least one of the given conditions holds."""
     return _AnyOf(_several(conditions, "any_of"))
 
 
 def assets_materialized(*assets: dg.AssetKey | str | Sequence[str]) -> DrainCondition:
     """All these assets have been materialized since the pipeline's job began.
 
-    The job's beginning, not the run's: a run after a crash or a suspend goes on with the same job.
+    The job's beginning counts, not the run's: a run after a crash or a suspend continues the same job.
 
     Args:
-        assets: Their keys.
+        assets: The keys of the assets.
     """
     return _AssetsMaterialized(tuple(dg.AssetKey.from_coercible(asset) for asset in _several(assets, "assets_materialized")))
 
 
 def bounded_stages_finished() -> DrainCondition:
-    """All stages that end by themselves have ended, and everything they wrote is committed."""
+    """All bounded stages have finished, and all their rows are committed."""
     return _BoundedStagesFinished()
 
 
 def live_lag_zero() -> DrainCondition:
-    """All sources that do not end by themselves have read everything that is there.
+    """All unbounded sources have read all available input.
 
     This may change at any moment, so the drain sensor confirms it: it must hold, together with all conditions that it is combined
-    with, in two reports of the pipeline some seconds apart. What arrives while the pipeline drains is not read.
+    with, in two reports of the pipeline some seconds apart. Input that arrives while the pipeline drains is not read.
     """
     return _LiveLagZero()
 
 
 def marker_object(where: str, *, of_any_age: bool = False) -> DrainCondition:
-    """There is an object, whatever is in it, written since the pipeline's job began.
+    """An object exists, with any content, that was written since the pipeline's job began.
 
     Args:
-        where: Its key below the pipeline's directory in storage, such as `drain-now`; or a URL or an absolute path.
-        of_any_age: An older one counts as well. It must be removed before a new job starts, or the new job is drained too.
+        where: The object's key below the pipeline's directory in storage, such as `drain-now`; or a URL or an absolute path.
+        of_any_age: Whether an older object counts as well. It must then be removed before a new job starts, or the new job is
+            drained too.
     """
     return _MarkerObject(where, of_any_age)
 
 
 def at_time(moment: datetime) -> DrainCondition:
-    """This moment has come, in the life of a job that began before it.
+    """A point in time has come, for a job that began before it.
+
+    Args:
+        moment: The point in time, with a time zone.
 
     Raises:
         ValueError: `moment` has no time zone.
@@ -136,10 +145,10 @@ def when(
     """A condition from a function that you write.
 
     Args:
-        function: Gets the :class:`ConditionContext`; returns whether the condition holds, or that and a text of what it found. It
-            runs within the sensor's tick and must not wait. What it raises fails the tick.
-        says: Name of the condition in the tick's log; by default the function's name.
-        needs_confirmation: It may change at any moment: the sensor confirms it at the next tick.
+        function: Takes the :class:`ConditionContext`; returns whether the condition holds, or that and a text of what it found.
+            It runs within the sensor's tick and must not wait. An error that it raises fails the tick.
+        says: The name of the condition in the tick's log; default: the function's name.
+        needs_confirmation: Whether the result may change at any moment, so that the sensor confirms it at the next tick.
     """
     return _When(function, says or str(getattr(function, "__name__", function)), needs_confirmation)
 
@@ -149,12 +158,12 @@ class _AllOf(DrainCondition):
     conditions: tuple[DrainCondition, ...]
 
     def look(self, at: ConditionContext) -> ConditionResult:
-        seen = [condition.look(at) for condition in self.conditions]
+        results = [condition.look(at) for condition in self.conditions]
         return ConditionResult(
-            all(one.holds for one in seen),
-            "; ".join(one.text for one in seen),
-            any(one.needs_confirmation for one in seen),
-            "&".join(one.key for one in seen),
+            all(result.holds for result in results),
+            "; ".join(result.text for result in results),
+            any(result.needs_confirmation for result in results),
+            "&".join(result.key for result in results),
         )
 
     def describe(self) -> str:
@@ -167,14 +176,14 @@ class _AnyOf(DrainCondition):
     conditions: tuple[DrainCondition, ...]
 
     def look(self, at: ConditionContext) -> ConditionResult:
-        seen = [condition.look(at) for condition in self.conditions]
-        holding = [(number, one) for number, one in enumerate(seen) if one.holds]
-        text = " or: ".join(one.text for one in seen)
+        results = [condition.look(at) for condition in self.conditions]
+        holding = [(number, result) for number, result in enumerate(results) if result.holds]
+        text = " or: ".join(result.text for result in results)
         if not holding:
             return ConditionResult(False, text)
-        # One that lasts needs no second look, whatever else holds for a moment.
-        number, one = min(holding, key=lambda numbered: numbered[1].needs_confirmation)
-        return ConditionResult(True, text, one.needs_confirmation, f"({number}{one.key})")
+        # An alternative that lasts needs no confirmation, even if another one that holds does.
+        number, result = min(holding, key=lambda numbered: numbered[1].needs_confirmation)
+        return ConditionResult(True, text, result.needs_confirmation, f"({number}{result.key})")
 
     def describe(self) -> str:
         return " or ".join(condition.describe() for condition in self.conditions)
@@ -239,7 +248,7 @@ class _LiveLagZero(DrainCondition):
         )
 
     def describe(self) -> str:
-        return "all live sources have read everything, in two ticks in a row"
+        return "all live sources have read all their input, in two consecutive ticks"
 
 
 @dataclass(frozen=True)
@@ -261,7 +270,7 @@ class _MarkerObject(DrainCondition):
         return ConditionResult(True, f"marker {self.where} of {_clock(found.modified)}")
 
     def describe(self) -> str:
-        return f"the marker {self.where} is there{'' if self.of_any_age else ', written since its job began'}"
+        return f"the marker {self.where} exists{'' if self.of_any_age else ', written since its job began'}"
 
 
 @dataclass(frozen=True)
@@ -294,10 +303,10 @@ class _When(DrainCondition):
         return f"{self.says} holds"
 
 
-def _several(given: tuple[Given, ...], what: str) -> tuple[Given, ...]:
-    if not given:
-        raise ValueError(f"expected at least one argument of {what}(), found none: it would hold at once")
-    return given
+def _several(arguments: tuple[Argument, ...], function: str) -> tuple[Argument, ...]:
+    if not arguments:
+        raise ValueError(f"expected at least one argument of {function}(), found none: the condition would hold at once")
+    return arguments
 
 
 def _stages(at: ConditionContext) -> dict[str, StageStatus] | None:
@@ -306,12 +315,12 @@ def _stages(at: ConditionContext) -> dict[str, StageStatus] | None:
 
 
 def _behind(name: str, instances: Sequence[str], stage: StageStatus | None) -> list[str]:
-    """The instances of a live source that may still have something to read."""
+    """The instances of a live source that may have unread input."""
     if stage is None:
         return [name]
     if stage.finished:
         return []
-    done = {one.name for one in stage.instances if one.end_of_data or one.caught_up}
+    done = {status.name for status in stage.instances if status.end_of_data or status.caught_up}
     label = "{}" if len(instances) == 1 else "{}[{}]"
     return [label.format(name, instance) for instance in instances if instance not in done]
 

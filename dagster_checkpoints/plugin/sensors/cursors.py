@@ -1,7 +1,7 @@
-"""What a sensor remembers from one tick to the next: JSON with a version.
+"""The memory of a sensor between ticks: JSON with a version.
 
-A cursor may be lost, cut, of another release or written by hand in the UI. Then the sensor starts with an empty one, which is
-harmless: what it asks of a pipeline it asks under ids that make a repetition harmless.
+A cursor may be lost, cut, of another release, or edited by hand in the UI. Then the sensor starts with an empty one, which is
+harmless: the ids of its requests make a repetition harmless.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The base of all cursors; every field has a default.
 
     Args:
-        version: of the cursor's format; another one is not read.
+        version: version of the cursor's format; a cursor of another version is not read.
     """
 
     version: int = 1
@@ -32,7 +32,12 @@ AnyCursor = TypeVar("AnyCursor", bound=Cursor)
 
 
 def read_cursor(text: str | None, kind: type[AnyCursor]) -> AnyCursor:
-    """The cursor that a sensor left, or an empty one if it left none that can be read."""
+    """The cursor of the sensor's last tick; an empty one if it cannot be read.
+
+    Args:
+        text: the stored cursor; None if there is none.
+        kind: the type of the sensor's cursor.
+    """
     if not text:
         return kind()
     try:

@@ -1,4 +1,4 @@
-"""The drain sensor: asks for a stop with drain when a condition holds, once per job."""
+"""The drain sensor: requests a stop with drain when a condition holds, once per job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ written the second report after the first tick."""
 class _DrainCursor(RequestCursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
     key: the alternative that held in the last tick, if it needs confirmation.
-    sequence: of the pipeline's report in which it held.
+    sequence: the number of the status report in which it held.
     """
 
     key: str | None = None
@@ -38,21 +38,22 @@ def build_drain_sensor(
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
     resource_key: str = RESOURCE,
 ) -> dg.SensorDefinition:
-    """A sensor that drains the running pipeline when a condition holds: every window comes out, all is committed, the run ends.
+    """A sensor that drains the running pipeline when a condition holds: every window is emitted, all rows are committed, the run
+    ends.
 
-    It never waits: it asks, and looks at the answer in a later tick. A run is drained once; a drain that fails lets the
-    pipeline run on from its latest checkpoint, and is asked for again, at most three times. What made an earlier job end
-    does not end a later one: conditions look at what has happened since the job began.
+    It never waits: it sends a request, and reads the answer in a later tick. A run is drained once. After a drain that fails the
+    pipeline continues from its latest checkpoint, and the sensor requests the drain again, at most three times. An event that
+    ended an earlier job does not end a later one: conditions use only events since the job began.
 
     Args:
-        pipeline: What to drain.
-        when: See `all_of`, `any_of`, `assets_materialized`, `bounded_stages_finished`, `live_lag_zero`, `marker_object`,
-            `at_time` and `when` beside this function.
-        name: Of the sensor; by default the pipeline's with `_drain` behind.
-        deadline: Seconds that the pipeline may take for the drain.
-        minimum_interval_seconds: Between two ticks.
-        default_status: Whether it runs from the start.
-        resource_key: Of the :class:`CheckpointCoordinatorResource`.
+        pipeline: The pipeline to drain.
+        when: The condition; see `all_of`, `any_of`, `assets_materialized`, `bounded_stages_finished`, `live_lag_zero`,
+            `marker_object`, `at_time` and `when` beside this function.
+        name: The sensor's name; default: the pipeline's name and `_drain`.
+        deadline: Seconds that the drain may take.
+        minimum_interval_seconds: Least seconds between two ticks.
+        default_status: Whether the sensor runs without being switched on.
+        resource_key: Key of the :class:`CheckpointCoordinatorResource`.
 
     Examples:
         >>> build_drain_sensor(pipeline=flights, when=bounded_stages_finished() & live_lag_zero())
@@ -63,11 +64,11 @@ def build_drain_sensor(
         sensor_name,
         _DrainCursor,
         "drain run {run}",
-        lambda control, asked: control.stop(drain=True, name=sensor_name, request_id=asked, deadline=deadline),
+        lambda control, request: control.stop(drain=True, name=sensor_name, request_id=request, deadline=deadline),
     )
 
     def evaluate(tick: SensorTick) -> dg.SensorResult:
-        running = tick.control.look()
+        running = tick.control.find_run()
         if isinstance(running, NotRunning):
             asked = read_cursor(tick.dagster.cursor, _DrainCursor).asked
             drained = tick.control.poll(asked) if asked else None
@@ -82,26 +83,28 @@ def build_drain_sensor(
             return given_up
         before, failed = progress.cursor, progress.failed
         if running.status is not None and running.status.stop is not None:
-            return skip(f"{failed}A stop is under way already (request {running.status.stop.request_id}).", before)
-        seen = when.look(ConditionContext(pipeline, running, tick.dagster.instance, tick.now, tick.head))
+            return skip(f"{failed}The pipeline is being stopped already (request {running.status.stop.request_id}).", before)
+        result = when.look(ConditionContext(pipeline, running, tick.dagster.instance, tick.now, tick.head))
         tick.dagster.log.info(
             f"Run {running.run_id}, job {running.job_id}. Condition: {when.describe()}. "
-            f"It is {'met' if seen.holds else 'not met'}: {seen.text}."
+            f"It is {'met' if result.holds else 'not met'}: {result.text}."
         )
-        return _decide(tick, progress, running, seen)
+        return _decide(tick, progress, running, result)
 
     def _decide(
-        tick: SensorTick, progress: Progress[_DrainCursor], running: RunningPipeline, seen: ConditionResult
+        tick: SensorTick, progress: Progress[_DrainCursor], running: RunningPipeline, result: ConditionResult
     ) -> dg.SensorResult:
         before, failed = progress.cursor, progress.failed
-        if not seen.holds:
-            return skip(f"{failed}Not drained: {seen.text}.", msgspec.structs.replace(before, key=None, sequence=0))
+        if not result.holds:
+            return skip(f"{failed}Not drained: {result.text}.", msgspec.structs.replace(before, key=None, sequence=0))
         sequence = running.status.sequence if running.status is not None else 0
-        if seen.needs_confirmation and not (before.key == seen.key and sequence >= before.sequence + _REPORTS_APART):
-            if before.key != seen.key:
-                before = msgspec.structs.replace(before, key=seen.key, sequence=sequence)
-            return skip(f"{failed}Condition met; confirming at the next tick: {seen.text}.", before)
-        return drain.ask(tick, progress, lambda asked: f"Asked run {running.run_id} to drain (request {asked}): {seen.text}.")
+        if result.needs_confirmation and not (before.key == result.key and sequence >= before.sequence + _REPORTS_APART):
+            if before.key != result.key:
+                before = msgspec.structs.replace(before, key=result.key, sequence=sequence)
+            return skip(f"{failed}Condition met; confirming at the next tick: {result.text}.", before)
+        return drain.send_next(
+            tick, progress, lambda request: f"Asked run {running.run_id} to drain (request {request}): {result.text}."
+        )
 
     return pipeline_sensor(
         evaluate,

@@ -16,12 +16,12 @@ from dagster_checkpoints.plugin.sensors.repeated_request import RepeatedRequest,
 
 
 class NotASourceError(DagsterCheckpointsError):
-    """The end of a stage is asked for that reads other stages, or of an instance that it does not have."""
+    """The stage whose end is configured is not a source, or does not have the instance."""
 
 
 class _EndOfInputCursor(RequestCursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
-    done: the source has been ended.
+    done: whether the source has ended.
     """
 
     done: bool = False
@@ -41,24 +41,24 @@ def build_end_of_input_sensor(
 ) -> dg.SensorDefinition:
     """A sensor that ends a source of the running pipeline, as if its input were exhausted, when an asset was materialized.
 
-    The rest of the pipeline runs on; a pipeline all of whose sources have ended finishes. The asset counts when it was
-    materialized after the pipeline's job began. A run that goes on with the job after a crash is asked again, unless the
+    The rest of the pipeline continues; a pipeline finishes when all its sources have ended. The asset counts if it was
+    materialized after the pipeline's job began. A run that continues the job after a crash gets the request again, unless the
     source had ended.
 
     Args:
         pipeline: The pipeline.
-        source: Name of the source that ends.
-        after: Key of the asset, or of several: the source ends when all were materialized.
-        instance: Only this instance of the source; all of them by default.
-        name: Of the sensor; by default made of the pipeline's and the source's.
-        deadline: Seconds that the pipeline may take until it has taken note.
-        minimum_interval_seconds: Between two ticks.
-        default_status: Whether it runs from the start.
-        resource_key: Of the :class:`CheckpointCoordinatorResource`.
+        source: The name of the source that ends.
+        after: The key of the asset, or the keys of several: the source ends when all were materialized.
+        instance: The instance of the source that ends; default: all instances.
+        name: The sensor's name; default: composed of the pipeline's and the source's names.
+        deadline: Seconds within which the pipeline must answer.
+        minimum_interval_seconds: Least seconds between two ticks.
+        default_status: Whether the sensor runs without being switched on.
+        resource_key: Key of the :class:`CheckpointCoordinatorResource`.
 
     Raises:
         UnknownStageError: The pipeline has no such stage.
-        NotASourceError: The stage is no source, or has no such instance.
+        NotASourceError: The stage is not a source, or has no such instance.
 
     Examples:
         >>> build_end_of_input_sensor(pipeline=flights, source="flights_live", after="december_is_complete")
@@ -78,11 +78,11 @@ def build_end_of_input_sensor(
         sensor_name,
         _EndOfInputCursor,
         f"end {what} of run {{run}}",
-        lambda control, asked: control.end_source(source, instance, request_id=asked, deadline=deadline),
+        lambda control, request: control.end_source(source, instance, request_id=request, deadline=deadline),
     )
 
     def evaluate(tick: SensorTick) -> dg.SensorResult:
-        running = tick.control.look()
+        running = tick.control.find_run()
         if isinstance(running, NotRunning):
             return skip(running.text, _EndOfInputCursor())
         before = end.read(tick, running)
@@ -96,10 +96,12 @@ def build_end_of_input_sensor(
         given_up = end.give_up(progress)
         if given_up is not None:
             return given_up
-        seen = condition.look(ConditionContext(pipeline, running, tick.dagster.instance, tick.now, tick.head))
-        if not seen.holds:
-            return skip(f"{progress.failed}{what} goes on: {seen.text}.", progress.cursor)
-        return end.ask(tick, progress, lambda asked: f"Asked run {running.run_id} to end {what} (request {asked}): {seen.text}.")
+        result = condition.look(ConditionContext(pipeline, running, tick.dagster.instance, tick.now, tick.head))
+        if not result.holds:
+            return skip(f"{progress.failed}{what} continues: {result.text}.", progress.cursor)
+        return end.send_next(
+            tick, progress, lambda request: f"Asked run {running.run_id} to end {what} (request {request}): {result.text}."
+        )
 
     return pipeline_sensor(
         evaluate,
@@ -116,11 +118,11 @@ def _ended(running: RunningPipeline, source: str, instance: str | None) -> bool:
     stages = running.status.stages if running.status is not None else ()
     for stage in stages:
         if stage.name == source:
-            chosen = [one for one in stage.instances if instance in (None, one.name)]
-            return stage.finished or (bool(chosen) and all(one.end_of_data for one in chosen))
+            chosen = [status for status in stage.instances if instance in (None, status.name)]
+            return stage.finished or (bool(chosen) and all(status.end_of_data for status in chosen))
     return False
 
 
 def _plain(instance: str) -> str:
-    """An instance's name as part of a sensor's."""
+    """An instance's name with only the characters that a sensor's name may have."""
     return "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in instance)

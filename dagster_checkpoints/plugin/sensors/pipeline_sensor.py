@@ -1,6 +1,6 @@
-"""One tick of a sensor: how it reaches a pipeline's storage, within seconds, and what it finds there.
+"""One tick of a sensor: its access to the pipeline's storage, within a time limit.
 
-A tick writes a request or looks at an answer; it never waits for the pipeline. It must not know what any one sensor is for.
+A tick writes a request or reads an answer; it never waits for the pipeline. It must not know the purpose of any sensor.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
 
 STORAGE_SECONDS = 15.0
-"""What a tick grants to storage altogether; Dagster ends a tick after 60 s."""
+"""The time limit for all storage calls of a tick; Dagster ends a tick after 60 s."""
 TRANSIENT = (StorageUnavailable, OutcomeUnknown, WriteConflict, TimeLimitExceeded)
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_.\-]+")
 
-Answered = TypeVar("Answered")
+Result = TypeVar("Result")
 
 
 class TimedControl:
-    """A :class:`PipelineControl` for the length of a tick: all that is done with it takes a limited time altogether.
+    """A :class:`PipelineControl` for one tick: all its calls together have a time limit.
 
     Args:
-        control: makes it; called when it is first needed.
-        seconds: for everything together.
+        control: creates the control; called at the first use.
+        seconds: the limit for all calls together.
     """
 
     def __init__(self, control: Callable[[], PipelineControl], seconds: float) -> None:
@@ -53,32 +53,32 @@ class TimedControl:
         self._control: PipelineControl | None = None
         self._limit = TimeLimit(seconds, "storage")
 
-    def do(self, what: Callable[[PipelineControl], Answered]) -> Answered:
-        """Do something with the pipeline's control that may be done again.
+    def do(self, call: Callable[[PipelineControl], Result]) -> Result:
+        """Call the pipeline's control; the call must be repeatable.
 
         Raises:
-            TimeLimitExceeded: the time is up.
+            TimeLimitExceeded: the time limit is exceeded.
         """
 
-        def work() -> Answered:
+        def work() -> Result:
             self._control = self._control or self._make()
-            return what(self._control)
+            return call(self._control)
 
         return self._limit.do(work)
 
-    def look(self) -> RunningPipeline | NotRunning:
-        """The run that owns the pipeline, or how the latest one ended."""
+    def find_run(self) -> RunningPipeline | NotRunning:
+        """The run that owns the pipeline, or the end of the latest run."""
         state = self.do(PipelineControl.state)
         if state is None or state.lease is None:
             return NotRunning(f"The pipeline is not running. {describe_end(state)}")
         try:
             status = self.do(PipelineControl.status)
-        except CorruptStatus:  # it is for display; the owner writes it again
+        except CorruptStatus:  # the status is for display; the owner writes it again
             status = None
         return RunningPipeline(state, status if status is not None and status.epoch == state.epoch else None)
 
     def poll(self, request_id: str) -> Answer | None:
-        """The newest answer to a request; None if there is none, or nobody knows the request any more."""
+        """The newest answer to a request; None if there is none, or if the request's files have been deleted."""
         try:
             return self.do(lambda control: control.handle(request_id).poll())
         except UnknownRequest:
@@ -90,7 +90,7 @@ class NotRunning:
     """A pipeline without an owner.
 
     Attributes:
-        text: how its latest run ended, for people.
+        text: description of the latest run's end.
     """
 
     text: str
@@ -98,11 +98,11 @@ class NotRunning:
 
 @dataclass(frozen=True)
 class RunningPipeline:
-    """A pipeline that somebody owns.
+    """A pipeline that a run owns.
 
     Attributes:
-        state: Who owns it.
-        status: What that very owner last said of itself; None if it has not said anything yet.
+        state: The pipeline's state, with its owner.
+        status: The newest status that this owner has written; None before the first.
     """
 
     state: PipelineState
@@ -110,31 +110,32 @@ class RunningPipeline:
 
     @property
     def run_id(self) -> str:
-        """Of the owner: the Dagster run."""
+        """Id of the owner's Dagster run."""
         assert self.state.lease is not None
         return self.state.lease.owner.run_id
 
     @property
     def job_id(self) -> int:
-        """Of the job, which outlives runs: a run after a crash or a suspend goes on with it."""
+        """Id of the job, which can last for several runs: a run after a crash or a suspend continues it."""
         return self.state.job.job_id
 
     @property
     def job_started_at(self) -> datetime:
-        """When the job was begun, by the clock of its first owner."""
+        """The time when the job began, by the clock of its first owner."""
         assert self.state.lease is not None
         return self.state.job.started_at or self.state.lease.acquired_at
 
 
 @dataclass(frozen=True)
 class SensorTick:
-    """What a sensor has at hand.
+    """The context of one tick.
 
     Attributes:
         dagster: Dagster's context.
-        control: The pipeline's control, for the length of the tick.
-        head: An object in storage: by its key below the pipeline's directory, or by URL or absolute path.
-        now: Wall clock.
+        control: The pipeline's control, for this tick.
+        head: Returns the description of an object in storage, by its key below the pipeline's directory, or by URL or absolute
+            path; None if there is no such object.
+        now: The time of the tick, by the wall clock.
     """
 
     dagster: dg.SensorEvaluationContext
@@ -158,7 +159,19 @@ def pipeline_sensor(
     jobs: Sequence[Any] | None = None,
     storage_seconds: float = STORAGE_SECONDS,
 ) -> dg.SensorDefinition:
-    """A sensor that controls a pipeline. While storage is out of reach it skips its ticks, and keeps its cursor."""
+    """A sensor that controls a pipeline. While storage cannot be reached, the sensor skips its ticks and keeps its cursor.
+
+    Args:
+        evaluate: Evaluates one tick.
+        pipeline: The pipeline.
+        name: The sensor's name.
+        description: The text on the sensor's page.
+        minimum_interval_seconds: Least seconds between two ticks.
+        default_status: Whether the sensor runs without being switched on.
+        resource_key: Key of the :class:`CheckpointCoordinatorResource`.
+        jobs: The jobs that the sensor may launch; None if it launches none.
+        storage_seconds: The time limit for all storage calls of a tick.
+    """
 
     @dg.sensor(
         name=name,
@@ -194,7 +207,7 @@ def pipeline_sensor(
 
 
 def _outcome(result: dg.SensorResult) -> str:
-    """What a tick has done, for its log."""
+    """The result of a tick, for its log."""
     if result.skip_reason is not None:
         return result.skip_reason.skip_message or ""
     requests = result.run_requests or []
@@ -202,14 +215,20 @@ def _outcome(result: dg.SensorResult) -> str:
 
 
 def skip(reason: str, cursor: Cursor, asset_events: Sequence[dg.AssetObservation] = ()) -> dg.SensorResult:
-    """Nothing to launch: what was seen instead, and what to remember."""
+    """The result of a tick that launches nothing.
+
+    Args:
+        reason: the tick's skip reason.
+        cursor: the sensor's memory for the next tick.
+        asset_events: the observations that the tick reports.
+    """
     return dg.SensorResult(skip_reason=reason, cursor=write_cursor(cursor), asset_events=list(asset_events))
 
 
 def request_id(*parts: object) -> str:
-    """An id for a request: the same parts give the same one, on every machine, at any time.
+    """An id for a request: the same parts give the same id, on every machine, at any time.
 
-    Parts with characters that an id cannot have are shortened and told apart by a hash.
+    If the parts contain characters that an id cannot have, or are too long, the id is shortened, and a hash distinguishes it.
     """
     plain = "-".join(str(part) for part in parts)
     if not _NOT_IN_AN_ID.search(plain) and len(plain) <= 120:

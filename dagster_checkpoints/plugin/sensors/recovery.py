@@ -1,4 +1,4 @@
-"""The recovery sensor: starts a failed run again from the latest checkpoint, a limited number of times."""
+"""The recovery sensor: restarts a failed run from the latest checkpoint, a limited number of times."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from dagster_checkpoints.plugin.stage_assets import PIPELINE, REFUSED, NotAPipel
 from dagster_checkpoints.storage import CorruptStatus, PipelineState
 
 RECOVERS = "dagster_checkpoints/recovers"
-"""Tag of a run: the failed run that it was started for."""
+"""Tag of a run: the failed run that it recovers."""
 ATTEMPT = "dagster_checkpoints/recovery_attempt"
-"""Tag of a run: the number of the attempt in a row, from 1."""
+"""Tag of a run: attempt number, from 1, among consecutive attempts."""
 _NEWEST = 50
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """How long to wait before a failed run is started again.
+    """The delays before a failed run is restarted.
 
     Args:
         first: Seconds before the first attempt.
-        factor: Each further one waits so many times longer.
-        longest: Seconds that are waited at most.
+        factor: The factor by which the delay grows from attempt to attempt.
+        longest: The longest delay, seconds.
 
     Raises:
         ValueError: A number is outside its range.
@@ -47,7 +47,11 @@ class Backoff:
             raise ValueError(f"expected first >= 0, factor >= 1 and longest >= first, found {self}")
 
     def seconds(self, attempts: int) -> float:
-        """Before the next attempt, after so many."""
+        """The delay before the next attempt.
+
+        Args:
+            attempts: The number of attempts so far.
+        """
         try:
             return min(self.first * self.factor**attempts, self.longest)
         except OverflowError:
@@ -56,9 +60,9 @@ class Backoff:
 
 class _RecoveryCursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
-    run: the failed run whose process may still live.
-    token: of the lease that it held when last looked at.
-    since: seconds since 1970, by the sensors' clock: the token has been the same since then.
+    run: id of the failed run whose process may still be alive.
+    token: the token of the lease at the last tick.
+    since: the time since which the token is the same, seconds since 1970, by the sensors' clock.
     """
 
     run: str = ""
@@ -79,32 +83,33 @@ def build_recovery_sensor(
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
     resource_key: str = RESOURCE,
 ) -> dg.SensorDefinition:
-    """A sensor that starts a pipeline's failed run again, from the latest checkpoint.
+    """A sensor that restarts a pipeline's failed run from the latest checkpoint.
 
-    A run that was cancelled, has finished, or was followed by another is left alone, and so is one whose job had come to its
-    end, or was suspended by a request. A job that was suspended because the run's process was terminated from outside
-    (`savepoint_on_termination`: a pod is evicted) goes on from that savepoint; one that Dagster's user terminated is left alone.
-    What counts is the run that owns the pipeline, or owned it last: a run that was refused meanwhile is no run of the pipeline.
-    The new run has the failed one's configuration. If that named a place to restore from and the run failed before it
-    had completed a checkpoint of its own, it begins there again; otherwise at the latest checkpoint. A failure is answered
-    once, whatever becomes of the sensor's cursor: the run key is the failed run's id.
+    It does not restart a run that was cancelled, has finished, or was followed by another run, nor a run whose job had ended or
+    was suspended by a request. If the job was suspended because the run's process was terminated from outside
+    (`savepoint_on_termination`: a pod is evicted), the new run continues from that savepoint; a run that Dagster's user
+    terminated is not restarted. The sensor considers the run that owns the pipeline, or owned it last: a run that was refused
+    after that is not a run of the pipeline. The new run has the failed run's configuration. If that named a checkpoint or
+    savepoint to restore from and the run failed before it had completed its first checkpoint, the new run starts from the same
+    one; otherwise from the latest checkpoint. Each failed run is restarted once, even if the sensor's cursor is lost: the run key
+    is the failed run's id.
 
-    A run whose process was killed has failed only when Dagster says so. Dagster's default launcher notices it by itself as
-    long as the code server lives; for others switch on `run_monitoring` in `dagster.yaml`.
+    A run whose process was killed counts as failed only after Dagster has marked it so. Dagster's default launcher does that by
+    itself while the code server is alive; for other launchers switch on `run_monitoring` in `dagster.yaml`.
 
     Args:
         pipeline: The pipeline.
-        assets: What `@pipeline_assets` made of it.
-        jobs: Jobs that materialize the pipeline: their failed runs are started again by the same job, also those that failed
-            before the pipeline began. Every other run (for instance of the button *Materialize*) is started again by a job
-            of the sensor's own, called as the sensor.
-        limit: So many times in a row.
-        backoff: How long to wait before each attempt.
-        reset_after: A run that lasted so many seconds was a success in this respect: counting begins anew.
-        name: Of the sensor; by default the pipeline's with `_recovery` behind.
-        minimum_interval_seconds: Between two ticks.
-        default_status: Whether it runs from the start.
-        resource_key: Of the :class:`CheckpointCoordinatorResource`.
+        assets: The assets that `@pipeline_assets` created for it.
+        jobs: Jobs that materialize the pipeline: the same job restarts their failed runs, also runs that failed before the
+            pipeline began. A separate job with the sensor's name and `_job` restarts all other runs, for example of the button
+            *Materialize*.
+        limit: The maximum number of consecutive attempts.
+        backoff: The delays before the attempts.
+        reset_after: Seconds after which a run counts as a success: the count of attempts begins again from zero.
+        name: The sensor's name; default: the pipeline's name and `_recovery`.
+        minimum_interval_seconds: Least seconds between two ticks.
+        default_status: Whether the sensor runs without being switched on.
+        resource_key: Key of the :class:`CheckpointCoordinatorResource`.
 
     Raises:
         NotAPipelineAssetError: The assets are not this pipeline's.
@@ -146,18 +151,18 @@ def build_recovery_sensor(
         due = failed_at + timedelta(seconds=backoff.seconds(attempts))
         if tick.now < due:
             return skip(f"Run {run.run_id} failed. Attempt {attempts + 1} of {limit} is due at {due:%H:%M:%S} UTC.", after)
-        request = _again(run, attempts + 1, _has_completed_a_checkpoint(run.run_id, state, status))
+        request = _recovery_run(run, attempts + 1, _has_completed_a_checkpoint(run.run_id, state, status))
         return dg.SensorResult(run_requests=[request], cursor=write_cursor(after))
 
-    def _again(run: dg.DagsterRun, attempt: int, go_on: bool) -> dg.RunRequest:
+    def _recovery_run(run: dg.DagsterRun, attempt: int, from_latest: bool) -> dg.RunRequest:
         by_its_job = run.job_name in job_names
         config: dict[str, Any] = copy.deepcopy(dict(run.run_config))
         ops = config.get("ops", {})
-        if not by_its_job:  # nothing that only another job understands
+        if not by_its_job:  # leave out the configuration that only another job understands
             ops = {op_name: ops[op_name]} if op_name in ops else {}
             config = {part: value for part, value in (("ops", ops), ("resources", config.get("resources"))) if value}
         op_config = ops.get(op_name, {}).get("config", {})
-        if go_on and "restore_from" in op_config:
+        if from_latest and "restore_from" in op_config:
             op_config["restore_from"] = "latest"
         tags = {key: value for key, value in run.tags.items() if not key.startswith(("dagster/", "."))}
         return dg.RunRequest(
@@ -172,7 +177,7 @@ def build_recovery_sensor(
         evaluate,
         pipeline=pipeline,
         name=sensor_name,
-        description=f"Starts a failed run of pipeline {pipeline.name!r} again, at most {limit} times in a row.",
+        description=f"Restarts a failed run of pipeline {pipeline.name!r}, at most {limit} consecutive times.",
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         resource_key=resource_key,
@@ -181,7 +186,7 @@ def build_recovery_sensor(
 
 
 def _last_owner(state: PipelineState | None, status: PipelineStatus | None) -> str:
-    """The run that owns the pipeline or, if it is released, has run it last; "" if none is known."""
+    """Id of the run that owns the pipeline or, if it is released, owned it last; "" if none is known."""
     if state is None:
         return ""
     if state.lease is not None:
@@ -196,12 +201,12 @@ def _run_record(instance: dg.DagsterInstance, run_id: str) -> dg.RunRecord | Non
 def _newest_run(
     instance: dg.DagsterInstance, pipeline: Pipeline, job_names: Sequence[str], owner: dg.RunRecord | None
 ) -> dg.RunRecord | None:
-    """The pipeline's newest run: of those that were not refused, and did not end while the owner's run went on."""
+    """The pipeline's newest run among those that were not refused, and did not end while the owner's run continued."""
     filters = [dg.RunsFilter(tags={PIPELINE: pipeline.name}), *(dg.RunsFilter(job_name=name) for name in job_names)]
-    found = {record.storage_id: record for one in filters for record in instance.get_run_records(one, limit=_NEWEST)}
+    records = {record.storage_id: record for wanted in filters for record in instance.get_run_records(wanted, limit=_NEWEST)}
     if owner is not None:
-        found[owner.storage_id] = owner
-    newest_first = [found[storage_id] for storage_id in sorted(found, reverse=True)]
+        records[owner.storage_id] = owner
+    newest_first = [records[storage_id] for storage_id in sorted(records, reverse=True)]
     return next((record for record in newest_first if _is_of_the_pipeline(record, owner)), None)
 
 
@@ -209,7 +214,7 @@ def _is_of_the_pipeline(record: dg.RunRecord, owner: dg.RunRecord | None) -> boo
     run = record.dagster_run
     if owner is not None and run.run_id == owner.dagster_run.run_id:
         return True
-    if REFUSED in run.tags and RECOVERS not in run.tags:  # a refused recovery is one of the attempts, and answered like them
+    if REFUSED in run.tags and RECOVERS not in run.tags:  # a refused recovery counts as an attempt
         return False
     if owner is None or record.storage_id < owner.storage_id or not run.is_finished:
         return True
@@ -221,7 +226,7 @@ def _ended_at(record: dg.RunRecord) -> float:
 
 
 def _attempts(record: dg.RunRecord, reset_after: float) -> int:
-    """How many attempts in a row have failed, this run included if it was one."""
+    """The number of consecutive attempts that have failed, this run included if it was an attempt."""
     if record.start_time is not None and record.end_time is not None and record.end_time - record.start_time >= reset_after:
         return 0
     tag = record.dagster_run.tags.get(ATTEMPT, "")
@@ -238,29 +243,29 @@ def _status(tick: SensorTick) -> PipelineStatus | None:
 def _obstacle(
     run_id: str, state: PipelineState | None, status: PipelineStatus | None, before: _RecoveryCursor, now: float
 ) -> tuple[str, _RecoveryCursor]:
-    """Why the run cannot be started again now; "" if nothing is in the way."""
+    """The reason why the run cannot be restarted now; "" if there is none."""
     if state is None:
         return "", _RecoveryCursor()
     if state.lease is None:
-        return (_why_over(state) if _last_owner(state, status) == run_id else ""), _RecoveryCursor()
+        return (_why_not_continued(state) if _last_owner(state, status) == run_id else ""), _RecoveryCursor()
     owner = state.lease.owner.run_id
-    # Its process may live on. One that is dead does not renew its lease.
+    # Its process may still be alive. A dead process does not renew its lease.
     if before.run != run_id or before.token != state.token:
         before = _RecoveryCursor(run=run_id, token=state.token, since=now)
     if now - before.since < state.lease.seconds:
         whose = "Its" if owner == run_id else f"Run {owner} owns the pipeline now; its"
-        return f"{whose} lease of {state.lease.seconds:g} s may still be renewed; looking again in the next tick.", before
+        return f"{whose} lease of {state.lease.seconds:g} s may still be renewed; checking again at the next tick.", before
     return "", before
 
 
-def _why_over(state: PipelineState) -> str:
-    """Why the job that the failed run has left is not to go on; "" if it is."""
+def _why_not_continued(state: PipelineState) -> str:
+    """The reason why the failed run's job must not continue; "" if it may."""
     job = state.job
     if job.status != "FINISHED" or (job.ended_by == "suspend" and job.stop_asked_by == "termination"):
         return ""
     if job.ended_by == "suspend":
         return f"A request had suspended its job with savepoint {job.savepoint} before: the next run that is launched resumes it."
-    return "Its job had finished before: there is nothing to go on with."
+    return "Its job had finished before: there is nothing to continue."
 
 
 def _has_completed_a_checkpoint(run_id: str, state: PipelineState | None, status: PipelineStatus | None) -> bool:

@@ -17,13 +17,13 @@ from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import RunningPipeline, SensorTick, request_id, skip
 
 ATTEMPTS = 3
-"""How many requests that fail a run gets at most."""
+"""The maximum number of failing requests to a run."""
 
 
 class RequestCursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
-    run: id of the run that the rest is about.
-    asked: id of the newest request; "" if its failure was seen.
+    run: id of the run that the other fields concern.
+    asked: id of the newest request; "" if its failure was processed.
     attempt: number of requests that have failed.
     """
 
@@ -37,12 +37,12 @@ AnyRequestCursor = TypeVar("AnyRequestCursor", bound=RequestCursor)
 
 @dataclass(frozen=True)
 class Progress(Generic[AnyRequestCursor]):
-    """How far the request to a run is.
+    """The progress of the request to a run.
 
     Attributes:
-        cursor: the sensor's memory, about this run; after a failure it counts one more.
-        answer: the newest answer, unless the request has failed.
-        failed: text about a failure that was seen in this tick; "" if there was none.
+        cursor: the sensor's memory of this run; after a failure its number of attempts is one higher.
+        answer: the newest answer; None if there is none, or if the request has failed.
+        failed: text about a failure that was read in this tick; "" if there was none.
     """
 
     cursor: AnyRequestCursor
@@ -57,12 +57,12 @@ class Progress(Generic[AnyRequestCursor]):
 
 @dataclass(frozen=True)
 class RepeatedRequest(Generic[AnyRequestCursor]):
-    """What is requested of each run.
+    """The request that a sensor sends to each run.
 
     Attributes:
-        sensor: name of the sensor; part of the requests' ids.
-        kind: type of the sensor's cursor.
-        given_up: what could not be done, with "{run}" for the run's id, such as "drain run {run}".
+        sensor: the name of the sensor; part of the requests' ids.
+        kind: the type of the sensor's cursor.
+        given_up: text of the requested action, with "{run}" for the run's id, such as "drain run {run}".
         send: sends the request with the given id.
     """
 
@@ -72,12 +72,12 @@ class RepeatedRequest(Generic[AnyRequestCursor]):
     send: Callable[[PipelineControl, str], object]
 
     def read(self, tick: SensorTick, running: RunningPipeline) -> AnyRequestCursor:
-        """What the sensor remembers of this run."""
+        """The sensor's memory of this run; an empty one if it concerns another run."""
         before = read_cursor(tick.dagster.cursor, self.kind)
         return before if before.run == running.run_id else self.kind(run=running.run_id)
 
     def poll(self, tick: SensorTick, before: AnyRequestCursor) -> Progress[AnyRequestCursor]:
-        """Look for the answer to the request that was sent in an earlier tick, if one was."""
+        """Read the answer to the request that an earlier tick has sent, if there is one."""
         if not before.asked:
             return Progress(before)
         answer = tick.control.poll(before.asked)
@@ -94,17 +94,21 @@ class RepeatedRequest(Generic[AnyRequestCursor]):
         undone = self.given_up.replace("{run}", before.run)
         return skip(f"{progress.failed}Given up after {before.attempt} attempts to {undone}.", before)
 
-    def ask(self, tick: SensorTick, progress: Progress[AnyRequestCursor], told: Callable[[str], str]) -> dg.SensorResult:
+    def send_next(
+        self, tick: SensorTick, progress: Progress[AnyRequestCursor], describe: Callable[[str], str]
+    ) -> dg.SensorResult:
         """Send the next request.
 
         Args:
-            told: makes the tick's text of the request's id.
+            tick: the sensor's tick.
+            progress: the progress of earlier requests.
+            describe: returns the tick's text for the request's id.
         """
         before = progress.cursor
-        asked = request_id(self.sensor, before.run, before.attempt + 1)
+        request = request_id(self.sensor, before.run, before.attempt + 1)
         try:
-            tick.control.do(lambda control: self.send(control, asked))
+            tick.control.do(lambda control: self.send(control, request))
         except NoRunningPipeline as error:
             return skip(f"{progress.failed}{error}", self.kind())
-        after = self.kind(run=before.run, asked=asked, attempt=before.attempt)
-        return skip(f"{progress.failed}{told(asked)}", after)
+        after = self.kind(run=before.run, asked=request, attempt=before.attempt)
+        return skip(f"{progress.failed}{describe(request)}", after)

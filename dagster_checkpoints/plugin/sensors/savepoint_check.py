@@ -14,7 +14,7 @@ _AT_ONCE = 20
 
 class _SavepointCheckCursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
-    seen: storage id of the newest materialization seen; 0 before the first tick.
+    seen: storage id of the newest materialization that a tick has read; 0 before the first tick.
     """
 
     seen: int = 0
@@ -29,19 +29,19 @@ def build_savepoint_check_sensor(
     minimum_interval_seconds: int = 30,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
-    """A sensor that runs the check for savepoints that were taken otherwise than by materializing the savepoint asset.
+    """A sensor that runs the check for savepoints that were not taken by materializing the savepoint asset.
 
-    A savepoint that the command line, a stop, a drain sensor or a termination has taken is recorded by the pipeline's own run,
-    and no check runs with it: reading all of it would take time from the pipeline. The sensor sees its materialization, and
-    launches one run of the check for each such savepoint. It begins with the newest one.
+    The pipeline's own run records a savepoint that the command line, a stop, a drain sensor or a termination has taken, and no
+    check runs with it: reading the whole savepoint would slow the pipeline down. The sensor reads the materialization, and
+    launches one run of the check for each such savepoint. Its first tick begins with the newest one.
 
     Args:
         pipeline: The pipeline.
-        savepoints: What :func:`savepoint_asset` made.
-        check: What :func:`savepoint_check` made.
-        name: Of the sensor; by default the pipeline's with `_savepoint_check` behind.
-        minimum_interval_seconds: Between two ticks.
-        default_status: Whether it runs from the start.
+        savepoints: The asset that :func:`savepoint_asset` created.
+        check: The check that :func:`savepoint_check` created.
+        name: The sensor's name; default: the pipeline's name and `_savepoint_check`.
+        minimum_interval_seconds: Least seconds between two ticks.
+        default_status: Whether the sensor runs without being switched on.
 
     Examples:
         >>> build_savepoint_check_sensor(pipeline=flights, savepoints=flights_savepoints, check=flights_savepoint_check)
@@ -50,8 +50,8 @@ def build_savepoint_check_sensor(
     job = dg.define_asset_job(
         f"{sensor_name}_job",
         selection=dg.AssetSelection.checks(check),
-        description=f"Launched by the sensor {sensor_name!r}: reads a savepoint of pipeline {pipeline.name!r}, and says "
-        "whether it can be restored.",
+        description=f"Launched by the sensor {sensor_name!r}: reads a savepoint of pipeline {pipeline.name!r}, and "
+        "reports whether it can be restored.",
     )
     op_name = check.node_def.name
 
@@ -85,7 +85,7 @@ def build_savepoint_check_sensor(
 
 
 def _recorded_since(instance: dg.DagsterInstance, key: dg.AssetKey, seen: int) -> list[dg.EventLogRecord]:
-    """The savepoints recorded since, oldest first; without a memory, the newest one."""
+    """The savepoints recorded since the last tick, oldest first; without a memory, only the newest one."""
     if not seen:
         return list(instance.fetch_materializations(key, limit=1).records)
     since = dg.AssetRecordsFilter(asset_key=key, after_storage_id=seen)

@@ -35,24 +35,24 @@ def build_savepoint_schedule(
 ) -> dg.ScheduleDefinition:
     """A schedule that takes savepoints of the pipeline while it runs, and deletes its own old ones.
 
-    A tick launches a run of the savepoint asset if the pipeline runs, and says how its latest job ended if it does not. When
-    the savepoint is there, that run deletes the expired ones: only savepoints that this schedule made, by their names and by
-    Dagster's record of them, never the newest one, and never one that a restart of the pipeline would need.
+    A tick launches a run of the savepoint asset if the pipeline runs; if not, its skip reason describes the end of the latest
+    job. When the savepoint is complete, that run deletes expired savepoints: only savepoints of this schedule, by their names and
+    by Dagster's record of them, never the newest one, and never one that a restart of the pipeline would need.
 
     Args:
         pipeline: The pipeline.
-        savepoints: What `savepoint_asset` made.
-        cron_schedule: When.
-        keep: So many newest savepoints are kept; None for any number.
-        keep_for: Older ones are deleted, counted from the newest; None for any age.
-        prefix: Of the savepoints' names; the time follows. Each schedule of a pipeline needs one of its own.
-        path: Directory in which they are made; by default the pipeline's own `savepoints/`.
-        deadline: Seconds that the pipeline may take for one.
-        verify: Whether the asset's checks run with it, which read the whole savepoint.
-        name: Of the schedule; by default the pipeline's with `_savepoints` behind.
-        execution_timezone: Of the cron schedule; by default UTC.
-        default_status: Whether it runs from the start.
-        resource_key: Of the :class:`CheckpointCoordinatorResource`.
+        savepoints: The asset that `savepoint_asset` created.
+        cron_schedule: The times of the savepoints, as a cron expression.
+        keep: The number of newest savepoints that are kept; None for any number.
+        keep_for: The age from which savepoints are deleted, counted from the newest; None for any age.
+        prefix: The beginning of the savepoints' names; the time follows. Each schedule of a pipeline needs a different prefix.
+        path: The parent directory of the savepoints; default: the pipeline's own `savepoints/`.
+        deadline: Seconds that a savepoint may take.
+        verify: Whether the asset's checks, which read the whole savepoint, run with it.
+        name: The schedule's name; default: the pipeline's name and `_savepoints`.
+        execution_timezone: The time zone of the cron expression; default: UTC.
+        default_status: Whether the schedule runs without being switched on.
+        resource_key: Key of the :class:`CheckpointCoordinatorResource`.
 
     Raises:
         ValueError: `keep` or `keep_for` is not positive.
@@ -101,9 +101,9 @@ def build_savepoint_schedule(
             return coordinator.control(pipeline, instance=instance, asked_by=f"schedule {schedule_name}")
 
         try:
-            running = TimedControl(control, STORAGE_SECONDS).look()
+            running = TimedControl(control, STORAGE_SECONDS).find_run()
         except TRANSIENT as error:
-            return dg.SkipReason(f"{error} There is no savepoint this time.")
+            return dg.SkipReason(f"{error} This tick takes no savepoint.")
         if isinstance(running, NotRunning):
             return dg.SkipReason(running.text)
         if running.status is not None and running.status.stop is not None:
