@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import (
     CheckpointBarrier,
@@ -18,24 +18,14 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.execution.job_events import TaskReport
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.ownership import SAFETY, OwnershipSteps
-from dagster_checkpoints.execution.shared_files import PutFile, SharedNames, store_file
-from dagster_checkpoints.execution.storage_steps import drive
+from dagster_checkpoints.execution.shared_files import SharedNames
+from dagster_checkpoints.execution.storage_errors import OwnershipLost, StorageError
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from simulation.channels import Ghost, Snapshot
+from simulation.requests import OK, PAUSE, PUT, WAIT, Performer, Steps, shared_name
 from simulation.restoring import From, Restored, StartPoint
 from simulation.shapes import Shape
-from simulation.storage import (
-    OK,
-    PAUSE,
-    PUT,
-    WAIT,
-    OwnershipLost,
-    Steps,
-    StorageError,
-    performed,
-    shared_name,
-)
 from simulation.task import Task
 from simulation.task_data import TaskData
 from simulation.user_requests import UserRequest
@@ -43,7 +33,6 @@ from simulation.user_requests import UserRequest
 if TYPE_CHECKING:
     from simulation.world import World
 
-T = TypeVar("T")
 LEASE = 12.0
 TURN = "turn"
 """The main thread waits for something to come into its queue."""
@@ -70,16 +59,64 @@ class Machine(ABC):
 
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
-        "_due", "_kept", "_last_id", "_main", "_savepoints", "_sleeping_until", "_start", "_told_of_loss", "_waiting",
-        "_waits_for", "asked", "asked_start", "attempt", "checked", "completed", "config", "crashed", "dirty", "ended_by",
-        "ended_sources", "enumerators", "epoch", "ghosts", "io", "io_now", "io_waits", "job", "job_id", "knows_event_time",
-        "lineage", "locked", "may_idle", "names", "number", "over", "owner", "ownership", "paused", "queue", "registry",
-        "restored", "running", "said", "settings", "shape", "shut_down", "status", "tasks", "told_to_end", "uploads", "world",
+        "_due",
+        "_kept",
+        "_last_id",
+        "_main",
+        "_savepoints",
+        "_sleeping_until",
+        "_start",
+        "_told_of_loss",
+        "_waiting",
+        "_waits_for",
+        "asked",
+        "asked_start",
+        "attempt",
+        "checked",
+        "completed",
+        "config",
+        "crashed",
+        "dirty",
+        "ended_by",
+        "ended_sources",
+        "enumerators",
+        "epoch",
+        "ghosts",
+        "io",
+        "io_now",
+        "io_waits",
+        "job",
+        "job_id",
+        "knows_event_time",
+        "lineage",
+        "locked",
+        "may_idle",
+        "names",
+        "number",
+        "over",
+        "owner",
+        "ownership",
+        "paused",
+        "performer",
+        "queue",
+        "registry",
+        "restored",
+        "running",
+        "said",
+        "settings",
+        "shape",
+        "shut_down",
+        "status",
+        "tasks",
+        "told_to_end",
+        "uploads",
+        "world",
     )  # fmt: skip
 
     def __init__(self, world: World, number: int, start: From) -> None:
         self.world = world
         self.number = number
+        self.performer = Performer(self)
         self.settings = world.scenario.settings
         self.config = self.settings.config
         self.shape: Shape = world.shapes[start.variant]
@@ -159,16 +196,6 @@ class Machine(ABC):
     def count(self, what: str) -> None:
         self.world.counts[what] += 1
 
-    def owned(self, steps: Steps[T]) -> Steps[T]:
-        """Perform a procedure of the owner, after the one that is under way."""
-        while self.locked:
-            yield WAIT
-        self.locked = True
-        try:
-            return (yield from performed(steps, self.world.store.perform))
-        finally:
-            self.locked = False
-
     # State files
 
     def known(self, restored: Restored) -> None:
@@ -177,14 +204,6 @@ class Machine(ABC):
             names = restored.metadata.files
             self.names.known(map(shared_name, names))
             self.registry.known(names)
-
-    def store_file(self, checkpoint: str, content: str) -> str:
-        """Store it unless it is there. Returns its name, which the checkpoint names from now on."""
-
-        def perform(request: PutFile) -> None:
-            self.world.store.objects[f"shared/{request.name}"] = None
-
-        return str(drive(store_file(self.names, self.registry, checkpoint, content), perform).name)
 
     def being_deleted(self, content: str) -> bool:
         """Whether an upload that wants to store it has to wait."""
@@ -314,7 +333,7 @@ class Machine(ABC):
         if self.world.now < self.owner.deadline - self.owner.lease_seconds * (SAFETY - 1 / 3):
             return
         try:
-            for step in self.owned(self.owner.renew()):
+            for step in self.performer.owned(self.owner.renew()):
                 assert step is PUT
         except StorageError as error:
             self._told_of_loss = True

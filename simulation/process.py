@@ -23,24 +23,14 @@ from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest, RequestReceived, SourceInstance
 from dagster_checkpoints.execution.start_point import NothingToRestoreError, completed_checkpoint, is_job_over
+from dagster_checkpoints.execution.storage_errors import OutcomeUnknown, OwnershipLost, StorageError, StorageUnavailable
 from dagster_checkpoints.state import RestoreError
 from simulation.deployment import deploy
-from simulation.machine import LEASE, TURN
+from simulation.machine import TURN
+from simulation.requests import OK, PAUSE, PUT, WAIT, Steps
 from simulation.restoring import From, Restored, StartPoint, read_restored
 from simulation.shapes import name_of
-from simulation.storage import (
-    OK,
-    PAUSE,
-    PUT,
-    WAIT,
-    OutcomeUnknown,
-    OwnershipLost,
-    Steps,
-    StorageError,
-    StorageUnavailable,
-    acquire,
-    is_savepoint,
-)
+from simulation.storage import is_savepoint
 from simulation.task_data import TaskData
 from simulation.user_requests import UserRequest
 from simulation.violations import Violation, check
@@ -68,7 +58,7 @@ class Process(Writer):
 
     def _run(self) -> Generator[str, str, None]:
         try:
-            self.owner = yield from acquire(self, LEASE)
+            self.owner = yield from self.acquire()
             self.epoch = self.owner.epoch
         except StorageError:
             self.status = "REFUSED"
@@ -92,8 +82,9 @@ class Process(Writer):
             self.count("take-overs at once")
         return gone
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> Steps[None]:
         self._sleeping_until, self._waits_for = self.now + seconds, None
+        yield WAIT
 
     def _guarded(self, act: Steps[Any]) -> Steps[JobMachineEvent]:
         """Perform an action; what storage refuses is an event, too."""
@@ -175,7 +166,7 @@ class Process(Writer):
         passed_over = self._start is not None and checkpoint in self._start.passed_over
         own = self.world.store.taken.get(self.job_id, 0) > checkpoint.checkpoint_id or self.shut_down
         check(own or not passed_over, f"{checkpoint.location} is deleted before the run has a checkpoint of its own")
-        self.io.append(lambda: self._delete(checkpoint.location))
+        self.io.append(lambda: self.delete(checkpoint.location))
 
     # The start
 
@@ -215,14 +206,14 @@ class Process(Writer):
     def _begin(self, action: do.BeginJob) -> Steps[on.JobBegun]:
         assert self._start is not None
         begun = self.owner.begin_job(resume=self._start.resume, restored=self._start.pointer)
-        job_id = yield from self.owned(begun)
+        job_id = yield from self.performer.owned(begun)
         check(job_id == self.job_id, "the job has another id than its tasks were told")
         return on.JobBegun()
 
     def _claim(self, action: do.ClaimSavepoint) -> Steps[on.SavepointClaimed]:
         assert self._start is not None and self._start.pointer is not None
         self.world.store.claimed.add(self._start.pointer.location)
-        yield from self.owned(self.owner.claim(self._start.pointer))
+        yield from self.performer.owned(self.owner.claim(self._start.pointer))
         return on.SavepointClaimed()
 
     # Attempts
@@ -249,7 +240,7 @@ class Process(Writer):
 
     def _confirm(self, action: do.ConfirmOwnership) -> Steps[on.OwnershipConfirmed | on.StorageSilent]:
         try:
-            confirmed = yield from self.owned(self.owner.renew())
+            confirmed = yield from self.performer.owned(self.owner.renew())
         except OutcomeUnknown:
             confirmed = False
         if not confirmed:
@@ -286,7 +277,7 @@ class Process(Writer):
             ended = self.owner.end_job(
                 "FINISHED", keep_checkpoints=action.keep_checkpoints, ended_by=action.ended_by, stop_asked_by=action.stop_asked_by
             )
-            dropped = yield from self.owned(ended)
+            dropped = yield from self.performer.owned(ended)
         except StorageError:
             return on.JobEndNotRecorded()
         return on.JobEndRecorded(tuple(CompletedCheckpoint(p.checkpoint_id, p.location) for p in dropped))
@@ -312,7 +303,7 @@ class Process(Writer):
         self.status, self.ended_by = outcome.status.name, outcome.ended_by
         with suppress(StorageError):
             status = action.status.name if action.status is not None else None
-            yield from self.owned(self.owner.release(status))  # type: ignore[arg-type]
+            yield from self.performer.owned(self.owner.release(status))  # type: ignore[arg-type]
         self._take_requests()
 
     # Users
@@ -409,13 +400,13 @@ _AT_ONCE: dict[type[object], Callable[[Process, Any], None]] = {
     do.SendToTasks: Process._send,
     do.StartTasks: Process._start_tasks,
     do.ForgetSavepoints: Process._forget_savepoints,
-    do.Sweep: lambda process, action: process.io.append(process._sweep),
+    do.Sweep: lambda process, action: process.io.append(process.sweep),
     do.AttemptBegan: lambda process, action: process.count("attempts"),
     do.AttemptRestarting: lambda process, action: process.count("restarts"),
     do.TaskHasFinished: lambda process, action: process.count("finished tasks"),
     AnswerRequest: Process._answer,
     told.WriteMetadata: Process._write_metadata,
-    told.DiscardStates: lambda process, action: process.io.append(lambda: process._discard_states(action.checkpoint_id)),
+    told.DiscardStates: lambda process, action: process.io.append(lambda: process.discard_states(action.checkpoint_id)),
     told.DiscardCheckpoint: Process._discard,
     told.CheckpointTriggered: Process._triggered,
     told.CheckpointCompleted: Process._completed,

@@ -61,6 +61,7 @@ class Restored:
 
 
 StartPoint = start_point.StartPoint[Restored]
+RestorableCheckpoint = start_point.RestorableCheckpoint
 
 
 @dataclass(frozen=True)

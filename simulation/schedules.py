@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from simulation.process import Process
-from simulation.storage import LANDED, LOST, OK, UNAVAILABLE
+from simulation.requests import LANDED, LOST, OK, UNAVAILABLE
 from simulation.task import Task
 from simulation.world import DEADLINE, Label, World
 from simulation.writing import UPLOADED

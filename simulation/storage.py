@@ -1,41 +1,17 @@
-"""Durable storage of one pipeline, as objects by path, and the right to write to it; survives every crash.
-
-The procedures are the shipped steps of the execution floor; the world performs their requests, and stops in front of each
-write (`PUT`) and between a check and what relies on it (`PAUSE`), so that anything can happen in between.
-"""
+"""Durable storage of one pipeline, as objects by path; survives every crash. What must never happen to it is checked here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
-from types import GeneratorType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from dagster_checkpoints.execution import acquisition, storage_steps
-from dagster_checkpoints.execution.ownership import OwnershipSteps
-from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owner, PipelineState
-from dagster_checkpoints.execution.shared_files import SharedName
-from dagster_checkpoints.execution.storage_errors import AlreadyExists, Precondition
-from dagster_checkpoints.execution.storage_errors import OutcomeUnknown as OutcomeUnknown
-from dagster_checkpoints.execution.storage_errors import OwnershipLost as OwnershipLost
-from dagster_checkpoints.execution.storage_errors import StorageError as StorageError
-from dagster_checkpoints.execution.storage_errors import StorageUnavailable as StorageUnavailable
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
+from dagster_checkpoints.execution.storage_steps import StateVersion, StoredState
 from dagster_checkpoints.pipeline import TaskId
 from simulation.violations import Violation, check
-
-if TYPE_CHECKING:
-    from simulation.process import Process
-
-PUT, PAUSE, WAIT = "put", "pause", "wait"
-"""What a procedure stops for: a write whose outcome is about to be decided, a moment, somebody else's turn."""
-OK, UNAVAILABLE, LOST, LANDED = "ok", "unavailable", "lost", "landed"
-"""Outcomes of a write. The writer does not learn the last two: the write was lost, or it has landed."""
-
-T = TypeVar("T")
-Steps = Generator[str, str, T]
-"""What a thread of a process does: it stops, is sent the outcome, and goes on."""
 
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -57,10 +33,7 @@ class Metadata:
 
 
 class Store:
-    """Everything that is stored: `state.json`, and objects by path; those of a checkpoint or savepoint below its location.
-
-    What must never happen to an object is checked here, where it would.
-    """
+    """`state.json`, and objects by path; those of a checkpoint or savepoint below its location. Each method is one request."""
 
     def __init__(self) -> None:
         self.state: PipelineState | None = None
@@ -119,20 +92,12 @@ class Store:
         left += [f"checkpoints/{name}" for name in self.names("checkpoints/") if f"checkpoints/{name}" not in listed]
         return left + [f"savepoints/{name}" for name in self.names("savepoints/") if self.metadata(f"savepoints/{name}") is None]
 
-    # Writing
+    # `state.json`
 
-    def perform(self, request: Any) -> Any:
-        """Perform a request for `state.json`: the answer, or steps to it."""
-        match request:
-            case storage_steps.ReadState():
-                return None if self.state is None else storage_steps.StoredState(self.state, self.state.token)
-            case storage_steps.ReplaceState(expected, state):
-                return write(lambda: self._put_state(expected, state), Precondition("it was changed"), state.token)
-            case storage_steps.CreateState(state):
-                return write(lambda: self._put_state(None, state), AlreadyExists("it was created"), state.token)
-        raise TypeError(request)
+    def read_state(self) -> StoredState | None:
+        return None if self.state is None else StoredState(self.state, self.state.token)
 
-    def _put_state(self, expected: storage_steps.StateVersion | None, proposed: PipelineState) -> bool:
+    def put_state(self, expected: StateVersion | None, proposed: PipelineState) -> bool:
         """Replace the state if it is the version expected. Its token is its version."""
         old = self.state
         if (None if old is None else old.token) != expected:
@@ -157,6 +122,8 @@ class Store:
     def _take_id(self, metadata: Metadata) -> None:
         """Something of this id is complete."""
         self.taken[metadata.job_id] = max(self.taken.get(metadata.job_id, 0), metadata.checkpoint_id)
+
+    # Writing and deleting
 
     def create(self, path: str, value: Any) -> bool:
         """Create an object. False if there is one."""
@@ -193,70 +160,14 @@ class Store:
                 check(not named, f"{path} was deleted, and {named} name it")
             self.objects.pop(path, None)
 
+    def delete_below(self, folder: str) -> None:
+        self.delete(*[path for path in self.objects if path.startswith(folder)])
+
+    def delete_mark_if_empty(self, location: str) -> None:
+        """An incomplete savepoint's mark stays as long as there are state files."""
+        if not self.names(f"{location}/state/"):
+            self.delete(f"{location}/_incomplete")
+
 
 def is_savepoint(location: str) -> bool:
     return not location.startswith("checkpoints/")
-
-
-def write(put: Callable[[], bool], refused: StorageError, answer: T) -> Steps[T]:
-    """Write under a condition. Whether that lands, and whether the writer learns it, is the world's to decide."""
-    outcome = (yield PUT) or OK
-    if outcome == UNAVAILABLE:
-        raise StorageUnavailable
-    landed = outcome != LOST and put()
-    if outcome in (LOST, LANDED):
-        raise OutcomeUnknown
-    if not landed:
-        raise refused
-    return answer
-
-
-def performed(steps: storage_steps.Steps[T], perform: Callable[[Any], Any]) -> Steps[T]:
-    """Shipped steps, each of whose requests `perform` performs.
-
-    It returns the answer, or steps to the answer, which may stop; what these raise, the shipped steps see.
-    """
-    try:
-        request = next(steps)
-        while True:
-            try:
-                answer = perform(request)
-                if isinstance(answer, GeneratorType):
-                    answer = yield from answer
-            except StorageError as error:
-                request = steps.throw(error)
-            else:
-                request = steps.send(answer)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-
-
-def shared_name(name: str) -> SharedName:
-    """From the name of a file in shared/, whose bytes the simulator keeps instead of their sha256."""
-    content, _, epoch = name.partition("-")
-    return SharedName(content, int(epoch or 0))
-
-
-def acquire(process: Process, lease_seconds: float) -> Steps[OwnershipSteps]:
-    """Become the owner. The lease of another one is looked at once, at its end."""
-    store = process.world.store
-
-    def wait(seconds: float) -> Steps[None]:
-        process.sleep(seconds)
-        yield WAIT
-
-    def perform(request: Any) -> Any:
-        match request:
-            case acquisition.CheckOwnerGone(owner):
-                return process.knows_gone(owner.run_id)
-            case acquisition.AnnounceWatch():
-                return None
-            case acquisition.Sleep(seconds):
-                return wait(seconds)
-        return store.perform(request)
-
-    values = storage_steps.DriverValues(lambda: process.world.now, lambda: LONG_AGO, store.tokens.__next__)
-    place, owner = storage_steps.StatePlace("simulated", "store", "state"), Owner(run_id=str(process.number), host="", pid=0)
-    steps = acquisition.acquire(place, owner, lease_seconds, values, lease_seconds)
-    return (yield from performed(steps, perform))

@@ -14,7 +14,7 @@
 - Nothing is deleted that a retained checkpoint, or a user, names: `Store.delete`, `check_whole` whenever a checkpoint is relied
   upon.
 - Nothing is left over at the end: `World._check_nothing_left`, `Store.left_over`.
-- Ids and epochs increase, and the newest never goes back: `Loop.perform`, `Store._put_state`; no task
+- Ids and epochs increase, and the newest never goes back: `Loop.perform`, `Store.put_state`; no task
   is told of a checkpoint that the store has not named: `Loop.perform`.
 - All state comes back in a restore: `deployment._check_unions`, `operators.Broadcast`, `restoring._enumerator`.
 - Every request is answered, once: `Control._respond`, `World._check_finished`.

@@ -20,18 +20,19 @@ DRIVERS = {
     "machine": {"execution/acquisition.py", "execution/ownership.py", "execution/shared_files.py", "storage/shared_state.py"},
     "operators": {"state/redistribution.py"},
     "process": {"coordination/coordinator.py", "execution/job_machine.py", "execution/start_point.py"},
-    "restoring": {"state/metadata_file.py", "state/recording.py", "state/restore.py"},
-    "sinks": {"sinks/branches.py", "sinks/transactions.py"},
-    "storage": {
+    "requests": {
         "execution/acquisition.py",
         "execution/checkpoint_deletion.py",
         "execution/checkpoint_writing.py",
         "execution/ownership.py",
+        "storage/shared_state.py",
     },
+    "restoring": {"state/metadata_file.py", "state/recording.py", "state/restore.py"},
+    "sinks": {"sinks/branches.py", "sinks/transactions.py"},
     "task": {"execution/task_machine.py", "execution/output_event_time.py"},
     "task_data": {"execution/task_machine.py", "execution/output_event_time.py"},
     "user_requests": {"execution/job_requests.py"},
-    "writing": {"storage/shared_state.py"},
+    "writing": {"execution/shared_files.py", "execution/storage_steps.py", "storage/shared_state.py"},
 }
 """The drivers, and the shipped code that each of them calls in every search."""
 WORLD = {
@@ -40,6 +41,7 @@ WORLD = {
     "elements": "records, and their arithmetic",
     "expected": "what a pipeline must have written, computed from its sources alone",
     "shapes": "random pipelines, with the shipped graph and chains",
+    "storage": "what is stored, and what must never happen to it",
     "violations": "what a search can find, and where it is checked",
     "world": "time, users, faults and everything that can happen next",
 }
