@@ -1,9 +1,9 @@
-"""How a run becomes the owner of a pipeline: at once where it has no owner, or where the owner's process is known to be gone;
-after a whole silent lease otherwise. As steps.
+"""How a run becomes the owner of a pipeline: at once if it has no owner, or if the owner's process is known to have ended;
+otherwise after a whole lease without a renewal. As steps.
 
-The waiting is observation: every renewal changes the file, so a file that has not changed for a lease by the
-observer's own clock has no living owner. Taking over replaces exactly the version that was
-observed: what a process that is gone had sent before its end either lands sooner, and is seen, or is refused.
+Every renewal changes the file, so a file that has not changed for a whole lease by the observer's own clock has no living
+owner. A take-over replaces exactly the version that was observed: a write that an ended process had sent before its end either
+lands earlier, and is seen, or is refused.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _SHORTEST_POLL_SECONDS = 0.05
 
 
 class CheckOwnerGone(msgspec.Struct, frozen=True):
-    """Find out whether the owner's process is known to have ended, with all that it has started.
+    """Find out whether the owner's process is known to have ended, with all processes that it has started.
 
-    Answer: False if it lives, and if it cannot be told.
+    Answer: a bool; False also if that is not known.
     """
 
     owner: Owner
 
 
 class AnnounceWatch(msgspec.Struct, frozen=True):
-    """Tell the user of the lease of another owner, and for how many seconds it is watched; 0 if that owner is gone.
+    """Report to the user the lease of another owner, and for how many seconds it is watched; 0 if that owner has ended.
 
     Answer: None.
     """
@@ -63,7 +63,7 @@ class Sleep(msgspec.Struct, frozen=True):
 
 
 def shares_kernel(owner: Owner, observer: Owner) -> bool:
-    """Whether the observer sees the owner's process under its number, if there is one: same machine, boot and namespaces."""
+    """Whether the owner's process would have the same process id for the observer: same machine, boot and namespaces."""
     known = bool(owner.boot_id and owner.namespaces and owner.started)
     return known and (owner.host, owner.boot_id, owner.namespaces) == (observer.host, observer.boot_id, observer.namespaces)
 
@@ -74,17 +74,17 @@ def acquire(
     """Become the pipeline's owner under a new epoch.
 
     Args:
-        place: where the pipeline's ``state.json`` is.
-        owner: the process that asks.
-        lease_seconds: how long the owner may be silent before others may take over.
-        values: times and tokens.
-        poll: seconds between two looks at another owner's lease; a tenth of that lease by default.
+        place: the location of the pipeline's ``state.json``.
+        owner: the process that acquires the pipeline.
+        lease_seconds: seconds without a renewal after which another run may take over.
+        values: the driver's times and tokens.
+        poll: seconds between two reads of another owner's lease; a tenth of that lease by default.
 
     Raises:
         ValueError: the lease is not longer than 0 seconds.
         PipelineOwned: another run owns the pipeline and renewed its lease while it was watched.
         StorageUnavailable: storage cannot be reached.
-        OutcomeUnknown: the lease may have been taken; it then runs out by itself.
+        OutcomeUnknown: the pipeline may have been acquired; the lease then expires by itself.
     """
     if lease_seconds <= 0:
         raise ValueError(f"expected a lease of more than 0 seconds, found {lease_seconds!r}")
@@ -103,7 +103,7 @@ def acquire(
             return OwnershipSteps(StoredState(taken, version), previous, deadline, values, place)
     raise PipelineOwned(
         f"pipeline {place.pipeline!r} in {place.root} changed hands {_TAKE_ATTEMPTS} times while this run "
-        "tried to own it. Start fewer runs of it at the same time"
+        "tried to own it. Start fewer runs of this pipeline at the same time"
     )
 
 
@@ -121,7 +121,7 @@ def _taken(previous: PipelineState, owner: Owner, lease_seconds: float, values: 
 def _watch(
     observed: StoredState, observer: Owner, place: StatePlace, values: DriverValues, poll: float | None
 ) -> Steps[StoredState]:
-    """Watch an owned pipeline until its owner is gone, or for its whole lease; returns the state that may be replaced."""
+    """Watch an owned pipeline until its owner has ended, or for its whole lease; returns the state that may be replaced."""
     state = observed.state
     assert state.lease is not None
     until = values.elapsed() + state.lease.seconds
@@ -133,7 +133,7 @@ def _watch(
         if (yield CheckOwnerGone(state.lease.owner)):
             return observed
         found: StoredState | None = None
-        # An answer missed is no harm: taking over is conditional on the version observed.
+        # A missed answer does no harm: the take-over is conditional on the version observed.
         with suppress(StorageUnavailable):
             found = yield ReadState()
         if found is None or found.state.token == state.token:
@@ -149,7 +149,7 @@ def _watch(
 
 
 def _take(taken: PipelineState, expected: StateVersion | None) -> Steps[StateVersion | None]:
-    """Write the new owner's state; returns its version, or None if the state has changed meanwhile."""
+    """Write the new owner's state; returns its version, or None if another run has changed the state."""
     try:
         version: StateVersion = yield CreateState(taken) if expected is None else ReplaceState(expected, taken)
         return version

@@ -1,7 +1,7 @@
-"""Deleting checkpoints, savepoints and state files: in which order, and what is left alone; as steps.
+"""Deleting checkpoints, savepoints and state files: the order of requests, and which files stay; as steps.
 
-Nothing that `state.json` lists is deleted, nothing of a later owner, and nothing that a retained or pending checkpoint names. A
-crash between two requests leaves only what a later owner sweeps up.
+No checkpoint that `state.json` names is deleted, no file of a later owner, and no file that a retained or pending checkpoint
+names. After a crash between two requests a later owner deletes the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DELETE_BATCH = 500
 
 
 class ForgetCheckpoint(msgspec.Struct, frozen=True):
-    """Take it out of `state.json`: :meth:`OwnershipSteps.forget`. Answer: None."""
+    """Take the checkpoint out of `state.json`: :meth:`OwnershipSteps.forget`. Answer: None."""
 
     location: str
 
@@ -42,7 +42,7 @@ class DiscardFiles(msgspec.Struct, frozen=True):
 
 
 class DiscardSavepoint(msgspec.Struct, frozen=True):
-    """Delete the directory of a savepoint that has failed, unless it is none, or is to be kept. Answer: None."""
+    """Delete the directory of a failed savepoint that need not be kept; does nothing for a checkpoint. Answer: None."""
 
     checkpoint_id: int
 
@@ -60,7 +60,7 @@ class DeleteFiles(msgspec.Struct, frozen=True):
 
 
 class MarkIncomplete(msgspec.Struct, frozen=True):
-    """Write the mark that says that a savepoint is incomplete. Answer: None."""
+    """Write the mark of an incomplete savepoint. Answer: None."""
 
 
 class DeleteSavepointMetadata(msgspec.Struct, frozen=True):
@@ -72,11 +72,11 @@ class DeleteSavepointFiles(msgspec.Struct, frozen=True):
 
 
 class RemoveMark(msgspec.Struct, frozen=True):
-    """Delete the mark that says that a savepoint is incomplete. Answer: None."""
+    """Delete the mark of an incomplete savepoint. Answer: None."""
 
 
 class RemoveMarkIfEmpty(msgspec.Struct, frozen=True):
-    """Delete the mark that says that a savepoint is incomplete, unless state files are left. Answer: None."""
+    """Delete the mark of an incomplete savepoint, unless state files are left. Answer: None."""
 
 
 class ListMetadata(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class ListMetadata(msgspec.Struct, frozen=True):
 
 
 class IsRegistered(msgspec.Struct, frozen=True):
-    """Whether a checkpoint's files are registered: it is restored from, or pending. Answer: a bool."""
+    """Whether a checkpoint's files are registered, because it is being restored or pending. Answer: a bool."""
 
     location: str
 
@@ -94,7 +94,7 @@ class ListSavepointDirectories(msgspec.Struct, frozen=True):
 
 
 class ReadMark(msgspec.Struct, frozen=True):
-    """Read the mark that says whose an incomplete savepoint is. Answer: an :class:`IncompleteMark`; None if there is none."""
+    """Read the mark of an incomplete savepoint. Answer: an :class:`IncompleteMark`; None without one."""
 
     location: str
 
@@ -122,17 +122,17 @@ class ListFiles(msgspec.Struct, frozen=True):
 
 
 class DeleteUnnamed(msgspec.Struct, frozen=True):
-    """Of these files, delete those that no checkpoint names: :func:`delete_files`. Answer: the number of files."""
+    """Delete those of these files that no checkpoint names: :func:`delete_files`. Answer: the number of files."""
 
     names: frozenset[str]
 
 
 class FoundMetadata(msgspec.Struct, frozen=True):
-    """A checkpoint's metadata that is in storage; the checkpoint may never have been completed.
+    """The metadata of a checkpoint in storage; the checkpoint may never have been completed.
 
     Attributes:
-        location: of the checkpoint.
-        epoch: of the owner that wrote it.
+        location: location of the checkpoint.
+        epoch: fencing epoch of the owner that wrote it.
     """
 
     location: str
@@ -140,11 +140,11 @@ class FoundMetadata(msgspec.Struct, frozen=True):
 
 
 class IncompleteMark(msgspec.Struct, frozen=True):
-    """Whose an incomplete savepoint is.
+    """The pipeline and the owner of an incomplete savepoint.
 
     Attributes:
-        pipeline: its name.
-        epoch: of the owner that writes or deletes it.
+        pipeline: name of the pipeline.
+        epoch: fencing epoch of the owner that writes or deletes it.
     """
 
     pipeline: str
@@ -152,7 +152,7 @@ class IncompleteMark(msgspec.Struct, frozen=True):
 
 
 def delete_checkpoint(location: str, savepoint: bool) -> Steps[int]:
-    """Delete a checkpoint's metadata, then the state files that only it names; or a claimed savepoint.
+    """Delete a checkpoint's metadata, then the state files that only it names; or delete a claimed savepoint.
 
     Returns:
         The number of files deleted from ``shared/``.
@@ -167,7 +167,7 @@ def delete_checkpoint(location: str, savepoint: bool) -> Steps[int]:
 
 
 def discard_states(checkpoint_id: int) -> Steps[int]:
-    """Delete what only an aborted checkpoint or savepoint names. Returns the number of files deleted from ``shared/``."""
+    """Delete the files that only an aborted checkpoint or savepoint names. Returns the number deleted from ``shared/``."""
     yield DiscardSavepoint(checkpoint_id)
     deleted: int = yield DiscardPendingFiles(checkpoint_id)
     return deleted
@@ -177,37 +177,37 @@ def delete_savepoint(own: bool) -> Steps[None]:
     """Delete a savepoint, complete or not. May be repeated.
 
     Args:
-        own: it is in the pipeline's own ``savepoints/``, where a later owner sweeps up what carries the mark.
+        own: whether it is in the pipeline's own ``savepoints/``, where a later owner deletes savepoints that carry the mark.
     """
     if own:
-        yield MarkIncomplete()  # until all is gone: what was complete would else never be swept
+        yield MarkIncomplete()  # first, so that the next sweep finishes an interrupted deletion
     yield DeleteSavepointMetadata()  # without it there is no savepoint
     yield DeleteSavepointFiles()
-    # Once more: an owner that lost the pipeline may have written it in between.
+    # A second time: an owner that lost the pipeline may have written it in between.
     yield DeleteSavepointMetadata()
-    # With files that such an owner has stored in between the mark stays, so that the next sweep deletes them.
+    # If such an owner has stored files in between, the mark stays, so that the next sweep deletes them.
     yield RemoveMarkIfEmpty()
 
 
 def delete_files(names: Collection[str], may_delete: Callable[[], None]) -> Steps[None]:
-    """Delete files in ``shared/`` that nothing names.
+    """Delete files in ``shared/`` that no checkpoint names.
 
     Args:
-        names: of the files.
-        may_delete: raises unless this process may still delete; asked before each request.
+        names: names of the files.
+        may_delete: raises unless this process may still delete; called before each request.
     """
     ordered = sorted(names)
     for start in range(0, len(ordered), _DELETE_BATCH):
-        # Between this and the request another run may become the owner; what that one relies on has none of these names.
+        # Another run may become the owner before the request is carried out; its checkpoints use none of these names.
         may_delete()
         yield DeleteFiles(tuple(ordered[start : start + _DELETE_BATCH]))
 
 
 def sweep(files: bool) -> Steps[None]:
-    """Delete what killed owners have left behind; for the owner, once what it restores is registered.
+    """Delete files that killed owners have left in storage; for the owner, after it has registered what it restores.
 
     Args:
-        files: every retained checkpoint could be read, so files that none of them names may be deleted.
+        files: whether every retained checkpoint could be read, so that files that none of them names may be deleted.
     """
     yield SweepSavepoints()
     yield SweepMetadata()
@@ -216,10 +216,10 @@ def sweep(files: bool) -> Steps[None]:
 
 
 def sweep_savepoints(ownership: OwnershipSteps, pipeline: str) -> Steps[int]:
-    """Delete what earlier owners began to write in ``savepoints/`` and never completed. Returns their number.
+    """Delete savepoints in ``savepoints/`` that earlier owners began and never completed. Returns their number.
 
-    Only what says of itself that an earlier owner of this pipeline was writing it: a savepoint that a user copies there is
-    left alone, complete or not, and so are those of this owner.
+    Only savepoints with the mark of an earlier owner of this pipeline are deleted: savepoints that a user copies there stay,
+    complete or not, and so do those of this owner.
     """
     swept = 0
     directories: Sequence[str] = yield ListSavepointDirectories()
@@ -237,7 +237,7 @@ def sweep_savepoints(ownership: OwnershipSteps, pipeline: str) -> Steps[int]:
 def sweep_metadata(ownership: OwnershipSteps) -> Steps[int]:
     """Delete the metadata of checkpoints that earlier owners wrote but never completed. Returns their number.
 
-    The state files that only they named go with :func:`sweep_files`.
+    The state files that only they named are deleted by :func:`sweep_files`.
     """
     found: Sequence[FoundMetadata] = yield ListMetadata()
     kept = ownership.in_use
@@ -255,7 +255,7 @@ def sweep_files(epoch: int, keep: frozenset[str]) -> Steps[int]:
     """Delete every shared file that is neither kept nor named by a checkpoint. Returns the number of files.
 
     Args:
-        epoch: of this owner: what a later owner has stored is seen only once the pipeline is lost, and stays.
+        epoch: fencing epoch of this owner; files of later owners, which appear only after this owner has lost the pipeline, stay.
         keep: names of files that stay.
     """
     found: Sequence[SharedName] = yield ListFiles()

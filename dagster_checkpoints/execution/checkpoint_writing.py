@@ -1,7 +1,7 @@
-"""Writing a checkpoint that every task has acknowledged: in which order, and what each failure means; as steps.
+"""Writing a checkpoint that every task has acknowledged: the order of requests, and the meaning of each failure; as steps.
 
 The commit point is one conditional replacement of the pipeline's `state.json` (:mod:`ownership`). Must not know when checkpoints
-are taken, nor what their metadata says.
+are taken, nor the content of their metadata.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CREATE_ATTEMPTS = 3
 
 
 class BuildMetadata(msgspec.Struct, frozen=True):
-    """Make the metadata from what the tasks have acknowledged with.
+    """Build the metadata from the states that the tasks have acknowledged.
 
     Answer: the CheckpointMetadata.
     """
@@ -42,7 +42,7 @@ class BuildMetadata(msgspec.Struct, frozen=True):
 
 
 class ReserveId(msgspec.Struct, frozen=True):
-    """Take the id of a savepoint: :meth:`OwnershipSteps.reserve`. Answer: None."""
+    """Reserve the id of a savepoint: :meth:`OwnershipSteps.reserve`. Answer: None."""
 
     checkpoint_id: int
 
@@ -60,7 +60,7 @@ class StoreSavepoint(msgspec.Struct, frozen=True):
 
 
 class CompleteCheckpoint(msgspec.Struct, frozen=True):
-    """Make it the newest completed one: :meth:`OwnershipSteps.complete`. Answer: None."""
+    """Make the checkpoint the newest completed one: :meth:`OwnershipSteps.complete`. Answer: None."""
 
     checkpoint_id: int
     location: str
@@ -68,11 +68,11 @@ class CompleteCheckpoint(msgspec.Struct, frozen=True):
 
 
 class WriteResult(msgspec.Struct, frozen=True):
-    """How the writing of a checkpoint has ended.
+    """The outcome of writing a checkpoint.
 
     Attributes:
-        outcome: for the coordinator.
-        keep: a savepoint's directory must not be deleted any more: its metadata is written, or may be.
+        outcome: the event for the coordinator.
+        keep: whether the directory of a savepoint must stay: its metadata is written, or may be.
     """
 
     outcome: MetadataWritten | MetadataWriteFailed | MetadataOutcomeUnknown
@@ -88,43 +88,43 @@ class CreateObject(msgspec.Struct, frozen=True):
 
 
 class CompareObject(msgspec.Struct, frozen=True):
-    """Compare the object that is there with the one that was to be created.
+    """Compare the stored object with the one that was to be created.
 
     Answer: None.
-    Errors: AlreadyExists: it has other content.
+    Errors: AlreadyExists: the stored object has other content.
     """
 
 
 class CheckStateFiles(msgspec.Struct, frozen=True):
-    """See that every file that a savepoint's metadata names is in its directory, and of the right size.
+    """Check that every file that a savepoint's metadata names is in its directory, with the right size.
 
     Answer: None.
-    Errors: StorageError: one is not, or storage cannot be asked.
+    Errors: StorageError: a file is missing or of another size, or storage does not answer.
     """
 
 
 class RenewLease(msgspec.Struct, frozen=True):
-    """Learn whether this run still owns the pipeline: :meth:`OwnershipSteps.renew`.
+    """Find out whether this run still owns the pipeline: :meth:`OwnershipSteps.renew`.
 
-    Answer: True if it does; False if storage did not say.
+    Answer: True if it does; False if storage did not answer.
     Errors: OwnershipLost.
     """
 
 
 def write_checkpoint(checkpoint_id: int, properties: CheckpointProperties) -> Steps[WriteResult]:
-    """Write the metadata, then make `state.json` name it. Never raises: the outcome says what is known.
+    """Write the metadata, then make `state.json` name it. Never raises: every failure is an outcome.
 
     A savepoint that does not stop the job is complete with its metadata: no restart begins from it.
 
     Args:
-        checkpoint_id: of the checkpoint or savepoint.
-        properties: which of the two it is, and whether it stops the job.
+        checkpoint_id: id of the checkpoint or savepoint.
+        properties: its properties; read are whether it is a savepoint, and whether it stops the job.
     """
     try:
         metadata: CheckpointMetadata = yield BuildMetadata(checkpoint_id)
         check_union_states(metadata)
         if properties.is_savepoint:
-            # First: no later checkpoint of this job may have the savepoint's id, for sinks name what they commit by it.
+            # First, because no later checkpoint of this job may have the savepoint's id: sinks name transactions by it.
             yield ReserveId(checkpoint_id)
             location: str = yield StoreSavepoint(checkpoint_id)
         else:
@@ -144,47 +144,47 @@ def write_checkpoint(checkpoint_id: int, properties: CheckpointProperties) -> St
 
 
 def write_metadata() -> Steps[None]:
-    """Create a checkpoint's metadata only if it is absent; the checkpoint is *not* complete by that.
+    """Create a checkpoint's metadata only if it is absent; that does *not* complete the checkpoint.
 
     Raises:
-        AlreadyExists: other metadata is there.
+        AlreadyExists: other metadata is stored.
         StorageUnavailable, WriteConflict: nothing was written.
-        OutcomeUnknown: it may be there; delete nothing.
+        OutcomeUnknown: it may be stored; delete nothing.
     """
     if not (yield from create_if_absent()):
         yield CompareObject()
 
 
 def complete_savepoint(url: str, confirm: bool) -> Steps[None]:
-    """Complete a savepoint: its metadata, created only if absent, once every file is seen to be there.
+    """Complete a savepoint: check its files, then create its metadata if absent.
 
     Args:
-        url: of the savepoint's directory, for the text of errors.
-        confirm: it is in the pipeline's own directory, where a later owner of the pipeline sweeps up what is incomplete: what
-            was swept meanwhile does not count, so the owner confirms that it still is one.
+        url: URL of the savepoint's directory, for the text of errors.
+        confirm: whether it is in the pipeline's own directory, where a later owner deletes incomplete savepoints. Then the
+            owner confirms after the metadata that it still owns the pipeline.
 
     Raises:
-        OwnershipLost: the pipeline was taken over meanwhile; the savepoint may have been swept.
+        OwnershipLost: the pipeline was taken over; the new owner may have deleted the savepoint.
         StorageError: as the requests, and as :func:`write_metadata`.
     """
     yield CheckStateFiles()
     yield from write_metadata()
-    # An owner that still owns the pipeline after the metadata was there cannot have been swept before.
+    # If this run still owns the pipeline after the metadata was written, no other owner has deleted the savepoint.
     if confirm and not (yield RenewLease()):
-        raise OutcomeUnknown(f"savepoint {url} is written, but storage did not say whether this run still owns the pipeline")
-    with suppress(StorageError):  # it is complete all the same
+        raise OutcomeUnknown(f"savepoint {url} is written, but storage did not answer whether this run still owns the pipeline")
+    with suppress(StorageError):  # the savepoint is complete without that
         yield RemoveMark()
 
 
 def create_if_absent() -> Steps[bool]:
-    """Create an object, trying again where it may have been created.
+    """Create an object; repeat the request while its outcome is unknown.
 
     Returns:
-        False if there is one, which may be this very write whose answer was lost: compare.
+        False if the object exists, perhaps by this write, whose answer was lost: compare.
 
     Raises:
         StorageUnavailable, WriteConflict: nothing was written.
-        OutcomeUnknown: it still may have been written.
+        OutcomeUnknown: it may have been written.
     """
     attempts = 0
     while True:
@@ -195,7 +195,7 @@ def create_if_absent() -> Steps[bool]:
         except AlreadyExists:
             return False
         except OutcomeUnknown:
-            # Once more: it lands now, or is found to be there.
+            # Repeated, it lands now, or the object is found to exist.
             if attempts == _CREATE_ATTEMPTS:
                 raise
         except (StorageUnavailable, WriteConflict) as error:

@@ -1,7 +1,8 @@
 """One owner per pipeline: lease, fencing epoch and the commit point of checkpoints, all in ``state.json``; as steps.
 
-The file is replaced only if unchanged since this owner last saw it, so whatever an old owner does late fails here. Leases are
-judged by observation alone (:mod:`acquisition`); no two machines' clocks are compared. Must not know what a checkpoint holds.
+The file is replaced only if it is unchanged since this owner last saw it, so late writes of an earlier owner fail. Leases are
+judged only by observation (:mod:`acquisition`); the clocks of two machines are never compared. Must not know the content of
+checkpoints.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from dagster_checkpoints.execution.storage_steps import (
 )
 
 SAFETY = 0.9
-"""The part of its lease that an owner uses: it stops before another run may begin."""
+"""The fraction of its lease that an owner uses: it stops before another run may take over."""
 _RESOLVE_ATTEMPTS = 3
 _ROUNDS = 8
 
@@ -47,16 +48,16 @@ Change = Callable[[PipelineState], PipelineState]
 
 
 class OwnershipSteps:
-    """What the owner of a pipeline does with ``state.json``. One procedure at a time: the driver keeps others waiting.
+    """The procedures of a pipeline's owner on ``state.json``. The driver runs one at a time.
 
     Made by :func:`dagster_checkpoints.execution.acquisition.acquire`.
 
     Args:
-        stored: what this owner wrote when it took the pipeline.
-        previous: what it found before.
+        stored: the state that this owner wrote when it acquired the pipeline.
+        previous: the state that it found before.
         deadline: when the lease ends for this owner, by its own clock, seconds.
-        values: times and tokens.
-        place: where ``state.json`` is.
+        values: the driver's times and tokens.
+        place: the location of ``state.json``.
     """
 
     def __init__(
@@ -64,17 +65,18 @@ class OwnershipSteps:
     ) -> None:
         assert stored.state.lease is not None
         self.previous = previous
-        """As this owner found it: newest checkpoint, how the last job ended, highest checkpoint id."""
+        """The state before this owner: newest checkpoint, end of the last job, highest checkpoint id."""
         self.state = stored.state
-        """As this owner wrote or read it last."""
+        """The state as this owner last wrote or read it."""
         self.deadline = deadline
-        """When this owner stops by its own clock unless it renews before."""
+        """When this owner stops unless it renews its lease before, by its own clock, seconds."""
         self.lease_seconds = stored.state.lease.seconds
         self.released = False
         self._version: StateVersion = stored.version
         self._values = values
         self._place = place
         self._forgotten: set[str] = set()
+        """Locations that every later replacement takes out of the retained checkpoints."""
         self._stopped_with = ""
         self._ending: tuple[JobState, EndedBy, str, StopAskedBy] | None = None
         self._lost: str | None = None
@@ -91,38 +93,42 @@ class OwnershipSteps:
 
     @property
     def in_use(self) -> frozenset[str]:
-        """The locations of what is retained, and of the newest."""
+        """The locations of the retained checkpoints and of the newest one."""
         newest = () if self.state.newest is None else (self.state.newest,)
         return frozenset(pointer.location for pointer in (*self.retained, *newest))
 
     @property
     def lost(self) -> bool:
-        """True once the pipeline is, or must be taken to be, another run's."""
+        """Whether another run owns the pipeline, or may own it by now."""
         return self._lost is not None or (not self.released and self._values.elapsed() >= self.deadline)
 
     def vouches_for(self, location: str, epoch: int) -> bool:
-        """Whether the files of a checkpoint stay while it is retained: its own, and one that was listed when this owner came.
+        """Whether the files of a retained checkpoint are certain to stay: its owner wrote it, or found it in ``state.json``.
 
-        Another one may have been given up: an earlier owner, suspended since, may yet delete its files.
+        An earlier owner that was suspended may still delete the files of any other checkpoint, which it may have discarded.
 
         Args:
-            location: of the checkpoint.
-            epoch: of the owner that wrote it.
+            location: location of the checkpoint.
+            epoch: fencing epoch of the owner that wrote it.
         """
         return epoch == self.epoch or any(pointer.location == location for pointer in self.previous.restorable_checkpoints)
 
     def has_later(self, checkpoint_id: int) -> bool:
-        """Whether later checkpoints were completed: what sinks committed with them has to be taken back."""
+        """Whether later checkpoints were completed: sinks have to take back what they committed with them."""
         return self.state.highest_checkpoint_id > checkpoint_id
 
     def ensure(self) -> None:
-        """Raise OwnershipLost unless this owner may still act."""
+        """Check that this owner may still act.
+
+        Raises:
+            OwnershipLost: it may not.
+        """
         if self.released:
             raise OwnershipLost(f"{self._subject()} was released by this run")
         if self._lost is None and self._values.elapsed() >= self.deadline:
             self._lost = (
                 f"{self._subject()} could not be renewed within its lease of {self.lease_seconds:g} s; "
-                "another run may own the pipeline now, so this one stops. Was storage out of reach, or this "
+                "another run may own the pipeline now, so this one stops. Was storage not reachable, or was this "
                 "process suspended?"
             )
         if self._lost is not None:
@@ -136,7 +142,7 @@ class OwnershipSteps:
         named: bool = False,
         origin: Origin = UNKNOWN_ORIGIN,
     ) -> Steps[int]:
-        """Say that a job runs now; see :func:`state_changes.begun` for the arguments. Returns the job's id."""
+        """Record that a job runs now; see :func:`state_changes.begun` for the arguments. Returns the job's id."""
         self.ensure()
         yield from self._replace(
             lambda state: changes.begun(
@@ -146,18 +152,18 @@ class OwnershipSteps:
         return self.state.job.job_id
 
     def reserve(self, checkpoint_id: int) -> Steps[None]:
-        """Take an id for a savepoint that ``state.json`` will not name: no later checkpoint may have it.
+        """Reserve an id for a savepoint that ``state.json`` does not name: no later checkpoint may have it.
 
         Raises:
             OwnershipLost: another run owns the pipeline: the savepoint must not be completed.
-            StorageUnavailable, WriteConflict, OutcomeUnknown: it may be tried again; until then the id is not taken.
+            StorageUnavailable, WriteConflict, OutcomeUnknown: the id is not reserved; the caller may try again.
         """
         self.ensure()
         if self.state.highest_checkpoint_id < checkpoint_id:
             yield from self._replace(lambda state: changes.reserved(state, checkpoint_id))
 
     def claim(self, pointer: CheckpointPointer) -> Steps[None]:
-        """A savepoint is the pipeline's own from now on: it is retained, and deleted when it is so no longer.
+        """Make a savepoint the pipeline's own: it is retained, and deleted when it is no longer retained.
 
         Raises:
             OwnershipLost, StorageUnavailable, WriteConflict, OutcomeUnknown: as :meth:`complete`.
@@ -188,15 +194,16 @@ class OwnershipSteps:
         """Make a checkpoint the newest completed one: **the commit point**. Sinks commit after it.
 
         Args:
-            checkpoint_id: its id.
-            location: where its metadata is stored.
-            kind: ``checkpoint``, or ``savepoint`` for that of a stop.
-            completed_at: wall clock; now by default.
+            checkpoint_id: id of the checkpoint.
+            location: location of its metadata.
+            kind: ``checkpoint``, or ``savepoint`` for the savepoint of a stop.
+            completed_at: wall-clock time; now by default.
 
         Raises:
             OwnershipLost: another run owns the pipeline; the checkpoint is not completed and nothing may be committed.
             StorageUnavailable, WriteConflict: it is not completed.
-            OutcomeUnknown: it may be completed; delete nothing and commit nothing. The state tells after the next renewal.
+            OutcomeUnknown: it may be completed; delete nothing and commit nothing. After the next renewal `state` shows
+                the outcome.
         """
         self.ensure()
         pointer = CheckpointPointer(
@@ -213,15 +220,15 @@ class OwnershipSteps:
         return pointer
 
     def forget(self, location: str) -> Steps[None]:
-        """A retained checkpoint is about to be deleted: ``state.json`` lists it no more when this returns.
+        """Take a checkpoint out of ``state.json`` before it is deleted.
 
-        So nothing that is listed is ever deleted: an owner that was suspended in between, and has lost the pipeline, fails here,
-        while a later one may be restoring from that checkpoint.
+        So no checkpoint that ``state.json`` names is ever deleted: an owner that was suspended and has lost the pipeline fails
+        here, while a later owner may be restoring from that checkpoint.
 
         Raises:
             OwnershipLost: another run owns the pipeline: delete nothing.
-            StorageUnavailable, WriteConflict, OutcomeUnknown: it may still be listed: delete nothing. The next replacement
-                that lands does not list it.
+            StorageUnavailable, WriteConflict, OutcomeUnknown: ``state.json`` may still name it: delete nothing. The next
+                replacement takes it out.
         """
         self.ensure()
         self._forgotten.add(location)
@@ -229,12 +236,12 @@ class OwnershipSteps:
             yield from self._replace(lambda state: changes.forgotten(state, location))
 
     def forget_savepoints(self, retained: Collection[str]) -> None:
-        """Savepoints of the user that the coordinator does not retain are not listed from the next replacement on.
+        """Take the user's savepoints that the coordinator does not retain out of ``state.json`` with the next replacement.
 
-        No restart begins from them any more; they stay where they are.
+        No restart begins from them any more; their files stay.
 
         Args:
-            retained: locations of what the coordinator retains.
+            retained: locations of the checkpoints that the coordinator retains.
         """
         for pointer in self.retained:
             if not pointer.ours and pointer.location not in retained:
@@ -243,18 +250,19 @@ class OwnershipSteps:
     def end_job(
         self, status: JobState, *, keep_checkpoints: bool, ended_by: EndedBy, stop_asked_by: StopAskedBy
     ) -> Steps[tuple[CheckpointPointer, ...]]:
-        """Say how the job ended while the lease is still held, so that checkpoints can be deleted after it.
+        """Record how the job ended while the lease is still held, so that its checkpoints can be deleted after that.
 
-        Deleting them first would leave a moment in which a crash looks like a job that never had any.
+        If they were deleted first, a crash in between would look like a job without checkpoints.
 
         Args:
-            status: the job's end state.
-            keep_checkpoints: otherwise none is listed any more, but for the savepoint of a suspend: it stays the newest.
-            ended_by: what brought a FINISHED job to its end; of a stop, its savepoint is recorded.
+            status: final state of the job.
+            keep_checkpoints: whether ``state.json`` still names the job's checkpoints; otherwise only the savepoint of a suspend,
+                which stays the newest.
+            ended_by: what brought a FINISHED job to its end; the savepoint of a stop is recorded.
             stop_asked_by: what asked for that stop.
 
         Returns:
-            The checkpoints no longer listed that are the system's to delete.
+            The checkpoints that ``state.json`` does not name any more and that the system has to delete.
 
         Raises:
             OwnershipLost, StorageUnavailable, WriteConflict, OutcomeUnknown: as :meth:`complete`.
@@ -265,15 +273,15 @@ class OwnershipSteps:
         dropped = () if keep_checkpoints else tuple(old for old in self.retained if old.location != kept)
         self._forgotten.update(pointer.location for pointer in dropped)
         savepoint = newest if ended_by in ("drain", "suspend") and newest == self._stopped_with else ""
-        self._ending = (status, ended_by, savepoint, stop_asked_by)  # should this fail, the release says it
+        self._ending = (status, ended_by, savepoint, stop_asked_by)  # if the replacement fails, `release` records it
         yield from self._replace(self._ended(status, keep_checkpoints))
         return tuple(pointer for pointer in dropped if pointer.ours)
 
     def release(self, status: JobState | None) -> Steps[None]:
-        """Free the lease and say how the job ended; does nothing when already released.
+        """Free the lease and record how the job ended; does nothing if it was released before.
 
         Args:
-            status: the job's end state; None if :meth:`end_job` has said it, or no job was begun.
+            status: final state of the job; None if :meth:`end_job` has recorded it, or no job was begun.
 
         Raises:
             OwnershipLost: another run owns the pipeline.
@@ -293,26 +301,26 @@ class OwnershipSteps:
         self.released = True
 
     def _ended(self, status: JobState, keep: bool) -> Change:
-        said, ended_by, savepoint, asked_by = self._ending or (status, "", "", "")
-        if said != status:
+        recorded, ended_by, savepoint, asked_by = self._ending or (status, "", "", "")
+        if recorded != status:
             ended_by, savepoint, asked_by = "", "", ""
         return lambda state: changes.ended(
             state, status, keep=keep, ended_by=ended_by, savepoint=savepoint, stop_asked_by=asked_by, at=self._values.wall()
         )
 
     def _replace(self, change: Change) -> Steps[None]:
-        """Replace ``state.json`` by a changed version of what this owner last wrote, if no other run has."""
+        """Replace ``state.json`` by a changed version of what this owner last wrote, if no other run has replaced it."""
         elapsed = self._values.elapsed
         base, unresolved = None, 0
         for _ in range(_ROUNDS):
-            if base is not self.state:  # the first round, or a write of ours that had been in doubt has landed
+            if base is not self.state:  # the first round, or an earlier write of this owner with an unknown outcome has landed
                 base = self.state
                 proposed = self._next(base, change)
             sent_at = elapsed()
             try:
                 version = yield ReplaceState(self._version, proposed)
             except OutcomeUnknown:
-                # The same write under the same condition: it lands now, or the file shows that it had landed.
+                # The same write is repeated under the same condition: it lands now, or the file shows that it had landed.
                 unresolved += 1
                 if unresolved == _RESOLVE_ATTEMPTS or elapsed() >= self.deadline:
                     raise
@@ -321,14 +329,16 @@ class OwnershipSteps:
                     self._renewed(sent_at)
                     return
             except (StorageUnavailable, WriteConflict) as error:
-                if unresolved:  # an earlier attempt of this very write may have landed
+                if unresolved:  # an earlier attempt of this write may have landed
                     raise OutcomeUnknown(str(error)) from error
                 raise
             else:
                 self.state, self._version = proposed, version
                 self._renewed(sent_at)
                 return
-        raise OutcomeUnknown(f"{self._place.url} was refused {_ROUNDS} times although it carries this run's epoch")
+        raise OutcomeUnknown(
+            f"{self._place.url} could not be replaced in {_ROUNDS} attempts although it carries this run's epoch"
+        )
 
     def _next(self, state: PipelineState, change: Change) -> PipelineState:
         values = self._values
@@ -337,21 +347,21 @@ class OwnershipSteps:
         return msgspec.structs.replace(changed, retained=self._without_forgotten(changed.retained))
 
     def _adopt(self, token: str) -> Steps[bool]:
-        """After a refused write: take what is there as our own if it is. True if it is the write just tried.
+        """After a refused write: adopt the stored state if this owner wrote it. Returns whether it is the write just tried.
 
-        No other run writes under our epoch, so a file that carries it holds a write of ours whose answer was lost.
+        No other run writes under this epoch, so a file that carries it is a write of this owner whose answer was lost.
         """
         try:
             found: StoredState | None = yield ReadState()
         except StorageUnavailable as error:
             raise OutcomeUnknown(f"{self._place.url} has changed and cannot be read back: {error}") from error
         if found is None:
-            self._lost = f"{self._subject()} is gone: {self._place.url} was deleted. Stop every run before deleting it"
+            self._lost = f"{self._subject()} is lost: {self._place.url} was deleted. Stop every run before deleting it"
             raise OwnershipLost(self._lost)
         if found.state.epoch != self.epoch:
             self._lost = (
                 f"{self._subject()} was taken over: expected epoch {self.epoch} in {self._place.url}, found epoch "
-                f"{found.state.epoch}, {describe_owner(found.state)}. This run was silent for a whole lease; it stops "
+                f"{found.state.epoch}, {describe_owner(found.state)}. This run did not renew its lease in time; it stops "
                 "and commits nothing"
             )
             raise OwnershipLost(self._lost)

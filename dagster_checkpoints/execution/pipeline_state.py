@@ -1,4 +1,4 @@
-"""What ``state.json`` says: owner, lease, fencing epoch, newest completed checkpoint, how the job goes.
+"""The content of ``state.json``: owner, lease, fencing epoch, newest completed checkpoint, state of the job.
 
 Values only; the storage floor encodes them. Wall-clock times are in UTC, for people: they are never compared.
 """
@@ -13,29 +13,29 @@ import msgspec
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
 
 VERSION = 3
-"""Of the format that is written."""
+"""Version of the format that is written."""
 JobState = Literal["NONE", "RUNNING", "FINISHED", "CANCELED", "FAILED", "SUSPENDED"]
-"""How the job is or ended; NONE: an owner came, but no job was begun."""
+"""The state of a job, final if it has ended; NONE: the pipeline was acquired, but no job was begun."""
 EndedBy = Literal["", "end_of_data", "drain", "suspend"]
-"""What brought a FINISHED job to its end; "" for others, and where version 1 did not say."""
+"""What brought a FINISHED job to its end; "" for others, and if version 1 of the format does not say it."""
 StopAskedBy = Literal["", "request", "termination"]
-"""What asked for a stop with savepoint: a control request, or the termination of the run's own process; "" where no stop ended
-the job, and where an earlier release wrote the file."""
+"""What asked for a stop with savepoint: a control request, or the termination of the run's own process; "" if no stop ended
+the job, or if an earlier release wrote the file."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who runs the pipeline.
+    """The process that runs the pipeline.
 
-    The last three tell this process from every other one of its machine; empty where the system does not say them, and where a
-    release wrote it that did not ask.
+    The last three fields distinguish it from every other process of its machine; they are empty if the system does not provide
+    them, or if an earlier release wrote the file.
 
     Args:
-        run_id: Dagster's, or whatever a person would look for.
-        host: machine name.
-        pid: process id on it.
-        boot_id: of the machine; another one after each boot.
-        namespaces: within which the process id and the next number have a meaning.
-        started: when the process has started, in ticks of the machine's own clock.
+        run_id: id of the Dagster run, or another id by which a person finds the run.
+        host: name of the machine.
+        pid: process id on that machine.
+        boot_id: id of the machine's boot; each boot has another one.
+        namespaces: the namespaces in which `pid` and `started` are valid.
+        started: when the process started, in ticks of the machine's own clock.
     """
 
     run_id: str
@@ -47,7 +47,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The owner's promise to renew within ``seconds``, or to be silent for ever."""
+    """The owner's right to act: it renews the lease within ``seconds``, or stops acting."""
 
     owner: Owner
     seconds: float
@@ -57,16 +57,16 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointPointer(msgspec.Struct, frozen=True, kw_only=True):
-    """A completed checkpoint and where it lies.
+    """A completed checkpoint and its location.
 
     Args:
         checkpoint_id: its id within the job.
         location: relative to the pipeline's directory, such as ``checkpoints/chk-42-3``; the URL of a savepoint elsewhere.
         kind: checkpoint or savepoint.
-        epoch: of the owner that completed it.
-        job_id: of the job that it belongs to.
-        completed_at: wall clock of the owner; for display.
-        claimed: a savepoint that the pipeline was given, to delete when it is no longer retained.
+        epoch: fencing epoch of the owner that completed it.
+        job_id: id of the job that it belongs to.
+        completed_at: wall-clock time of the owner; for display.
+        claimed: whether it is a savepoint that the pipeline has claimed: it is deleted when it is no longer retained.
     """
 
     checkpoint_id: int
@@ -79,7 +79,7 @@ class CheckpointPointer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ours(self) -> bool:
-        """The system may delete it: every checkpoint, but only claimed savepoints."""
+        """Whether the system may delete it: every checkpoint, but only claimed savepoints."""
         return self.claimed or self.kind != "savepoint"
 
 
@@ -87,16 +87,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The pipeline's latest job: one new start with all its resumptions.
 
     Args:
-        job_id: counts new starts.
-        status: how it goes, or how it ended.
-        started_at: wall clock.
-        ended_at: wall clock; None while it runs, or when its process died.
+        job_id: number of the job; each new start adds one.
+        status: its state, final if it has ended.
+        started_at: wall-clock time of its start.
+        ended_at: wall-clock time of its end; None while it runs, or if its process died.
         ended_by: what brought it to its end, if it is FINISHED.
-        savepoint: location of the savepoint that it was stopped with, or "".
+        savepoint: location of the savepoint that it was stopped with; "" without one.
         stop_asked_by: what asked for that stop.
-        run_id: the run that ran it last; "" where an earlier release wrote the file.
-        begun_by: the run that last chose where the job begins: at a new start, or at a checkpoint that its configuration names. A
-            run that goes on from the newest checkpoint leaves it as it is.
+        run_id: id of the run that ran it last; "" if an earlier release wrote the file.
+        begun_by: id of the run that last chose where the job begins: a new start, or a checkpoint that its configuration names. A
+            run that continues from the newest checkpoint does not change it.
     """
 
     job_id: int = 0
@@ -114,19 +114,19 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     """The content of ``state.json``.
 
     Args:
-        pipeline: its name.
-        epoch: grows with every acquisition; what an owner writes carries it.
-        token: differs in every version of the file, so that a write whose answer was lost is recognised.
-        lease: None when nobody owns the pipeline.
-        job: the latest.
-        newest: what a restart resumes from: a checkpoint, the savepoint of a stop, or one that the job was started from; None
-            when the latest job has none.
-        retained: completed checkpoints that are kept, newest first, ``newest`` included; of savepoints only that of a stop,
+        pipeline: name of the pipeline.
+        epoch: fencing epoch of the owner, larger after every acquisition; files that an owner writes carry it.
+        token: random, different in every version of the file, so that a write whose answer was lost is recognised.
+        lease: lease of the owner; None without one.
+        job: the latest job.
+        newest: the checkpoint that a restart begins from: a checkpoint, the savepoint of a stop, or the savepoint that the job
+            was started from; None if the latest job has none.
+        retained: completed checkpoints that are kept, newest first, ``newest`` included; of the savepoints only that of a stop,
             and claimed ones.
-        highest_checkpoint_id: of all that were ever completed, or reserved for a savepoint, whatever their job.
-        history: made up when the file was: job numbers begin anew with every file, and sinks tell them apart by it.
-        origin: where the pipeline is defined, as the run that ran it last knew it.
-        version: of this format.
+        highest_checkpoint_id: highest id that was ever completed, or reserved for a savepoint, in all jobs.
+        history: random id, created with the file: job numbers start again with every new file, and sinks distinguish them by it.
+        origin: where the pipeline is defined, according to the run that ran it last.
+        version: version of this format.
     """
 
     pipeline: str
@@ -143,15 +143,15 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def restorable_checkpoints(self) -> tuple[CheckpointPointer, ...]:
-        """Everything that a restore may begin from: what is retained, and the newest, which may be among it."""
+        """The checkpoints that a restore may begin from: the retained ones, and the newest one, which may be among them."""
         return self.retained if self.newest is None else (*self.retained, self.newest)
 
 
 def describe_owner(state: PipelineState) -> str:
-    """Who owns the pipeline, for the text of errors."""
+    """The owner of the pipeline, for the text of errors."""
     lease = state.lease
     if lease is None:
-        return "owned by nobody"
+        return "not owned by any run"
     return (
         f"owned by run {lease.owner.run_id} on host {lease.owner.host} (process {lease.owner.pid}) since "
         f"{lease.acquired_at:%Y-%m-%d %H:%M:%S} UTC, last renewed {lease.renewed_at:%Y-%m-%d %H:%M:%S} UTC"
@@ -159,13 +159,13 @@ def describe_owner(state: PipelineState) -> str:
 
 
 def describe_end(state: PipelineState | None) -> str:
-    """How the latest run ended, for the text of errors, seen from outside."""
+    """The end of the latest job as `state.json` shows it, for the text of errors."""
     if state is None or state.job.status == "NONE":
         return "It has never run here"
     job = state.job
     newest = f"; newest checkpoint: {state.newest.location}" if state.newest is not None else "; no checkpoint to resume from"
     if job.status == "RUNNING":
-        return f"Its latest job ({job.job_id}) did not end by itself: its process is gone{newest}"
+        return f"Its latest job ({job.job_id}) did not end by itself: its process has died{newest}"
     at = f" at {job.ended_at:%Y-%m-%d %H:%M:%S} UTC" if job.ended_at is not None else ""
     by = f" by {job.ended_by.replace('_', ' ')}" if job.ended_by else ""
     if job.savepoint:

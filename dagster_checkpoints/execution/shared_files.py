@@ -1,8 +1,8 @@
-"""The names of state files in ``shared/``, and the storing of one; as steps.
+"""The names of state files in ``shared/``, and storing such a file; as steps.
 
 An owner stores new files under names that contain its own epoch, and deletes no files of later owners. Stores cannot fence a
-deletion: a deletion that an earlier owner requested may be carried out at any later time, and then does not find any file that
-was written since.
+deletion: a deletion that an earlier owner requested may be carried out at any later time, but it names no file that was
+written after the take-over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHARED = re.compile(r"([0-9a-f]{64})(?:-([1-9]\d*))?")
 class SharedName(NamedTuple):
     """The name of a file in ``shared/``: the sha256 of its bytes, and the epoch of the owner that stored them.
 
-    The same bytes under two epochs are two files; epoch 0 stands for a name without an epoch, as earlier releases gave it.
+    The same bytes under two epochs are two files; epoch 0 stands for a name without an epoch, which earlier releases used.
     """
 
     sha256: str
@@ -32,19 +32,19 @@ class SharedName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> SharedName | None:
-        """Parse a name; None if this package never gives a file such a name."""
+        """Parse a name; None if it is no name of a shared file."""
         match = _SHARED.fullmatch(name)
         return cls(match[1], int(match[2] or 0)) if match else None
 
 
 class FileRegistry(Protocol):
-    """Which checkpoints name which files: :class:`dagster_checkpoints.storage.SharedStateRegistry`."""
+    """The files that each checkpoint names: :class:`dagster_checkpoints.storage.SharedStateRegistry`."""
 
     def lend(self, borrower: Hashable, name: str) -> bool:
         """Name a file for a checkpoint; False if storage does not have it."""
 
     def reserve(self, checkpoint: Hashable, name: str) -> bool:
-        """Name a file before it is stored; True if it must be. Waits while it is being deleted."""
+        """Name a file before it is stored; returns whether it must be stored. Waits while it is being deleted."""
 
     def stored(self, checkpoint: Hashable, name: str) -> None:
         """The file is stored."""
@@ -57,17 +57,17 @@ class PutFile(msgspec.Struct, frozen=True):
 
 
 class StoredName(msgspec.Struct, frozen=True):
-    """Under which name a file is in ``shared/``, and whether it was uploaded for that."""
+    """The name of a stored file in ``shared/``, and whether it was uploaded by this call."""
 
     name: SharedName
     uploaded: bool
 
 
 class SharedNames:
-    """The names that an owner gives to state files, and those that it found them under.
+    """The names that an owner gives to state files, and the names of files that it found.
 
     Args:
-        epoch: of the owner; 0 before the pipeline is acquired.
+        epoch: returns the fencing epoch of the owner; 0 before the pipeline is acquired.
     """
 
     def __init__(self, epoch: Callable[[], int]) -> None:
@@ -75,30 +75,30 @@ class SharedNames:
         self._earlier: dict[str, SharedName] = {}
 
     def known(self, names: Iterable[SharedName]) -> None:
-        """These files are there and whole, with an earlier owner's names: their bytes are not stored under another name."""
+        """These files of earlier owners are stored and complete: their bytes are not stored under another name."""
         self._earlier.update({name.sha256: name for name in names})
 
     def earlier(self, sha256: str) -> SharedName | None:
-        """The name under which the bytes were found; None if they were not."""
+        """The name under which an earlier owner stored the bytes; None if it is not known."""
         return self._earlier.get(sha256)
 
     def own(self, sha256: str) -> SharedName:
-        """The name under which this owner stores the bytes: no other owner gives that name."""
+        """The name under which this owner stores the bytes; no other owner uses that name."""
         return SharedName(sha256, self._epoch())
 
 
 def store_file(names: SharedNames, registry: FileRegistry, checkpoint: Hashable, sha256: str) -> Steps[StoredName]:
-    """Store a file unless its bytes are there; first the checkpoint names it.
+    """Store a file unless its bytes are stored; the checkpoint names the file before that.
 
     Args:
-        names: of this owner.
-        registry: of the pipeline.
+        names: the names of this owner.
+        registry: the registry of the pipeline's files.
         checkpoint: the pending checkpoint that names the file from now on.
-        sha256: of the file's bytes.
+        sha256: sha256 of the file's bytes.
 
     Raises:
-        CheckpointDiscarded: the checkpoint was given up meanwhile.
-        StorageError: as the request; the file stays named by the checkpoint.
+        CheckpointDiscarded: the checkpoint was discarded.
+        StorageError: as the request; the checkpoint still names the file.
     """
     earlier = names.earlier(sha256)
     if earlier is not None and registry.lend(checkpoint, str(earlier)):

@@ -1,6 +1,6 @@
-"""Where a run starts from: a new start, the newest checkpoint, or a checkpoint or savepoint that the user names.
+"""The start of a run: a new start, the newest checkpoint, or a checkpoint or savepoint that the user names.
 
-As steps: the driver reads metadata and checks that it fits the pipeline. Everything is decided before anything starts.
+As steps: the driver reads metadata and checks that it fits the pipeline. The decision is complete before any task starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dagster_checkpoints.execution.storage_steps import Steps
 from dagster_checkpoints.state import ClaimMode, StateError
 
 R = TypeVar("R")
-_OVER = frozenset({"FINISHED", "NONE"})
+_NOT_RESUMABLE = frozenset({"FINISHED", "NONE"})
 
 
 class NothingToRestoreError(DagsterCheckpointsError):
@@ -28,7 +28,7 @@ class NothingToRestoreError(DagsterCheckpointsError):
 
 
 class StartOptions(Protocol):
-    """The part of a run's options that says where it starts."""
+    """The options of a run that decide where it starts."""
 
     @property
     def restore_from(self) -> str:
@@ -36,15 +36,15 @@ class StartOptions(Protocol):
 
     @property
     def allow_older_checkpoint(self) -> bool:
-        """Try older retained checkpoints if the one that is meant cannot be restored."""
+        """Whether older retained checkpoints are tried if the chosen one cannot be restored."""
 
     @property
     def claim_mode(self) -> ClaimMode:
-        """What becomes of a savepoint that the run starts from."""
+        """Who owns the savepoint that the run starts from, from then on."""
 
 
 class RegisterFiles(msgspec.Struct, frozen=True):
-    """Read the metadata of a retained checkpoint, and keep the files that it names from deletion.
+    """Read the metadata of a retained checkpoint, and protect the files that it names from deletion.
 
     Answer: None.
     Errors: StateError, StorageError: it cannot be read.
@@ -57,17 +57,17 @@ class ReadRestorable(msgspec.Struct, frozen=True):
     """Read a checkpoint or savepoint, and check that the pipeline can be restored from it.
 
     Answer: a :class:`RestorableCheckpoint`.
-    Errors: StateError, StorageError: it is corrupt, of an unknown version, gone, or does not fit.
+    Errors: StateError, StorageError: it is corrupt, of an unknown version, missing, or does not fit the pipeline.
     """
 
     location: str
 
 
 class ResolveName(msgspec.Struct, frozen=True):
-    """Find what the user means by a relative location, a URL or an absolute path.
+    """Find the checkpoint or savepoint that a relative location, a URL or an absolute path names.
 
     Answer: a :class:`NamedPlace`.
-    Errors: StorageError: it can be neither a checkpoint nor a savepoint, or the savepoint is not there.
+    Errors: StorageError: it can be neither a checkpoint nor a savepoint, or the savepoint does not exist.
     """
 
     name: str
@@ -81,11 +81,11 @@ class ListSavepoints(msgspec.Struct, frozen=True):
 
 
 class NamedPlace(msgspec.Struct, frozen=True):
-    """What a name in the run configuration stands for.
+    """The checkpoint or savepoint that a name in the run configuration stands for.
 
     Attributes:
-        location: as ``state.json`` would name it.
-        savepoint: it is a savepoint.
+        location: its location, in the form of ``state.json``.
+        savepoint: whether it is a savepoint.
     """
 
     location: str
@@ -103,11 +103,11 @@ class RestorableCheckpoint(msgspec.Struct, Generic[R], frozen=True):
     """A checkpoint or savepoint that fits the pipeline.
 
     Attributes:
-        restored: what the driver restores it by.
-        pointer: to it, with the number of the job that its metadata names.
-        url: of its directory, for the text of errors.
-        savepoint: it is a savepoint.
-        own: it is in the pipeline's own directory.
+        restored: the driver's value from which it restores.
+        pointer: pointer to it, with the job that its metadata names.
+        url: URL of its directory, for the text of errors.
+        savepoint: whether it is a savepoint.
+        own: whether it is in the pipeline's own directory.
     """
 
     restored: R
@@ -118,17 +118,17 @@ class RestorableCheckpoint(msgspec.Struct, Generic[R], frozen=True):
 
 
 class StartPoint(msgspec.Struct, Generic[R], frozen=True):
-    """What a run begins with.
+    """The start of a run.
 
     Attributes:
-        restored: None for a new start.
-        resume: the run goes on with the job before, whose id it keeps.
-        next_checkpoint_id: of the first checkpoint that is triggered.
-        pointer: to what is restored.
-        claimed: it is a savepoint that becomes the pipeline's own, to delete when it is subsumed.
+        restored: the driver's value from which it restores; None for a new start.
+        resume: whether the run continues the previous job, whose id it keeps.
+        next_checkpoint_id: id of the first checkpoint that is triggered.
+        pointer: pointer to the restored checkpoint; None for a new start.
+        claimed: whether it is a savepoint that the pipeline claims: it is deleted when it is subsumed.
         retained: the checkpoints of that job which are kept, and a claimed savepoint.
-        passed_over: later checkpoints of that job: no longer of use once the job has gone on from an earlier one.
-        sweep: every retained checkpoint could be read, so files that none of them names may be deleted.
+        passed_over: later checkpoints of that job, of no use once a job that starts from an earlier one has completed its own.
+        sweep: whether every retained checkpoint could be read, so that files that none of them names may be deleted.
     """
 
     restored: R | None
@@ -142,23 +142,23 @@ class StartPoint(msgspec.Struct, Generic[R], frozen=True):
 
 
 def is_job_over(state: PipelineState) -> bool:
-    """Whether the latest job has ended in a way after which there is nothing to resume."""
-    return state.job.status in _OVER and state.job.ended_by != "suspend"
+    """Whether the latest job has ended and cannot be resumed."""
+    return state.job.status in _NOT_RESUMABLE and state.job.ended_by != "suspend"
 
 
 def is_repeated_start(restore_from: str, earlier_runs: Collection[str], previous: PipelineState) -> bool:
-    """Whether a run that this one repeats has already begun the job where the run configuration says.
+    """Whether a run that this one repeats has already begun the job at the start that the run configuration names.
 
-    A retry has the configuration of the run that failed. To follow it again would throw away what that run has done: it means
-    the latest checkpoint.
+    A retry has the configuration of the run that failed. If it started there again, the progress of that run would be lost:
+    it continues from the latest checkpoint.
 
     Args:
-        restore_from: of the run configuration.
-        earlier_runs: the runs that this one repeats.
-        previous: what storage says of the pipeline.
+        restore_from: the option of the run configuration.
+        earlier_runs: ids of the runs that this one repeats.
+        previous: the state of the pipeline in storage.
 
     Raises:
-        NothingToRestoreError: the job that was begun that way has come to its end.
+        NothingToRestoreError: the job that was begun that way has ended.
     """
     job = previous.job
     if restore_from == "latest" or not job.begun_by or job.begun_by not in earlier_runs:
@@ -166,15 +166,15 @@ def is_repeated_start(restore_from: str, earlier_runs: Collection[str], previous
     if is_job_over(previous):
         raise NothingToRestoreError(
             f"restore_from: {restore_from!r}. Run {job.begun_by}, which this run repeats, has begun job {job.job_id} there, and "
-            f"that job is {job.status}: there is nothing to continue, and to begin there again would repeat its rows. To run the "
+            f"that job is {job.status}: it cannot be continued, and a second start from there would repeat its rows. To run the "
             "pipeline again, launch a new run instead of a retry or re-execution."
         )
     return True
 
 
 def completed_checkpoint(pointer: CheckpointPointer) -> CompletedCheckpoint:
-    """What the coordinator is to know of a checkpoint that `state.json` names."""
-    # A savepoint that is the user's is never deleted; one that was claimed is like a checkpoint.
+    """A checkpoint that `state.json` names, as a value for the coordinator."""
+    # A savepoint of the user is never deleted; a claimed one is treated like a checkpoint.
     properties = CheckpointProperties() if pointer.ours else CheckpointProperties.for_savepoint(stops_job=True)
     return CompletedCheckpoint(pointer.checkpoint_id, pointer.location, properties)
 
@@ -186,14 +186,14 @@ def choose_start(
     url: str,
     unusable: Collection[str] = (),
 ) -> Steps[StartPoint[R]]:
-    """Decide what an owned pipeline starts from.
+    """Choose the start of a run that owns its pipeline.
 
     Args:
-        previous: what its owner has found in ``state.json``.
+        previous: the content of ``state.json`` that the owner has found.
         retained: the completed checkpoints that are kept, newest first.
-        options: what the user asks for.
-        url: of the pipeline's directory, for the text of errors.
-        unusable: locations of checkpoints whose state files have turned out to be corrupt.
+        options: the options of the run.
+        url: URL of the pipeline's directory, for the text of errors.
+        unusable: locations of checkpoints whose state files are corrupt.
 
     Raises:
         NothingToRestoreError: the run names a checkpoint that storage does not have, or one of an earlier job.
@@ -227,15 +227,15 @@ def choose_start(
 
 
 def _register(pointer: CheckpointPointer) -> Steps[bool]:
-    """Keep the files of a retained checkpoint from deletion. Returns whether it could be read."""
-    if pointer.kind == "savepoint":  # whose files are its own
+    """Protect the files of a retained checkpoint from deletion. Returns whether the checkpoint could be read."""
+    if pointer.kind == "savepoint":  # its files are in its own directory
         return True
     try:
         yield RegisterFiles(pointer.location)
     except StorageUnavailable:
-        raise  # its files would count as unused
+        raise  # otherwise its files would be deleted as unused
     except (StateError, StorageError):
-        return False  # it stays where it is; a restore from it gets the error
+        return False  # it stays in storage; a restore from it raises the error
     return True
 
 
@@ -256,7 +256,7 @@ def _candidates(previous: PipelineState, retained: Sequence[CheckpointPointer], 
 
 
 def _in_its_directory(name: str) -> str:
-    """A location from a name without a directory; anything else as it is."""
+    """The location for a name without a directory; other names are returned unchanged."""
     if "/" in name:
         return name
     return f"savepoints/{name}" if name.startswith("savepoint-") else f"checkpoints/{name}"
@@ -275,15 +275,15 @@ def _by_id(retained: Sequence[CheckpointPointer], asked: str, wanted: int, url: 
             f"restore_from: {asked!r} fits several savepoints: {', '.join(named)}. Name one of them by its location."
         )
     checkpoints = ", ".join(str(p.checkpoint_id) for p in retained) or "none"
-    there = ", ".join(savepoint.location for savepoint in savepoints) or "none"
+    known = ", ".join(savepoint.location for savepoint in savepoints) or "none"
     raise NothingToRestoreError(
         f"restore_from: {asked!r} asks for a checkpoint that {url} does not hold. Retained checkpoints: {checkpoints}; "
-        f"savepoints: {there}. Name one of these, or restore from 'latest' or 'none'."
+        f"savepoints: {known}. Name one of these, or restore from 'latest' or 'none'."
     )
 
 
 def _older(retained: Sequence[CheckpointPointer], than: CheckpointPointer) -> list[str]:
-    """Those of the same job: another job's rows are in the sinks under its own name."""
+    """The older checkpoints of the same job: the rows of another job are in the sinks under that job's name."""
     return [p.location for p in retained if p.job_id == than.job_id and p.checkpoint_id < than.checkpoint_id]
 
 
@@ -297,18 +297,18 @@ def _start_from(
 ) -> StartPoint[R]:
     pointer, own_job = found.pointer, previous.job.job_id
     chosen = pointer.checkpoint_id
-    # What was copied here from elsewhere may carry the same number by chance.
+    # A savepoint that was copied from another storage may name the same job number by chance.
     resume = pointer.job_id == own_job and found.own
     if not found.savepoint and not resume:
         raise NothingToRestoreError(
             f"expected a checkpoint of the pipeline's latest job ({own_job}), found that {found.url} is of job "
-            f"{pointer.job_id}. The job that began after it has aborted what that one had not committed, and its own rows "
-            "are in the sinks: going back would lose or repeat rows. Restore a savepoint of that job, which holds all that it "
-            "needs, or a checkpoint of the latest one"
+            f"{pointer.job_id}. The later job has aborted the transactions that the earlier one had not committed, and its own "
+            "rows are in the sinks: a restore of the earlier one would lose or repeat rows. Restore a savepoint of the "
+            "earlier job, which is self-contained, or a checkpoint of the latest one"
         )
-    listed = next((p for p in retained if p.location == pointer.location), None)
-    # Once claimed it stays so, when the job is resumed from it before its first checkpoint.
-    claimed = found.savepoint and (claim_mode is ClaimMode.CLAIM or (listed is not None and listed.claimed))
+    known = next((p for p in retained if p.location == pointer.location), None)
+    # A claimed savepoint stays claimed if the job is resumed from it before its first checkpoint.
+    claimed = found.savepoint and (claim_mode is ClaimMode.CLAIM or (known is not None and known.claimed))
     kept: list[CompletedCheckpoint] = []
     later: list[CompletedCheckpoint] = []
     if resume:
@@ -316,7 +316,7 @@ def _start_from(
         kept = [completed_checkpoint(p) for p in this_job if p.checkpoint_id <= chosen and p.location in readable]
         # A savepoint that is passed over stays the user's.
         later = [completed_checkpoint(p) for p in this_job if p.checkpoint_id > chosen and p.ours]
-    # A claimed savepoint is like a checkpoint: ours to delete.
+    # A claimed savepoint is treated like a checkpoint, which the system deletes.
     kept.append(CompletedCheckpoint(chosen, pointer.location) if claimed else completed_checkpoint(pointer))
     next_id = max(chosen, previous.highest_checkpoint_id if resume else 0) + 1
     return StartPoint(found.restored, resume, next_id, pointer, claimed, tuple(kept), tuple(later), sweep)

@@ -1,6 +1,6 @@
-"""What an owner's acts change in ``state.json``: pure functions from one state to the next.
+"""The changes that an owner makes to ``state.json``: pure functions from one state to the next.
 
-Must not know how the file is replaced, or whether it may be: see :mod:`ownership`.
+Must not know how the file is replaced, or whether it may be replaced: see :mod:`ownership`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,16 @@ def begun(
     named: bool,
     origin: Origin,
 ) -> PipelineState:
-    """A job runs: the previous one goes on, or a new one starts; from ``restored``, or where it stood.
+    """A job runs.
 
-    ``named``: the run's configuration names where, instead of leaving it to what is the newest. ``origin``: where the pipeline is
-    defined.
+    Args:
+        state: the state before.
+        resume: whether the previous job continues; otherwise a new one starts.
+        restored: the checkpoint or savepoint that it starts from; None for the newest one of the previous job if `resume` is set,
+            and for none otherwise.
+        at: wall-clock time.
+        named: whether the run's configuration names the start, instead of the newest checkpoint.
+        origin: where the pipeline is defined.
     """
     state = msgspec.structs.replace(state, origin=state.origin.then(origin))
     run_id = state.lease.owner.run_id if state.lease is not None else ""
@@ -44,15 +50,15 @@ def begun(
         job = Job(job_id=state.job.job_id + 1, status="RUNNING", started_at=at, run_id=run_id, begun_by=run_id)
     if restored is None:
         return msgspec.structs.replace(state, job=job, newest=state.newest if resume else None)
-    listed = next((pointer for pointer in state.retained if pointer.location == restored.location), None)
-    # The number of the job in a savepoint from elsewhere would say nothing here.
-    newest = listed or msgspec.structs.replace(restored, job_id=job.job_id)
-    retained = state.retained if listed or not newest.ours else (newest, *state.retained)
+    known = next((pointer for pointer in state.retained if pointer.location == restored.location), None)
+    # The job number of a savepoint from another storage has no meaning in this one.
+    newest = known or msgspec.structs.replace(restored, job_id=job.job_id)
+    retained = state.retained if known or not newest.ours else (newest, *state.retained)
     return msgspec.structs.replace(state, job=job, newest=newest, retained=retained)
 
 
 def reserved(state: PipelineState, checkpoint_id: int) -> PipelineState:
-    """The id is taken: no later checkpoint may have it."""
+    """The id is reserved: no later checkpoint may have it."""
     return msgspec.structs.replace(state, highest_checkpoint_id=max(state.highest_checkpoint_id, checkpoint_id))
 
 
@@ -63,7 +69,7 @@ def completed(state: PipelineState, pointer: CheckpointPointer) -> PipelineState
 
 
 def claimed(state: PipelineState, pointer: CheckpointPointer) -> PipelineState:
-    """A savepoint is the pipeline's own: retained, and deleted when it is so no longer."""
+    """A savepoint is the pipeline's own: it is retained, and deleted when it is no longer retained."""
     ours = msgspec.structs.replace(pointer, claimed=True, job_id=state.job.job_id)
     newest = ours if state.newest is not None and state.newest.location == ours.location else state.newest
     retained = (ours, *(old for old in state.retained if old.location != ours.location))
@@ -71,7 +77,7 @@ def claimed(state: PipelineState, pointer: CheckpointPointer) -> PipelineState:
 
 
 def forgotten(state: PipelineState, location: str) -> PipelineState:
-    """What lies there is no restart's beginning any more."""
+    """No restart begins from the checkpoint at this location any more."""
     is_newest = state.newest is not None and state.newest.location == location
     retained = tuple(pointer for pointer in state.retained if pointer.location != location)
     return msgspec.structs.replace(state, newest=None if is_newest else state.newest, retained=retained)
@@ -87,7 +93,7 @@ def ended(
     at: datetime,
     stop_asked_by: StopAskedBy,
 ) -> PipelineState:
-    """The job is over. What it would be resumed from stays only if it may be resumed."""
+    """The job has ended. The newest checkpoint stays only if `keep` is set or the job was suspended."""
     job = msgspec.structs.replace(
         state.job,
         status=status,

@@ -1,8 +1,8 @@
-"""What can go wrong with a request to storage, as far as the rules of a run tell one case from another.
+"""The failures of a request to storage that the rules of a run distinguish.
 
-The distinction that matters most: after :class:`StorageUnavailable`, :class:`Precondition`, :class:`AlreadyExists` or
+The most important distinction: after :class:`StorageUnavailable`, :class:`Precondition`, :class:`AlreadyExists` or
 :class:`WriteConflict` a write certainly did not land; after :class:`OutcomeUnknown` it may have landed. Only the former allow
-cleaning up. The storage floor adds the errors of its own to these.
+cleaning up. The storage floor adds its own errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class AlreadyExists(StorageError):
 
 
 class Precondition(StorageError):
-    """A conditional write found the object changed, or gone, since its version was read."""
+    """A conditional write found the object changed or deleted since its version was read."""
 
 
 class WriteConflict(StorageError):

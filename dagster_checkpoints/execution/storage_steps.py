@@ -1,7 +1,7 @@
 """Procedures on storage as steps: generators that yield requests and are sent the answers.
 
-A procedure decides what is asked for, in which order, and what each outcome means; its driver performs the requests: the storage
-floor on real storage, the simulator on its world. A request that fails is answered by raising one of the
+A procedure decides which requests are made, in which order, and what each outcome means; its driver performs the requests: the
+storage floor on real storage, the simulator in its world. A request that fails is answered by raising one of the
 :mod:`storage_errors` at the `yield`.
 """
 
@@ -17,21 +17,21 @@ from dagster_checkpoints.execution.pipeline_state import PipelineState
 
 T = TypeVar("T")
 Steps = Generator[Any, Any, T]
-"""Yields requests, is sent their answers, and returns the result of the procedure."""
+"""A generator that yields requests, is sent their answers, and returns the result of the procedure."""
 StateVersion = str | int
-"""Which version of ``state.json`` is meant: an etag of the store; only ever compared for equality."""
+"""A version of ``state.json``: an etag of the store, which is only compared for equality."""
 
 
 class ReadState(msgspec.Struct, frozen=True):
     """Read ``state.json``.
 
     Answer: a :class:`StoredState`, or None if there is no such file.
-    Errors: StorageUnavailable; whatever the storage floor raises for a file that it cannot read.
+    Errors: StorageUnavailable; the errors of the storage floor for a file that it cannot decode.
     """
 
 
 class ReplaceState(msgspec.Struct, frozen=True):
-    """Replace ``state.json`` if it is still the version expected.
+    """Replace ``state.json`` if it still has the expected version.
 
     Answer: the new version.
     Errors: Precondition, StorageUnavailable, WriteConflict, OutcomeUnknown.
@@ -59,19 +59,19 @@ class CreateState(msgspec.Struct, frozen=True):
 
 
 class StoredState(msgspec.Struct, frozen=True):
-    """A content of ``state.json`` that was read, and its version."""
+    """The content of ``state.json`` as it was read or written, and its version."""
 
     state: PipelineState
     version: StateVersion
 
 
 class StatePlace(msgspec.Struct, frozen=True):
-    """Where the ``state.json`` of a pipeline is, for the text of errors.
+    """The location of a pipeline's ``state.json``, for the text of errors.
 
     Attributes:
-        pipeline: its name.
-        root: URL of the storage that it is in.
-        url: of the file.
+        pipeline: name of the pipeline.
+        root: URL of the checkpoint storage.
+        url: URL of the file.
     """
 
     pipeline: str
@@ -83,9 +83,9 @@ class DriverValues(msgspec.Struct, frozen=True):
     """Values that only a driver has: times and random tokens.
 
     Attributes:
-        elapsed: seconds by a clock of this process that never goes back; to be compared with each other alone.
-        wall: wall-clock time in UTC, for people.
-        new_token: a text that no other call has returned, on any machine.
+        elapsed: returns seconds by a clock of this process that never goes back; only compared with each other.
+        wall: returns the wall-clock time in UTC, for people.
+        new_token: returns a text that no other call has returned, on any machine.
     """
 
     elapsed: Callable[[], float]
@@ -98,7 +98,7 @@ def drive(steps: Steps[T], perform: Callable[[Any], Any]) -> T:
 
     Args:
         steps: the procedure.
-        perform: performs one request: returns the answer, or raises, which the procedure then sees at its `yield`.
+        perform: performs one request: returns the answer, or raises an error, which the procedure gets at its `yield`.
 
     Returns:
         The result of the procedure.

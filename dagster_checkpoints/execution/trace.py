@@ -1,8 +1,8 @@
-"""A trace: what went into the machines of a run and what came out, in order; and its replay.
+"""A trace: the events and actions of the state machines of a run, in order; and its replay.
 
-The runtime records, into a file that a user attaches to a bug report. A replay builds the same machines again, gives them the
-same events at the same times, and compares what they answer: so the machines that the simulator tests are the ones that ran. Must
-not know which machines there are, nor files: entries are lines of JSON.
+The runtime records it in a file that a user attaches to a bug report. A replay builds the same machines again, gives them the
+same events at the same times, and compares their actions: so the machines that the simulator tests are the ones that ran. Must
+not know the kinds of machines, nor files: entries are lines of JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VERSION = 1
 
 
 class Machine(Protocol):
-    """What can be recorded."""
+    """A machine that can be recorded."""
 
     def handle(self, event: Any, now: float) -> list[Any]:
         """Take one event, return what to do."""
@@ -32,10 +32,10 @@ class Created:
     """A machine was made.
 
     Attributes:
-        at: seconds, by the clock that tells the machines the time.
+        at: seconds, by the clock of the machines.
         machine: its name in the trace, such as `job` or `task hourly[0], attempt 2`.
         kind: its class.
-        arguments: of its constructor, by name.
+        arguments: the arguments of its constructor, by name.
     """
 
     at: float
@@ -49,11 +49,11 @@ class Handled:
     """A machine took an event.
 
     Attributes:
-        at: seconds, as the machine was told.
+        at: the `now` of the machine, seconds.
         machine: its name in the trace.
         event: the event.
-        actions: what it answered, as the trace writes them.
-        raised: the type of the error that it raised instead; "" for none.
+        actions: its actions, as encoded in the trace.
+        raised: the type of the error that it raised; "" without one.
     """
 
     at: float
@@ -65,12 +65,12 @@ class Handled:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a machine answers now is not what it answered in the run.
+    """A machine returns other actions now than in the run.
 
     Attributes:
-        number: of the entry, from 1.
-        entry: what was recorded.
-        found: what the machine answers now, as the trace writes it.
+        number: number of the entry, from 1.
+        entry: the recorded entry.
+        found: the present actions of the machine, as encoded in the trace.
     """
 
     number: int
@@ -96,7 +96,7 @@ class Recorder:
         self._write = write
 
     def begin(self, about: Mapping[str, str]) -> None:
-        """Say what the trace is of: pipeline, run, versions."""
+        """Write the first line: pipeline, run and versions that the trace belongs to."""
         self._line({"trace": VERSION, "about": dict(about)})
 
     def created(self, machine: str, made: Machine, arguments: Mapping[str, object], now: float) -> None:
@@ -105,7 +105,7 @@ class Recorder:
         self._line({"at": now, "machine": machine, "kind": name_of(type(made)), "arguments": written})
 
     def handled(self, machine: str, event: object, now: float, actions: Iterable[object], raised: str = "") -> None:
-        """A machine took an event and answered with these actions, or raised."""
+        """A machine took an event and returned these actions, or raised an error."""
         line = {"at": now, "machine": machine, "event": encode(event), "actions": [encode(action) for action in actions]}
         self._line({**line, "raised": raised} if raised else line)
 
@@ -119,9 +119,9 @@ def made(kind: Callable[..., M], name: str, recorder: Recorder | None, now: floa
     Args:
         kind: its class.
         name: its name in the trace.
-        recorder: writes the trace; None for none.
-        now: seconds, by the clock that tells the machines the time.
-        arguments: of its constructor.
+        recorder: writes the trace; None for no trace.
+        now: seconds, by the clock of the machines.
+        arguments: the arguments of its constructor.
     """
     machine = kind(**arguments)
     if recorder is None:
@@ -131,7 +131,7 @@ def made(kind: Callable[..., M], name: str, recorder: Recorder | None, now: floa
 
 
 class RecordedMachine:
-    """Stands before a machine and records what goes in and comes out; everything else is the machine's own.
+    """Wraps a machine and records its events and actions; all other attributes are the machine's own.
 
     Args:
         machine: the machine.
@@ -145,7 +145,7 @@ class RecordedMachine:
         self._recorder = recorder
 
     def handle(self, event: Any, now: float) -> list[Any]:
-        """As the machine's own."""
+        """Handle the event as the machine does, and record it."""
         try:
             actions = self._machine.handle(event, now)
         except Exception as error:
@@ -159,7 +159,7 @@ class RecordedMachine:
 
 
 def read(lines: Iterable[str]) -> Iterator[Created | Handled]:
-    """The entries of a trace. A last line that was cut off in the middle, as a killed run leaves it, is left out.
+    """The entries of a trace. An incomplete last line, which a killed run leaves, is skipped.
 
     Raises:
         CorruptTrace: it is no trace, of another version, or a line cannot be read.
@@ -186,7 +186,7 @@ def read(lines: Iterable[str]) -> Iterator[Created | Handled]:
 
 
 def about(line: str) -> Mapping[str, str]:
-    """What the first line of a trace says of it. Raises CorruptTrace if it is none."""
+    """The pipeline, run and versions in the first line of a trace. Raises CorruptTrace if it is none."""
     head = _parsed(line, 1)
     if head is None or head.get("trace") != VERSION:
         raise CorruptTrace(f"expected a trace of version {VERSION}, found {line[:100]!r} in its first line")
@@ -195,27 +195,27 @@ def about(line: str) -> Mapping[str, str]:
 
 
 def replay(entries: Iterable[Created | Handled]) -> Iterator[Difference]:
-    """Give the same events to the same machines, and compare.
+    """Give the same events to the same machines, and compare their actions.
 
     Args:
-        entries: of the trace.
+        entries: the entries of the trace.
 
     Returns:
-        The differences. What a machine answers after its first one follows from it, mostly.
+        The differences. Later differences of a machine mostly follow from its first one.
 
     Raises:
         CorruptTrace: the trace names a machine that was not made, or of an unknown kind.
     """
-    there: dict[str, Machine] = {}
+    machines: dict[str, Machine] = {}
     for number, entry in enumerate(entries, 1):
         if isinstance(entry, Created):
-            there[entry.machine] = class_of(entry.kind)(**entry.arguments)
+            machines[entry.machine] = class_of(entry.kind)(**entry.arguments)
             continue
-        if entry.machine not in there:
+        if entry.machine not in machines:
             raise CorruptTrace(f"entry {number}: {entry.machine!r} takes an event, and was never made")
         raised, found = "", []
         try:
-            found = [encode(action) for action in there[entry.machine].handle(entry.event, entry.at)]
+            found = [encode(action) for action in machines[entry.machine].handle(entry.event, entry.at)]
         except Exception as error:
             raised = type(error).__name__
         if (raised, found) != (entry.raised, entry.actions):

@@ -1,8 +1,8 @@
-"""Values of the machines as JSON and back: what a trace is written in.
+"""The encoding of a trace: values of the machines as JSON and back.
 
-Encodes what the pure floors are made of: numbers, texts, enumerations, tuples, lists, sets, mappings, moments, and dataclasses,
-structs and named tuples of this package. A value of any other type, and the state of a task, which the machines do not look
-into, is written as the name of its type. Must not know where a trace is written.
+Encodes the values of the pure floors: numbers, texts, enumerations, tuples, lists, sets, mappings, datetimes, and dataclasses,
+structs and named tuples of this package. A value of any other type is written as the name of its type, and so is the state of a
+task, which the machines do not read. Must not know where a trace is written.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.state import TaskSnapshot
 
 Json = Any
-"""What `json` encodes."""
+"""A value that `json` encodes."""
 
 _PACKAGE = "dagster_checkpoints."
 _KIND, _VALUE = "~", "v"
 _PLAIN = (bool, int, float, str, type(None))
 _OPAQUE = (TaskSnapshot,)
 _FLOORS = ("coordination", "execution", "pipeline", "state")
-"""Whose classes a trace may name."""
+"""The floors whose classes a trace may name."""
 
 
 class CorruptTrace(DagsterCheckpointsError):
@@ -37,7 +37,7 @@ class CorruptTrace(DagsterCheckpointsError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Opaque:
-    """A value that is not written in a trace.
+    """A value that a trace does not contain.
 
     Attributes:
         type_name: the name of its type.
@@ -50,7 +50,7 @@ def encode(value: object) -> Json:
     """A value as JSON.
 
     Args:
-        value: an event, an action, or an argument of a machine. An exception is written as its type and text.
+        value: an event, an action, or an argument of a machine. An exception is encoded as its type and text.
     """
     if isinstance(value, _PLAIN) and not isinstance(value, Enum):
         return value
@@ -128,7 +128,7 @@ def _is_record(kind: Any) -> bool:
 
 @cache
 def _fields(kind: Any) -> tuple[str, ...]:
-    """What the constructor takes."""
+    """The names of the constructor's arguments."""
     if issubclass(kind, msgspec.Struct):
         return tuple(kind.__struct_fields__)
     if issubclass(kind, tuple):
@@ -137,16 +137,16 @@ def _fields(kind: Any) -> tuple[str, ...]:
 
 
 def name_of(kind: type) -> str:
-    """What a trace calls a class of this package."""
+    """The name of a class of this package in a trace."""
     return f"{kind.__module__.removeprefix(_PACKAGE)}:{kind.__qualname__}"
 
 
 @cache
 def class_of(name: str) -> Any:
-    """The class of this package that a trace calls so.
+    """The class of this package with this name in a trace.
 
     Raises:
-        CorruptTrace: there is none.
+        CorruptTrace: no class has it.
     """
     module, _, attribute = name.partition(":")
     floor = module.partition(".")[0]

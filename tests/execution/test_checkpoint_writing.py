@@ -142,7 +142,7 @@ def test_a_savepoint_counts_once_its_owner_is_confirmed() -> None:
     follow(complete_savepoint("url", confirm=True), checked, CREATED, (RenewLease(), True), (RemoveMark(), None))
     follow(complete_savepoint("url", confirm=False), checked, CREATED, (RemoveMark(), None))
     follow(complete_savepoint("url", confirm=False), checked, CREATED, (RemoveMark(), StorageError("stays")))
-    with pytest.raises(OutcomeUnknown, match="savepoint url is written, but storage did not say whether this run still owns"):
+    with pytest.raises(OutcomeUnknown, match="savepoint url is written, but storage did not answer whether this run still owns"):
         follow(complete_savepoint("url", confirm=True), checked, CREATED, (RenewLease(), False))
     with pytest.raises(OwnershipLost):
         follow(complete_savepoint("url", confirm=True), checked, CREATED, (RenewLease(), OwnershipLost("taken over")))

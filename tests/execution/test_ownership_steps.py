@@ -148,18 +148,20 @@ def test_a_write_that_is_always_refused_is_given_up() -> None:
             return StoredState(msgspec.structs.replace(owner.state, token="another"), "v9")
         raise Precondition("changed")
 
-    with pytest.raises(OutcomeUnknown, match=r"flights/state.json was refused 8 times although it carries this run's epoch"):
+    with pytest.raises(
+        OutcomeUnknown, match=r"flights/state.json could not be replaced in 8 attempts although it carries this run's epoch"
+    ):
         drive(owner.complete(3, "x", "checkpoint"), refuse)
 
 
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (None, r"pipeline 'flights' \(epoch 3\) is gone: file:///storage/flights/state.json was deleted"),
+        (None, r"pipeline 'flights' \(epoch 3\) is lost: file:///storage/flights/state.json was deleted"),
         (
             StoredState(state(epoch=4, owner=BOB), "v2"),
             r"taken over: expected epoch 3 in file.*, found epoch 4, .*run-b on host beta.*UTC\. "
-            r"This run was silent for a whole lease; it stops and commits nothing$",
+            r"This run did not renew its lease in time; it stops and commits nothing$",
         ),
     ],
 )
@@ -195,7 +197,7 @@ def test_a_renewal_without_an_answer_is_no_loss_before_the_deadline(error: Excep
         drive(owner.renew(), late)
     assert str(found.value) == (
         "the ownership of pipeline 'flights' (epoch 3) could not be renewed within its lease of 30 s; another run may own the "
-        "pipeline now, so this one stops. Was storage out of reach, or this process suspended?"
+        "pipeline now, so this one stops. Was storage not reachable, or was this process suspended?"
     )
 
 

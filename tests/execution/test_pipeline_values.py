@@ -18,7 +18,7 @@ ENDED = datetime(2026, 5, 1, 13, 0, 0, tzinfo=UTC)
 def test_an_owner_in_words() -> None:
     at = "2026-05-01 12:30:15 UTC"
     assert describe_owner(state()) == f"owned by run run-a on host alpha (process 1) since {at}, last renewed {at}"
-    assert describe_owner(state(owner=None)) == "owned by nobody"
+    assert describe_owner(state(owner=None)) == "not owned by any run"
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,9 @@ def test_an_owner_in_words() -> None:
         (state(job=Job()), "It has never run here"),
         (
             state(pointer(4)),
-            "Its latest job (1) did not end by itself: its process is gone; newest checkpoint: checkpoints/chk-4-1",
+            "Its latest job (1) did not end by itself: its process has died; newest checkpoint: checkpoints/chk-4-1",
         ),
-        (state(), "Its latest job (1) did not end by itself: its process is gone; no checkpoint to resume from"),
+        (state(), "Its latest job (1) did not end by itself: its process has died; no checkpoint to resume from"),
         (state(job=Job(job_id=2, status="FAILED")), "Its latest job (2) ended FAILED; no checkpoint to resume from"),
         (
             state(pointer(4), job=Job(job_id=2, status="FINISHED", ended_by="end_of_data", ended_at=ENDED)),

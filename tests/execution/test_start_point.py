@@ -197,9 +197,9 @@ def test_a_checkpoint_of_an_earlier_job_is_refused() -> None:
         choose(state(C6, earlier), Options("4"), *registered(C6, earlier), read(earlier))
     assert str(found.value) == (
         "expected a checkpoint of the pipeline's latest job (1), found that file:///storage/checkpoints/chk-4-1 is of job 3. The "
-        "job that began after it has aborted what that one had not committed, and its own rows are in the sinks: going back "
-        "would lose or repeat rows. Restore a savepoint of that job, which holds all that it needs, or a checkpoint of the "
-        "latest one"
+        "later job has aborted the transactions that the earlier one had not committed, and its own rows are in the sinks: a "
+        "restore of the earlier one would lose or repeat rows. Restore a savepoint of the earlier job, which is self-contained, "
+        "or a checkpoint of the latest one"
     )
 
 
@@ -252,7 +252,7 @@ def test_a_retry_of_a_run_that_has_begun_the_job(
             is_repeated_start(restore_from, earlier, state(job=over))
         assert str(found.value) == (
             f"restore_from: '{restore_from}'. Run {begun_by}, which this run repeats, has begun job 3 there, and that job is "
-            "FINISHED: there is nothing to continue, and to begin there again would repeat its rows. To run the pipeline again, "
+            "FINISHED: it cannot be continued, and a second start from there would repeat its rows. To run the pipeline again, "
             "launch a new run instead of a retry or re-execution."
         )
     else:
