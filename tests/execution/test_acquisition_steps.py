@@ -188,8 +188,8 @@ def test_a_pipeline_that_changes_hands_all_the_time_is_given_up() -> None:
     with pytest.raises(PipelineOwned) as found:
         follow(acquire(PLACE, BOB, LEASE, Clock().values()), *rounds)
     assert str(found.value) == (
-        "pipeline 'flights' in file:///storage changed hands 5 times while this run tried to own it. Start fewer runs of it at "
-        "the same time"
+        "pipeline 'flights' in file:///storage changed hands 5 times while this run tried to own it. Start fewer runs of this "
+        "pipeline at the same time"
     )
 
 
