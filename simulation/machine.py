@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_checkpoints.coordination import (
     CheckpointBarrier,
@@ -23,7 +23,7 @@ from dagster_checkpoints.execution.storage_errors import OwnershipLost, StorageE
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from simulation.channels import Ghost, Snapshot
-from simulation.requests import OK, PAUSE, PUT, WAIT, Performer, Steps, shared_name
+from simulation.requests import OK, PUT, WAIT, Performer, Steps, shared_name
 from simulation.restoring import From, Restored, StartPoint
 from simulation.shapes import Shape
 from simulation.task import Task
@@ -39,147 +39,104 @@ TURN = "turn"
 _NEVER = float("inf")
 
 
-class Upload:
+class Upload(NamedTuple):
     """A pinned snapshot on its way to storage."""
 
-    __slots__ = (
-        "attempt", "barrier", "snapshot", "statistics", "task",
-    )  # fmt: skip
+    task: TaskData
+    attempt: int
+    barrier: CheckpointBarrier
+    snapshot: Snapshot
+    statistics: TaskStatistics
 
-    def __init__(self, task: TaskData, barrier: CheckpointBarrier, snapshot: Snapshot, statistics: TaskStatistics) -> None:
-        self.task = task
-        self.attempt = task.attempt
-        self.barrier = barrier
-        self.snapshot = snapshot
-        self.statistics = statistics
+
+class Thread:
+    """Steps that are taken one at a time.
+
+    Attributes:
+        steps: what is left of them.
+        at: where it stands: in front of a write (PUT), between a check and what relies on it (PAUSE), or it waits.
+    """
+
+    __slots__ = ("at", "steps")
+
+    def __init__(self, steps: Steps[Any]) -> None:
+        self.steps, self.at = steps, ""
+
+    def step(self, outcome: str) -> bool:
+        """Go on; `outcome` is that of the write that it stands in front of. False if that was the last step."""
+        try:
+            self.at = self.steps.send(outcome if self.at == PUT else None)  # type: ignore[arg-type]
+        except StopIteration:
+            return False
+        return True
 
 
 class Machine(ABC):
-    """A process and its threads, as the world sees them. `number` is its place among all processes."""
+    """A process and its threads, as the world sees them. `number` is its place among all processes.
+
+    Attributes:
+        knows_event_time: whether the watermark of a task follows from its channels alone, and nothing is late.
+        owner: its right to the pipeline, once acquired; `epoch` is 0 until then.
+        locked: whether `state.json` is being written: a lease that runs out now cannot be renewed.
+        io: what the thread for input and output has to do, and `io_now` does.
+        enumerators: by source stage, the splits that nobody reads yet.
+        completed: number of checkpoints.
+        dirty: something has gone wrong of which only a later run can clear up the traces.
+        told_to_end: a user has ended all sources.
+        said: the last acknowledgements and declines, which may come once more.
+        checked: the last attempt whose restored sinks were compared.
+    """
 
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
-        "_due",
-        "_kept",
-        "_last_id",
-        "_main",
-        "_savepoints",
-        "_sleeping_until",
-        "_start",
-        "_told_of_loss",
-        "_waiting",
-        "_waits_for",
-        "asked",
-        "asked_start",
-        "attempt",
-        "checked",
-        "completed",
-        "config",
-        "crashed",
-        "dirty",
-        "ended_by",
-        "ended_sources",
-        "enumerators",
-        "epoch",
-        "ghosts",
-        "io",
-        "io_now",
-        "io_waits",
-        "job",
-        "job_id",
-        "knows_event_time",
-        "lineage",
-        "locked",
-        "may_idle",
-        "names",
-        "number",
-        "over",
-        "owner",
-        "ownership",
-        "paused",
-        "performer",
-        "queue",
-        "registry",
-        "restored",
-        "running",
-        "said",
-        "settings",
-        "shape",
-        "shut_down",
-        "status",
-        "tasks",
-        "told_to_end",
-        "uploads",
-        "world",
+        "_due", "_kept", "_last_id", "_savepoints", "_sleeping_until", "_start", "_told_of_loss", "_waits_for", "asked",
+        "asked_start", "attempt", "checked", "completed", "config", "crashed", "dirty", "ended_by", "ended_sources",
+        "enumerators", "epoch", "ghosts", "io", "io_now", "job", "job_id", "knows_event_time", "lineage", "locked", "main",
+        "names", "number", "over", "owner", "paused", "performer", "queue", "registry", "restored", "running", "said",
+        "settings", "shape", "shut_down", "status", "tasks", "told_to_end", "uploads", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, number: int, start: From) -> None:
         self.world = world
         self.number = number
-        self.performer = Performer(self)
         self.settings = world.scenario.settings
         self.config = self.settings.config
         self.shape: Shape = world.shapes[start.variant]
         self.asked_start = start
-        self.may_idle = self.settings.idle
         self.knows_event_time = not self.settings.idle and self.settings.exactly_once
-        """Whether the watermark of a task follows from its channels alone, and nothing is late."""
         self.job: JobMachine
         self.registry = SharedStateRegistry()
         self.owner: OwnershipSteps
-        """Its right to the pipeline, once acquired."""
         self.epoch = 0
-        """Of its ownership; 0 until then."""
-        self.locked = False
-        """Whether `state.json` is being written: a lease that runs out now cannot be renewed."""
+        self.locked = self.paused = self.crashed = self.over = self.shut_down = self.told_to_end = False
+        self.dirty = bool(world.active)
         self.queue: deque[Any] = deque()
         self.io: deque[Callable[[], Steps[Any]]] = deque()
-        self.io_now: Steps[Any] | None = None
-        self.io_waits = ""
+        self.io_now: Thread | None = None
+        self.main = Thread(self._run())
         self.uploads: list[Upload] = []
         self.tasks: dict[TaskId, Task] = {}
         self.running: list[Task] = []
         self.enumerators: dict[int, deque[int]] = {}
-        """By source stage: the splits that nobody reads yet."""
         self.ghosts: dict[TaskId, Ghost] = {}
-        self.attempt = 0
-        self.paused = False
-        self.crashed = False
-        self.over = False
-        self.status = ""
-        self.job_id = 0
+        self.status = self.ended_by = ""
+        self.attempt = self.job_id = self.completed = self.checked = 0
         self.lineage: tuple[tuple[int, int | None], ...] = ()
         self.ended_sources: frozenset[tuple[str, str]] = frozenset()
-        self.ended_by = ""
-        self.completed = 0
-        """Checkpoints."""
-        self.dirty = bool(world.active)
-        """Something has gone wrong of which only a later run can clear up the traces."""
         self.asked: list[UserRequest] = []
-        self.told_to_end = False
-        """A user has ended all sources: nobody needs to say so again."""
         self.said: deque[TaskReport] = deque(maxlen=6)
-        """The last acknowledgements and declines: they may come once more."""
-        self.shut_down = False
+        self.restored: Restored | None = None
+        self.names = SharedNames(lambda: self.epoch)
+        self.performer = Performer(self)
+        self._start: StartPoint | None = None
         self._told_of_loss = False
         """The renewing thread has told the main thread that it is no longer the owner."""
-        self.restored: Restored | None = None
-        self.checked = 0
-        """The last attempt whose restored sinks were compared."""
-        self._start: StartPoint | None = None
         self._sleeping_until = 0.0
         self._waits_for: Callable[[], bool] | None = None
-        self.names = SharedNames(lambda: self.epoch)
         self._savepoints: dict[int, str] = {}
         self._kept: set[int] = set()
         self._last_id = 0
-        self._main = self._run()
-        self._waiting = "start"
         self._due: float | None = None
-
-    @property
-    def now(self) -> float:
-        return self.world.now
 
     @property
     def coordinator(self) -> CheckpointCoordinator:
@@ -216,27 +173,39 @@ class Machine(ABC):
 
     def run_main(self, outcome: str, times: int) -> bool:
         """The main thread goes on, by some steps at one go; `outcome` is that of the write that it stands at."""
-        if not self.ready() or (outcome != OK and not self.at_write):
+        if not self.ready() or (outcome != OK and self.main.at != PUT):
             return False
         self.dirty = self.dirty or outcome != OK
-        self.step(outcome)
-        for _ in range(times - 1):
-            if not self.queue or not self.ready():
+        for n in range(times):
+            if n and not (self.queue and self.ready()):
                 break
-            self.step(OK)
+            self._due = None
+            if not self.main.step(OK if n else outcome):
+                self.over = True
+                self.world.process_ended(self)  # type: ignore[arg-type]
         return True
 
     def run_io(self, outcome: str, times: int) -> bool:
         """The thread for input and output goes on."""
-        if not self.io_ready() or (outcome != OK and not self.io_at_write):
+        if not self.io_ready() or (outcome != OK and (self.io_now is None or self.io_now.at != PUT)):
             return False
         self.dirty = self.dirty or outcome != OK
-        self.io_step(outcome)
-        for _ in range(times - 1):
-            if not self.io_ready() or not self.io_may_go_on:
+        for n in range(times):
+            if n and not (self.io_ready() and self.io_may_go_on()):
                 break
-            self.io_step(OK)
+            thread = self.io_now = self.io_now or Thread(self.io.popleft()())
+            try:
+                if not thread.step(OK if n else outcome):
+                    self.io_now = None
+            except StorageError:
+                self.io_now = None  # cleaning up: what fails here is swept up by a later run
         return True
+
+    def io_ready(self) -> bool:
+        return self.io_now is not None or bool(self.io)
+
+    def io_may_go_on(self) -> bool:
+        return self.io_now is None or self.io_now.at != WAIT or not self.locked
 
     def pause(self) -> bool:
         """All of its threads stand still until it wakes."""
@@ -250,12 +219,16 @@ class Machine(ABC):
         """Whether the main thread has something to do."""
         if self.over:
             return False
-        waiting = self._waiting
-        if waiting == TURN:
+        at = self.main.at
+        if at == TURN:
             return bool(self.queue) or self.world.now >= self._due_at()
-        if waiting == WAIT:
-            return self.now >= self._sleeping_until and (self._waits_for is None or self._waits_for())
+        if at == WAIT:
+            return self.world.now >= self._sleeping_until and (self._waits_for is None or self._waits_for())
         return True
+
+    def seems_ready(self) -> bool:
+        """The same without a look at the time."""
+        return self.main.at != TURN or bool(self.queue)
 
     def _due_at(self) -> float:
         """When time alone gives the main thread something to do: the same until its next step."""
@@ -264,66 +237,22 @@ class Machine(ABC):
             self._due = _NEVER if due is None else due
         return self._due
 
-    @property
-    def seems_ready(self) -> bool:
-        """The same without a look at the time."""
-        return bool(self.queue) or self._waiting != TURN
-
     def next_time(self) -> float | None:
         """When time alone makes something happen."""
-        times = [self._sleeping_until] if self._waiting == WAIT and self._sleeping_until > self.now else []
-        if self._waiting == TURN and self._due_at() < _NEVER:
+        now, at = self.world.now, self.main.at
+        times = [self._sleeping_until] if at == WAIT and self._sleeping_until > now else []
+        if at == TURN and self._due_at() < _NEVER:
             times.append(self._due_at())
         if self.superseded and not self._told_of_loss:
-            times.append(self.now + LEASE / 4)  # the renewing thread will find out
+            times.append(now + LEASE / 4)  # the renewing thread will find out
         return min(times, default=None)
-
-    def step(self, outcome: str) -> None:
-        """The main thread goes on; `outcome` is that of the write it stands in front of."""
-        try:
-            self._waiting = self._main.send(outcome if self._waiting == PUT else None)  # type: ignore[arg-type]
-            self._due = None
-        except StopIteration:
-            self.over = True
-            self.ended()
-
-    @property
-    def at_write(self) -> bool:
-        return self._waiting == PUT
-
-    @property
-    def io_at_write(self) -> bool:
-        return self.io_waits == PUT
-
-    @property
-    def io_stands(self) -> bool:
-        """In front of a write, or between a check and what relies on it."""
-        return self.io_waits in (PUT, PAUSE)
-
-    @property
-    def io_may_go_on(self) -> bool:
-        return self.io_waits != WAIT or not self.locked
-
-    def io_ready(self) -> bool:
-        return bool(self.io or self.io_now is not None)
-
-    def io_step(self, outcome: str) -> None:
-        """The thread for input and output goes on."""
-        if self.io_now is None:
-            self.io_now, self.io_waits = self.io.popleft()(), ""
-        try:
-            self.io_waits = self.io_now.send(outcome if self.io_waits == PUT else None)  # type: ignore[arg-type]
-        except StopIteration:
-            self.io_now, self.io_waits = None, ""
-        except StorageError:
-            self.io_now, self.io_waits = None, ""  # cleaning up: what fails here is swept up by a later run
 
     def crash(self) -> None:
         """Everything volatile is gone at once."""
         self.crashed = self.over = True
-        self._main.close()
+        self.main.steps.close()
         if self.io_now is not None:
-            self.io_now.close()
+            self.io_now.steps.close()
         self.tasks, self.running, self.uploads = {}, [], []
 
     def renew_if_due(self) -> None:
@@ -343,7 +272,3 @@ class Machine(ABC):
     @abstractmethod
     def _run(self) -> Generator[str, str, None]:
         """From the start to the end, one step at a time."""
-
-    @abstractmethod
-    def ended(self) -> None:
-        """It has come to its end by itself."""

@@ -53,9 +53,6 @@ class Process(Writer):
         """Actions that stop in front of writes, in order."""
         self._requesters: list[UserRequest] = []
 
-    def ended(self) -> None:
-        self.world.process_ended(self)
-
     def _run(self) -> Generator[str, str, None]:
         try:
             self.owner = yield from self.acquire()
@@ -83,7 +80,7 @@ class Process(Writer):
         return gone
 
     def sleep(self, seconds: float) -> Steps[None]:
-        self._sleeping_until, self._waits_for = self.now + seconds, None
+        self._sleeping_until, self._waits_for = self.world.now + seconds, None
         yield WAIT
 
     def _guarded(self, act: Steps[Any]) -> Steps[JobMachineEvent]:
@@ -324,7 +321,7 @@ class Process(Writer):
         self.asked.append(request)
         for _ in range(users):
             self._requesters.append(request)
-            self.queue.append(RequestReceived(request.as_received(), len(self._requesters) - 1, self.now))
+            self.queue.append(RequestReceived(request.as_received(), len(self._requesters) - 1, self.world.now))
         return True
 
     def cancel(self) -> bool:
@@ -355,7 +352,7 @@ class Process(Writer):
             return False
         item = self.said[which]
         if self.shut_down and not isinstance(item.event, on.TaskFailure):
-            for action in self.coordinator.handle(item.event, self.now):
+            for action in self.coordinator.handle(item.event, self.world.now):
                 if isinstance(action, DiscardStates):
                     _AT_ONCE[DiscardStates](self, action)
         else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
+from simulation.machine import Thread
 from simulation.process import Process
-from simulation.requests import LANDED, LOST, OK, UNAVAILABLE
+from simulation.requests import LANDED, LOST, OK, PAUSE, PUT, UNAVAILABLE
 from simulation.task import Task
 from simulation.world import DEADLINE, Label, World
 from simulation.writing import UPLOADED
@@ -90,7 +91,7 @@ class RandomSchedule:
     def _of(self, process: Process) -> Label | None:
         """What goes on in a process: one of the things that are possible, by their weights."""
         tasks = self._all_of_it if process.running else 0.0
-        main = self._main if process.seems_ready else 0.0
+        main = self._main if process.seems_ready() else 0.0
         upload = self._upload if process.uploads else 0.0
         io = self._io if process.io or process.io_now is not None else 0.0
         tick = 0.0 if self._world.calm or (self._in_time and process.locked) else self._tick
@@ -112,11 +113,16 @@ class RandomSchedule:
             if kind == 0:
                 label = self._of_tasks(process) if tasks else None
             elif kind == 1:
-                label = ("main", process.number, self._outcome(process.at_write), self._times()) if process.ready() else None
+                label = ("main", process.number, self._outcome(process.main), self._times()) if process.ready() else None
             elif kind == 2:
                 label = self._uploaded(process) if upload else None
-            elif io and process.io_may_go_on:
-                label = ("io", process.number, self._outcome(process.io_at_write), self._times_io())
+            elif io and process.io_may_go_on():
+                label = (
+                    "io",
+                    process.number,
+                    self._outcome(process.io_now),
+                    self._times_io(),
+                )
             if label is not None:
                 return label
         return None
@@ -191,9 +197,11 @@ class RandomSchedule:
                 return ("network", number, task.number, n % count, 1 + int(chance * 4))
         return None
 
-    def _outcome(self, at_write: bool) -> str:
+    def _outcome(self, thread: Thread | None) -> str:
+        """Of the write that it stands in front of, if it does."""
         world = self._world
-        if not at_write or world.calm or not world.budgets["write"] or self._chance() > (0.7 if self._write_failed else 0.2):
+        may_fail = thread is not None and thread.at == PUT and not world.calm and world.budgets["write"]
+        if not may_fail or self._chance() > (0.7 if self._write_failed else 0.2):
             self._write_failed = False
             return OK
         self._write_failed = True  # troubles do not come alone
@@ -237,7 +245,8 @@ class RandomSchedule:
             seconds = r.choice((2.0, 30.0, DEADLINE)) if process.config.checkpoints_after_tasks_finish else DEADLINE
             return ("ask", number, what, r.randrange(len(process.shape.stages)), seconds)
         if what in ("crash", "pause", "cancel"):
-            writing = process.at_write or process.io_stands or opening
+            stands = process.io_now is not None and process.io_now.at in (PUT, PAUSE)
+            writing = process.main.at == PUT or stands or opening
             return (what, number) if writing or self._chance() < 0.3 else None
         if what == "repeat":
             return ("repeat", number, int(self._chance() * len(process.said))) if process.said else None
@@ -247,7 +256,7 @@ class RandomSchedule:
             told = [t.number for t in process.running if any(t.may_miss(m) for m in t.mailbox)]
             return ("lose", number, r.choice(told)) if told else None
         task = r.choice(process.running)
-        if task.source and process.may_idle and self._chance() < 0.5:
+        if task.source and process.settings.idle and self._chance() < 0.5:
             return ("idle", number, task.number)
         return ("fail", number, task.number, "now" if what == "task" else what)
 

@@ -123,7 +123,7 @@ class Task(TaskData):
         return True
 
     def fall_idle(self) -> bool:
-        possible = self.source and self.process.may_idle and self.started and not self.output.idle
+        possible = self.source and self.process.settings.idle and self.started and not self.output.idle
         if not possible or not self.machine.running or self.machine.paused:
             return False
         self.say(WatermarkStatus(True))

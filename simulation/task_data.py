@@ -138,7 +138,7 @@ class TaskData:
     def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[Any]]) -> None:
         """Take over a snapshot; `stages` is what the instances of each stage of the chain held."""
         self.restored = snapshot
-        may_be_idle = None if self.source and self.process.may_idle else False
+        may_be_idle = None if self.source and self.process.settings.idle else False
         self.output = OutputEventTime(watermark=snapshot.watermark, idle=may_be_idle)
         for op, states in zip(self.operators, stages, strict=True):
             op.restore(states)

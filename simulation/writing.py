@@ -48,7 +48,7 @@ class Writer(Machine):
     def submit_upload(
         self, task: TaskData, barrier: told.CheckpointBarrier, snapshot: Snapshot, statistics: told.TaskStatistics
     ) -> None:
-        self.uploads.append(Upload(task, barrier, snapshot, statistics))
+        self.uploads.append(Upload(task, task.attempt, barrier, snapshot, statistics))
 
     def may_upload(self, upload: Upload) -> bool:
         """False if it has to wait for a deletion."""
