@@ -27,7 +27,7 @@ def _savepoint_made(request: ControlRequest) -> Answer:
     )
 
 
-def test_a_savepoint_is_asked_for_and_waited_for(world: Any) -> None:
+def test_a_savepoint_is_requested_and_waited_for(world: Any) -> None:
     world.run()
     seen = world.answering(_savepoint_made)
     told = world.json("savepoint", "--name", "nightly", "--deadline", "30")
@@ -59,14 +59,16 @@ def test_a_savepoint_is_asked_for_and_waited_for(world: Any) -> None:
         ),
     ],
 )
-def test_every_request_says_what_has_been_done(local: Any, command: tuple[str, ...], asked: dict[str, Any], said: str) -> None:
+def test_every_command_reports_its_result(local: Any, command: tuple[str, ...], asked: dict[str, Any], said: str) -> None:
     local.run()
     seen = local.answering(_savepoint_made)
     assert said.lower() in local.cli(*command).output.lower()
     assert {name: getattr(seen[0], name) for name in asked} == asked
 
 
-def test_a_target_is_meant_relative_to_where_the_user_is(local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_target_is_relative_to_the_current_directory(
+    local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     local.run()
     seen = local.answering(_savepoint_made)
     monkeypatch.chdir(tmp_path)
@@ -77,7 +79,7 @@ def test_a_target_is_meant_relative_to_where_the_user_is(local: Any, tmp_path: P
     assert "savepoint's name" in local.cli("savepoint", "--name", "a/b", code=2).stderr
 
 
-def test_a_failed_request_is_told_with_its_reason_and_the_savepoint_it_left(local: Any) -> None:
+def test_a_failed_request_is_reported_with_its_reason_and_the_savepoint_that_it_left(local: Any) -> None:
     local.run()
     local.answering(lambda r: failed(r, "TASK_FAILURE", "a commit raised", url="file:///s/savepoint-43-x"))
     result = local.cli("stop", code=1)
@@ -88,7 +90,7 @@ def test_a_failed_request_is_told_with_its_reason_and_the_savepoint_it_left(loca
     assert told["answer"]["reason"] == "TASK_FAILURE"
 
 
-def test_nobody_to_ask(local: Any) -> None:
+def test_a_request_to_a_pipeline_that_is_not_running(local: Any) -> None:
     assert "found no pipeline of that name in it" in local.cli("savepoint", "--pipeline", "flights", code=6).stderr
     local.run()
     local.checkpoint(42)
@@ -98,7 +100,7 @@ def test_nobody_to_ask(local: Any) -> None:
     assert local.json("trigger", code=3)["error"] == "NoRunningPipeline"
 
 
-def test_an_owner_that_is_dead_is_found_out(local: Any) -> None:
+def test_a_dead_owner_is_detected(local: Any) -> None:
     local.run(lease_seconds=0.2)
     result = local.cli("trigger", code=3)
     assert "that run is dead" in result.stderr
@@ -114,7 +116,7 @@ def test_without_an_answer_in_time_the_request_stays_valid(local: Any, monkeypat
     assert [request.request_id for request in seen] == ["slow"]
 
 
-def test_asking_without_waiting(local: Any) -> None:
+def test_a_request_without_waiting(local: Any) -> None:
     local.run()
     assert (
         "To see its answer: dagster-checkpoints requests later" in local.cli("stop", "--no-wait", "--request-id", "later").output
@@ -126,7 +128,7 @@ def test_asking_without_waiting(local: Any) -> None:
     assert "needs a REQUEST_ID" in local.cli("requests", "--wait", code=2).stderr
 
 
-def test_requests_lists_what_was_asked_newest_first(world: Any) -> None:
+def test_requests_are_listed_newest_first(world: Any) -> None:
     world.run()
     assert "There are no recent requests to flights" in world.cli("requests").output
     seen = world.answering(lambda r: failed(r, "CHECKPOINT_EXPIRED", "late") if r.kind == "checkpoint" else None)
@@ -142,7 +144,7 @@ def test_requests_lists_what_was_asked_newest_first(world: Any) -> None:
     assert seen[0].request_id == "first"
 
 
-def test_an_interrupted_wait_says_how_to_go_on(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_wait_names_the_command_to_continue(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     local.run()
 
     def interrupted(_: float) -> None:
@@ -163,7 +165,7 @@ def test_a_request_to_a_run_that_ended_meanwhile(local: Any) -> None:
     assert local.json("requests", "stop-1", code=3)["answer"]["reason"] == "NO_RUNNING_PIPELINE"
 
 
-def test_on_a_terminal_it_is_shown_what_is_waited_for(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_what_the_command_waits_for(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     local.run()
     local.status()
     shown: list[str] = []

@@ -81,7 +81,7 @@ def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def test_every_mistake_of_every_pipeline_is_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_of_all_pipelines_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "mistakes.py").write_text(PIPELINE + MISTAKES)
     before = sorted(tmp_path.rglob("*"))
     ran = check(tmp_path, "-f", "mistakes.py", "--json")

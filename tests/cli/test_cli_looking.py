@@ -71,7 +71,7 @@ def test_list_shows_checkpoints_and_savepoints_and_where_the_next_run_begins(wor
     assert "*  42 " in text and savepoint in text and "run 2f0c9a17 on host worker-1" in text
 
 
-def test_list_is_in_the_order_of_time_and_says_of_which_job(world: Any) -> None:
+def test_list_is_in_the_order_of_time_and_names_the_job(world: Any) -> None:
     """A job that begins from nothing counts its ids from 1: by id, the newest would be below what an earlier job left."""
     world.run()
     old = world.savepoint(57, "before-upgrade", job_id="1")
@@ -146,7 +146,7 @@ def test_all_pipelines_of_a_storage_are_listed_and_one_must_be_named_elsewhere(l
     assert "Its pipelines: flights, trains" in missing["message"] and missing["exit_code"] == 6
 
 
-def test_an_empty_storage_says_so(local: Any) -> None:
+def test_an_empty_storage_is_reported(local: Any) -> None:
     assert "Is it the right --storage?" in local.cli("list", code=6).stderr
     assert local.json("list")["pipelines"] == []
     assert local.json("show", code=6)["error"] == "NothingThere"
@@ -162,14 +162,14 @@ def test_storage_out_of_reach(on_s3: Any, s3_server: Any) -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "s3://", "file://host/x"])
-def test_a_storage_that_can_be_none_is_wrong_usage(local: Any, url: str) -> None:
+def test_an_invalid_storage_url_is_wrong_usage(local: Any, url: str) -> None:
     assert url in local.cli("list", "--storage", url, code=2).stderr
 
 
 # show
 
 
-def test_show_says_of_each_instance_what_a_checkpoint_holds(world: Any) -> None:
+def test_show_lists_the_state_of_each_instance_in_a_checkpoint(world: Any) -> None:
     world.run()
     location = world.checkpoint(42)
     shown = world.json("show", "42")
@@ -205,7 +205,7 @@ def test_show_names_the_stages_that_dropped_rows_as_late(local: Any) -> None:
     assert (told["delays"], told["live"]) == (1234, 0)
 
 
-def test_show_finds_what_is_named_in_any_way(local: Any) -> None:
+def test_show_accepts_every_way_to_name_a_checkpoint(local: Any) -> None:
     local.run()
     checkpoint, savepoint = local.checkpoint(42), local.savepoint(43)
     for name in ("42", "chk-42", "latest", checkpoint, f"{local.storage.url}/{checkpoint}", f"{local.url}/flights/{checkpoint}/"):
@@ -218,7 +218,7 @@ def test_show_finds_what_is_named_in_any_way(local: Any) -> None:
     assert checkpoint in local.json("show", "checkpoints/chk-7-1", code=6)["message"]
 
 
-def test_show_finds_what_is_named_by_its_url_on_s3(on_s3: Any) -> None:
+def test_show_accepts_a_url_on_s3(on_s3: Any) -> None:
     on_s3.run()
     checkpoint, savepoint = on_s3.checkpoint(42), on_s3.savepoint(43)
     for location in (checkpoint, savepoint):
@@ -250,7 +250,7 @@ def test_a_savepoint_number_that_fits_two_is_not_guessed(local: Any) -> None:
     assert first in message and second in message
 
 
-def test_the_running_pipeline_is_shown_as_it_says_itself(world: Any) -> None:
+def test_show_prints_the_status_of_the_running_pipeline(world: Any) -> None:
     world.run()
     world.checkpoint(42)
     assert "has not written its status yet" in world.cli("show").output
@@ -434,7 +434,7 @@ def test_watch_follows_until_the_run_has_ended(local: Any, monkeypatch: pytest.M
     assert [line["running"] for line in lines] == [True, True, False]
 
 
-def test_watch_measures_rows_a_second_and_says_when_nothing_is_heard(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_measures_rows_per_second_and_reports_an_outdated_status(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     local.run()
     first = local.status(sequence=1, interval=5.0)
     stages = tuple(msgspec.structs.replace(stage, rows=stage.rows + 500) for stage in first.stages)
@@ -471,7 +471,7 @@ def test_watch_measures_rows_a_second_and_says_when_nothing_is_heard(local: Any,
     assert "ended FAILED" in frames[-1]
 
 
-def test_watch_goes_on_while_storage_is_away(on_s3: Any, s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_continues_while_storage_is_unavailable(on_s3: Any, s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     on_s3.run()
     on_s3.status()
     faults: list[Any] = []

@@ -24,7 +24,7 @@ def run(world: Any, *arguments: str, code: str | None = None) -> subprocess.Comp
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_a_second_process_asks_and_is_answered(world: Any) -> None:
+def test_a_second_process_sends_a_request_and_gets_the_answer(world: Any) -> None:
     world.run()
     world.answering(
         lambda request: Answer(
@@ -57,13 +57,13 @@ def test_a_second_process_finds_a_flipped_byte(world: Any) -> None:
         (("show", "/no/such/savepoint"), 6, "expected the metadata of a savepoint at file:///no/such/savepoint"),
     ],
 )
-def test_what_a_user_does_wrong_is_said_without_a_traceback(local: Any, arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_a_users_mistake_is_reported_without_a_traceback(local: Any, arguments: tuple[str, ...], code: int, said: str) -> None:
     ran = run(local, *arguments)
     assert ran.returncode == code and said in ran.stderr
     assert "Traceback" not in ran.stderr and ran.stdout == ""
 
 
-def test_looking_loads_neither_spark_nor_dagster(local: Any) -> None:
+def test_reading_commands_load_neither_spark_nor_dagster(local: Any) -> None:
     local.run()
     local.checkpoint(42)
     local.savepoint(43)
@@ -86,7 +86,7 @@ def test_looking_loads_neither_spark_nor_dagster(local: Any) -> None:
         assert ran.stderr == "loaded []\n", arguments
 
 
-def test_a_reader_that_goes_away_is_no_error(local: Any) -> None:
+def test_a_closed_pipe_is_not_an_error(local: Any) -> None:
     local.run()
     environment = {**os.environ, **local.environment, "CHECKPOINT_STORAGE": local.url}
     command = f"{sys.executable} -m dagster_checkpoints.cli list --json | head -c 1"

@@ -43,7 +43,7 @@ def replayed(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["replay", *map(str, arguments)])
 
 
-def test_a_trace_is_a_history_of_when_who_what_and_why(tmp_path: Path) -> None:
+def test_a_trace_is_shown_as_a_history_with_time_machine_decision_and_cause(tmp_path: Path) -> None:
     result = replayed(trace_at(tmp_path / "run.trace"))
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -60,7 +60,7 @@ def test_all_shows_the_events_without_consequences(tmp_path: Path) -> None:
     assert any(line.endswith("-  <- tick") for line in result.stdout.splitlines())
 
 
-def test_a_trace_of_other_machines_is_told_and_fails(tmp_path: Path) -> None:
+def test_a_trace_that_the_machines_do_not_repeat_fails_the_command(tmp_path: Path) -> None:
     path = trace_at(tmp_path / "run.trace")
     path.write_text(path.read_text().replace('"request_id":"nightly"', '"request_id":"hourly"', 1))
     result = replayed(path)
@@ -72,7 +72,7 @@ def test_a_trace_of_other_machines_is_told_and_fails(tmp_path: Path) -> None:
     assert document["about"] == {"pipeline": "flights", "run": "r-1"} and len(document["differences"]) == 3
 
 
-def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
     assert replayed(tmp_path / "nothing").exit_code == 6
     (tmp_path / "x").write_text("hello\n")
     result = replayed(tmp_path / "x")

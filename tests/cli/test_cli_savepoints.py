@@ -47,7 +47,7 @@ def test_verify_finds_nothing(world: Any, tmp_path: Path) -> None:
     assert "pipeline flights can be restored from it" in world.cli("verify", "latest", "-f", fitting).output
 
 
-def test_verify_finds_what_is_wrong_and_says_so_with_its_exit_code(world: Any, tmp_path: Path) -> None:
+def test_verify_reports_damage_with_its_exit_code(world: Any, tmp_path: Path) -> None:
     world.run()
     savepoint = world.savepoint(43)
     folder = f"flights/{savepoint}/state"
@@ -71,7 +71,7 @@ def test_verify_of_nothing(local: Any) -> None:
     assert local.json("verify", "savepoints/savepoint-7-x-abcdef", code=6)["exit_code"] == 6
 
 
-def test_dispose_deletes_a_savepoint_that_nobody_needs(world: Any) -> None:
+def test_dispose_deletes_a_savepoint_that_no_restart_needs(world: Any) -> None:
     world.run()
     world.checkpoint(42)
     kept, gone = world.savepoint(43, "kept"), world.savepoint(44, "gone")
@@ -95,7 +95,7 @@ def test_dispose_asks_on_a_terminal(local: Any, monkeypatch: pytest.MonkeyPatch)
     assert not list(local.store.list(f"flights/{location}"))
 
 
-def test_dispose_refuses_what_the_next_run_begins_from(world: Any) -> None:
+def test_dispose_refuses_the_savepoint_that_the_next_run_starts_from(world: Any) -> None:
     world.run()
     location = world.savepoint(43, stops=True)
     world.end("FINISHED", ended_by="suspend")
@@ -106,7 +106,7 @@ def test_dispose_refuses_what_the_next_run_begins_from(world: Any) -> None:
     assert not list(world.store.list(f"flights/{location}"))
 
 
-def test_dispose_leaves_what_is_not_the_users(local: Any) -> None:
+def test_dispose_refuses_checkpoints_and_claimed_savepoints(local: Any) -> None:
     local.run()
     local.checkpoint(42)
     assert "retention" in local.cli("dispose", "42", "--yes", code=2).stderr
@@ -117,7 +117,7 @@ def test_dispose_leaves_what_is_not_the_users(local: Any) -> None:
     assert "a run has claimed" in local.cli("dispose", "43", "--yes", "--force", code=1).stderr
 
 
-def test_dispose_deletes_one_that_cannot_be_read(local: Any, tmp_path: Path) -> None:
+def test_dispose_deletes_a_savepoint_that_cannot_be_read(local: Any, tmp_path: Path) -> None:
     local.run()
     elsewhere = local.savepoint(43, target=str(tmp_path / "elsewhere"))
     folder = next((tmp_path / "elsewhere").iterdir())

@@ -59,7 +59,7 @@ def _key(world: Any, text: str) -> str:
     return f"flights/{world.folder_of_files}/{world.files[text].name}"
 
 
-def test_nothing_is_wrong(taken: Any) -> None:
+def test_a_sound_savepoint_has_no_findings(taken: Any) -> None:
     report = verify_savepoint(taken.storage, taken.location, FLIGHTS)
     assert (report.ok, report.problems) == (True, ())
     assert report.metadata is not None and report.metadata.checkpoint_id == 42
@@ -89,7 +89,7 @@ def test_missing_and_cut_files_are_found_and_their_users_named(taken: Any) -> No
     assert "found 7 bytes" in problems["wrong_size"].what
 
 
-def test_a_file_that_several_need_is_one_problem(taken: Any) -> None:
+def test_a_damaged_file_that_several_stages_need_is_one_problem(taken: Any) -> None:
     taken.store.delete([_key(taken, "v1\n{}")])
     [problem] = verify_savepoint(taken.storage, taken.location).problems
     assert "commits/4 of live[EWR] and 1 more" in problem.what
@@ -124,7 +124,7 @@ def test_metadata_of_another_release_is_found(taken: Any) -> None:
     assert problem.kind == "unknown_version" and "version 99" in problem.what
 
 
-def test_missing_metadata_is_found_and_what_is_there_named(taken: Any) -> None:
+def test_missing_metadata_is_found_and_the_existing_savepoints_are_named(taken: Any) -> None:
     taken.store.delete([f"flights/{taken.location}/_metadata"])
     [problem] = verify_savepoint(taken.storage, taken.location).problems
     assert problem.kind == "missing_metadata" and problem.where == f"{taken.storage.url}/{taken.location}/_metadata"
@@ -183,14 +183,14 @@ def test_a_pipeline_that_does_not_fit_is_found(taken: Any, pipeline: Pipeline, k
     assert allowed.ok is (kind == "non_restored_state")
 
 
-def test_several_problems_are_all_told(taken: Any) -> None:
+def test_all_problems_are_reported(taken: Any) -> None:
     taken.store.delete([_key(taken, "the airlines"), _key(taken, "segment 0")])
     pipeline = _pipeline(history, fewer, airlines, departures, delays)
     kinds = sorted(problem.kind for problem in verify_savepoint(taken.storage, taken.location, pipeline).problems)
     assert kinds == ["instances_changed", "missing_file", "missing_file"]
 
 
-def test_storage_that_is_away_is_no_finding(on_s3: Any, s3_server: Any) -> None:
+def test_unavailable_storage_is_not_a_finding(on_s3: Any, s3_server: Any) -> None:
     on_s3.run()
     location = on_s3.savepoint(42)
     with s3_server.outage(), pytest.raises(StorageUnavailable):
@@ -199,7 +199,7 @@ def test_storage_that_is_away_is_no_finding(on_s3: Any, s3_server: Any) -> None:
         verify_savepoint(on_s3.storage, location)
 
 
-def test_a_location_that_can_be_none_is_an_error(local: Any) -> None:
+def test_an_invalid_location_is_an_error(local: Any) -> None:
     local.run()
     with pytest.raises(InvalidKey):
         verify_savepoint(local.storage, "/somewhere/else/checkpoints/chk-1-1")

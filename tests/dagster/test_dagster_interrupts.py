@@ -47,7 +47,7 @@ def test_nothing_happens_without_an_interrupt() -> None:
         pass
 
 
-def test_other_threads_are_let_alone() -> None:
+def test_other_threads_are_not_interrupted() -> None:
     done = []
 
     def work() -> None:

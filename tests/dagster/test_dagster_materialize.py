@@ -29,7 +29,7 @@ def ids(spark: SparkSession, path: Path) -> list[int]:
     return sorted(row.id for row in spark.read.parquet(str(path)).collect())
 
 
-def test_a_finished_pipeline_is_materialized_and_a_second_run_starts_anew(
+def test_a_finished_pipeline_is_materialized_and_a_second_run_is_a_new_start(
     spark: SparkSession,
     tmp_path: Path,
     coordinator: Callable[..., CheckpointCoordinatorResource],
@@ -59,7 +59,7 @@ def test_a_finished_pipeline_is_materialized_and_a_second_run_starts_anew(
     assert ids(spark, tmp_path / "total") == [0, 0, 2, 2, 4, 4, 6, 6, 8, 8]
 
 
-def test_a_stage_that_raises_fails_the_run_with_its_own_line(
+def test_a_stage_that_raises_fails_the_run_and_names_the_users_line(
     tmp_path: Path,
     coordinator: Callable[..., CheckpointCoordinatorResource],
     assets_of: Callable[..., dg.AssetsDefinition],
@@ -160,7 +160,7 @@ def test_an_unfinished_stage_must_be_selected(
     assert failure.metadata["error"].value == "SelectionError"
 
 
-def test_a_checkpoint_that_is_not_there_cannot_be_restored(
+def test_a_checkpoint_that_does_not_exist_cannot_be_restored(
     coordinator: Callable[..., CheckpointCoordinatorResource],
     numbers_pipeline: Pipeline,
     assets_of: Callable[..., dg.AssetsDefinition],
@@ -172,7 +172,7 @@ def test_a_checkpoint_that_is_not_there_cannot_be_restored(
     assert "'42'" in failure.description
 
 
-def test_assets_say_what_the_stages_are(numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> None:
+def test_asset_metadata_describes_the_stages(numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> None:
     assets = assets_of(numbers_pipeline, group_name="small", deps={"numbers": ["outside"]})
     specs = {spec.key.path[-1]: spec for spec in assets.specs}
     assert set(specs) == {"numbers", "doubled", "total"}

@@ -82,7 +82,7 @@ def loading() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("loading")
-def test_what_is_no_second_pipeline_is_not_refused(tmp_path: Path, assets_of: AssetsOf) -> None:
+def test_the_same_pipeline_defined_or_loaded_again_is_not_refused(tmp_path: Path, assets_of: AssetsOf) -> None:
     one = Pipeline("etl", [source(tmp_path, "events")])
     assets_of(one)
     assets_of(one, key_prefix="copy")  # one pipeline, shown twice
@@ -93,7 +93,7 @@ def test_what_is_no_second_pipeline_is_not_refused(tmp_path: Path, assets_of: As
             assets_of(Pipeline("etl", [source(tmp_path, "events")]))
 
 
-def test_a_run_refuses_what_no_load_has_seen(tmp_path: Path) -> None:
+def test_a_run_refuses_a_second_pipeline_of_one_name(tmp_path: Path) -> None:
     """A run's process builds the code location again, without a code server; and the command line's `check` has none."""
     file = tmp_path / "location.py"
     file.write_text(CODE.replace("SECOND", "'etl'"))

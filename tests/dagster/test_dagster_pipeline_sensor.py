@@ -25,17 +25,17 @@ class Memory(Cursor, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @given(st.text())
-def test_a_cursor_of_any_text_is_read_or_begun_anew(text: str) -> None:
+def test_a_cursor_of_any_text_is_read_or_replaced_by_an_empty_one(text: str) -> None:
     assert isinstance(read_cursor(text, Memory), Memory)
 
 
-def test_a_cursor_comes_back_with_its_version() -> None:
+def test_a_cursor_is_written_with_its_version_and_read_back() -> None:
     assert '"version":1' in write_cursor(Memory())
     assert read_cursor(write_cursor(Memory(seen=(3, 4))), Memory) == Memory(seen=(3, 4))
 
 
 @given(st.lists(st.text(min_size=1), min_size=1), st.lists(st.text(min_size=1), min_size=1))
-def test_ids_of_requests_are_valid_and_told_apart(one: list[str], other: list[str]) -> None:
+def test_ids_of_requests_are_valid_and_distinct(one: list[str], other: list[str]) -> None:
     ids = [request_id("sensor", *parts) for parts in (one, other)]
     for made in ids:
         validate_request_id(made)
@@ -44,7 +44,7 @@ def test_ids_of_requests_are_valid_and_told_apart(one: list[str], other: list[st
     assert ids[0] == request_id("sensor", *one)
 
 
-def test_what_takes_too_long_is_left_behind() -> None:
+def test_a_call_that_exceeds_the_time_limit_is_abandoned() -> None:
     over = threading.Event()
     limit = TimeLimit(0.05, "storage")
     with pytest.raises(TimeLimitExceeded, match="storage"):
@@ -67,7 +67,7 @@ def sensors(meeting_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefini
     ]
 
 
-def test_storage_out_of_reach_is_a_reason_to_skip_and_to_remember_everything(
+def test_while_storage_cannot_be_reached_the_tick_is_skipped_and_the_cursor_kept(
     monkeypatch: pytest.MonkeyPatch, tick: Callable[..., Any], sensors: list[dg.SensorDefinition]
 ) -> None:
     def unreachable(self: CheckpointStorage) -> None:
@@ -81,7 +81,7 @@ def test_storage_out_of_reach_is_a_reason_to_skip_and_to_remember_everything(
             assert result.cursor == "the cursor"
 
 
-def test_what_will_not_mend_itself_fails_the_tick(
+def test_a_permanent_error_fails_the_tick(
     tick: Callable[..., Any], sensors: list[dg.SensorDefinition], owner: Callable[..., Any], meeting_pipeline: Pipeline
 ) -> None:
     running = owner(meeting_pipeline)
@@ -102,14 +102,14 @@ def test_a_status_that_cannot_be_read_is_none(
             assert tick(sensor, instance).skip_message
 
 
-def test_they_need_the_coordinator_and_are_off_until_switched_on(sensors: list[dg.SensorDefinition]) -> None:
+def test_sensors_need_the_coordinator_and_are_off_until_switched_on(sensors: list[dg.SensorDefinition]) -> None:
     for sensor in sensors:
         assert sensor.required_resource_keys == {"checkpoint_coordinator"}
         assert sensor.default_status is dg.DefaultSensorStatus.STOPPED
         assert sensor.minimum_interval_seconds == 30
 
 
-def test_storage_is_found_as_a_run_finds_it(tmp_path: Any, meeting_pipeline: Pipeline) -> None:
+def test_a_sensor_uses_the_same_storage_as_a_run(tmp_path: Any, meeting_pipeline: Pipeline) -> None:
     resource = CheckpointCoordinatorResource(storage=str(tmp_path / "somewhere"))
     with dg.DagsterInstance.ephemeral() as instance:
         control = resource.control(meeting_pipeline, instance=instance, asked_by="me")

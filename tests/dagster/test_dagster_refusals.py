@@ -65,7 +65,7 @@ def test_unreachable_storage_is_named_before_spark_starts(
 
 
 @pytest.mark.usefixtures("no_spark")
-def test_a_second_run_is_refused_while_the_first_lives(
+def test_a_second_run_is_refused_while_the_first_is_alive(
     tmp_path: Path,
     coordinator: Coordinator,
     numbers_pipeline: Pipeline,
@@ -93,7 +93,7 @@ def test_a_second_run_is_refused_while_the_first_lives(
 
 
 @pytest.mark.usefixtures("no_spark")
-def test_nothing_says_where_to_store(
+def test_a_run_without_a_configured_storage_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     coordinator: Coordinator,
     numbers_pipeline: Pipeline,
@@ -121,7 +121,7 @@ OLD_RUN_STORAGE = "run_storage:\n  module: dagster_mysql.run_storage\n  class: M
         (OLD_RUN_STORAGE, "its run storage is MySQLRunStorage of dagster_mysql.run_storage"),
     ],
 )
-def test_a_dagster_on_several_machines_must_be_told_where_to_store(
+def test_a_dagster_on_several_machines_needs_a_configured_storage(
     configuration: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, numbers_pipeline: Pipeline
 ) -> None:
     """A directory in DAGSTER_HOME would vanish with the container of each run. The packages need not be there to find out."""
@@ -178,7 +178,7 @@ class _Instance(dg.DagsterInstance):
         return str(self._ref.local_artifact_storage_data.config_dict["base_dir"])
 
 
-def test_where_checkpoints_are_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_order_in_which_the_storage_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     url = CheckpointCoordinatorResource()._storage_url
     with dg.DagsterInstance.ephemeral() as instance:
         monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
@@ -201,7 +201,7 @@ def test_a_pipeline_is_run_by_its_own_assets_only(
 
 
 @pytest.mark.parametrize("value", ["lates", "", "chk", "-1", "4 2"])
-def test_a_run_configuration_that_names_nothing_is_refused_before_launch(
+def test_an_invalid_restore_from_is_refused_before_launch(
     value: str, coordinator: Coordinator, numbers_pipeline: Pipeline, assets_of: AssetsOf
 ) -> None:
     with pytest.raises(ValidationError, match="restore_from"):
@@ -215,7 +215,7 @@ def test_a_run_configuration_that_names_nothing_is_refused_before_launch(
 
 
 @pytest.mark.parametrize("value", ["latest", "none", "42", "chk-42", "chk-42-3", "checkpoints/chk-42-3", "s3://b/p/x"])
-def test_what_may_be_restored_from(value: str) -> None:
+def test_valid_and_invalid_values_of_restore_from(value: str) -> None:
     assert PipelineRunConfig(restore_from=value).restore_from == value
 
 
@@ -276,7 +276,7 @@ class Ours(CheckpointCoordinatorResource):
     team: str = ""
 
 
-def test_a_resource_with_settings_of_its_own_has_them() -> None:
+def test_a_subclass_of_the_resource_may_add_settings() -> None:
     @dg.op
     def look(checkpoint_coordinator: Ours) -> str:
         return f"{checkpoint_coordinator.team} {checkpoint_coordinator.interval}"
@@ -291,7 +291,7 @@ def test_a_resource_with_settings_of_its_own_has_them() -> None:
         Ours(teem="flights")
 
 
-def test_a_spark_setting_against_the_protocol_is_refused(coordinator: Coordinator) -> None:
+def test_a_spark_setting_that_breaks_checkpoints_is_refused(coordinator: Coordinator) -> None:
     with pytest.raises(SparkSettingError, match=r"spark\.sql\.streaming\.noDataMicroBatches\.enabled"):
         coordinator(spark_config={"spark": {"sql": {"streaming": {"noDataMicroBatches": {"enabled": "false"}}}}})
 

@@ -105,7 +105,7 @@ class Runs:
         return seen
 
 
-def test_a_retry_goes_on_instead_of_back_to_the_savepoint_that_its_first_run_named(
+def test_a_retry_continues_and_does_not_restore_the_savepoint_that_its_first_run_named(
     tmp_path: Path,
     coordinator: Coordinator,
     instance: dg.DagsterInstance,
@@ -171,7 +171,9 @@ def state(begun_by: str, **job: Any) -> PipelineState:
         ("42", "", False),  # an earlier release did not say
     ],
 )
-def test_a_start_is_repeated_if_a_run_of_the_chain_has_made_it(restore_from: str, begun_by: str, repeated: bool) -> None:
+def test_a_start_is_repeated_if_an_earlier_run_of_the_retries_has_begun_it(
+    restore_from: str, begun_by: str, repeated: bool
+) -> None:
     chain = {"root", "sibling"}
     assert is_repeated_start(restore_from, chain, state(begun_by, status="FAILED")) is repeated
     assert is_repeated_start(restore_from, chain, state(begun_by, status="FINISHED", ended_by="suspend")) is repeated

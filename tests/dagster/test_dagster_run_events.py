@@ -113,14 +113,14 @@ def running(rows: int) -> StageProgress:
     return StageProgress(rows, 0, 1, 0, None)
 
 
-def test_a_stage_is_held_back_until_those_it_reads_were_materialized(reporter: RunReporter) -> None:
+def test_a_stage_is_materialized_after_the_stages_that_it_reads(reporter: RunReporter) -> None:
     assert report(reporter, STARTED, StageFinished("total", 10, 4), StageFinished("doubled", 0, 4)) == []
     assert reporter.missing() == ["numbers", "doubled", "total"]
     assert report(reporter, StageFinished("numbers", 10, 4)) == ["numbers", "doubled", "total"]
     assert reporter.missing() == []
 
 
-def test_finished_is_published_at_once_all_the_same(reporter: RunReporter, recorder: Recorder) -> None:
+def test_the_end_of_a_stage_is_observed_at_once_before_its_materialization(reporter: RunReporter, recorder: Recorder) -> None:
     report(reporter, STARTED, StageFinished("total", 10, 4))
     (observation,) = recorder.events
     assert observation.asset_key == dg.AssetKey(["total"])
@@ -128,24 +128,24 @@ def test_finished_is_published_at_once_all_the_same(reporter: RunReporter, recor
     assert observation.metadata["rows"] == dg.MetadataValue.int(10)
 
 
-def test_a_stage_is_materialized_once_however_often_its_end_is_told(reporter: RunReporter) -> None:
+def test_a_stage_is_materialized_once_if_its_end_is_reported_twice(reporter: RunReporter) -> None:
     assert report(reporter, STARTED, StageFinished("numbers", 10, 4), StageFinished("numbers", 10, 4)) == ["numbers"]
 
 
-def test_what_was_not_selected_holds_nobody_back(recorder: Recorder, numbers_pipeline: Pipeline) -> None:
+def test_a_stage_that_was_not_selected_does_not_delay_its_consumers(recorder: Recorder, numbers_pipeline: Pipeline) -> None:
     reporter = recorder.reporter(numbers_pipeline, frozenset({"total"}))
     assert report(reporter, STARTED, StageFinished("total", 10, 4)) == ["total"]
     assert reporter.missing() == []
 
 
-def test_rows_are_given_where_they_are_counted_only(reporter: RunReporter) -> None:
+def test_only_the_last_stage_of_a_query_reports_rows(reporter: RunReporter) -> None:
     """A stage inside a chain hands its rows on within Spark; nobody counts them."""
     report(reporter, STARTED)
     (inside,) = reporter.report(StageFinished("numbers", 0, 4))
     assert "rows" not in (inside.metadata or {})
 
 
-def test_stages_and_checkpoints_are_observed_at_the_rate_asked_for(reporter: RunReporter, recorder: Recorder) -> None:
+def test_stages_and_checkpoints_are_observed_at_the_configured_rate(reporter: RunReporter, recorder: Recorder) -> None:
     list(reporter.report(STARTED))
     for now, number in ((0.0, 1), (10.0, 2), (29.0, 3), (31.0, 4), (40.0, 5)):
         recorder.now = now
@@ -191,7 +191,7 @@ def test_a_stage_is_observed_between_two_checkpoints(reporter: RunReporter, reco
     assert recorder.observed("total")[1:] == [{"rows": 20, "state": "running", "rows_per_second": 0.5}]
 
 
-def test_a_stages_observation_shows_the_stage_in_the_order_in_which_people_look(tmp_path: Path, recorder: Recorder) -> None:
+def test_the_order_of_metadata_in_a_stages_observation(tmp_path: Path, recorder: Recorder) -> None:
     @bounded_source
     def history(context):
         return context.spark.range(5)
@@ -329,7 +329,7 @@ def test_from_the_launch_to_the_first_checkpoint_each_step_is_a_line(reporter: R
     assert recorder.observed("total") == [{"rows": 5, "state": "running"}] * 2
 
 
-def test_the_end_of_time_is_no_watermark_to_show(reporter: RunReporter, recorder: Recorder) -> None:
+def test_the_end_of_event_time_is_not_shown_as_a_watermark(reporter: RunReporter, recorder: Recorder) -> None:
     list(reporter.report(STARTED))
     list(reporter.report(checkpoint(3, watermark_ms=MAX_WATERMARK_MS)))
     assert "watermark" not in recorder.observed("total")[0]
@@ -350,14 +350,14 @@ def test_instances_are_partitions_of_an_asset_beside_the_stage(reporter: RunRepo
     assert event.metadata["rows"] == dg.MetadataValue.int(5)
 
 
-def test_a_failed_checkpoint_warns_and_one_that_met_a_stages_end_does_not(reporter: RunReporter, recorder: Recorder) -> None:
+def test_a_failed_checkpoint_warns_unless_the_end_of_a_stage_has_caused_it(reporter: RunReporter, recorder: Recorder) -> None:
     report(reporter, CheckpointNotDone(4, "CHECKPOINT_EXPIRED", "after 600 s"))
     report(reporter, CheckpointNotDone(5, "CHECKPOINT_DECLINED_TASK_CLOSING", "task total[0] is FINISHED"))
     assert [level for level, _ in recorder.lines] == ["WARNING", "INFO"]
     assert "Checkpoint 4" in recorder.lines[0][1] and "after 600 s" in recorder.lines[0][1]
 
 
-def test_a_failure_says_which_stage_and_where_the_checkpoint_is(numbers_pipeline: Pipeline) -> None:
+def test_a_failure_names_the_stage_and_the_checkpoint(numbers_pipeline: Pipeline) -> None:
     broken = StageFailedError("doubled", "left", "ValueError: boom\n  at flights.py:3")
     broken.__cause__ = ValueError("boom")
     error = JobFailedError(f"Pipeline 'numbers' failed. {broken}")

@@ -75,7 +75,7 @@ def test_nothing_to_restore_from_is_a_warning(check: Check) -> None:
     assert "no savepoint" in str(evaluation.description)
 
 
-def test_the_newest_savepoint_is_read_wherever_it_lies(
+def test_the_newest_savepoint_is_read_from_any_directory(
     check: Check, owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     running = owner(meeting_pipeline)
@@ -94,7 +94,9 @@ def test_the_newest_savepoint_is_read_wherever_it_lies(
     assert check().metadata["checkpoint"].value == 4
 
 
-def test_one_may_be_named(check: Check, owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance) -> None:
+def test_the_check_reads_the_savepoint_that_is_named(
+    check: Check, owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance
+) -> None:
     running = owner(meeting_pipeline)
     first = running.take_savepoint(1)
     running.take_savepoint(2)
@@ -103,7 +105,7 @@ def test_one_may_be_named(check: Check, owner: Owner, meeting_pipeline: Pipeline
         assert check(name).metadata["checkpoint"].value == 1
 
 
-def test_with_the_asset_it_checks_what_was_just_taken(
+def test_with_the_asset_the_check_reads_the_savepoint_just_taken(
     defs: dg.Definitions, owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance
 ) -> None:
     running = owner(meeting_pipeline)
@@ -116,7 +118,7 @@ def test_with_the_asset_it_checks_what_was_just_taken(
     assert evaluation.passed and evaluation.metadata["checkpoint"].value == 1
 
 
-def test_the_sensor_checks_what_was_taken_otherwise(
+def test_the_sensor_checks_savepoints_that_the_asset_has_not_taken(
     defs: dg.Definitions,
     meeting_pipeline: Pipeline,
     owner: Owner,
@@ -181,7 +183,7 @@ def test_the_sensor_checks_what_was_taken_otherwise(
         assert evaluation.passed and evaluation.metadata["savepoint"].value == taken["url"]
 
 
-def test_damage_is_named(check: Check, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_a_damaged_savepoint_is_reported_with_its_files(check: Check, owner: Owner, meeting_pipeline: Pipeline) -> None:
     running = owner(meeting_pipeline)
     flipped, gone, *_ = files_of(running.take_savepoint(1))
     data = bytearray(flipped.read_bytes())
@@ -197,7 +199,7 @@ def test_damage_is_named(check: Check, owner: Owner, meeting_pipeline: Pipeline)
     assert "live[" in str(evaluation.description) and "2 problems" in str(evaluation.description)
 
 
-def test_metadata_that_was_cut_off_is_an_error_too(check: Check, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_truncated_metadata_is_reported_as_an_error(check: Check, owner: Owner, meeting_pipeline: Pipeline) -> None:
     running = owner(meeting_pipeline)
     metadata = Path(urlsplit(running.take_savepoint(1)["url"]).path) / "_metadata"
     metadata.write_bytes(metadata.read_bytes()[:-20])
@@ -206,7 +208,7 @@ def test_metadata_that_was_cut_off_is_an_error_too(check: Check, owner: Owner, m
     assert evaluation.metadata["problems"].records[0].data["kind"] == "corrupt_metadata"
 
 
-def test_a_savepoint_that_is_not_there_is_an_error_and_no_name_a_failure(
+def test_a_missing_savepoint_is_an_error_and_an_invalid_name_a_failure(
     check: Check, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
     owner(meeting_pipeline).take_savepoint(1)
@@ -217,7 +219,7 @@ def test_a_savepoint_that_is_not_there_is_an_error_and_no_name_a_failure(
         check("ftp://somewhere/savepoint-1")
 
 
-def test_a_pipeline_that_does_not_fit_is_named(
+def test_a_savepoint_that_does_not_fit_the_pipeline_is_reported(
     owner: Owner, coordinator: Any, assets_of: Callable[..., dg.AssetsDefinition], meeting_pipeline: Pipeline
 ) -> None:
     owner(meeting_pipeline).take_savepoint(1)

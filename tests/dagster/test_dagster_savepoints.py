@@ -105,7 +105,7 @@ def test_materializing_takes_a_savepoint_and_shows_what_it_holds(running: Any, t
 
 
 @pytest.mark.parametrize(("stop", "drain"), [("suspend", False), ("drain", True)])
-def test_it_can_stop_the_pipeline_and_lie_elsewhere(
+def test_a_savepoint_can_stop_the_pipeline_and_be_stored_in_another_directory(
     running: Any, take: Take, instance: dg.DagsterInstance, tmp_path: Path, stop: str, drain: bool
 ) -> None:
     assert take("last", stop=stop, path=str(tmp_path / "backup"), deadline=30.0).success
@@ -128,7 +128,7 @@ def test_a_savepoint_is_never_replaced(
     assert len(running.requests) == 1
 
 
-def test_what_failed_may_be_tried_again_under_its_key(
+def test_a_failed_savepoint_may_be_repeated_under_its_key(
     owner: Owner, meeting_pipeline: Pipeline, take: Take, instance: dg.DagsterInstance, failure_of: Callable[..., Any]
 ) -> None:
     failure = failure_of(take("daily"))
@@ -164,14 +164,14 @@ def test_a_savepoint_whose_stop_failed_is_kept_and_shown(
     assert failure.metadata["savepoint"].value == recorded(instance, "last")["path"]
 
 
-def test_without_a_partition_it_finds_a_name_by_itself(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
+def test_without_a_partition_the_savepoint_gets_a_name(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
     assert take(None).success
     (partition,) = instance.get_dynamic_partitions(PARTITIONS)
     assert partition.startswith("savepoint-1-")
     assert recorded(instance, partition)["location"] == f"savepoints/{partition}"
 
 
-def test_a_savepoint_that_cannot_be_read_now_is_recorded_all_the_same(
+def test_a_savepoint_whose_metadata_cannot_be_read_now_is_recorded(
     monkeypatch: pytest.MonkeyPatch, running: Any, take: Take, instance: dg.DagsterInstance
 ) -> None:
     def unreachable(self: CheckpointStorage, location: str) -> None:
@@ -214,7 +214,7 @@ def done(number: int, location: str, **fields: Any) -> SavepointDone:
     return SavepointDone(location=location, checkpoint=checkpoint, **values)
 
 
-def test_savepoints_taken_otherwise_are_partitions_as_well(
+def test_savepoints_that_the_asset_has_not_taken_are_partitions_as_well(
     owner: Owner, meeting_pipeline: Pipeline, record: Any, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     running = owner(meeting_pipeline)
@@ -351,9 +351,7 @@ def periodic(number: int) -> str:
     return f"periodic-20260504T03020{number}Z"
 
 
-def test_a_schedule_deletes_its_own_old_savepoints_and_nobody_elses(
-    running: Any, take: Take, instance: dg.DagsterInstance
-) -> None:
+def test_a_schedule_deletes_only_its_own_old_savepoints(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
     assert take("by-hand").success
     assert take(periodic(0), retention={"made_by": "another", "prefix": "periodic-", "count": 2}).success
     instance.add_dynamic_partitions(PARTITIONS, ["periodic-notes", periodic(1)])  # a user's, and a tick's that came to nothing
@@ -373,7 +371,7 @@ def test_a_schedule_deletes_its_own_old_savepoints_and_nobody_elses(
     assert recorded(instance, periodic(2))["checkpoint"] == 3  # what was, stays known
 
 
-def test_what_a_restart_would_need_is_kept(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
+def test_a_savepoint_that_a_restart_would_need_is_kept(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
     assert take(periodic(1), **scheduled(1, count=1)).success
     location = recorded(instance, periodic(1))["location"]
     running.ownership.complete(9, location, kind="savepoint")  # the pipeline was restored from it
@@ -383,7 +381,7 @@ def test_what_a_restart_would_need_is_kept(running: Any, take: Take, instance: d
     assert location in {savepoint.location for savepoint in running.storage.list_savepoints()}
 
 
-def test_what_is_gone_already_is_no_obstacle(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
+def test_savepoints_that_were_deleted_before_are_skipped(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
     for number in (1, 2):
         assert take(periodic(number), **scheduled(number)).success
     running.storage.open_savepoint(recorded(instance, periodic(1))["location"]).delete()
@@ -391,7 +389,7 @@ def test_what_is_gone_already_is_no_obstacle(running: Any, take: Take, instance:
     assert set(instance.get_dynamic_partitions(PARTITIONS)) == {periodic(2), periodic(3)}
 
 
-def test_a_tick_that_came_to_nothing_leaves_no_partition(take: Take, instance: dg.DagsterInstance) -> None:
+def test_a_failed_savepoint_leaves_no_partition(take: Take, instance: dg.DagsterInstance) -> None:
     assert not take(periodic(1), **scheduled(1)).success
     assert instance.get_dynamic_partitions(PARTITIONS) == []
 
@@ -413,7 +411,7 @@ def test_deletion_that_fails_does_not_fail_the_savepoint(
     assert set(instance.get_dynamic_partitions(PARTITIONS)) == {periodic(3), periodic(4)}
 
 
-def test_the_asset_says_how_it_is_used(savepoints: dg.AssetsDefinition) -> None:
+def test_the_assets_description_explains_its_use(savepoints: dg.AssetsDefinition) -> None:
     (spec,) = savepoints.specs
     assert spec.key == KEY and spec.group_name == "savepoints"
     assert [dep.asset_key for dep in spec.deps] == [dg.AssetKey("joined")]  # the lineage shows its pipeline by the last stages

@@ -60,7 +60,9 @@ def ticking(tick: Tick, meeting_pipeline: Pipeline) -> Any:
         yield make
 
 
-def test_backfill_finished_and_live_caught_up_twice(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_a_drain_after_the_backfill_has_finished_and_the_live_source_was_caught_up_twice(
+    ticking: Any, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
     ticks = ticking(bounded_stages_finished() & live_lag_zero())
     assert "never run" in ticks()
     running = owner(meeting_pipeline)
@@ -87,7 +89,7 @@ def test_backfill_finished_and_live_caught_up_twice(ticking: Any, owner: Owner, 
     assert request.name == "meeting_drain"  # of the savepoint
 
 
-def test_the_page_says_the_condition_and_the_log_of_a_tick_what_it_found(
+def test_the_sensors_page_names_the_condition_and_the_ticks_log_the_result(
     coordinator: Callable[..., Any], owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
     condition = bounded_stages_finished() & (live_lag_zero() | marker_object("drain-now") | when(lambda at: False, says="hand"))
@@ -122,7 +124,7 @@ def test_the_page_says_the_condition_and_the_log_of_a_tick_what_it_found(
     assert lines[1] == said
 
 
-def test_it_asks_once_and_says_how_it_goes(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_the_drain_is_requested_once_and_its_progress_is_reported(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     ticks = ticking(when(lambda at: True, says="always"))
     running = owner(meeting_pipeline)
     running.answers["stop"] = lambda request: None
@@ -139,7 +141,7 @@ def test_it_asks_once_and_says_how_it_goes(ticking: Any, owner: Owner, meeting_p
     assert len(running.requests) == 1
 
 
-def test_a_drain_that_fails_is_tried_again_three_times(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_a_drain_that_fails_is_requested_three_times(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     ticks = ticking(when(lambda at: True))
     running = owner(meeting_pipeline)
     running.answers["stop"] = lambda request: running.failed(request, "IO_EXCEPTION", "disk full")
@@ -156,7 +158,7 @@ def test_a_drain_that_fails_is_tried_again_three_times(ticking: Any, owner: Owne
     assert len(again.serve()) == 1
 
 
-def test_a_lost_cursor_does_not_ask_twice(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_after_a_lost_cursor_the_same_request_is_sent(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     ticks = ticking(when(lambda at: True))
     running = owner(meeting_pipeline)
     running.answers["stop"] = lambda request: None
@@ -167,7 +169,7 @@ def test_a_lost_cursor_does_not_ask_twice(ticking: Any, owner: Owner, meeting_pi
     assert len(running.requests) == 1
 
 
-def test_somebody_elses_stop_is_not_disturbed(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_a_stop_of_another_requester_is_not_disturbed(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     ticks = ticking(when(lambda at: True))
     running = owner(meeting_pipeline)
     running.report(stop={"request_id": "by-hand", "drain": False, "state": "WAITING_FOR_SAVEPOINT"})
@@ -215,7 +217,7 @@ def test_a_marker_counts_if_it_is_newer_than_the_job(
     assert "Asked" in ticks()
 
 
-def test_a_marker_may_lie_anywhere_and_be_of_any_age(
+def test_a_marker_may_be_stored_anywhere_and_be_of_any_age(
     ticking: Any, owner: Owner, meeting_pipeline: Pipeline, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "feed" / "_COMPLETE"
@@ -227,7 +229,7 @@ def test_a_marker_may_lie_anywhere_and_be_of_any_age(
     assert "Asked" in ticking(marker_object(str(elsewhere), of_any_age=True))()
 
 
-def test_a_marker_among_conditions_that_pass_is_seen_before_the_last_look(
+def test_a_marker_counts_without_waiting_for_the_confirmation_of_other_conditions(
     ticking: Any, owner: Owner, meeting_pipeline: Pipeline, tmp_path: Path
 ) -> None:
     """The feed is complete: only what the sources say afterwards counts."""
@@ -243,7 +245,7 @@ def test_a_marker_among_conditions_that_pass_is_seen_before_the_last_look(
     assert "Asked" in ticks()
 
 
-def test_a_time_that_comes_in_the_life_of_the_job(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_a_time_counts_if_the_job_began_before_it(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     past, future = datetime.now(UTC), datetime.now(UTC) + timedelta(days=1)
     running = owner(meeting_pipeline)
     assert "had passed when job 1 began" in ticking(at_time(past))()
@@ -254,7 +256,7 @@ def test_a_time_that_comes_in_the_life_of_the_job(ticking: Any, owner: Owner, me
         at_time(datetime(2026, 1, 1))
 
 
-def test_alternatives(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_any_of_several_conditions(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     hand = {"up": False}
     ticks = ticking(live_lag_zero() | when(lambda at: (hand["up"], "up" if hand["up"] else "down"), says="hand"))
     running = owner(meeting_pipeline)
@@ -267,7 +269,7 @@ def test_alternatives(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) ->
     assert len(running.serve()) == 1
 
 
-def test_another_alternative_that_passes_is_no_second_look(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_another_alternative_that_holds_is_not_a_confirmation(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     hand = {"up": "left"}
     sides = [when(lambda at, side=side: hand["up"] == side, says=side, needs_confirmation=True) for side in ("left", "right")]
     ticks = ticking(any_of(*sides))
@@ -280,7 +282,7 @@ def test_another_alternative_that_passes_is_no_second_look(ticking: Any, owner: 
     assert "Asked" in ticks()
 
 
-def test_reports_of_a_dead_run_are_not_believed(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_reports_of_an_earlier_run_do_not_count(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     ticks = ticking(bounded_stages_finished())
     dead = owner(meeting_pipeline)
     dead.report(finished=BOUNDED)
@@ -291,7 +293,7 @@ def test_reports_of_a_dead_run_are_not_believed(ticking: Any, owner: Owner, meet
     assert "Asked run run-2" in ticks()
 
 
-def test_a_pipeline_that_restarts_has_not_caught_up(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_a_restarting_pipeline_has_not_caught_up(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     ticks = ticking(live_lag_zero())
     running = owner(meeting_pipeline)
     running.report(phase="restarting")
@@ -338,7 +340,7 @@ def test_a_source_ends_when_its_asset_was_materialized(ending: Any, owner: Owner
     assert running.serve() == []
 
 
-def test_only_one_instance_ends(ending: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_only_the_named_instance_of_a_source_ends(ending: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     ticks = ending(instance="left")
     running = owner(meeting_pipeline)
     ticks.instance.report_runless_asset_event(dg.AssetMaterialization("december"))
@@ -347,7 +349,7 @@ def test_only_one_instance_ends(ending: Any, owner: Owner, meeting_pipeline: Pip
     assert (request.stage, request.instance) == ("live", "left")
 
 
-def test_a_run_after_a_crash_is_asked_again_unless_the_source_had_ended(
+def test_a_run_after_a_crash_gets_the_request_again_unless_the_source_had_ended(
     ending: Any, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
     ticks = ending()
@@ -370,7 +372,7 @@ def test_a_run_after_a_crash_is_asked_again_unless_the_source_had_ended(
     assert "not materialized since" in ticks()  # a new job needs a new December
 
 
-def test_an_end_that_fails_is_tried_again(ending: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
+def test_a_failed_request_to_end_a_source_is_repeated(ending: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     ticks = ending()
     running = owner(meeting_pipeline)
     running.answers["end_source"] = lambda request: running.failed(request, "CHECKPOINT_COORDINATOR_SUSPEND", "a stop")
@@ -383,6 +385,6 @@ def test_an_end_that_fails_is_tried_again(ending: Any, owner: Owner, meeting_pip
 
 
 @pytest.mark.parametrize("options", [{"source": "joined"}, {"source": "live", "instance": "middle"}])
-def test_only_sources_end_that_way(meeting_pipeline: Pipeline, options: dict[str, str]) -> None:
+def test_only_sources_can_be_ended(meeting_pipeline: Pipeline, options: dict[str, str]) -> None:
     with pytest.raises(NotASourceError, match=r"live \(left, right\)"):
         build_end_of_input_sensor(pipeline=meeting_pipeline, after="december", **options)

@@ -88,7 +88,7 @@ def restore_from(request: dg.RunRequest) -> str | None:
     return str(value) if value is not None else None
 
 
-def test_a_failed_run_is_started_again_by_its_job(
+def test_a_failed_run_is_restarted_by_its_job(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
     config = {"ops": {OP: {"config": {"restore_from": "latest", "allow_non_restored_state": True}}}}
@@ -105,7 +105,9 @@ def test_a_failed_run_is_started_again_by_its_job(
 
 
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.STARTED])
-def test_other_runs_are_left_alone(make: Make, tick: Tick, instance: dg.DagsterInstance, status: dg.DagsterRunStatus) -> None:
+def test_only_a_newest_run_that_has_failed_is_restarted(
+    make: Make, tick: Tick, instance: dg.DagsterInstance, status: dg.DagsterRunStatus
+) -> None:
     assert "never been run" in tick(make(), instance).skip_message
     new_run(instance)
     newest = new_run(instance, status)  # followed by another, the failure is over
@@ -161,7 +163,7 @@ def test_back_off_and_limit(make: Make, tick: Tick, instance: dg.DagsterInstance
     assert not result.run_requests and "Given up after 2 attempts" in result.skip_message
 
 
-def test_a_run_that_lasted_ends_the_counting(make: Make, tick: Tick, instance: dg.DagsterInstance) -> None:
+def test_a_long_run_resets_the_number_of_attempts(make: Make, tick: Tick, instance: dg.DagsterInstance) -> None:
     new_run(instance, tags={ATTEMPT: "2"}, seconds=120.0)
     assert "Given up" in tick(make(limit=2), instance).skip_message
     (request,) = tick(make(limit=2, reset_after=60.0), instance).run_requests
@@ -175,7 +177,7 @@ def test_back_off_grows_up_to_its_longest() -> None:
         Backoff(factor=0.5)
 
 
-def test_a_named_checkpoint_is_restored_again_until_the_run_has_one_of_its_own(
+def test_a_named_checkpoint_is_restored_again_until_the_run_has_completed_a_checkpoint(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
     config = {"ops": {OP: {"config": {"restore_from": "savepoints/savepoint-3-x"}}}}
@@ -197,7 +199,7 @@ def test_a_named_checkpoint_is_restored_again_until_the_run_has_one_of_its_own(
     assert restore_from(tick(make(), instance).run_requests[0]) == "savepoints/savepoint-3-x"
 
 
-def test_a_job_that_had_finished_is_not_started_anew(
+def test_a_job_that_had_finished_is_not_restarted(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
     """The pipeline was drained, and then Dagster failed: to start it would be a new start."""
@@ -212,7 +214,7 @@ def test_a_job_that_had_finished_is_not_started_anew(
     assert tick(make(), instance).run_requests
 
 
-def test_a_suspend_that_was_asked_for_is_not_undone(
+def test_a_suspend_on_request_is_not_undone(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
     """The run failed after it: in code of the user's own, or because its machine was emptied while it ended."""
@@ -230,7 +232,7 @@ def test_a_suspend_that_was_asked_for_is_not_undone(
     assert "CANCELED" in tick(make(), instance).skip_message
 
 
-def test_what_failed_while_the_owner_went_on_is_not_started_again(
+def test_a_run_that_failed_while_the_owner_continued_is_not_restarted(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
     """The owner is, although another run of the job, or a refused one, is newer."""
@@ -263,7 +265,7 @@ def test_what_failed_while_the_owner_went_on_is_not_started_again(
     assert result.run_requests[0].run_key == again and result.run_requests[0].tags[ATTEMPT] == "2"
 
 
-def test_a_run_that_still_lives_is_not_doubled(
+def test_a_run_that_is_still_alive_is_not_restarted(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
     failed = new_run(instance)
@@ -284,7 +286,7 @@ def test_a_run_that_still_lives_is_not_doubled(
     assert result.run_requests[0].run_key == failed
 
 
-def test_another_runs_pipeline_is_not_taken_away(
+def test_a_pipeline_that_another_run_owns_is_not_restarted(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
     failed = new_run(instance)
@@ -305,7 +307,7 @@ def test_another_runs_pipeline_is_not_taken_away(
     assert result.run_requests[0].run_key == failed
 
 
-def test_it_is_part_of_valid_definitions(make: Make, assets: dg.AssetsDefinition, job: Any) -> None:
+def test_the_recovery_sensor_is_part_of_valid_definitions(make: Make, assets: dg.AssetsDefinition, job: Any) -> None:
     class Anything(dg.ConfigurableResource):
         pass
 

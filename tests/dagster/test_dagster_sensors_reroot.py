@@ -97,7 +97,7 @@ def test_a_lost_cursor_costs_at_most_one_checkpoint(
         assert running.serve() == []
 
 
-def test_what_finished_in_other_runs_or_before_this_one_moves_no_root(
+def test_stages_that_finished_in_other_runs_change_no_root(
     owner: Callable[..., Any], tick: Tick, sensor: dg.SensorDefinition, meeting_pipeline: Pipeline
 ) -> None:
     running = owner(meeting_pipeline, RUN)
@@ -114,7 +114,7 @@ def test_what_finished_in_other_runs_or_before_this_one_moves_no_root(
         assert len(running.serve()) == 1
 
 
-def test_a_checkpoint_that_fails_is_asked_for_again_but_not_for_ever(
+def test_a_checkpoint_that_fails_is_requested_again_a_limited_number_of_times(
     owner: Callable[..., Any], tick: Tick, sensor: dg.SensorDefinition, meeting_pipeline: Pipeline
 ) -> None:
     running = owner(meeting_pipeline, RUN)
@@ -137,7 +137,7 @@ def test_a_checkpoint_that_fails_is_asked_for_again_but_not_for_ever(
         assert "Checkpoint" in tick(sensor, instance, cursor).skip_message
 
 
-def test_an_event_that_comes_while_an_answer_is_awaited_is_not_lost(
+def test_an_event_during_the_wait_for_an_answer_is_not_lost(
     owner: Callable[..., Any], tick: Tick, sensor: dg.SensorDefinition, meeting_pipeline: Pipeline
 ) -> None:
     running = owner(meeting_pipeline, RUN)
@@ -170,7 +170,7 @@ def test_the_end_of_the_run_ends_the_waiting(
         assert "without the checkpoint" not in tick(sensor, instance, result.cursor).skip_message
 
 
-def test_a_pipeline_that_never_ran_is_said_to_be(tick: Tick, sensor: dg.SensorDefinition) -> None:
+def test_a_pipeline_that_never_ran_is_reported(tick: Tick, sensor: dg.SensorDefinition) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         assert "never run" in tick(sensor, instance).skip_message
 

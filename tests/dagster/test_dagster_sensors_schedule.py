@@ -49,7 +49,7 @@ def evaluate(coordinator: Callable[..., Any], meeting_pipeline: Pipeline, savepo
     return tick
 
 
-def test_a_running_pipeline_is_asked_for_a_savepoint_of_its_own_name(
+def test_a_tick_requests_a_named_savepoint_of_the_running_pipeline(
     instance: dg.DagsterInstance, evaluate: Callable[..., Any], owner: Callable[..., Any], meeting_pipeline: Pipeline
 ) -> None:
     owner(meeting_pipeline)
@@ -68,7 +68,7 @@ def test_a_running_pipeline_is_asked_for_a_savepoint_of_its_own_name(
     }
 
 
-def test_a_tick_without_a_running_pipeline_passes_and_leaves_nothing(
+def test_a_tick_without_a_running_pipeline_is_skipped_and_leaves_nothing(
     instance: dg.DagsterInstance, evaluate: Callable[..., Any], owner: Callable[..., Any], meeting_pipeline: Pipeline
 ) -> None:
     assert "never run" in evaluate(instance).skip_message
@@ -81,7 +81,7 @@ def test_a_tick_without_a_running_pipeline_passes_and_leaves_nothing(
     assert instance.get_dynamic_partitions("savepoints_meeting") == []
 
 
-def test_storage_out_of_reach_lets_the_tick_pass(
+def test_the_tick_is_skipped_while_storage_cannot_be_reached(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, evaluate: Callable[..., Any]
 ) -> None:
     def unreachable(self: CheckpointStorage) -> None:

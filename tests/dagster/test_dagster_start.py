@@ -50,7 +50,7 @@ def prices(tmp_path: Path) -> Pipeline:
     return Pipeline("prices", [names, live, named])
 
 
-def test_each_step_is_told_and_observations_begin_before_the_first_checkpoint(
+def test_each_step_is_logged_and_observations_begin_before_the_first_checkpoint(
     tmp_path: Path, coordinator: Callable[..., CheckpointCoordinatorResource], prices: Pipeline
 ) -> None:
     until = time.monotonic() + SECONDS

@@ -45,7 +45,7 @@ CLUSTER = {"spark.master": "spark://h:7077"}
         ({"spark_config": {"spark.remote": "sc://h"}}, SparkSettingError, "Spark Connect is not supported"),
     ],
 )
-def test_what_no_run_could_start_with_is_refused_where_it_is_defined(
+def test_a_configuration_with_which_no_run_can_start_is_refused_at_its_definition(
     settings: dict[str, Any], error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error, match=told):
@@ -69,7 +69,7 @@ def test_what_no_run_could_start_with_is_refused_where_it_is_defined(
         {"storage": "S3://bucket"},
     ],
 )
-def test_what_is_right_or_not_known_yet_is_accepted(settings: dict[str, Any]) -> None:
+def test_valid_settings_and_those_not_known_yet_are_accepted(settings: dict[str, Any]) -> None:
     CheckpointCoordinatorResource(**settings)
 
 

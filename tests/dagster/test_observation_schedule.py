@@ -43,7 +43,7 @@ def test_when_a_subject_that_changes_is_observed(every: float, expected: list[in
     assert observed(ObservationSchedule(every), range(600)) == expected
 
 
-def test_a_subject_that_does_not_change_is_observed_seldom_but_is() -> None:
+def test_a_subject_that_does_not_change_is_observed_rarely() -> None:
     schedule = ObservationSchedule(DEFAULT)
     assert observed(schedule, range(DAY), changes=False) == list(range(0, DAY, 3600))
     assert schedule.due("stage", "a change", float(DAY)) is not None
@@ -56,7 +56,7 @@ def test_subjects_do_not_share_their_due_times() -> None:
     assert [schedule.may_be_due(subject, 30.0) for subject in ("one", "other", "third")] == [True, False, True]
 
 
-def test_what_was_passed_over_is_counted_and_what_must_be_told_is_never_held_back() -> None:
+def test_skipped_observations_are_counted_and_urgent_ones_are_never_skipped() -> None:
     schedule = ObservationSchedule(300.0)
     assert [schedule.due("checkpoints", number, float(number)) for number in range(3)] == [0, None, None]
     assert schedule.made("checkpoints", 3, 3.0) == 2

@@ -26,12 +26,12 @@ def test_every_entry_has_one_version_and_a_sha256() -> None:
         assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes), entry[0]
 
 
-def test_the_lock_names_no_index_and_no_place() -> None:
+def test_the_lock_names_no_index_and_no_path() -> None:
     assert "://" not in LOCK
     assert not re.search(r"^\s*(-i|-f|--(extra-)?index-url|--find-links|--trusted-host)\b", LOCK, re.MULTILINE)
 
 
-def test_everything_pyproject_asks_for_is_locked_in_a_version_it_allows() -> None:
+def test_every_requirement_of_pyproject_is_locked_in_an_allowed_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [Requirement(text) for text in project["dependencies"] + project["optional-dependencies"]["dev"]]
     versions: dict[str, list[str]] = {}

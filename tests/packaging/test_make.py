@@ -28,7 +28,7 @@ def make(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["make", *arguments], cwd=directory, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_without_a_target_make_lists_what_there_is(clone: Path) -> None:
+def test_without_a_target_make_lists_the_targets(clone: Path) -> None:
     result = make(clone)
     assert result.returncode == 0
     assert {"run", "test", "dev", "check", "bench"} <= {line.split()[1] for line in result.stdout.splitlines()}

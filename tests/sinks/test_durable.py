@@ -23,7 +23,7 @@ def linked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     return request.param is None
 
 
-def test_the_bytes_and_the_times(tmp_path: Path, linked: bool) -> None:
+def test_a_linked_or_copied_file_keeps_its_bytes_and_times(tmp_path: Path, linked: bool) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_text("rows")
     os.utime(source, (1_000, 2_000))
@@ -41,7 +41,7 @@ def test_what_is_missing_is_an_error(tmp_path: Path, linked: bool) -> None:
         assert not (tmp_path / target).exists()
 
 
-def test_a_file_that_is_there_is_not_linked_over_but_may_be_placed_over(tmp_path: Path) -> None:
+def test_place_replaces_an_existing_file_and_link_or_copy_does_not(tmp_path: Path) -> None:
     (tmp_path / "source").write_text("new")
     (tmp_path / "target").write_text("old")
     with pytest.raises(FileExistsError):

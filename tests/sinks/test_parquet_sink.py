@@ -96,7 +96,7 @@ def test_the_constructor_touches_nothing(path: Path) -> None:
     assert not path.exists()
 
 
-def test_rows_are_seen_after_the_commit_and_not_before(path: Path, segment: Any) -> None:
+def test_rows_are_visible_after_the_commit_and_not_before(path: Path, segment: Any) -> None:
     sink = _opened(path)
     sink.write(BATCH, [segment(1, 2), segment(3)], 0)
     sink.write(BATCH, ["file://" + segment(4)], 1)
@@ -121,7 +121,7 @@ def test_nothing_written_is_nothing_to_commit(path: Path, segment: Any) -> None:
     assert sink.pre_commit(4) is None
 
 
-def test_the_work_directory_may_go_once_a_batch_is_written(path: Path, segment: Any) -> None:
+def test_the_work_directory_may_be_deleted_after_a_batch_is_written(path: Path, segment: Any) -> None:
     sink = _opened(path)
     file = segment(1)
     sink.write(BATCH, [file], 0)
@@ -130,7 +130,7 @@ def test_the_work_directory_may_go_once_a_batch_is_written(path: Path, segment: 
     assert _rows(path) == [1]
 
 
-def test_a_copy_serves_where_links_do_not(path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_copied_where_links_are_impossible(path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = _opened(path)
 
     def other_device(*_: object) -> None:
@@ -200,7 +200,7 @@ def test_recovery_commits_what_the_checkpoint_holds_and_aborts_the_rest(path: Pa
 
 
 @pytest.mark.parametrize("crash", ["before the rename", "after the rename"])
-def test_a_crash_around_the_commit_is_made_good(path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch, crash: str) -> None:
+def test_a_crash_around_the_commit_is_repaired(path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch, crash: str) -> None:
     sink = _opened(path)
     sink.write(BATCH, [segment(1)], 0)
     transaction = _checkpoint(sink, 1)
@@ -220,7 +220,7 @@ def test_a_crash_around_the_commit_is_made_good(path: Path, segment: Any, monkey
     assert _staged(path) == []
 
 
-def test_two_that_commit_the_same_transaction_at_the_same_moment(
+def test_two_processes_that_commit_the_same_transaction_at_the_same_time(
     path: Path, segment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = _opened(path)
@@ -490,9 +490,7 @@ def test_paths_may_be_urls_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"mode": "upsert"}, TypeError, ["mode='upsert'", "Write 'refuse', 'keep' or 'replace'"]),
     ],
 )
-def test_a_choice_that_does_not_exist_is_refused(
-    path: Path, settings: Any, error: type[Exception], expected: Sequence[str]
-) -> None:
+def test_an_invalid_at_new_start_is_refused(path: Path, settings: Any, error: type[Exception], expected: Sequence[str]) -> None:
     with pytest.raises(error) as caught:
         ParquetSink(path, **settings)
     assert all(part in str(caught.value) for part in expected), caught.value
@@ -516,7 +514,7 @@ def test_rows_with_the_sinks_own_column_are_refused(path: Path, segment: Any) ->
         json.dumps({"sink": "parquet", "staging": ".staging/a/b", "target": "../out", "files": 1}),
     ],
 )
-def test_text_that_is_no_transaction_is_refused(path: Path, text: str) -> None:
+def test_a_text_that_is_not_a_transaction_is_refused(path: Path, text: str) -> None:
     sink = _opened(path)
     for action in (sink.commit, sink.abort):
         with pytest.raises(UnreadableSinkTransaction):
@@ -558,7 +556,7 @@ def test_another_checkpoint_storage_counts_its_jobs_from_1(path: Path, segment: 
     assert at_new_start == "keep" or _rows(path) == [3]
 
 
-def test_one_place_has_one_location_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_spellings_of_a_directory_have_one_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     monkeypatch.chdir(tmp_path)

@@ -100,7 +100,7 @@ def test_what_a_newer_owner_stages_after_the_check_is_not_aborted(
     assert table.rows() == [3]
 
 
-def test_a_late_owner_does_not_say_from_where_the_job_goes_on(table: Table) -> None:
+def test_a_late_owner_records_no_branch(table: Table) -> None:
     late = table.opened(6)
     late.recover([], restored=4)
     newer = table.opened(7)

@@ -106,7 +106,7 @@ def test_a_savepoint_restored_after_its_transactions_were_aborted_and_later_chec
     assert job.rows() == ["1", "2", "3"]
 
 
-def test_a_savepoint_does_not_mind_whether_its_transactions_were_committed_since(job: Job) -> None:
+def test_a_savepoint_is_restored_whether_or_not_its_transactions_were_committed_since(job: Job) -> None:
     sink = job.attempt(None)
     job.write(sink, "1")
     sink.pre_commit(42)  # pending while the savepoint is taken
@@ -142,7 +142,7 @@ def test_going_back_and_forward_again_between_savepoints(job: Job) -> None:
     assert job.rows() == [str(n) for n in range(1, 9)]
 
 
-def test_rows_in_sight_and_taken_back_at_once_are_shown_once(job: Job) -> None:
+def test_rows_that_are_both_visible_and_taken_back_are_shown_once(job: Job) -> None:
     sink = job.attempt(None)
     checkpoint = committed(job, sink, 1, "1")
     job.write(sink, "2")
@@ -159,7 +159,7 @@ def test_rows_in_sight_and_taken_back_at_once_are_shown_once(job: Job) -> None:
     assert list((job.table / ".taken-back").iterdir()) == []
 
 
-def test_rows_taken_back_and_then_deleted_by_hand_are_missed_by_name(job: Job) -> None:
+def test_the_error_names_taken_back_rows_that_were_deleted(job: Job) -> None:
     sink = job.attempt(None)
     earlier = committed(job, sink, 1, "1")
     later = committed(job, sink, 2, "2")
@@ -231,7 +231,7 @@ def test_a_new_start_that_replaces_removes_the_taken_back_rows_of_earlier_jobs(t
     assert not [*(job.table / ".taken-back").iterdir(), *(job.table / ".branches").iterdir()]
 
 
-def test_half_an_aborted_transaction_is_made_whole(job: Job) -> None:
+def test_a_partly_deleted_transaction_is_restored_completely(job: Job) -> None:
     sink = job.attempt(None)
     for row in ("1", "2", "3"):
         job.write(sink, row)
@@ -242,7 +242,7 @@ def test_half_an_aborted_transaction_is_made_whole(job: Job) -> None:
     assert job.rows() == ["1", "2", "3"]
 
 
-def test_files_may_go_once_the_sink_is_open(job: Job, tmp_path: Path) -> None:
+def test_files_may_be_deleted_after_the_sink_is_open(job: Job, tmp_path: Path) -> None:
     sink = job.attempt(None)
     job.write(sink, "1")
     transactions, files = job.savepoint(sink, 1)
@@ -274,7 +274,7 @@ def test_a_transaction_without_its_files_cannot_be_put_into_a_savepoint(job: Job
         sink.pin_transactions(job.folder / "pins")
 
 
-def test_pins_outlive_the_commit_and_nothing_to_pin_makes_no_folder(job: Job) -> None:
+def test_pinned_files_outlive_the_commit_and_no_files_make_no_folder(job: Job) -> None:
     sink = job.attempt(None)
     pins = job.folder / "pins"
     assert sink.pre_commit(1) == () and sink.pin_transactions(pins) == {}
@@ -326,7 +326,7 @@ class Rows(TwoPhaseCommitSink):
         return super().transaction_files(transaction) if self.files is None else self.files
 
 
-def test_a_sink_without_files_needs_nothing_of_this(tmp_path: Path) -> None:
+def test_a_sink_without_files_needs_neither_method(tmp_path: Path) -> None:
     unused: Any = None
     rows = Rows()
     sink = TaskSink(rows, SinkContext("p", "s", "0", 0, 1, 1, "a"), unused, unused)
@@ -362,7 +362,7 @@ def test_names_that_cannot_be_paths_are_refused(tmp_path: Path, name: str) -> No
         ([(3, 6), (2, 6)], 7, [1, 2, 6, 7]),  # 6 came again: nothing with it was ever completed
     ],
 )
-def test_the_way_to_a_checkpoint(went: list[tuple[int, int]], restored: int, way: list[int]) -> None:
+def test_which_checkpoints_are_ancestors_of_another(went: list[tuple[int, int]], restored: int, way: list[int]) -> None:
     branches = Branches()
     for origin, first in went:
         branches = branches.begun(origin, first)

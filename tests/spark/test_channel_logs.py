@@ -40,7 +40,7 @@ def channel(tmp_path: Path) -> Channel:
     return Channel(IDENTITY, tmp_path / "logs" / IDENTITY.file_name, base=5)
 
 
-def test_a_channel_counts_from_its_base_and_forgets_what_was_taken_in(channel: Channel, tmp_path: Path) -> None:
+def test_a_channel_counts_from_its_base_and_forgets_elements_that_were_read(channel: Channel, tmp_path: Path) -> None:
     one, two = segment(tmp_path, "one"), segment(tmp_path, "two", 7)
     elements = [Records(one), WatermarkAt(3), Records(two), EndOfData(True)]
     for element in elements:
@@ -74,7 +74,7 @@ def test_a_segment_in_two_channels_stays_until_both_have_released_it(tmp_path: P
     assert not shared.files[0].exists()
 
 
-def test_every_element_is_one_line_of_the_log_that_workers_follow(channel: Channel, tmp_path: Path) -> None:
+def test_every_element_is_one_line_of_the_log_that_workers_read(channel: Channel, tmp_path: Path) -> None:
     barrier = CheckpointBarrier(4, 0.0, CheckpointProperties())
     records = Records(segment(tmp_path, "one"))
     heard: list[int] = []
@@ -149,7 +149,7 @@ class Checkpoint:
         (self.path / "commits" / str(batch)).write_text(text)
 
 
-def test_a_query_log_tells_the_newest_committed_batch(tmp_path: Path) -> None:
+def test_a_query_log_reports_the_newest_committed_batch(tmp_path: Path) -> None:
     log = QueryLog(tmp_path / "not yet there")
     assert log.last_committed() == -1
     made = Checkpoint(tmp_path / "checkpoint")
@@ -258,7 +258,7 @@ def test_operator_state_that_json_cannot_hold_is_an_error() -> None:
 # Whose error it is
 
 
-def test_an_error_from_a_worker_is_laid_at_the_users_line() -> None:
+def test_an_error_from_a_worker_names_the_users_line() -> None:
     from dagster_checkpoints.pipeline import bounded_source, stage
 
     @bounded_source
@@ -283,4 +283,4 @@ def test_an_error_from_a_worker_is_laid_at_the_users_line() -> None:
         raise RuntimeError("no worker")
     except RuntimeError as error:
         assert stage_of(error, [first, second]) is None
-        assert own_line(error, "other.py").function == "test_an_error_from_a_worker_is_laid_at_the_users_line"
+        assert own_line(error, "other.py").function == "test_an_error_from_a_worker_names_the_users_line"

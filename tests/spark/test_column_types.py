@@ -67,7 +67,7 @@ def test_what_a_channel_cannot_carry_is_refused_before_anything_starts(lab: Any,
     assert not (lab.folder / "out").exists()
 
 
-def test_which_types_are_known() -> None:
+def test_which_types_channels_and_segments_carry() -> None:
     carried = "a map<string,array<struct<x:decimal(3,1),y:interval day>>>, b timestamp_ntz, c char(3), d string collate UNICODE"
     assert not_carried(t.StructType.fromDDL(carried)) == []
     only_files = t.StructType.fromDDL("a array<variant>, b struct<c:map<int,interval year>>")

@@ -219,7 +219,7 @@ def test_a_pipeline_killed_at_six_moments_commits_every_row_once(lab: Any, start
     assert not list((lab.folder / "store/crashing/checkpoints").rglob("_metadata"))
 
 
-def test_a_pipeline_killed_between_a_stops_savepoint_and_its_commit_goes_on_from_there(
+def test_a_pipeline_killed_between_a_stops_savepoint_and_its_commit_continues_from_the_savepoint(
     lab: Any, start: Callable[..., Child]
 ) -> None:
     """Also: what becomes of requests to a process that is dead."""
@@ -254,7 +254,7 @@ def test_a_pipeline_killed_between_a_stops_savepoint_and_its_commit_goes_on_from
     feed.check()
 
 
-def test_a_stopped_owner_is_replaced_and_can_do_nothing_when_it_goes_on(lab: Any, start: Callable[..., Child]) -> None:
+def test_a_suspended_owner_is_replaced_and_can_do_nothing_when_it_continues(lab: Any, start: Callable[..., Child]) -> None:
     feed = Feed(lab)
     feed.more()
     first = start("first")

@@ -57,7 +57,7 @@ def test_an_unsuitable_java_home_is_passed_over_for_the_path(machine: Path, monk
     assert find_java_home() == str(suitable)
 
 
-def test_a_launcher_script_on_the_path_is_asked_for_its_home(machine: Path) -> None:
+def test_a_launcher_script_on_the_path_reports_its_home(machine: Path) -> None:
     suitable = make_java(machine / "jdk", "17.0.1")
     launcher = machine / "path" / "java"
     launcher.write_text(f"#!/bin/sh\necho '    java.home = {suitable}' >&2\necho 'version \"17.0.1\"' >&2\n")
@@ -76,7 +76,7 @@ def test_an_unsuitable_java_on_the_path_is_passed_over_for_the_packaged_one(
     assert (home / "release").resolve() == packaged / "release"
 
 
-def test_nothing_found_says_what_was_looked_for_and_what_to_do(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_a_java_names_the_places_and_the_remedy(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = make_java(machine / "old", "1.8.0_401")
     monkeypatch.setenv("JAVA_HOME", str(old))
     (machine / "path" / "java").symlink_to(make_java(machine / "new", "25") / "bin" / "java")

@@ -53,7 +53,7 @@ def asked(answers: list[Answer], kind: Any = "savepoint", request_id: str = "r",
     return QueuedRequest(request, answers.append, 12.5, what.get("termination", False))
 
 
-def test_what_a_requester_asks_for_reaches_the_machine_and_the_answer_the_requester() -> None:
+def test_requests_reach_the_machine_and_answers_reach_all_requesters() -> None:
     found, places = requesters()
     first: list[Answer] = []
     second: list[Answer] = []
@@ -70,7 +70,7 @@ def test_what_a_requester_asks_for_reaches_the_machine_and_the_answer_the_reques
     assert first[0].details == {} and found.open_request("r") is None
 
 
-def test_a_savepoint_where_none_can_be_is_answered_at_once() -> None:
+def test_a_savepoint_with_an_unusable_destination_is_answered_at_once() -> None:
     found, _ = requesters()
     answers: list[Answer] = []
     assert found.receive(asked(answers, target="mars"), is_open=False) is None
@@ -78,7 +78,7 @@ def test_a_savepoint_where_none_can_be_is_answered_at_once() -> None:
     assert found.open_request("r") is None
 
 
-def test_what_was_done_is_told_in_detail() -> None:
+def test_answers_hold_the_details_of_a_checkpoint_or_an_ended_source() -> None:
     found, _ = requesters()
     answers: list[Answer] = []
     for number, kind in enumerate(("checkpoint", "end_source"), 1):
@@ -106,7 +106,7 @@ def test_what_was_done_is_told_in_detail() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_action_that_raises_has_a_result_with_which_the_job_comes_to_its_end(action: Any, told: list[type]) -> None:
+def test_an_action_that_raises_has_a_result_that_ends_the_job(action: Any, told: list[type]) -> None:
     driver: Any = SimpleNamespace(_log=logging.getLogger("test"))
     error = RuntimeError("the JVM is gone")
     events = JobDriver._failed(driver, action, error)
@@ -114,7 +114,7 @@ def test_an_action_that_raises_has_a_result_with_which_the_job_comes_to_its_end(
     assert all(event.failure.error is error for event in events if isinstance(event, on.FatalError))
 
 
-def test_the_error_of_a_job_is_the_one_that_was_met_or_says_why_there_is_no_other_attempt() -> None:
+def test_the_error_of_a_job_is_the_original_one_or_says_why_there_is_no_other_attempt() -> None:
     cause = RuntimeError("wings")
     assert _error(JobOutcome(JobStatus.CANCELED)) is None
     assert _error(JobOutcome(JobStatus.FAILED, "wings", failure_of(cause))) is cause

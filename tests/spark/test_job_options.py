@@ -19,7 +19,7 @@ from dagster_checkpoints.spark.job.job_options import JobOptions
         ({"checkpoints_after_tasks_finish": False}, "committed again if the job restarts"),
     ],
 )
-def test_what_only_the_core_can_do_is_refused(setting: dict[str, Any], because: str) -> None:
+def test_settings_that_only_the_core_supports_are_refused(setting: dict[str, Any], because: str) -> None:
     (name,) = setting
     with pytest.raises(InvalidCheckpointConfig, match=f"{name} is .*{because}"):
         JobOptions(CheckpointConfig(interval=1.0, **setting), NoRestart(), Path("work"))

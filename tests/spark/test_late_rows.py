@@ -51,7 +51,7 @@ def sessions(frame: Any) -> Any:
     return frame.groupBy("k").applyInPandasWithState(update, ROWS, "n long, latest long", "append", "EventTimeTimeout")
 
 
-def test_windows_behind_an_operator_that_says_no_watermark_come_out_when_they_are_due(lab: Any) -> None:
+def test_windows_behind_an_operator_without_a_watermark_are_emitted_when_they_are_due(lab: Any) -> None:
     for number in range(5):
         lab.put("live", ROWS, [("a", lab.at(300 * number + s), 300 * number + s) for s in range(0, 10, 2)])
 
@@ -76,7 +76,7 @@ def test_windows_behind_an_operator_that_says_no_watermark_come_out_when_they_ar
     lab.check(due, "windows")
 
 
-def test_rows_that_come_out_of_a_timeout_are_not_late_where_their_age_is_declared(lab: Any) -> None:
+def test_rows_that_a_timeout_emits_are_not_late_if_their_lateness_is_declared(lab: Any) -> None:
     for number in range(12):  # a session of one row each
         lab.put("live", ROWS, [(f"k{number}", lab.at(30 * number), 1)])
 
@@ -103,7 +103,7 @@ def test_rows_that_come_out_of_a_timeout_are_not_late_where_their_age_is_declare
     assert {event.stage: event.late_rows for event in job.of(StageFinished)}["visited"] == 0
 
 
-def test_a_lagging_event_time_is_declared_or_its_late_rows_are_counted_and_told(
+def test_a_lagging_event_time_is_declared_or_its_late_rows_are_counted_and_reported(
     lab: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(15):

@@ -27,7 +27,7 @@ def copying(lab: Any, **options: Any) -> Pipeline:
     return Pipeline("copying", [numbers, copied])
 
 
-def test_a_finished_pipeline_launched_again_asks_for_a_choice(lab: Any) -> None:
+def test_a_new_start_of_a_finished_pipeline_needs_a_choice_about_its_rows(lab: Any) -> None:
     for name in "ab":
         lab.put(name, ROWS, [(name, n) for n in range(20)])
     expected = [(name, n) for name in "ab" for n in range(20)]

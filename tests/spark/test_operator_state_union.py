@@ -35,7 +35,7 @@ class Offsets(Stage):
         return self.lab.stream(context.instance, ROWS)
 
 
-def test_each_instance_gets_everything_on_any_restore_and_no_restore_multiplies_it(lab: Any) -> None:
+def test_each_instance_gets_all_union_items_on_any_restore_and_no_restore_multiplies_them(lab: Any) -> None:
     for instance in "xyz":
         lab.put(instance, ROWS, [("a", 1)])
     seen: dict[str, list[list[str]]] = {}
@@ -59,7 +59,7 @@ def test_each_instance_gets_everything_on_any_restore_and_no_restore_multiplies_
     assert [seen[instance][1] for instance in "xyz"] == [["x1", "x2"], ["y1"], ["z1"]]
 
 
-def test_what_an_instance_replaces_is_its_own_part() -> None:
+def test_an_instance_that_replaces_union_items_replaces_its_own_items() -> None:
     def written(store: OperatorStateStore) -> list[bytes]:
         return [item for state in store.snapshot() for item in state.items]
 

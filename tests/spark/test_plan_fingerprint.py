@@ -132,14 +132,14 @@ def in_front(rows: Any) -> Any:
 
 
 @pytest.mark.parametrize(("function", "expected"), PLANS)
-def test_what_is_written_down(lab: Any, function: Callable[[Any], Any], expected: tuple[str, ...]) -> None:
+def test_the_text_of_a_stages_stateful_plan(lab: Any, function: Callable[[Any], Any], expected: tuple[str, ...]) -> None:
     alone = described(lab, function)
     assert alone.operators == {"live": (), "s0": expected}
     assert described(lab, in_front, function).operators == {"live": (), "s0": (), "s1": expected}
     assert set(alone.sources) == {f"parquet {lab.input('live')}"}
 
 
-def test_each_change_of_what_the_state_is_made_of_shows(lab: Any) -> None:
+def test_each_change_of_the_stateful_plan_changes_its_text(lab: Any) -> None:
     """No two of these may share a state."""
 
     def processor(*states: str) -> Counter:

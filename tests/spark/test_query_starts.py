@@ -25,7 +25,7 @@ def test_a_query_has_started_when_its_last_instance_has() -> None:
     ]
 
 
-def test_a_query_that_is_started_again_for_its_last_batch_is_no_news() -> None:
+def test_a_query_that_is_started_again_for_its_last_batch_is_not_reported() -> None:
     assert len(told(TaskQueryStarted(ONLY), TaskQueryStarted(ONLY))) == 1
 
 
@@ -33,11 +33,11 @@ def test_instances_and_queries_that_have_finished_are_not_counted() -> None:
     assert told(TaskQueryStarted(JFK), tasks=(JFK,)) == [QueryStarted(("live",), 1, 1, 1, 1.0)]
 
 
-def test_waiting_is_told_once() -> None:
+def test_waiting_is_reported_once() -> None:
     assert told(TaskWaiting(EWR, ("names",)), TaskWaiting(JFK, ("names",))) == [QueryWaiting(("live",), ("names",))]
 
 
-def test_the_first_batch_is_told_and_the_first_with_rows() -> None:
+def test_the_first_batch_and_the_first_with_rows_are_reported() -> None:
     batches = [TaskFirstBatch(EWR, 0, 0.1), TaskFirstBatch(JFK, 0, 0.2), TaskFirstBatch(JFK, 7, 0.3), TaskFirstBatch(EWR, 9, 0.4)]
     assert told(*batches) == [FirstBatch(("live",), "EWR", 0, 0.1), FirstBatch(("live",), "JFK", 7, 0.3)]
     assert told(TaskFirstBatch(ONLY, 3, 0.1), TaskFirstBatch(ONLY, 4, 0.1)) == [FirstBatch(("joined", "windows"), "0", 3, 0.1)]

@@ -40,7 +40,7 @@ def in_pairs(left: Any, right: Any) -> Any:
     return joined.select(F.col("h.ts").alias("ts"), F.col("l.ts").alias("seen"), "h.k", F.expr("h.v * 1000 + l.v AS v"))
 
 
-def test_window_and_join_state_of_a_partly_finished_pipeline_go_on_in_another_run(lab: Any) -> None:
+def test_window_and_join_state_of_a_partly_finished_pipeline_continue_in_another_run(lab: Any) -> None:
     """Finished stages and instances are not built again, their input is not read again; ids go on."""
     built: list[tuple[str, str]] = []
 
@@ -127,7 +127,7 @@ class StubbornSink(ParquetSink):
         super().commit(transaction)
 
 
-def test_a_commit_that_raises_after_the_final_checkpoint_is_made_good_without_running_the_stage_again(lab: Any) -> None:
+def test_a_commit_that_fails_after_the_final_checkpoint_is_repeated_without_running_the_stage_again(lab: Any) -> None:
     """By a restart within the run, by the next run: the task is restored after its finish, and only commits."""
     from dagster_checkpoints.coordination import FixedDelayRestart
 
@@ -171,7 +171,7 @@ def rows_as_read(lab: Any, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]
 
 
 @pytest.mark.parametrize("chaining", [True, False], ids=["native source", "behind channels"])
-def test_windows_that_were_due_at_the_checkpoint_come_out_after_a_restore_without_new_input(lab: Any, chaining: bool) -> None:
+def test_windows_that_were_due_at_the_checkpoint_are_emitted_after_a_restore_without_new_input(lab: Any, chaining: bool) -> None:
     """A restore between a batch and the no-data batch that its watermark asks for; a second stage of windows behind it
 
     must not see the watermark before those windows."""

@@ -59,7 +59,7 @@ class WithCause(Exception):
     ],
     ids=lambda value: f"{type(value).__name__}" if isinstance(value, Exception) else str(value),
 )
-def test_what_repeats(error: Exception, repeats: bool) -> None:
+def test_which_errors_repeat_by_nature(error: Exception, repeats: bool) -> None:
     assert repeats_by_nature(error) == repeats
 
 
@@ -93,7 +93,7 @@ def refused_column(lab: Any) -> Pipeline:
     ("pipeline", "error", "text"),
     [(wrong_plan, AnalysisException, "no_such_column"), (refused_column, ReservedSinkColumn, "ParquetSink adds that column")],
 )
-def test_no_restart_is_spent_on_what_fails_again(lab: Any, pipeline: Any, error: type[Exception], text: str) -> None:
+def test_no_restart_is_spent_on_an_error_that_repeats(lab: Any, pipeline: Any, error: type[Exception], text: str) -> None:
     lab.put("numbers", ROWS, [("a", 1)])
     job = lab.start(pipeline(lab), restart=FixedDelayRestart(3, 0.1))
     failed = job.result()
@@ -103,7 +103,7 @@ def test_no_restart_is_spent_on_what_fails_again(lab: Any, pipeline: Any, error:
     assert isinstance(cause.__cause__, error), repr(cause)
 
 
-def test_a_path_that_belongs_to_another_by_now_fails_the_resumption_at_once(lab: Any) -> None:
+def test_a_sink_path_that_belongs_to_another_stage_fails_the_resumption_at_once(lab: Any) -> None:
     @unbounded_source
     def live(context):
         return lab.stream("live", ROWS)

@@ -9,7 +9,7 @@ from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import JobRestarting, JobStarted, SavepointDone, StageFinished
 
 
-def test_a_job_goes_on_from_whatever_its_restart_finds(lab: Any, fragile: Any) -> None:
+def test_a_job_continues_after_failures_during_its_restart(lab: Any, fragile: Any) -> None:
     """State that cannot be fetched yet; a stop's savepoint that nobody knows of; a drain that waited behind a stop."""
     scene = fragile("found", retained=1)
     job, store = scene.job, scene.store

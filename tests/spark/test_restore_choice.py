@@ -96,7 +96,7 @@ def runs(tmp_path: Path) -> Runs:
     return Runs(tmp_path / "storage")
 
 
-def test_a_users_savepoint_is_not_deleted_when_the_job_goes_back_behind_it(runs: Runs) -> None:
+def test_a_users_savepoint_is_not_deleted_when_the_job_restores_an_older_checkpoint(runs: Runs) -> None:
     with runs.job() as storage:
         runs.checkpoint(storage, 4)
         runs.stops_savepoint(storage, 5)
@@ -108,7 +108,7 @@ def test_a_users_savepoint_is_not_deleted_when_the_job_goes_back_behind_it(runs:
         assert [c.checkpoint_id for c in start.passed_over] == [6]
 
 
-def test_of_what_is_passed_over_a_claimed_savepoint_is_the_systems(runs: Runs) -> None:
+def test_a_claimed_savepoint_that_is_passed_over_is_deleted_by_the_system(runs: Runs) -> None:
     with runs.job() as storage:
         runs.checkpoint(storage, 4)
         runs.stops_savepoint(storage, 5)

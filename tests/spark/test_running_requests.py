@@ -184,7 +184,7 @@ class Fragile(Stage):
             raise ValueError(f"a plane without wings in {where}")
 
 
-def test_requests_while_a_job_falls_and_gets_up(lab: Any) -> None:
+def test_requests_while_a_job_fails_and_restarts(lab: Any) -> None:
     may_start = threading.Event()
     may_start.set()
     fault = lab.folder / "fault"

@@ -120,7 +120,7 @@ def refusal(job: Any) -> BaseException:
     return error
 
 
-def test_a_savepoint_disturbs_nothing_and_brings_its_moment_back_after_a_crash_and_later_checkpoints(scene: Scene) -> None:
+def test_a_savepoint_does_not_disturb_the_job_and_can_be_restored_after_a_crash_and_later_checkpoints(scene: Scene) -> None:
     lab = scene.lab
     scene.more(2)
     job = scene.start()

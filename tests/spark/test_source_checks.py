@@ -184,7 +184,7 @@ def test_a_source_that_is_not_known_to_keep_its_rows_is_warned_of(spark: Any, mo
     assert warning.startswith("Stage 'ticks': it is not known what rate in ") and "they are lost" in warning
 
 
-def test_what_is_hardly_meant_is_said_once_for_all_instances(lab: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_probable_mistake_is_warned_of_once_for_all_instances(lab: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Files without a limit, and a join of two streams whose state is never dropped; not the join that bounds the time."""
 
     def files(name: str) -> Any:

@@ -78,7 +78,7 @@ def test_the_remedy_comes_before_what_spark_says(
     assert "stream" in sparks.lower()
 
 
-def test_changed_state_is_told_with_the_remedy_and_a_warning_of_sparks_own_hint(lab: Any) -> None:
+def test_the_error_for_changed_state_names_the_remedy_and_warns_of_sparks_own_hint(lab: Any) -> None:
     lab.put("in", FLIGHTS, [("a", lab.at(0), 1)])
 
     def run(key: str) -> None:

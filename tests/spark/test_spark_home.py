@@ -41,7 +41,7 @@ def test_the_home_has_everything_but_the_archive_and_only_while_the_jvm_is_launc
         (LOCAL, "SPARK_HOME", "/opt/spark"),
     ],
 )
-def test_what_the_user_chose_is_left_alone(
+def test_a_users_choice_of_spark_or_python_is_not_changed(
     settings: dict[str, str], variable: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if variable:

@@ -113,7 +113,7 @@ def test_process_batch_starts_no_query_and_returns_no_stream(
 
 
 @pytest.mark.parametrize("chaining", [True, False])
-def test_two_streams_in_one_source_a_self_join_and_a_batch_read_in_a_stage_are_all_right(lab: Any, chaining: bool) -> None:
+def test_two_streams_in_one_source_a_self_join_and_a_batch_read_in_a_stage_are_accepted(lab: Any, chaining: bool) -> None:
     for minute in range(4):
         lab.put("left", FLIGHTS, [("a", lab.at(60 * minute), minute)])
         lab.put("right", FLIGHTS, [("b", lab.at(60 * minute + 5), 10 + minute)])

@@ -69,7 +69,7 @@ def take(query: Query, batch: int, target: Path) -> list[str]:
     return [file.as_posix() for file in prune(target, batch)]
 
 
-def test_a_snapshot_holds_what_a_restore_needs_and_nothing_else(query: Query, tmp_path: Path) -> None:
+def test_a_snapshot_holds_exactly_the_files_that_a_restore_needs(query: Query, tmp_path: Path) -> None:
     query.whole(2, ["old.sst"])
     query.whole(4, ["a.sst", "b.sst"], ["l.log"])
     query.changelog(6)  # of a batch that runs already
@@ -119,7 +119,7 @@ def test_a_missing_changelog_is_named(query: Query, tmp_path: Path) -> None:
     assert "state/0/0/3.zip" in take(query, 4, tmp_path / "again")
 
 
-def test_a_missing_sst_is_named_and_one_of_an_older_version_is_not_missed(query: Query, tmp_path: Path) -> None:
+def test_a_missing_sst_is_named_unless_only_an_older_version_needs_it(query: Query, tmp_path: Path) -> None:
     query.whole(2, ["old.sst"])
     query.whole(4, ["a.sst", "b.sst"])
     (query.store / "SSTs" / "old.sst").unlink()  # Spark's maintenance, in the middle of its work
@@ -165,7 +165,7 @@ def test_files_are_copied_where_they_cannot_be_linked(query: Query, tmp_path: Pa
     assert (tmp_path / "snapshot" / "state/0/0/1.changelog").read_text() == "changes 1"
 
 
-def test_what_the_query_does_later_does_not_change_a_pinned_snapshot(query: Query, tmp_path: Path) -> None:
+def test_later_batches_do_not_change_a_pinned_snapshot(query: Query, tmp_path: Path) -> None:
     query.whole(4, ["a.sst"])
     files = take(query, 4, tmp_path / "snapshot")
     for file in query.store.rglob("*"):
@@ -177,7 +177,7 @@ def test_what_the_query_does_later_does_not_change_a_pinned_snapshot(query: Quer
     assert (tmp_path / "restored/offsets/4").read_text() == "offsets 4"
 
 
-def test_where_schemas_lie_is_said_anew_in_a_restored_directory(tmp_path: Path) -> None:
+def test_the_paths_of_schemas_are_corrected_in_a_restored_directory(tmp_path: Path) -> None:
     """By the path of the directory that the snapshot was taken of a restore would look there, where nothing is."""
     schema = "state/0/_stateSchema/default/0_5688b15e"
     metadata = tmp_path / "restored/state/0/_metadata/v2/0"

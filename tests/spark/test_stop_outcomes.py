@@ -9,7 +9,7 @@ from typing import Any
 from dagster_checkpoints.spark.job.events import CheckpointNotDone, JobRestarting, JobStarted, SavepointDone
 
 
-def test_a_job_goes_on_whatever_its_stop_fails_with(lab: Any, fragile: Any) -> None:
+def test_a_job_continues_after_every_failure_of_a_stop(lab: Any, fragile: Any) -> None:
     def stop_with_rows_that_cannot_be_committed(**fields: Any) -> Any:
         with store.failing("/checkpoints/"):  # only the savepoint can commit them
             failed = len(job.of(CheckpointNotDone))

@@ -138,7 +138,7 @@ def planned_and_not_processed(work: Path) -> bool:
     return bool(planned - committed)
 
 
-def test_suspend_emits_only_what_is_due_and_a_drain_after_the_resume_all_the_rest(lab: Any) -> None:
+def test_suspend_emits_only_due_windows_and_a_drain_after_the_resume_emits_the_rest(lab: Any) -> None:
     def clicks(begin: int) -> list[tuple[Any, ...]]:
         rows = [(k, lab.at(begin + s), s) for s in range(0, 120, 20) for k in "ab"]
         return [*rows, *rows[-2:]]  # some come twice

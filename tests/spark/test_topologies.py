@@ -224,7 +224,7 @@ class Keeper(Stage):
         self.calls.append(f"close, seen {seen}")
 
 
-def test_pointwise_instances_output_modes_and_a_stage_with_a_whole_life(lab: Any) -> None:
+def test_pointwise_instances_output_modes_and_a_stage_with_the_whole_life_cycle(lab: Any) -> None:
     """Three instances to one to two; one of the three has nothing to read; a stage that reads only a static input."""
     put_hours(lab, "x", 4, "x")
     put_hours(lab, "y", 1, "y")
@@ -302,7 +302,7 @@ def test_pointwise_instances_output_modes_and_a_stage_with_a_whole_life(lab: Any
     assert not lab.spark.streams.active, "a query outlived its job"
 
 
-def test_sources_that_are_empty_or_over_at_once_end_the_job(lab: Any) -> None:
+def test_sources_that_are_empty_or_end_at_once_end_the_job(lab: Any) -> None:
     lab.put("names", "k string, name string", [])
     lab.put("one", FLIGHTS, [("a", lab.at(0), 1)])
 

@@ -40,7 +40,9 @@ def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> N
     assert list((tmp_path / "new" / "flights").iterdir()) == []
 
 
-def test_a_trace_that_can_no_longer_be_written_ends_and_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trace_that_can_no_longer_be_written_ends_and_the_run_continues(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = TraceFile(tmp_path / "x.trace", LOG)
     file.write("one")
     file._file.close()
@@ -52,7 +54,7 @@ def test_a_trace_that_can_no_longer_be_written_ends_and_the_run_goes_on(tmp_path
     assert (tmp_path / "x.trace").read_text() == "one\n"
 
 
-def test_a_file_that_cannot_be_created_later_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trace_file_that_cannot_be_created_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "flights").write_text("")
     with recording(tmp_path, "flights", "r", 1, LOG) as recorder:
         assert recorder is None

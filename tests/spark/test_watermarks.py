@@ -128,7 +128,7 @@ def test_watermarks_pass_six_unchained_stages_which_end_with_one_checkpoint(lab:
     assert len(job.checkpoints()) == 2, job.story()
 
 
-def test_an_idle_instance_holds_nobody_back_and_a_busy_one_does(lab: Any) -> None:
+def test_an_idle_instance_does_not_hold_the_watermark_back_and_a_busy_one_does(lab: Any) -> None:
     for name, keys in (("busy", "a"), ("silent", "b")):
         lab.put(name, FLIGHTS, [(keys, lab.at(0), 1)])
     lab.put("busy", FLIGHTS, [("a", lab.at(3600), 1)])

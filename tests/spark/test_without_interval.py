@@ -98,7 +98,7 @@ def scene(lab: Any) -> Scene:
     return Scene(lab)
 
 
-def test_sinks_commit_at_the_end_whatever_fails_before(scene: Scene) -> None:
+def test_without_an_interval_sinks_commit_at_the_end_after_any_failure(scene: Scene) -> None:
     job = scene.start(restart=FixedDelayRestart(5, 0.1))
     scene.backfill_is_over(job)
     scene.has_read(job)
@@ -130,7 +130,7 @@ def test_sinks_commit_at_the_end_whatever_fails_before(scene: Scene) -> None:
     scene.check()
 
 
-def test_what_is_asked_for_works_without_an_interval(scene: Scene) -> None:
+def test_checkpoints_and_savepoints_on_request_work_without_an_interval(scene: Scene) -> None:
     job = scene.start()
     scene.backfill_is_over(job)
     scene.has_read(job)

@@ -226,7 +226,7 @@ def test_metadata_is_read_by_location_or_url(owned: CheckpointStorage) -> None:
         owned.read_metadata("../other/checkpoints/chk-1-1")
 
 
-def test_written_is_not_completed(owned: CheckpointStorage) -> None:
+def test_a_checkpoint_with_written_metadata_is_not_completed(owned: CheckpointStorage) -> None:
     owner = owned.ownership
     assert owner is not None
     for number in (9, 10):
@@ -252,7 +252,7 @@ def test_deleting_a_checkpoint_keeps_files_that_another_names(
     assert [found.checkpoint_id for found in second.list_checkpoints()] == [2]
 
 
-def test_an_aborted_checkpoint_leaves_nothing_of_its_own(owned: CheckpointStorage, source: Path) -> None:
+def test_an_aborted_checkpoint_leaves_no_files_that_only_it_names(owned: CheckpointStorage, source: Path) -> None:
     owned.upload_files(1, _write(source, a=b"a"))
     owned.upload_files(2, _write(source, a=b"a", b=b"b"))
     assert owned.discard_states(2) == 1
@@ -281,7 +281,7 @@ def test_files_of_other_programs_stay(owned: CheckpointStorage) -> None:
     assert {info.key.removeprefix("flights/shared/") for info in owned.store.list("flights/shared/")} == theirs
 
 
-def test_who_lost_the_pipeline_deletes_nothing(owned: CheckpointStorage, source: Path, clock: Any) -> None:
+def test_an_owner_that_lost_the_pipeline_deletes_nothing(owned: CheckpointStorage, source: Path, clock: Any) -> None:
     owned.upload_files(1, _write(source, a=b"a"))
     owned.write_metadata(1, 1, b"")
     clock.now += LEASE
@@ -401,7 +401,7 @@ def test_a_pipeline_name_that_cannot_be_a_directory_is_refused(store: Any, name:
         CheckpointStorage(store, name)
 
 
-def test_pipelines_share_a_root_without_meeting(store: Any, alice: Owner, source: Path) -> None:
+def test_pipelines_can_share_a_root(store: Any, alice: Owner, source: Path) -> None:
     storages = [CheckpointStorage(store, name) for name in ("flights", "flights2")]
     for opened in storages:
         owner = opened.acquire(alice, LEASE)

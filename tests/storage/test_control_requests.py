@@ -52,7 +52,7 @@ def owner(faulty: Any) -> RequestBox:
     return RequestBox(faulty, LAYOUT)
 
 
-def test_a_request_reaches_the_owner_it_is_addressed_to_and_its_answer_the_asker(asker: RequestBox, owner: RequestBox) -> None:
+def test_a_request_reaches_its_owner_and_the_answer_its_requester(asker: RequestBox, owner: RequestBox) -> None:
     request = _request(target="s3://bucket/somewhere", name="before-release", recorded_by_asker=True)
     assert asker.ask(request) == request
     assert owner.open_requests(2) == owner.open_requests(4) == []
@@ -74,7 +74,7 @@ def test_requests_come_oldest_first(asker: RequestBox, owner: RequestBox) -> Non
     assert _ids(owner.open_requests(3)) == ["c", "a", "b"]
 
 
-def test_the_same_id_asks_once(asker: RequestBox, owner: RequestBox) -> None:
+def test_requests_with_the_same_id_are_one_request(asker: RequestBox, owner: RequestBox) -> None:
     first = asker.ask(_request())
     # Another time, another asker, another owner's epoch: the same thing is asked for.
     assert asker.ask(_request(epoch=4, asked_by="another", asked_at=NOW + timedelta(days=1))) == first
@@ -90,7 +90,7 @@ def test_an_id_that_is_used_for_something_else_is_refused(asker: RequestBox, cha
         asker.ask(_request(**change))
 
 
-def test_of_many_that_ask_under_one_id_all_get_the_same_request(store: ObjectStore) -> None:
+def test_concurrent_requests_with_one_id_are_one_request(store: ObjectStore) -> None:
     barrier = threading.Barrier(6)
 
     def ask(number: int) -> ControlRequest:
@@ -112,7 +112,7 @@ def test_a_request_whose_files_get_lost_is_carried_out_once(owner: RequestBox, f
     assert owner.read_answer("one") == _answer(message="first")
 
 
-def test_a_request_in_doubt_may_be_asked_again(owner: RequestBox, faulty: Any) -> None:
+def test_a_request_with_an_unknown_outcome_may_be_repeated(owner: RequestBox, faulty: Any) -> None:
     faulty.faults = ["lost request", "lost request", "lost answer"]
     with pytest.raises(OutcomeUnknown):
         owner.ask(_request())
@@ -184,7 +184,7 @@ def test_a_corrupt_request_that_cannot_be_answered_disturbs_no_other(asker: Requ
     assert asker.read_answer("bad") is not None
 
 
-def test_files_of_other_programs_are_left_alone(
+def test_files_of_other_programs_are_not_touched(
     asker: RequestBox, owner: RequestBox, store: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("readme.txt", "with space.json", "sub/one.json", ".json"):
@@ -277,7 +277,7 @@ def test_answered_requests_are_swept_after_a_while(tmp_path: Any) -> None:
     assert box.sweep(0) == 1 and box.sweep(0) == 0
 
 
-def test_storage_that_is_away_is_said_so(owner: RequestBox, faulty: Any) -> None:
+def test_unavailable_storage_is_reported(owner: RequestBox, faulty: Any) -> None:
     faulty.away = True
     with pytest.raises(StorageUnavailable):
         owner.open_requests(3)
@@ -298,7 +298,7 @@ _STEPS = st.lists(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=_STEPS)
-def test_whatever_gets_lost_nothing_is_open_twice(faulty: Any, steps: list[tuple[str, int, str]]) -> None:
+def test_no_request_is_open_twice_after_any_lost_answer(faulty: Any, steps: list[tuple[str, int, str]]) -> None:
     """A request told to be asked is open until it is answered, and never again; the first final answer stands."""
     faulty.inner.delete([info.key for info in faulty.inner.list("flights/requests/")])
     box = RequestBox(faulty, LAYOUT)

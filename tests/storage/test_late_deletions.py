@@ -107,7 +107,7 @@ def _pause_before_deleting_state(faulty: Any, meanwhile: Callable[[], None]) -> 
 
 
 @pytest.mark.parametrize("deletes", ["aborted", "subsumed", "swept", "lent"])
-def test_a_deletion_that_arrives_after_a_takeover_hits_nothing_of_the_new_owner(
+def test_a_deletion_that_arrives_after_a_takeover_deletes_no_file_of_the_new_owner(
     storage: CheckpointStorage, second: CheckpointStorage, tmp_path: Path, alice: Owner, bob: Owner, faulty: Any, deletes: str
 ) -> None:
     first = Run(storage, tmp_path / "a", alice)
@@ -143,7 +143,7 @@ def test_a_deletion_that_arrives_after_a_takeover_hits_nothing_of_the_new_owner(
     assert _shared(second) == {f"{_sha256(b'a')}-1", f"{_sha256(b'x')}-2"}
 
 
-def test_who_sweeps_without_knowing_that_he_lost_the_pipeline_leaves_later_files_alone(
+def test_a_sweep_by_an_owner_that_lost_the_pipeline_does_not_delete_later_files(
     storage: CheckpointStorage, second: CheckpointStorage, tmp_path: Path, alice: Owner, bob: Owner, clock: Any
 ) -> None:
     """A suspended machine: its clock stood still, so the lease seems to hold; what it lists is the new owner's."""
@@ -181,7 +181,7 @@ def test_restored_files_keep_their_names_and_are_not_uploaded_again(
             run.owner.release("FAILED")
 
 
-def test_a_restored_file_that_was_deleted_comes_again_under_the_new_owners_name(
+def test_a_restored_file_that_was_deleted_is_stored_again_under_the_new_owners_name(
     storage: CheckpointStorage, second: CheckpointStorage, tmp_path: Path, alice: Owner, bob: Owner
 ) -> None:
     location = Run(storage, tmp_path / "a", alice).complete(1, "ab")

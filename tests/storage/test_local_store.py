@@ -24,7 +24,7 @@ def local(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path / "root")
 
 
-def test_a_root_that_cannot_be_is_unavailable_and_named(tmp_path: Path) -> None:
+def test_an_unusable_root_is_unavailable_and_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     store = LocalStore(tmp_path / "file" / "root")
     for action in (store.check, lambda: store.put("a", b"")):
@@ -73,7 +73,7 @@ def test_a_copy_leaves_the_page_cache_when_it_is_on_disk(
     assert local.get("savepoint") == (tmp_path / "file").read_bytes()
 
 
-def test_a_system_that_takes_no_advice_copies_all_the_same(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_fadvise_copies_too(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")
 

@@ -87,7 +87,7 @@ def test_list_is_by_prefix_and_in_order(store: ObjectStore) -> None:
     assert [info.key for info in store.list("none/at/all")] == []
 
 
-def test_list_goes_on_after_a_page(s3_store: S3Store) -> None:
+def test_list_continues_after_a_page(s3_store: S3Store) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: s3_store.put(f"many/{n:04d}", b""), range(1005)))
     assert [info.key for info in s3_store.list("many/")] == [f"many/{n:04d}" for n in range(1005)]

@@ -82,7 +82,7 @@ def test_every_request_reaches_the_owner_as_it_was_asked(control: PipelineContro
     assert (found["e"].stage, found["e"].instance, found["a"].instance) == ("live", "EWR", None)
 
 
-def test_ids_are_made_up_unless_given(control: PipelineControl, running: CheckpointStorage, box: Any) -> None:
+def test_ids_are_generated_unless_given(control: PipelineControl, running: CheckpointStorage, box: Any) -> None:
     ids = {control.end_source("live").request_id for _ in range(3)} | {control.checkpoint().request_id}
     assert len(ids) == 4 and {request.request_id for request in box.open_requests(1)} == ids
 
@@ -104,7 +104,7 @@ def test_an_answer_is_waited_for(control: PipelineControl, running: CheckpointSt
     assert handle.wait(0).checkpoint_id == 7
 
 
-def test_a_failure_says_why_and_names_the_savepoint_it_left(control: PipelineControl, running: Any, box: Any) -> None:
+def test_a_failure_names_its_cause_and_the_savepoint_that_it_left(control: PipelineControl, running: Any, box: Any) -> None:
     handle = control.stop(drain=False)
     box.answer(_answer(handle.request_id, "failed", reason="TASK_FAILURE", message="a commit raised", url="s3://b/savepoint-7"))
     with pytest.raises(RequestFailed, match=r"TASK_FAILURE: a commit raised.*s3://b/savepoint-7") as caught:
@@ -196,7 +196,7 @@ def test_an_answer_written_just_before_the_end_is_not_missed(
     assert calls == [1]
 
 
-def test_a_killed_owner_is_found_out_after_a_whole_silent_lease(
+def test_a_killed_owner_is_detected_after_a_lease_without_renewal(
     control: PipelineControl, running: CheckpointStorage, clock: Any
 ) -> None:
     clock.on_sleep.clear()  # SIGKILL
@@ -223,7 +223,9 @@ def test_a_request_refused_by_the_next_owner_says_that_it_was_not_carried_out(
         handle.wait(600)
 
 
-def test_storage_may_be_away_for_a_while(control: PipelineControl, running: Any, box: Any, clock: Any, faulty: Any) -> None:
+def test_storage_may_be_unavailable_for_some_time(
+    control: PipelineControl, running: Any, box: Any, clock: Any, faulty: Any
+) -> None:
     handle, started = control.checkpoint(), clock.now
     box.answer(_answer(handle.request_id))
     faulty.away = True
@@ -265,7 +267,7 @@ def test_state_and_status_are_read_from_outside(control: PipelineControl, runnin
     assert control.status() is None
 
 
-def test_askers_and_owner_at_the_same_time_lose_nothing(s3_store: Any, alice: Owner) -> None:
+def test_concurrent_requesters_and_an_owner_lose_no_request(s3_store: Any, alice: Owner) -> None:
     """Several processes ask, with real clocks, while the owner polls and answers."""
     store = s3_store
     owner_storage = CheckpointStorage(store, "flights")

@@ -46,7 +46,7 @@ def test_the_first_owner_finds_nothing_before_it(storage: CheckpointStorage, ali
     assert owner.previous.job.status == "NONE"
 
 
-def test_the_state_is_for_people_to_read(storage: CheckpointStorage, alice: Owner) -> None:
+def test_the_state_file_is_readable_json(storage: CheckpointStorage, alice: Owner) -> None:
     owner = storage.acquire(alice, LEASE)
     owner.begin_job(resume=False)
     owner.complete(7, "checkpoints/chk-7-1")
@@ -98,7 +98,7 @@ def test_a_lease_released_while_it_is_watched_is_taken(
     assert clock.now < started + LEASE
 
 
-def test_a_silent_owner_is_taken_over_after_a_whole_lease_and_fenced_off(
+def test_an_owner_that_does_not_renew_is_replaced_after_a_whole_lease_and_fenced(
     storage: CheckpointStorage, second: CheckpointStorage, alice: Owner, bob: Owner, clock: Any
 ) -> None:
     owner = storage.acquire(alice, LEASE)
@@ -176,7 +176,7 @@ def test_a_completion_with_a_lost_answer_is_recognised(
     assert [found.checkpoint_id for found in second.list_checkpoints()] == [4, 3]
 
 
-def test_a_completion_in_doubt_is_known_after_the_next_renewal(
+def test_a_completion_with_an_unknown_outcome_is_known_after_the_next_renewal(
     storage: CheckpointStorage, second: CheckpointStorage, alice: Owner, faulty: Any
 ) -> None:
     owner = storage.acquire(alice, LEASE)
@@ -197,7 +197,7 @@ def test_a_completion_in_doubt_is_known_after_the_next_renewal(
     assert _newest(second) == 3
 
 
-def test_a_completion_that_never_landed_leaves_no_trace(
+def test_a_completion_that_was_not_written_leaves_no_trace(
     storage: CheckpointStorage, second: CheckpointStorage, alice: Owner, faulty: Any
 ) -> None:
     owner = storage.acquire(alice, LEASE)
@@ -230,7 +230,7 @@ def test_a_release_whose_answer_is_lost_is_recognised(
     assert state is not None and state.lease is None and state.job.status == "SUSPENDED"
 
 
-def test_the_watched_file_may_be_out_of_reach_for_a_while(
+def test_the_watched_file_may_be_unavailable_for_some_time(
     storage: CheckpointStorage, alice: Owner, bob: Owner, faulty: Any, clock: Any
 ) -> None:
     storage.acquire(alice, LEASE)
@@ -283,7 +283,7 @@ def test_a_new_start_forgets_the_newest_checkpoint_and_a_resumption_does_not(sto
     assert [found.location for found in state.retained] == ["checkpoints/chk-1-3", "checkpoints/chk-41-1"]
 
 
-def test_a_job_that_goes_on_from_an_older_checkpoint_does_not_fall_back_to_the_newer(
+def test_a_job_that_continues_from_an_older_checkpoint_does_not_return_to_the_newer(
     storage: CheckpointStorage, alice: Owner
 ) -> None:
     owner = storage.acquire(alice, LEASE)

@@ -116,7 +116,9 @@ def test_a_reserved_id_is_not_given_twice(storage: CheckpointStorage, second: Ch
     assert storage.store.puts == written and owner.highest_checkpoint_id == 7  # type: ignore[attr-defined]
 
 
-def test_who_lost_the_pipeline_reserves_and_claims_nothing(owner: Ownership, second: CheckpointStorage, clock: Any) -> None:
+def test_an_owner_that_lost_the_pipeline_reserves_and_claims_nothing(
+    owner: Ownership, second: CheckpointStorage, clock: Any
+) -> None:
     clock.now += LEASE
     actions: tuple[Callable[[], None], ...] = (lambda: owner.reserve(7), lambda: owner.claim(_pointer(7)))
     for action in actions:
@@ -248,7 +250,9 @@ def test_a_savepoint_that_the_job_began_from_is_not_the_one_that_stopped_it(owne
     assert _state(second).job.savepoint == ""
 
 
-def test_an_end_that_could_not_be_said_is_said_with_the_release(owner: Ownership, second: CheckpointStorage, faulty: Any) -> None:
+def test_an_end_that_could_not_be_recorded_is_recorded_with_the_release(
+    owner: Ownership, second: CheckpointStorage, faulty: Any
+) -> None:
     owner.complete(4, "savepoints/savepoint-4-x", kind="savepoint")
     faulty.faults = ["unavailable"]
     with pytest.raises(StorageUnavailable):
@@ -267,7 +271,7 @@ def test_a_stop_that_ended_otherwise_is_no_stop(owner: Ownership, second: Checkp
     assert (state.job.status, state.job.ended_by, state.job.savepoint) == ("FAILED", "", "")
 
 
-def test_the_runs_of_a_job_and_what_asked_for_its_stop(store: ObjectStore) -> None:
+def test_the_state_records_the_runs_of_a_job_and_the_requester_of_its_stop(store: ObjectStore) -> None:
     """Which run chose where the job begins survives the runs that go on from the newest checkpoint."""
 
     def run(name: str, **begin: Any) -> Job:

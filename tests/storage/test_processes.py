@@ -71,7 +71,7 @@ def proc(tmp_path: Path) -> Proc:
     return Proc(tmp_path / "proc")
 
 
-def test_a_process_is_told_from_every_other_one(proc: Proc) -> None:
+def test_a_process_is_distinguished_from_every_other_one(proc: Proc) -> None:
     owner = this_process("run-a", proc.folder)
     assert (owner.pid, owner.boot_id, owner.namespaces, owner.started) == (proc.us, "boot-1", "pid:[1] time:[2]", 900)
     (proc.folder / "self").unlink()
@@ -192,7 +192,7 @@ def is_empty(pid: int) -> bool:
         return True
 
 
-def test_of_this_process_itself_the_lease_decides(storage: CheckpointStorage, clock: Any) -> None:
+def test_the_lease_decides_about_this_process_itself(storage: CheckpointStorage, clock: Any) -> None:
     """It lives; and what it sent before another one took over is refused."""
     first = storage.acquire(this_process("first"), 30.0)
     began = clock.now

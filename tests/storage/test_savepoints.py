@@ -191,7 +191,7 @@ def test_metadata_whose_answer_is_lost_is_recognised(owned: CheckpointStorage, f
 
 
 @pytest.mark.parametrize("faults", [["lost request"] * 3, ["lost request", "unavailable"]])
-def test_metadata_in_doubt_is_said_to_be(owned: CheckpointStorage, faulty: Any, faults: list[str]) -> None:
+def test_metadata_with_an_unknown_outcome_is_reported(owned: CheckpointStorage, faulty: Any, faults: list[str]) -> None:
     directory = owned.savepoint_directory(1, "x")
     faulty.faults[:] = faults
     with pytest.raises(OutcomeUnknown):
@@ -326,14 +326,14 @@ def test_the_own_savepoints_may_be_named_as_a_target(owned: CheckpointStorage, s
         ("x", " ", InvalidStorageUrl, "empty"),
     ],
 )
-def test_a_savepoint_that_cannot_be_is_refused(
+def test_an_invalid_name_or_target_of_a_savepoint_is_refused(
     owned: CheckpointStorage, name: str, target: str, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
         owned.savepoint_directory(1, name, target)
 
 
-def test_whether_a_target_can_be_written_is_found_out_beforehand(owned: CheckpointStorage, source: Path, tmp_path: Path) -> None:
+def test_the_check_reports_whether_a_target_can_be_written(owned: CheckpointStorage, source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     in_the_way = str(tmp_path / "file" / "x") if "file:" in owned.url else "s3://no-such-bucket/x"
     with pytest.raises(StorageUnavailable, match=r"Not a directory|no bucket 'no-such-bucket'"):
@@ -361,7 +361,7 @@ def test_the_error_for_a_missing_savepoint_names_the_existing_ones(owned: Checkp
     assert "unfinished" not in str(it.value) and isinstance(it.value, MissingCheckpoint)
 
 
-def test_a_directory_of_savepoints_named_instead_of_one_says_which(
+def test_the_error_for_a_directory_of_savepoints_names_the_savepoints_in_it(
     owned: CheckpointStorage, source: Path, tmp_path: Path
 ) -> None:
     target = _somewhere(owned, tmp_path)
@@ -381,7 +381,7 @@ def test_a_location_that_cannot_be_a_savepoint_is_refused(owned: CheckpointStora
         owned.open_savepoint(location)
 
 
-def test_a_checkpoint_is_told_from_a_savepoint_by_its_name(owned: CheckpointStorage) -> None:
+def test_a_checkpoint_is_distinguished_from_a_savepoint_by_its_name(owned: CheckpointStorage) -> None:
     url = owned.url
     assert [
         owned.is_savepoint(name) for name in ("savepoints/savepoint-1-x", f"{url}/savepoints/y", "/backup/z", "s3://b/z")
@@ -577,7 +577,9 @@ def test_only_incomplete_savepoints_of_a_killed_run_are_swept(
     assert second.sweep_savepoints() == 0
 
 
-def test_who_owns_nothing_sweeps_nothing(owned: CheckpointStorage, second: CheckpointStorage, clock: Any, source: Path) -> None:
+def test_a_process_without_ownership_sweeps_nothing(
+    owned: CheckpointStorage, second: CheckpointStorage, clock: Any, source: Path
+) -> None:
     for sweep in (second.sweep_savepoints, second.sweep_metadata):
         with pytest.raises(OwnershipLost, match="acquire"):
             sweep()

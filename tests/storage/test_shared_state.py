@@ -70,7 +70,7 @@ def test_a_file_is_deleted_exactly_when_no_checkpoint_names_it(steps: list[tuple
         assert registry.checkpoints() == names.keys()
 
 
-def test_who_wants_a_file_that_is_being_deleted_waits_and_uploads_it_again() -> None:
+def test_a_checkpoint_that_needs_a_file_during_its_deletion_waits_and_uploads_it_again() -> None:
     registry = SharedStateRegistry()
     registry.reserve(1, "a")
     registry.stored(1, "a")

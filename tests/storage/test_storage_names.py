@@ -64,22 +64,22 @@ def test_a_text_that_names_no_directory_is_refused(url: str) -> None:
         ("s3://bucket", ("s3://bucket", "")),
     ],
 )
-def test_a_directory_is_inside_another(url: str, parts: tuple[str, str]) -> None:
+def test_whether_a_directory_is_inside_another(url: str, parts: tuple[str, str]) -> None:
     assert split_directory(url) == parts
 
 
 @given(number=st.integers(0, 10**9), name=st.just("") | NAMES, token=st.from_regex("[0-9a-f]{6}", fullmatch=True))
-def test_a_savepoints_directory_says_its_id_and_name(number: int, name: str, token: str) -> None:
+def test_a_savepoints_directory_contains_its_id_and_name(number: int, name: str, token: str) -> None:
     assert LAYOUT.parse_savepoint(LAYOUT.savepoint(number, name, token)) == (number, name)
 
 
 @pytest.mark.parametrize("folder", ["", "savepoint", "savepoint-", "savepoint-x", "chk-1-1", "my-savepoint-1-x", "savepoint-1x"])
-def test_other_directories_are_no_savepoints(folder: str) -> None:
+def test_other_directories_are_not_savepoints(folder: str) -> None:
     assert LAYOUT.parse_savepoint(folder) is None
 
 
 @given(request_id=NAMES)
-def test_a_requests_files_are_told_apart(request_id: str) -> None:
+def test_a_requests_files_are_distinguished(request_id: str) -> None:
     if request_id.endswith((".accepted", ".answer")):
         with pytest.raises(InvalidRequest):
             validate_request_id(request_id)
@@ -114,7 +114,7 @@ def test_a_state_files_name_in_metadata_is_its_name_in_storage(epoch: int) -> No
 
 
 @pytest.mark.parametrize("ending", ["-", "-0", "-01", "-x", "-1-1", "--1", "-1\n", ".parquet"])
-def test_a_name_that_no_owner_gives_is_none(ending: str) -> None:
+def test_other_names_are_not_shared_files(ending: str) -> None:
     assert SharedName.parse("a" * 64 + ending) is None
     with pytest.raises(InvalidKey, match="<sha256>-<epoch>"):
         LAYOUT.shared_file("a" * 64 + ending)
