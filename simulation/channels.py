@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,27 +38,27 @@ class Channel:
 
 
 class Output:
-    """Where rows go to one consumer stage, and how many have gone."""
+    """Where rows go to one consumer stage, and the tally of those that have gone."""
 
-    __slots__ = ("channels", "count", "edge", "keyed", "static", "total", "turn")
+    __slots__ = ("channels", "edge", "keyed", "sent", "static", "turn")
 
     def __init__(self, spec: OutputSpec, channels: list[Channel]) -> None:
         self.edge, self.keyed, self.static = spec.edge, spec.keyed, spec.static
         self.channels = channels
-        self.turn = self.count = self.total = 0
+        self.turn = self.sent = 0
 
 
 @dataclass(slots=True, eq=False)
 class Ghost:
-    """What only the simulator knows of a task: how many rows it has read, sent and written, ever, and their sum.
+    """What only the simulator knows of a task: tallies of the rows that it has read, sent and written, ever.
 
     Attributes:
         counted: by stage with union list state, what its operator counts.
     """
 
-    read: dict[int, tuple[int, int]]
-    sent: dict[int, tuple[int, int]]
-    written: tuple[int, int]
+    read: Mapping[int, int]
+    sent: Mapping[int, int]
+    written: int
     splits: tuple[tuple[int, int], ...]
     counted: dict[int, int]
 
@@ -90,4 +91,4 @@ class Snapshot:
     with_rows: dict[Name, Rows] = field(default_factory=dict)
     contents: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    ghost: Ghost = field(default_factory=lambda: Ghost({}, {}, (0, 0), (), {}))
+    ghost: Ghost = field(default_factory=lambda: Ghost({}, {}, 0, (), {}))

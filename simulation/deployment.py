@@ -138,12 +138,12 @@ def _rescaled(index: int, inputs: Sequence[Channel], siblings: Sequence[Snapshot
     share = redistribution.redistribute_lists(lists, parallelism)[index]
     ended = {name.partition("->")[0] for s in states for name, pinned in s.channels.items() if pinned.snapshot.ended == "drain"}
     tables = [channel for channel in inputs if channel.static]
-    read = {c.edge: states[0].ghost.read[c.edge] for c in tables if c.edge in states[0].ghost.read}
-    ghost = Ghost(read, {}, (0, 0), (), {})
-    if index == 0:
-        ghosts = [s.ghost for s in states]
-        sent, written = _added([g.sent for g in ghosts]), _sum([g.written for g in ghosts])
-        ghost = Ghost({**_added([g.read for g in ghosts]), **read}, sent, written, (), {})
+    read, sent = Counter[int](), Counter[int]()
+    ghosts = [s.ghost for s in states] if index == 0 else []
+    for ghost in ghosts:
+        read.update(ghost.read)
+        sent.update(ghost.sent)
+    whole_tables = {c.edge: states[0].ghost.read[c.edge] for c in tables if c.edge in states[0].ghost.read}
     return Snapshot(
         channels={
             c.name: PinnedChannel(ChannelSnapshot(c.name, 0, ended="drain")) for c in tables if c.name.partition("->")[0] in ended
@@ -153,18 +153,10 @@ def _rescaled(index: int, inputs: Sequence[Channel], siblings: Sequence[Snapshot
         splits=tuple(share.get("splits", ())),
         transactions=tuple(share.get("transactions", ())),
         with_rows={name: rows for s in states for name, rows in s.with_rows.items()},
-        ghost=ghost,
+        ghost=Ghost({**read, **whole_tables}, sent, sum(ghost.written for ghost in ghosts), (), {}),
     )
 
 
 def _least(watermarks: list[int | None]) -> int | None:
     """The earliest of several instances; None if one of them has none: all that it gets is still to come."""
     return min((ms for ms in watermarks if ms is not None), default=None) if None not in watermarks else None
-
-
-def _added(pairs: Sequence[dict[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:
-    return {edge: _sum([p.get(edge, (0, 0)) for p in pairs]) for edge in {edge for p in pairs for edge in p}}
-
-
-def _sum(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    return sum(count for count, _ in pairs), sum(total for _, total in pairs)

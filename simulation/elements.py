@@ -6,6 +6,8 @@ world has a name; `ts` is event time.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.state import key_groups
 
@@ -22,6 +24,9 @@ FLUSHED_TS = 10**6
 EDGES = 32
 """A pipeline has fewer edges."""
 
+ONE = 1 << 128
+"""For each row, added to the sum of their uids: so a tally of rows is one number."""
+
 _PRIME = (1 << 61) - 1
 
 
@@ -31,6 +36,14 @@ def mix(*numbers: int) -> int:
     for number in numbers:
         mixed = (mixed * 1_000_003 + number + 1) % _PRIME
     return mixed
+
+
+def tally(uids: Collection[int]) -> int:
+    return len(uids) * ONE + sum(uids)
+
+
+def in_words(tally: int) -> str:
+    return f"{tally // ONE} rows (sum {tally % ONE})"
 
 
 def source_row(source: int, split: int, position: int) -> Row:

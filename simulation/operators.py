@@ -22,7 +22,6 @@ Forward = Callable[[int, int, int], None]
 class Operator:
     """Passes rows on, under a new name that says by which edge they came and which static table they met."""
 
-    __slots__ = ("finished", "forward", "has_table", "held", "index", "number", "spec", "table", "watermark")
     at_start: ClassVar[Any] = None
     """The state that a new start begins with."""
 
@@ -60,7 +59,6 @@ class Operator:
 class _Keyed(Operator):
     """Holds how many rows there were, and their sum, under names that end with the key."""
 
-    __slots__ = ()
     at_start: ClassVar[dict[tuple[int, ...], tuple[int, int]]] = {}
 
     def add(self, name: tuple[int, ...], uid: int) -> None:
@@ -87,8 +85,6 @@ class _Keyed(Operator):
 class Window(_Keyed):
     """Counts the rows of each key and window, and says so once when event time has passed the window's end."""
 
-    __slots__ = ()
-
     def take(self, uid: int, ts: int, key: int, edge: int) -> None:
         window = ts // WINDOW
         if (window + 1) * WINDOW <= self.watermark:
@@ -108,8 +104,6 @@ def window_row(stage: int, window: int, key: int, count: int, total: int) -> tup
 class Totals(_Keyed):
     """Passes rows on, and says at the end how many each key had."""
 
-    __slots__ = ()
-
     def take(self, uid: int, ts: int, key: int, edge: int) -> None:
         uid = self.named(uid, edge)
         self.add((key,), uid)
@@ -128,7 +122,6 @@ def totals_row(stage: int, key: int, count: int, total: int) -> tuple[int, int, 
 class Buffer(Operator):
     """Holds every row back until the end, in list state."""
 
-    __slots__ = ()
     at_start: ClassVar[list[tuple[int, int]]] = []
 
     def take(self, uid: int, ts: int, key: int, edge: int) -> None:
@@ -149,7 +142,6 @@ class Buffer(Operator):
 class Union(Operator):
     """Counts its rows in union list state: after a restore each instance gets all counts, and the first takes their sum."""
 
-    __slots__ = ()
     at_start = 0
 
     def take(self, uid: int, ts: int, key: int, edge: int) -> None:
@@ -166,8 +158,6 @@ class Union(Operator):
 
 class Broadcast(Operator):
     """Passes rows on by a rule in broadcast state: every instance has the same one, whichever instances there were before."""
-
-    __slots__ = ()
 
     def snapshot(self) -> dict[str, int]:
         return {"rule": mix(self.number)}

@@ -6,6 +6,7 @@ so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from dagster_checkpoints.execution.output_event_time import OutputEventTime
 from dagster_checkpoints.execution.task_events import PinSnapshot, WatermarkReached
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from simulation.channels import Channel, Ghost, Output, Snapshot
-from simulation.elements import Row, mix, owner_of, source_row, source_watermark
+from simulation.elements import ONE, Row, mix, owner_of, source_row, source_watermark
 from simulation.operators import Forward, Operator, Union, operator
 from simulation.shapes import TaskSpec
 from simulation.sinks import Name, Rows, TaskSink, Transaction
@@ -94,8 +95,9 @@ class TaskData:
         self.event_time = MIN_WATERMARK_MS
         """The latest watermark that the query has run under, or that has gone straight on: what comes is not earlier."""
         self.valve_seen = MIN_WATERMARK_MS
-        self.read: dict[int, list[int]] = {}
-        self.written = [0, 0]
+        self.read = Counter[int]()
+        """By edge, the tally of the rows that were read."""
+        self.written = 0
         self.contents: tuple[str, ...] = ()
         self.fail_at = ""
         """What will raise the next time it happens."""
@@ -160,10 +162,10 @@ class TaskData:
             for op in self.operators:
                 op.watermark = max(op.watermark, event_time)
         ghost = snapshot.ghost
-        self.read = {edge: list(pair) for edge, pair in ghost.read.items()}
+        self.read = Counter(ghost.read)
         for output in self.outputs:
-            output.count, output.total = ghost.sent.get(output.edge, (0, 0))
-        self.written = list(ghost.written)
+            output.sent = ghost.sent.get(output.edge, 0)
+        self.written = ghost.written
         self.contents = snapshot.contents
 
     # A source
@@ -223,7 +225,7 @@ class TaskData:
         uid, ts, key = row
         if ts < self.event_time and self.process.knows_event_time:
             raise Violation(f"{self.id}: a record of {ts} came at event time {self.event_time}")
-        self.count_read(channel.edge, uid)
+        self.read[channel.edge] += ONE + uid
         self.operators[0].take(uid, ts, key, channel.edge)
 
     def _come_past(self, channel: Channel, mark: Mark, exactly_once: bool) -> None:
@@ -235,13 +237,6 @@ class TaskData:
             channel.watermark = max(channel.watermark, mark.ms)
         elif isinstance(mark, EndOfData):
             channel.ended = "drain" if mark.drain else "suspend"
-
-    def count_read(self, edge: int, uid: int) -> None:
-        pair = self.read.get(edge)
-        if pair is None:
-            pair = self.read[edge] = [0, 0]
-        pair[0] += 1
-        pair[1] += uid
 
     def check_watermark(self) -> None:
         """Event time is the minimum over the channels, as far as the query has come."""
@@ -261,7 +256,7 @@ class TaskData:
                 return
             self.held_in_tables[channel.edge] = held | {uid}
         self.tables[channel.edge] += uid
-        self.count_read(channel.edge, uid)
+        self.read[channel.edge] += ONE + uid
 
     def advance(self, watermark: int) -> None:
         """Event time moves in every operator, then it is sent on."""
@@ -304,12 +299,10 @@ class TaskData:
             raise Violation(f"{self.id} emits a row after finish()")
         if self.sink is not None:
             self.sink.rows.append(uid)
-            self.written[0] += 1
-            self.written[1] += uid
+            self.written += ONE + uid
         row = (uid, ts, key)
         for output in self.outputs:
-            output.count += 1
-            output.total += uid
+            output.sent += ONE + uid
             channels = output.channels
             if output.static:
                 for channel in channels:
@@ -383,14 +376,14 @@ class TaskData:
 
     def _content(self) -> str:
         """Of the file that a snapshot adds: the same records give the same content, in any process and attempt."""
-        done = sum(pair[0] for pair in self.read.values()) + sum(position for _, position in self.splits)
+        done = sum(self.read.values()) // ONE + sum(position for _, position in self.splits)
         return f"{self.process.asked_start.variant}.{self.number}@{done}"
 
     def ghost(self) -> Ghost:
         return Ghost(
-            {edge: (pair[0], pair[1]) for edge, pair in self.read.items()},
-            {output.edge: (output.count, output.total) for output in self.outputs},
-            (self.written[0], self.written[1]),
+            self.read.copy(),
+            {output.edge: output.sent for output in self.outputs},
+            self.written,
             tuple([(split, position) for split, position in self.splits]),
             {op.number: op.held for op in self.operators if isinstance(op, Union)},
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from simulation.cuts import written
+from simulation.elements import in_words, tally
 from simulation.expected import expected_rows
 from simulation.machine import LEASE
 from simulation.process import Process
@@ -194,11 +195,10 @@ class World:
         self._check_written(process, restored.metadata, "after the restore")
 
     def _check_written(self, process: Process, metadata: Any, when: str) -> None:
-        for stage, (count, total) in written(metadata, self.shapes[metadata.variant]).items():
-            rows = self.sinks[stage].rows(process.lineage)
-            found = (len(rows), sum(rows))
+        for stage, expected in written(metadata, self.shapes[metadata.variant]).items():
+            found = tally(self.sinks[stage].rows(process.lineage))
             what = f"{when} of {metadata.kind} {metadata.checkpoint_id}, stage {stage}"
-            check(found == (count, total), f"{what}: {found} (rows, sum) are committed, {(count, total)} were written")
+            check(found == expected, f"{what}: {in_words(found)} are committed, {in_words(expected)} were written")
 
     def _check_finished(self, process: Process) -> None:
         for request in process.asked:
