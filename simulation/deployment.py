@@ -68,7 +68,7 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
             mine = _with_other_instances(mine, siblings, before, shape)
     outputs = [Output(output, [channels[channel] for channel in output.channels]) for output in spec.outputs]
     sink = _sink(process, spec.stages[-1], id.index, mine, siblings) if tail.sink else None
-    task = Task(process, number, spec, inputs, outputs, sink)
+    task = Task(process, number, spec, inputs, outputs, sink, mine)
     if mine is not None:
         task.restore(mine, [[s and s.stages[n] for s in siblings] for n in range(len(spec.stages))])
     elif restored is None and head.is_source and not head.enumerated:

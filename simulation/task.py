@@ -43,8 +43,9 @@ class Task(TaskData):
         inputs: Sequence[Channel],
         outputs: Sequence[Output],
         sink: TaskSink | None,
+        restored: Snapshot | None,
     ) -> None:
-        super().__init__(process, number, spec, inputs, outputs, sink)
+        super().__init__(process, number, spec, inputs, outputs, sink, restored)
         scenario = process.world.scenario
         self.asynchronous = scenario.asynchronous
         """Whether the query follows the gate at a pace of its own, and not at once."""

@@ -43,10 +43,9 @@ class TaskData:
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
         "attempt", "by_name", "closed", "contents", "done", "ended_with", "enumerated", "event_time", "fail_at", "failed",
-        "finished_operators", "gate", "head", "held_in_tables", "id", "inputs", "inputs_ended", "life", "machine",
-        "new_start", "number", "opening", "operators", "others", "output", "outputs", "process", "read", "records_of",
-        "restored", "said_max", "sink", "source", "splits", "started", "stateful", "stopped_by", "streams", "tables", "tail",
-        "take_back_after", "valve_seen", "written",
+        "finished_operators", "gate", "head", "held_in_tables", "id", "inputs", "inputs_ended", "life", "machine", "number",
+        "opening", "operators", "output", "outputs", "process", "read", "records_of", "restored", "said_max", "sink",
+        "source", "splits", "started", "stateful", "stopped_by", "streams", "tables", "valve_seen", "written",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +56,7 @@ class TaskData:
         inputs: Sequence[Channel],
         outputs: Sequence[Output],
         sink: TaskSink | None,
+        restored: Snapshot | None,
     ) -> None:
         shape = process.shape
         self.process = process
@@ -74,7 +74,6 @@ class TaskData:
         self.operators[-1].forward = self.emit
         self.stateful = any(op.spec.kind == "window" for op in self.operators)
         """Whether the query acts on event time, and so is told the watermark."""
-        self.tail = spec.stages[-1]
         head = shape.stages[spec.stages[0]]
         self.source = head.kind if head.is_source else ""
         self.head = spec.stages[0]
@@ -91,7 +90,7 @@ class TaskData:
         self.held_in_tables: dict[int, frozenset[int]] = {}
         """At-least-once: by edge, the rows of a static table."""
         self.output = OutputEventTime()
-        self.restored: Snapshot | None = None
+        self.restored = restored
         self.event_time = MIN_WATERMARK_MS
         """The latest watermark that the query has run under, or that has gone straight on: what comes is not earlier."""
         self.valve_seen = MIN_WATERMARK_MS
@@ -109,12 +108,13 @@ class TaskData:
         self.finished_operators = False
         self.closed = False
         self.ended_with: int | None = None
-        self.gate: InputGate
-        self.make_machine()
+        self.machine = self._make_machine(restored)
+        self.life = self.machine._life
+        """To be looked at only."""
+        self.gate: InputGate = self.machine.gate  # type: ignore[assignment]  # a source has none, and asks for none
 
-    def make_machine(self) -> None:
+    def _make_machine(self, restored: Snapshot | None) -> TaskMachine:
         """The machine of this attempt, over what was restored."""
-        process, restored = self.process, self.restored
         saved = {} if restored is None else restored.channels
         channels = []
         for channel in self.inputs:
@@ -125,21 +125,11 @@ class TaskData:
                 watermark = MIN_WATERMARK_MS if kept.watermark is None else kept.watermark
                 known = ChannelWatermark(watermark, kept.idle, kept.ended)  # type: ignore[arg-type]  # "partition" is never written
             channels.append(GateChannel(channel.name, channel.static, 0, known))
-        self.machine = TaskMachine(
-            self.id,
-            process.config,
-            channels,
-            None if restored is None else restored.valve,
-            finished_before=restored is not None and restored.after_finish,
-        )
-        self.life = self.machine._life
-        """To be looked at only."""
-        if self.machine.gate is not None:
-            self.gate = self.machine.gate
+        valve, finished = (None, False) if restored is None else (restored.valve, restored.after_finish)
+        return TaskMachine(self.id, self.process.config, channels, valve, finished_before=finished)
 
     def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[Any]]) -> None:
         """Take over a snapshot; `stages` is what the instances of each stage of the chain held."""
-        self.restored = snapshot
         may_be_idle = None if self.source and self.process.settings.idle else False
         self.output = OutputEventTime(watermark=snapshot.watermark, idle=may_be_idle)
         for op, states in zip(self.operators, stages, strict=True):
@@ -150,7 +140,6 @@ class TaskData:
             if saved is not None:
                 channel.ended = saved.snapshot.ended
                 channel.watermark = MIN_WATERMARK_MS if saved.snapshot.watermark is None else saved.snapshot.watermark
-        self.make_machine()
         self.tables.update(snapshot.tables)
         self.held_in_tables = dict(snapshot.held_in_tables)
         if self.inputs:

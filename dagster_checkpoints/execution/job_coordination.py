@@ -245,7 +245,7 @@ class JobCoordination:
             all_run: whether the tasks were started; the coordinator knows whether all of them run by now.
         """
         ready: bool | None = None
-        for request_id in self.requests.open_ids:
+        for request_id in self.requests.due_ids(self._now):
             if ready is None and self.requests.is_waiting(request_id):
                 ready = all_run and self.coordinator is not None and isinstance(self.coordinator.plan(), CheckpointPlan)
             can_do = ready is True and self.runs

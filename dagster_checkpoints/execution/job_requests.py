@@ -197,10 +197,10 @@ class JobRequests:
         """The stop whose savepoint has completed; None without one, and again if the job had to continue."""
         return self._stopped
 
-    @property
-    def open_ids(self) -> tuple[str, ...]:
-        """The ids of the requests that are not answered, in the order in which they were received."""
-        return tuple(self._open)
+    def due_ids(self, now: float) -> tuple[str, ...]:
+        """The ids of the open requests that wait to be handed over, or are overdue, in the order in which they came."""
+        found = self._open.items()
+        return tuple([id for id, r in found if not r.handed_over or (now >= r.deadline and not r.withdrawn)]) if found else ()
 
     def next_deadline(self) -> float | None:
         """When the next request is overdue, in the unit of `now`; None if none has to be withdrawn."""

@@ -78,11 +78,14 @@ def answers(actions: Any) -> list[AnswerRequest]:
 def test_a_request_waits_until_all_tasks_run_and_is_handed_over_once(request_: Request, event: Any) -> None:
     requests = requests_with(request_)
     assert requests.advance("r", 10.0, None) == []
-    assert requests.is_waiting("r") and requests.is_open("r")
+    assert requests.is_waiting("r") and requests.is_open("r") and requests.due_ids(10.0) == ("r",)
     assert requests.advance("r", 10.5, SOURCES) == [ToCoordinator(event)]
     assert not requests.is_waiting("r") and requests.is_open("r")
     assert requests.advance("r", 10.5, SOURCES) == []
-    assert requests.open_ids == ("r",)
+    overdue = 10.0 + request_.deadline_seconds
+    assert requests.due_ids(overdue - 0.1) == () and requests.due_ids(overdue) == ("r",)
+    requests.advance("r", overdue, SOURCES)
+    assert requests.due_ids(overdue) == ()  # withdrawn once
 
 
 def test_a_request_that_waits_too_long_is_answered_at_its_deadline() -> None:
@@ -93,9 +96,9 @@ def test_a_request_that_waits_too_long_is_answered_at_its_deadline() -> None:
     expected = AnswerRequest("r", (1,), FailureReason.CHECKPOINT_EXPIRED, message)
     assert requests.advance("r", 12.5, SOURCES) == [expected]
     assert not expected.done
-    assert requests.open_ids == () and requests.next_deadline() is None
+    assert requests.next_deadline() is None
     assert requests.advance("r", 12.5, SOURCES) == []
-    assert not requests.is_open("r") and not requests.is_waiting("r")
+    assert requests.due_ids(12.5) == () and not requests.is_open("r") and not requests.is_waiting("r")
 
 
 def test_a_request_that_is_handed_over_is_withdrawn_at_its_deadline_once() -> None:
@@ -188,7 +191,7 @@ def test_a_stop_is_answered_when_the_job_is_over(drain: bool, termination: bool)
     assert requests.stopped == Stopped(drain, 7, "savepoints/s-7", termination)
     assert requests.stop is not None and requests.stop.state is StopState.SAVEPOINT_CREATED
     assert requests.all_finished() == []
-    assert requests.stop is None and requests.open_ids == ()
+    assert requests.stop is None and not requests.is_open("s")
     answer = AnswerRequest("s", (1,), checkpoint_id=7, location="savepoints/s-7")
     assert requests.close(JobStatus.FINISHED, "") == [answer]
     assert requests.close(JobStatus.FINISHED, "") == []
@@ -335,7 +338,7 @@ def test_every_requester_is_answered_once_whatever_happens(asked: list[tuple[Kin
         requests.receive(RequestReceived(Request(f"r{name}", kind, 5.0, stage="live"), number, float(number)))
     for now in range(data.draw(st.integers(0, 12))):
         actions: list[Any] = []
-        for request_id in requests.open_ids:
+        for request_id in requests.due_ids(float(now)):
             actions += requests.advance(request_id, float(now), SOURCES if data.draw(st.booleans()) else None)
         for action in list(actions):
             if isinstance(action, ToCoordinator) and isinstance(action.event, CheckpointRequested | StopRequested):
