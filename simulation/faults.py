@@ -96,7 +96,13 @@ def _broken(fault: Fault, function: Callable[..., Any]) -> CodeType:
 
 FAULTS = (
     # Barriers and event time
-    Fault("a closed channel is not counted", _SingleCheckpointHandler._end, "self._channels.open.discard(channel)", "return []"),
+    Fault(
+        "a closed channel is not counted",
+        _SingleCheckpointHandler._end,
+        "self._channels.open.discard(channel)",
+        "return []",
+        "quiet",
+    ),
     Fault("an aligned channel is not blocked", _SingleCheckpointHandler._barrier, "[*actions, BlockChannel(last)]", "actions"),
     Fault(
         "at-least-once takes the first barrier for all",
@@ -115,7 +121,7 @@ FAULTS = (
         WatermarkValve.end,
         'state.ended = "drain" if drain else "suspend"',
         "pass",
-        "rescaling",
+        "ends",
     ),
     Fault("event time goes back in a restore", WatermarkValve.restore, "self._recompute()", "self._output -= 1_000"),
     # How a task ends
@@ -204,6 +210,7 @@ FAULTS = (
         CheckpointCoordinator.finalizing,
         "return self._pending.finalizing",
         "return None",
+        "tasks",
     ),
     Fault("union state of a partly finished stage is accepted", write_checkpoint, "check_union_states(metadata)", "pass"),
     Fault(
@@ -223,18 +230,26 @@ FAULTS = (
         "going back",
     ),
     # State in a restore
-    Fault("list state loses the remainder of an uneven split", redistribution.redistribute_lists, " + (step < remainder)", ""),
+    Fault(
+        "list state loses the remainder of an uneven split",
+        redistribution.redistribute_lists,
+        " + (step < remainder)",
+        "",
+        "rescaling",
+    ),
     Fault(
         "key groups stay where they were",
         redistribution.redistribute_key_groups,
         "in key_groups_of(index, parallelism, groups)",
         "in (*instances, *[None] * parallelism)[index] or {}",
+        "rescaling",
     ),
     Fault(
         "broadcast state is that of the first instance, whoever has it",
         redistribution.redistribute_broadcasts,
-        "in instances:",
-        "in instances[:1]:",
+        "{**first, **(states or {})}",
+        "{**(instances[0] or {})}",
+        "ends",
     ),
     Fault("the enumerator's splits are forgotten in a restore", restore._enumerators, "s.enumerator is not None", "False"),
     # Attempts, requests, the end of a job
@@ -287,6 +302,7 @@ FAULTS = (
         WatermarkValve.restore,
         "aligned=not saved.idle",
         "aligned=not saved.idle and saved.watermark >= self._output",
+        "rescaling",
     ),
     Fault(
         "an older checkpoint completes after an unknown outcome",
@@ -301,7 +317,13 @@ FAULTS = (
         "checkpoint_id in self._stored_ids",
         "False",
     ),
-    Fault("a finished stage behind one at its end of data cannot be restored", restore._ended, "ended[name] += waiting", "pass"),
+    Fault(
+        "a finished stage behind one at its end of data cannot be restored",
+        restore._ended,
+        "ended[name] += waiting",
+        "pass",
+        "ends",
+    ),
 )
 
 

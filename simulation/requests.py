@@ -169,11 +169,11 @@ _PERFORM: dict[type[object], Callable[[Performer, Any], Any]] = {
     deletion.ListSavepointDirectories: lambda on, asked: [f"savepoints/{name}" for name in on.store.names("savepoints/")],
     deletion.SweepSavepoints: lambda on, asked: on.run(deletion.sweep_savepoints(on.owner, "simulated")),
     # Shared files
-    shared_files.PutFile: lambda on, asked: on.store.objects.update({f"shared/{asked.name}": None}),
+    shared_files.PutFile: lambda on, asked: on.store.objects.update({f"shared/{asked.name}": on.owner.epoch}),
     deletion.DiscardFiles: lambda on, asked: on.delete_orphans(on.process.registry.discarding(asked.location)),
     deletion.DiscardPendingFiles: lambda on, asked: on.delete_orphans(on.process.discarding(asked.checkpoint_id)),
     deletion.DeleteUnnamed: lambda on, asked: on.delete_orphans(on.process.registry.sweeping(asked.names)),
-    deletion.DeleteFiles: lambda on, asked: paused(on.store.delete, *[f"shared/{name}" for name in asked.names]),
+    deletion.DeleteFiles: lambda on, asked: paused(on.store.delete_shared, on.owner.epoch, asked.names),
     deletion.IsRegistered: lambda on, asked: asked.location in on.process.registry.checkpoints(),
     deletion.ListFiles: lambda on, asked: [shared_name(name) for name in on.store.names("shared/")],
     deletion.SweepFiles: lambda on, asked: on.run(deletion.sweep_files(on.owner.epoch, frozenset())),

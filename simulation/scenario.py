@@ -13,7 +13,7 @@ from dagster_checkpoints.coordination import (
     NoRestart,
     RestartStrategy,
 )
-from simulation.shapes import StageSpec, random_stages, rescaled
+from simulation.shapes import ANY, ENDING, STATEFUL, StageSpec, random_stages, rescaled
 
 SHAPES = 1500
 """So many different pipelines; schedules, settings and faults are different for every seed."""
@@ -77,7 +77,8 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     r = random.Random(seed)
     chosen = r.choices(list(THEMES), [often for often, _ in THEMES.values()])[0]
     theme = theme or chosen
-    stages = random_stages(seed % SHAPES, stateful=theme == "rescaling" or (theme == "tasks" and r.random() < 0.5))
+    stateful = theme == "rescaling" or (theme == "tasks" and r.random() < 0.5)
+    stages = random_stages(seed % SHAPES, STATEFUL if stateful else ENDING if theme == "ends" else ANY)
     kinds = {stage.kind for stage in stages}
     stateless = not kinds & {"window", "totals"}
     barriers = r.choices(
@@ -85,7 +86,7 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         (6, 2, 2, 3 if stateless and "union" not in kinds else 0),
     )[0]
     idle = "window" not in kinds and r.random() < 0.3
-    config, restart, timeout = _config(r), _restart(r), r.choice((0.0, 1.0, 3.0))
+    config, restart, timeout = _config(r, theme), _restart(r), r.choice((0.0, 1.0, 3.0))
     if barriers == "at_least_once":
         config = replace(config, mode="at_least_once")
     elif barriers != "aligned":
@@ -112,7 +113,7 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         settings,
         budgets,
         weights,
-        soft_limit=60 + 12 * tasks,
+        soft_limit=(60 + 12 * tasks) * (1 + (theme == "going back")),
         lazy=r.choice((0.0, 0.7, 0.95)) if theme != "rescaling" else 0.95,
         patience=0 if no_periodic else r.choice((0, 0, 1, 2)),
         newest_first=r.random() < 0.3,
@@ -121,13 +122,13 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     )
 
 
-def _config(r: random.Random) -> CheckpointConfig:
+def _config(r: random.Random, theme: str) -> CheckpointConfig:
     interval = r.choices((None, 1.0, 3.0, 8.0, 40.0), (1, 3, 6, 4, 2))[0]
     return CheckpointConfig(
         interval=interval,
         timeout=r.choice((10.0, 40.0, 1000.0)),
         min_pause=r.choice((0.0, 0.0, 2.0)),
-        max_concurrent=r.choice((1, 1, 2, 3)),
+        max_concurrent=r.choice((1, 2, 3, 3) if theme == "storage" else (1, 1, 2, 3)),
         tolerable_failed_checkpoints=r.choice((0, 1, 30, 30)),
         retained=r.choice((1, 1, 2, 3)),
         checkpoints_after_tasks_finish=r.random() < 0.93,
@@ -156,15 +157,16 @@ THEMES: dict[str, tuple[int, str]] = {
         "task:012 upload:012 decline:01 commit:01 finish:01 snapshot:01 checkpoint:01 savepoint:01 drain:001 restart:01 "
         "repeat:012 lose:0012 end_all:0001",
     ),
-    "storage": (4, "write:124 upload:01 checkpoint:012 savepoint:012 suspend:01 task:01 crash:01 restart:12 repeat:012"),
+    "storage": (4, "write:468 checkpoint:234 savepoint:01 suspend:01 upload:01 task:01 crash:01 restart:1 repeat:012"),
     "owners": (5, "crash:012 pause:012 write:001 restart:23 checkpoint:01 savepoint:01 suspend:001 task:001 cancel:001"),
     "stops": (
         5,
         "suspend:012 drain:01 savepoint:01 decline:01 upload:01 commit:001 task:001 snapshot:001 end_source:01 restart:12 "
         "repeat:001 lose:001 end_all:001",
     ),
-    "going back": (6, "pause:123 crash:01 checkpoint:123 savepoint:012 suspend:01 task:001 restart:234"),
-    "rescaling": (5, "suspend:12 savepoint:01 crash:01 task:01 end_source:01 checkpoint:01 restart:23"),
+    "ends": (5, "task:12 crash:01 commit:01 lose:12 checkpoint:123 end_source:12 restart:12"),
+    "going back": (6, "pause:123 crash:01 upload:012 decline:012 checkpoint:123 savepoint:012 suspend:01 task:001 restart:234"),
+    "rescaling": (5, "suspend:12 savepoint:12 crash:01 task:001 end_source:01 checkpoint:012 restart:345"),
 }
 """What a world is about, how often, and how many of each fault and ask: one of the digits.
 

@@ -277,9 +277,11 @@ class RandomSchedule:
                 return ("calm",)
             return ("start", "latest", 0, False, False, world.variant_of_newest())
         world.budgets["restart"] -= 1
-        starts = (6, 6, 6, 1) if world.scenario.going_back else (12, 4, 4, 1)
-        # After the job's own end "latest" is a new start.
-        what = r.choices(("latest", "retained", "savepoint", "none"), (1, 1, 6, 1) if over else starts)[0]
+        latest, earlier = (6, 6) if world.scenario.going_back else (12, 4)
+        # After the job's own end "latest" is a new start. A user seldom names what is not there.
+        retained = earlier if world.store.pointers() and not over else 1
+        savepoint = (6 if over else earlier) if world.store.promised else 1
+        what = r.choices(("latest", "retained", "savepoint", "none"), (1 if over else latest, retained, savepoint, 1))[0]
         variant = r.randrange(len(world.shapes)) if r.random() < 0.3 else (last.asked_start.variant + 1) % len(world.shapes)
         return ("start", what, r.randrange(2), what == "savepoint" and r.random() < 0.3, r.random() < 0.3, variant)
 

@@ -26,10 +26,36 @@ from dagster_checkpoints.pipeline import (
     execution_graph,
     pointwise_consumers,
 )
+from simulation.elements import EDGES
 
 SOURCES = ("bounded", "unbounded")
 DERIVED = ("map", "map", "map", "window", "totals", "buffer", "union", "broadcast")
-STATEFUL = ("window", "totals", "buffer", "buffer", "union", "union", "broadcast")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Which pipelines there are, and how often.
+
+    Attributes:
+        stages: weights of their numbers of stages, from 1 on.
+        instances: weights of their largest numbers of instances, from 1 on.
+        bounded: how often a source ends by itself.
+        derived: the kinds of the other stages.
+    """
+
+    stages: tuple[int, ...] = (2, 6, 6, 3, 1, 1)
+    instances: tuple[int, ...] = (5, 4, 1, 1)
+    bounded: float = 0.6
+    derived: tuple[str, ...] = DERIVED
+
+
+ANY = Family()
+STATEFUL = Family(
+    (0, 2, 1), (0, 1, 1), 0.3, ("window", "window", "totals", "totals", "buffer", "buffer", "union", "union", "broadcast")
+)
+"""With state to spread, and sources that do not end soon."""
+ENDING = Family((0, 2, 1), (0, 1, 1), 0.85, ("map", "map", "window", "totals", "buffer", "broadcast", "broadcast"))
+"""With instances that end one after the other."""
 
 
 @dataclass(frozen=True)
@@ -120,41 +146,31 @@ class Shape:
     """A pipeline and everything that follows from it."""
 
     stages: tuple[StageSpec, ...]
-    chaining: bool
     pipeline: Pipeline
     chains: tuple[Chain, ...]
     graph: ExecutionGraph
     tasks: tuple[TaskSpec, ...]
     channels: tuple[ChannelSpec, ...]
-    number_of: dict[TaskId, int]
     edges: tuple[tuple[int, int, bool], ...]
     """(source stage, target stage, static) of each edge, by its number - 1."""
-
-    @property
-    def unbounded(self) -> bool:
-        return any(stage.kind == "unbounded" for stage in self.stages)
-
-    def has(self, *kinds: str) -> bool:
-        return any(stage.kind in kinds for stage in self.stages)
 
 
 def name_of(stage: int) -> str:
     return f"s{stage}"
 
 
-def random_stages(seed: int, *, stateful: bool = False) -> tuple[StageSpec, ...]:
-    """The stages of a pipeline of mostly few stages; `stateful`: with state to spread, and sources that do not end soon."""
+def random_stages(seed: int, family: Family = ANY) -> tuple[StageSpec, ...]:
+    """The stages of a pipeline of this family."""
     r = random.Random(seed)
-    count = r.choices((1, 2, 3, 4, 5, 6), (2, 6, 6, 3, 1, 1))[0] if not stateful else r.choice((2, 2, 3))
-    width = r.choices((1, 2, 3, 4), (5, 4, 1, 1))[0] if not stateful else r.choice((2, 3))
+    count, width = (1 + r.choices(range(len(weights)), weights)[0] for weights in (family.stages, family.instances))
     specs: list[StageSpec] = []
     bounded: list[bool] = []
     for number in range(count):
         if number == 0 or r.random() < 0.28:
-            specs.append(_source(r, width, 0.3 if stateful else 0.6))
+            specs.append(_source(r, width, family.bounded))
             bounded.append(specs[-1].kind == "bounded")
         else:
-            specs.append(_derived(r, specs, bounded, width, STATEFUL if stateful else DERIVED))
+            specs.append(_derived(r, specs, bounded, width, family.derived))
             bounded.append(all(bounded[i.source] for i in specs[-1].inputs))
     read = {i.source for spec in specs for i in spec.inputs}
     return tuple(replace(spec, sink=number not in read or r.random() < 0.2) for number, spec in enumerate(specs))
@@ -217,42 +233,39 @@ def shape_of(stages: tuple[StageSpec, ...], chaining: bool) -> Shape:
     pipeline = Pipeline("simulated", [_stage(n, spec) for n, spec in enumerate(stages)], chaining=chaining)
     chains = build_chains(pipeline)
     graph = execution_graph(pipeline, chains)
-    edges = tuple((i.source, n, i.static) for n, spec in enumerate(stages) for i in spec.inputs)
-    assert len(edges) < EDGE_LIMIT
-    number_of = {task: number for number, task in enumerate(graph.tasks())}
-    chain_of = {int(name[1:]): vertex for vertex in graph.vertices for name in vertex.stages}
+    patterns = {(edge.source, edge.target): edge.pattern for edge in pipeline.edges}
+    reads = [(target, i) for target, spec in enumerate(stages) for i in spec.inputs]
+    assert len(reads) < EDGES
+    task_numbers = {task: number for number, task in enumerate(graph.tasks())}
+    own = {vertex.name: tuple(int(name[1:]) for name in vertex.stages) for vertex in graph.vertices}
+    chain_of = {stage: chain for chain, of_chain in own.items() for stage in of_chain}
     channels: list[ChannelSpec] = []
-    inputs: dict[int, list[int]] = {n: [] for n in number_of.values()}
-    outputs: dict[int, list[OutputSpec]] = {n: [] for n in number_of.values()}
-    for number, (source, target, static) in enumerate(edges, 1):
-        if chain_of[source] is chain_of[target]:
+    inputs: dict[int, list[int]] = {n: [] for n in task_numbers.values()}
+    outputs: dict[int, list[OutputSpec]] = {n: [] for n in task_numbers.values()}
+    for edge, (target, i) in enumerate(reads, 1):
+        if chain_of[i.source] == chain_of[target]:
             continue
-        spec = next(i for i in stages[target].inputs if i.source == source)
-        pattern = next(e.pattern for e in pipeline.edges if (e.source, e.target) == (name_of(source), name_of(target)))
-        for q in range(stages[source].instances):
-            producer = number_of[TaskId(chain_of[source].name, q)]
+        all_to_all = patterns[name_of(i.source), name_of(target)] is EdgePattern.ALL_TO_ALL
+        producers, consumers = stages[i.source].instances, stages[target].instances
+        for p in range(producers):
+            producer = task_numbers[TaskId(chain_of[i.source], p)]
             numbers = []
-            for i in _consumers(pattern, stages[source].instances, stages[target].instances, q):
-                consumer = number_of[TaskId(chain_of[target].name, i)]
-                name = f"{name_of(source)}[{q}]->{name_of(target)}[{i}]"
+            for c in range(consumers) if all_to_all else pointwise_consumers(producers, consumers, p):
+                consumer = task_numbers[TaskId(chain_of[target], c)]
                 numbers.append(len(channels))
                 inputs[consumer].append(len(channels))
-                channels.append(ChannelSpec(name, number, producer, consumer, static))
-            outputs[producer].append(OutputSpec(number, tuple(numbers), spec.keyed, static))
-    inner = {(s, t): n for n, (s, t, _) in enumerate(edges, 1)}
-    tasks = []
-    for task, number in number_of.items():
-        own = tuple(int(name[1:]) for name in next(v for v in graph.vertices if v.name == task.vertex).stages)
-        between = (0, *(inner[pair] for pair in pairwise(own)))
-        tasks.append(TaskSpec(task, own, between, tuple(inputs[number]), tuple(outputs[number])))
-    return Shape(stages, chaining, pipeline, chains, graph, tuple(tasks), tuple(channels), number_of, edges)
-
-
-EDGE_LIMIT = 31
-
-
-def _consumers(pattern: EdgePattern, producers: int, consumers: int, q: int) -> range:
-    return range(consumers) if pattern is EdgePattern.ALL_TO_ALL else pointwise_consumers(producers, consumers, q)
+                name = f"{name_of(i.source)}[{p}]->{name_of(target)}[{c}]"
+                channels.append(ChannelSpec(name, edge, producer, consumer, i.static))
+            outputs[producer].append(OutputSpec(edge, tuple(numbers), i.keyed, i.static))
+    inner = {(i.source, target): edge for edge, (target, i) in enumerate(reads, 1)}
+    tasks = tuple(
+        TaskSpec(
+            task, own[task.vertex], (0, *map(inner.__getitem__, pairwise(own[task.vertex]))), tuple(inputs[n]), tuple(outputs[n])
+        )
+        for task, n in task_numbers.items()
+    )
+    edges = tuple((i.source, target, i.static) for target, i in reads)
+    return Shape(stages, pipeline, chains, graph, tasks, tuple(channels), edges)
 
 
 def _stage(number: int, spec: StageSpec) -> Stage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -159,6 +159,13 @@ class Store:
                 named = [by for by, m in listed.items() if m is not None and not is_savepoint(by) and path[7:] in m.files]
                 check(not named, f"{path} was deleted, and {named} name it")
             self.objects.pop(path, None)
+
+    def delete_shared(self, epoch: int, names: Iterable[str]) -> None:
+        """Delete files in `shared/`, whose values are the epochs of the owners that stored them; for the owner of this epoch."""
+        paths = [f"shared/{name}" for name in names]
+        later = [path for path in paths if self.objects.get(path, 0) > epoch]
+        check(not later, f"owner {epoch} deletes {later}, which a later owner has stored")
+        self.delete(*paths)
 
     def delete_below(self, folder: str) -> None:
         self.delete(*[path for path in self.objects if path.startswith(folder)])

@@ -11,8 +11,8 @@
   `Task._run_batch`, `operators.Window`.
 - Every task ends with the stop's one savepoint: `Loop.task_ended`.
 - What has finished never runs again: `deployment.deploy`, `Writer.built`.
-- Nothing is deleted that a retained checkpoint, or a user, names: `Store.delete`, `check_whole` whenever a checkpoint is relied
-  upon.
+- Nothing is deleted that a retained checkpoint, or a user, names, or a later owner has stored: `Store.delete`,
+  `delete_shared`, `check_whole` whenever a checkpoint is relied upon.
 - Nothing is left over at the end: `World._check_nothing_left`, `Store.left_over`.
 - Ids and epochs increase, and the newest never goes back: `Loop.perform`, `Store.put_state`; no task
   is told of a checkpoint that the store has not named: `Loop.perform`.
