@@ -378,7 +378,7 @@ def test_an_unknown_channel_is_refused(handler: BarrierHandler, text: str) -> No
 
 
 def test_a_task_without_inputs_knows_no_channel() -> None:
-    with pytest.raises(UnknownChannel, match="no inputs"):
+    with pytest.raises(UnknownChannel, match=r"has no inputs\."):
         AlignedBarrierHandler("").handle(event("a1"))
 
 

@@ -1207,7 +1207,7 @@ def test_a_restart_aborts_everything_and_keeps_what_is_complete(graph_of: Graphs
     actions = job.do(TasksRestarting(finished=frozenset({A})))
     reason = FailureReason.CHECKPOINT_COORDINATOR_SUSPEND
     assert failed(actions) == [(4, reason)]
-    assert all("is restarting" in a.message for a in pick(actions, RequestNotCompleted) + pick(actions, CheckpointFailed))
+    assert all(a.message == "the job is restarting" for a in pick(actions, RequestNotCompleted) + pick(actions, CheckpointFailed))
     assert {(a.request_id, a.reason) for a in pick(actions, RequestNotCompleted)} == {
         ("pending", reason),
         ("queued", reason),
@@ -1252,8 +1252,13 @@ def test_no_restart_before_the_outcome_of_a_write_is_known(graph_of: Graphs) -> 
     job.checkpoint()
     job.ack(1)
     assert job.coordinator.finalizing == 1
-    with pytest.raises(CheckpointStillFinalizing, match=r"checkpoint 1 .*Wait for the outcome .*TasksRestarting"):
+    with pytest.raises(CheckpointStillFinalizing) as found:
         job.do(TasksRestarting())
+    assert str(found.value) == (
+        "TasksRestarting was sent while the metadata of checkpoint 1 is being written. A restart from an older checkpoint would "
+        "abort the transactions that it holds. Wait for the outcome (MetadataWritten, MetadataWriteFailed, "
+        "MetadataOutcomeUnknown) and send TasksRestarting then."
+    )
     job.do(MetadataOutcomeUnknown(1))
     assert job.coordinator.finalizing is None
     job.do(TasksRestarting())
