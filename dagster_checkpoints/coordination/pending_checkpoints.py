@@ -9,6 +9,7 @@ Source: Flink's CheckpointCoordinator (receiveAcknowledgeMessage, completePendin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from types import MappingProxyType
 
 from dagster_checkpoints.coordination.checkpoints import (
@@ -204,7 +205,7 @@ class PendingCheckpoints:
         for pending in list(self._pending.values()):
             if now >= self._expires_at(pending) and not pending.fully_acknowledged:
                 missing = (task for task in pending.plan.wait if task not in pending.states)
-                named = ", ".join(str(task) for task, _ in zip(missing, range(_SHOWN), strict=False))
+                named = ", ".join(map(str, islice(missing, _SHOWN)))
                 message = (
                     f"not complete {self._config.timeout} s after it was triggered; "
                     f"{len(pending.plan.wait) - len(pending.states)} tasks have not acknowledged, among them {named}"

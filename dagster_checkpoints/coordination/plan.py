@@ -83,7 +83,7 @@ class TaskSet(Set[TaskId]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        shown = [str(task) for task in islice(self, 8)]
+        shown = list(map(str, islice(self, 8)))
         more = "" if len(self) <= len(shown) else f", … {len(self)} tasks"
         return f"TaskSet({', '.join(shown)}{more})"
 
