@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -32,6 +33,16 @@ def test_the_same_answers_as_a_set(ids: list[int]) -> None:
         wanted.add(each)
         assert [n for n in range(62) if n in found] == sorted(wanted)
     assert len(found) == sum(n - 1 not in wanted for n in wanted)
+
+
+@pytest.mark.parametrize("ids", list(itertools.permutations((2, 3, 5, 6, 7, 9))))
+def test_ranges_that_meet_are_one(ids: tuple[int, ...]) -> None:
+    found = IdRanges()
+    for each in ids:
+        found.add(each)
+    assert (len(found), [n for n in range(12) if n in found]) == (3, sorted(ids))
+    found.add(4)
+    assert (len(found), [n for n in range(12) if n in found]) == (2, [2, 3, 4, 5, 6, 7, 9])
 
 
 @given(st.lists(st.integers(1, 60), max_size=80), st.integers(1, 5))
