@@ -1,6 +1,6 @@
-"""What a checkpoint holds. Read `metadata` (the values), `metadata_file` (their versioned form), `recording` (what is recorded
-of a layout), `restore`, `inputs` and `plans` (whether it fits a pipeline), then `redistribution` with `key_groups` (which
-instance gets which state), and `claim` (whose a savepoint is)."""
+"""The content of a checkpoint. Read `metadata` (the values), `metadata_file` (their versioned form), `recording` (the record of
+a layout), `restore`, `inputs` and `plans` (whether it fits a pipeline), then `redistribution` with `key_groups` (which
+instance gets which state), and `claim` (who owns a savepoint)."""
 
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.errors import (

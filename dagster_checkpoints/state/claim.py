@@ -1,4 +1,4 @@
-"""Whose a savepoint is, once a pipeline has been restored from it.
+"""Who owns a savepoint after a pipeline was restored from it.
 
 Must not know: storage, how a savepoint is deleted.
 
@@ -13,12 +13,12 @@ from enum import Enum
 class ClaimMode(Enum):
     """Whether the pipeline may rely upon, and delete, the savepoint that it is restored from.
 
-    The pipeline's own checkpoints stay its own in either mode.
+    The pipeline owns its checkpoints in either mode.
     """
 
     NO_CLAIM = "no_claim"
-    """The default. The savepoint stays the user's: it may be moved or deleted as soon as the next checkpoint has
-    completed, for that one names none of its files, and the system never deletes it."""
+    """The default. The user owns the savepoint: it may be moved or deleted as soon as the next checkpoint has
+    completed, which names none of its files, and the system never deletes it."""
     CLAIM = "claim"
-    """The savepoint becomes the pipeline's own: it is retained like a checkpoint and deleted when newer ones have
-    taken its place. Nobody else may restore from it."""
+    """The pipeline owns the savepoint: it is retained like a checkpoint and deleted when newer ones have replaced it. No other
+    pipeline may restore from it."""

@@ -15,11 +15,11 @@ class StateError(DagsterCheckpointsError):
 
 
 class CorruptMetadata(StateError):
-    """The bytes are not what was written: truncated, changed, or no checkpoint metadata at all."""
+    """The bytes are truncated, changed, or no checkpoint metadata at all."""
 
 
 class UnknownMetadataVersion(StateError):
-    """The metadata is intact and was written by a release that says things this one does not understand."""
+    """The metadata is intact and was written by another release, in a form that this one cannot read."""
 
 
 class PartlyFinishedUnionState(StateError):
@@ -32,7 +32,7 @@ class RestoreError(StateError):
 
 
 class UnfinishedPredecessor(RestoreError):
-    """A finished stage would get new input from one that is not finished."""
+    """A finished stage would get new input from a stage that has not finished."""
 
 
 class NonRestoredState(RestoreError):
@@ -40,7 +40,7 @@ class NonRestoredState(RestoreError):
 
 
 class InstancesChanged(RestoreError):
-    """A stage's instances are not those of the checkpoint."""
+    """A stage has other instances than in the checkpoint."""
 
 
 class ChainLayoutChanged(RestoreError):
@@ -52,15 +52,15 @@ class InputsChanged(RestoreError):
 
 
 class InputRowsGone(RestoreError):
-    """A new stage reads one whose rows came before the checkpoint, which does not hold them."""
+    """A new stage reads a stage whose rows were emitted before the checkpoint, which does not hold them."""
 
 
 class StatefulPlanChanged(RestoreError):
-    """A stage's stateful operators are not those whose state the checkpoint holds."""
+    """A stage has other stateful operators than those whose state the checkpoint holds."""
 
 
 class SourcesChanged(RestoreError):
-    """The streaming sources of a query are not those whose offsets the checkpoint holds."""
+    """A query has other streaming sources than those whose offsets the checkpoint holds."""
 
 
 class InvalidMaxParallelism(StateError):
@@ -68,7 +68,7 @@ class InvalidMaxParallelism(StateError):
 
 
 class MaxParallelismChanged(RestoreError):
-    """The number of key groups is fixed by the checkpoint, and another one is set."""
+    """The checkpoint fixes the number of key groups, and another number is set."""
 
 
 class ParallelismTooHigh(RestoreError):
@@ -76,8 +76,8 @@ class ParallelismTooHigh(RestoreError):
 
 
 class OverlappingKeyGroups(RestoreError):
-    """Two instances hold state of the same key group, or one of a group that does not exist."""
+    """Two instances hold state of the same key group, or one instance holds state of a group that does not exist."""
 
 
 class UnknownStage(RestoreError):
-    """A stage is asked for that the checkpoint does not hold."""
+    """The checkpoint does not hold the stage."""

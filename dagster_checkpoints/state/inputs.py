@@ -1,7 +1,7 @@
-"""How stages read each other: what a checkpoint records of it, and which changes a restore refuses.
+"""The inputs of stages: their record in a checkpoint, and the changes that a restore refuses.
 
-What an instance holds depends on which rows came to it: by key, pattern and input. And rows that a stage emitted before the
-checkpoint are nowhere else than in the state of the stages that read them then. Must not know: storage, Spark, tasks.
+The state of an instance depends on the rows that it has read, and so on key, pattern and input. Rows that a stage emitted before
+the checkpoint are only in the state of the stages that read them then. Must not know: storage, Spark, tasks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dagster_checkpoints.state.views import EdgeView, PipelineView
 
 
 def recorded_inputs(pipeline: PipelineView) -> dict[str, tuple[InputMetadata, ...]]:
-    """What a checkpoint records of the inputs of each stage, in their order."""
+    """The record of the inputs of each stage, in their order."""
     inputs: dict[str, list[InputMetadata]] = {stage.name: [] for stage in pipeline.stages}
     for edge in pipeline.edges:
         inputs[edge.target].append(_recorded(edge))
@@ -22,16 +22,17 @@ def recorded_inputs(pipeline: PipelineView) -> dict[str, tuple[InputMetadata, ..
 
 
 def check_inputs(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], where: str) -> None:
-    """A stage that the checkpoint knows must read what it read then, in the same way.
+    """Check that each stage of the checkpoint reads the same stages as then, in the same way.
 
-    One that has fully finished reads nothing any more, so its inputs may change.
+    A fully finished stage does not read any more, so its inputs may change.
 
     Args:
+        pipeline: the pipeline that is to run.
         recorded: the stages of the checkpoint, by name.
         where: the checkpoint, for the error.
 
     Raises:
-        InputsChanged: names the stage, its changed inputs, what the checkpoint says of them and what the pipeline says.
+        InputsChanged: names the stage and its changed inputs, in the checkpoint and in the pipeline.
     """
     now = recorded_inputs(pipeline)
     for stage in pipeline.stages:
@@ -51,16 +52,18 @@ def check_inputs(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], 
 def check_new_stages(
     pipeline: PipelineView, metadata: CheckpointMetadata, recorded: Mapping[str, StageMetadata], where: str
 ) -> None:
-    """A new stage must not read rows that were emitted before the checkpoint and are not in it.
+    """Check that no new stage reads rows that were emitted before the checkpoint and are not in it.
 
-    It may read a running stage as a stream: it gets what that one emits from now on.
+    A new stage may read a running stage as a stream: it gets the rows that are emitted from now on.
 
     Args:
+        pipeline: the pipeline that is to run.
+        metadata: the metadata of the checkpoint.
         recorded: the stages of the checkpoint, by name.
         where: the checkpoint, for the error.
 
     Raises:
-        InputRowsGone: names the new stage, what it reads, and the remedies.
+        InputRowsGone: names the new stage, the stage that it reads, and the remedies.
     """
     for edge in pipeline.edges:
         upstream = recorded.get(edge.source)
@@ -83,7 +86,7 @@ def _recorded(edge: EdgeView) -> InputMetadata:
 
 
 def _changes(before: tuple[InputMetadata, ...], now: tuple[InputMetadata, ...]) -> list[str]:
-    """In words, by input; nothing if only their order is another one."""
+    """The changes in words, by input; empty if only the order of the inputs has changed."""
     found = []
     for name in dict.fromkeys(each.stage for each in (*before, *now)):
         was, is_now = (sorted(_in_words(each) for each in side if each.stage == name) for side in (before, now))
@@ -100,7 +103,7 @@ def _in_words(each: InputMetadata) -> str:
 
 
 def _gone(metadata: CheckpointMetadata, upstream: StageMetadata, *, static: bool) -> str:
-    """Which rows of a recorded stage a new consumer would lack, in words; empty if none."""
+    """The rows of a recorded stage that a new consumer would not get, in words; empty if there are none."""
     tasks = next(chain.tasks for chain in metadata.chains if upstream.name in chain.stages)  # each stage is in one
     ended = len(upstream.finished) + sum(task.end_of_data == "drain" for task in tasks.values())
     if ended:

@@ -1,7 +1,7 @@
-"""Key groups: the unit in which keyed state moves between instances. Runs on Spark deal out rows by them; no state moves yet.
+"""Key groups: the unit in which keyed state moves between instances. Runs on Spark distribute rows by them; no state moves yet.
 
-A key belongs to one of G groups for ever; an instance owns a range of groups. G is the maximum parallelism: it is fixed
-with the first checkpoint, because another G would put every key elsewhere. Must not know: keys, how they are hashed.
+A key always belongs to the same one of G groups; an instance owns a range of groups. G is the maximum parallelism: it is fixed
+with the first checkpoint, because another G would put the keys into other groups. Must not know: keys, how they are hashed.
 
 Source: Flink's KeyGroupRangeAssignment, StateAssignmentOperation.checkParallelismPreconditions.
 """
@@ -15,13 +15,13 @@ HIGHEST_MAX_PARALLELISM = 32768
 
 
 def default_max_parallelism(parallelism: int) -> int:
-    """The number of key groups where nobody has chosen one: room to grow by half, as a power of two within 128..32768."""
+    """The number of key groups if the user has set none: 1.5 times the parallelism, as the next power of two in 128..32768."""
     wanted = parallelism + parallelism // 2
     return min(max(1 << (wanted - 1).bit_length(), LOWEST_DEFAULT), HIGHEST_MAX_PARALLELISM)
 
 
 def key_groups_of(index: int, parallelism: int, groups: int) -> range:
-    """The groups that an instance owns: at least one, as long as there are no more instances than groups."""
+    """The groups that an instance owns: at least one, unless there are more instances than groups."""
     first = (index * groups + parallelism - 1) // parallelism
     last = ((index + 1) * groups - 1) // parallelism
     return range(first, last + 1)
@@ -33,17 +33,17 @@ def owner_of(group: int, parallelism: int, groups: int) -> int:
 
 
 def chosen_max_parallelism(stage: str, parallelism: int, chosen: int | None, recorded: int) -> int:
-    """How many key groups a stage runs with.
+    """The number of key groups of a stage.
 
     Args:
-        stage: its name, for the errors.
-        parallelism: the number of its instances.
-        chosen: what the user has set; None to derive it.
-        recorded: what the checkpoint says that is restored; 0 if there is none.
+        stage: name of the stage, for the errors.
+        parallelism: number of its instances.
+        chosen: the value that the user has set; None to derive it.
+        recorded: the value in the restored checkpoint; 0 without one.
 
     Raises:
-        InvalidMaxParallelism: what the user has set is out of range.
-        MaxParallelismChanged: it is not what the checkpoint was taken with.
+        InvalidMaxParallelism: the value that the user has set is out of range.
+        MaxParallelismChanged: it differs from that of the checkpoint.
         ParallelismTooHigh: there are more instances than key groups.
     """
     if chosen is not None and not 1 <= chosen <= HIGHEST_MAX_PARALLELISM:
@@ -61,6 +61,6 @@ def chosen_max_parallelism(stage: str, parallelism: int, chosen: int | None, rec
         remedy = "Start without this checkpoint" if recorded else "Set a higher one" if chosen else "Split the stage"
         raise ParallelismTooHigh(
             f"Stage {stage!r} has {parallelism} instances and a maximum parallelism of {groups}: some would own no keys. "
-            f"{remedy}, or give the stage {groups} instances at most."
+            f"{remedy}, or give the stage at most {groups} instances."
         )
     return groups

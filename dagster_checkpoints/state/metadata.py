@@ -1,7 +1,7 @@
-"""What a checkpoint holds, as values; `metadata_file` says how they are written.
+"""The content of a checkpoint, as values; `metadata_file` encodes them.
 
 A new version of the format adds its structs beside these. An addition within a version is a field that is not
-written as long as it says nothing: older releases refuse only what they would misread. Must not know: storage, Spark,
+written while it has its default: older releases refuse only metadata that they would misread. Must not know: storage, Spark,
 the pipeline.
 """
 
@@ -18,11 +18,11 @@ ChannelEnd = Literal["none", "drain", "suspend", "partition"]
 
 
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """A part of the metadata: immutable; a field that this release does not know is refused, not skipped, and one that
-    says nothing is not written.
+    """A part of the metadata: immutable; a field that this release does not know is refused and not skipped, and a field with
+    its default is not written.
 
-    Values that cannot form cycles need no garbage collector, which would go over all of them several times while a
-    large checkpoint is read: that took four times as long.
+    The garbage collector skips these values, which cannot form cycles: otherwise it would visit all of them several times
+    while a large checkpoint is read, and reading took four times as long.
     """
 
 
@@ -30,11 +30,11 @@ class StateFile(_Struct, frozen=True):
     """A file of state, content-addressed.
 
     Attributes:
-        path: where it goes, relative to the task's restored directory.
-        sha256: of its bytes, hexadecimal.
-        size: bytes.
-        stored_by: epoch of the owner that stored it in shared/, part of its name there; 0 if its name is the sha256 alone,
-            as in a savepoint's directory and where a release stored it that did not know epochs in names.
+        path: its path after a restore, relative to the task's restored directory.
+        sha256: sha256 of its bytes, hexadecimal.
+        size: size in bytes.
+        stored_by: fencing epoch of the owner that stored it in shared/, a part of its name; 0 if its name is the sha256 alone,
+            as in a savepoint's directory, and as earlier releases stored it.
     """
 
     path: str
@@ -44,7 +44,7 @@ class StateFile(_Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What it is called in storage."""
+        """Its name in storage."""
         return f"{self.sha256}-{self.stored_by}" if self.stored_by else self.sha256
 
 
@@ -56,17 +56,17 @@ class Segment(_Struct, frozen=True, tag_field="type", tag="segment"):
 
 
 class Mark(_Struct, frozen=True):
-    """An element of a channel that holds no records. Those in here may lie in front of a barrier, and so be in-flight data."""
+    """An element of a channel that holds no records. Those of this module may be in-flight data."""
 
 
 class WatermarkAt(Mark, frozen=True, tag_field="type", tag="watermark"):
-    """No record before `ms` (milliseconds since 1970) follows on the channel, except late ones. MAX_WATERMARK_MS: none at all."""
+    """No record before `ms` (milliseconds since 1970) follows on the channel, except late ones. MAX_WATERMARK_MS: no record."""
 
     ms: int
 
 
 class WatermarkStatus(Mark, frozen=True, tag_field="type", tag="idle"):
-    """The channel is idle, and is left out of the minimum until it speaks again; or it speaks again."""
+    """The channel is idle, and is left out of the minimum until it is active again; or it is active again."""
 
     idle: bool
 
@@ -75,14 +75,14 @@ class EndOfData(Mark, frozen=True, tag_field="type", tag="end_of_data"):
     """No more records on the channel; barriers may still follow.
 
     Attributes:
-        drain: False after a suspend: the data goes on when the job is resumed from the savepoint.
+        drain: False after a suspend: more records follow when the job is resumed from the savepoint.
     """
 
     drain: bool
 
 
 class EndOfPartition(Mark, frozen=True, tag_field="type", tag="end_of_partition"):
-    """Nothing at all follows on the channel."""
+    """No element follows on the channel."""
 
 
 ChannelElement = Segment | WatermarkAt | WatermarkStatus | EndOfData | EndOfPartition
@@ -92,12 +92,12 @@ class ChannelSnapshot(_Struct, frozen=True):
     """One input channel of a task.
 
     Attributes:
-        channel: its name.
-        position: how many elements of its log lie in front of the snapshot.
-        watermark: the last one, milliseconds; None before the first.
+        channel: name of the channel.
+        position: number of elements of its log in front of the snapshot.
+        watermark: its last watermark, milliseconds; None before the first.
         idle: whether it is left out of the minimum.
         ended: how it has ended.
-        in_flight: elements that belong to the checkpoint and were not yet processed, in order.
+        in_flight: elements in front of the barrier that were not processed before the snapshot, in order.
     """
 
     channel: str
@@ -109,7 +109,7 @@ class ChannelSnapshot(_Struct, frozen=True):
 
 
 class StaticTableSnapshot(_Struct, frozen=True):
-    """A static input that is ready: the table is the consumer's state, because the upstream holds nothing."""
+    """A static input that is ready: its table is state of the consumer, because the upstream stage has none."""
 
     input: str
     segments: tuple[Segment, ...] = ()
@@ -121,8 +121,8 @@ class QuerySnapshot(_Struct, frozen=True):
     Attributes:
         batch_id: the last committed batch; -1 before the first.
         files: the pruned directory.
-        own_watermark: the query takes its event time from its source (`withWatermark`) and not from channels.
-        sources: what its streaming sources read, in the order of their offsets. None in a checkpoint of a release that did
+        own_watermark: whether the query takes its event time from its source (`withWatermark`) and not from channels.
+        sources: descriptions of its streaming sources, in the order of their offsets. None in a checkpoint of a release that did
             not record them.
     """
 
@@ -133,7 +133,7 @@ class QuerySnapshot(_Struct, frozen=True):
 
 
 class OperatorState(_Struct, frozen=True):
-    """One of a stage's own states (`context.state`); items are opaque bytes."""
+    """One operator state of a stage (`context.state`); items are opaque bytes."""
 
     name: str
     kind: Literal["list", "union", "broadcast"]
@@ -144,14 +144,14 @@ class StageInstanceSnapshot(_Struct, frozen=True):
     """One instance of one stage.
 
     Attributes:
-        operator_states: its own states.
-        transactions: what its sink has pre-committed, opaque to everybody else.
-        rows_out: rows emitted so far, for reporting.
-        transaction_files: the files that a transaction's data lies in, by its position in `transactions`. Only a
-            savepoint has them: restored later, it must not lose what was aborted meanwhile.
-        state_plan: the stage's stateful operators, to be read and compared; none of a stage without state. None in a
+        operator_states: its operator states.
+        transactions: the transactions that its sink has pre-committed; only the sink reads them.
+        rows_out: number of rows emitted so far, for reporting.
+        transaction_files: by position in `transactions`, the files with the transaction's data. Only a savepoint has them: it
+            must be complete also after its transactions were aborted.
+        state_plan: descriptions of the stage's stateful operators, for comparison; empty for a stage without state. None in a
             checkpoint of a release that did not record them.
-        late_rows: rows that it has dropped as late so far, for reporting.
+        late_rows: number of rows dropped as late so far, for reporting.
     """
 
     operator_states: tuple[OperatorState, ...] = ()
@@ -166,14 +166,14 @@ class TaskSnapshot(_Struct, frozen=True):
     """One task: an instance of a chain.
 
     Attributes:
-        stages: by stage name, in the order of the chain.
-        query: its Spark query; None if there is none (yet).
+        stages: by stage name, its part, in the order of the chain.
+        query: its Spark query; None before it has one.
         channels: its input channels.
         static: its static inputs that are ready.
-        end_of_data: "drain" for a task that had finished its operators; it is restored into waiting for the
-            final checkpoint. Such a task is not finished: its sinks' transactions are in here.
+        end_of_data: "drain" for a task that had finished its operators; after a restore it waits for the
+            final checkpoint. Such a task is not finished: the snapshot holds its sinks' transactions.
         watermark: its output watermark, milliseconds; None before the first.
-        output_positions: by output channel, how many elements had been written.
+        output_positions: by output channel, the number of elements that had been written.
         valve_watermark: its input watermark, milliseconds; None before the first.
     """
 
@@ -188,15 +188,15 @@ class TaskSnapshot(_Struct, frozen=True):
 
 
 class EnumeratorState(_Struct, frozen=True):
-    """What the enumerator of a source's splits knows; there is one per stage, whatever its parallelism.
+    """The state of the enumerator of a source's splits; there is one per stage, for any parallelism.
 
-    No run on Spark reaches it yet: Spark reads the sources. A split is in one of the three. How far an assigned one was read is
-    its reader's state. Kept after all instances have finished.
+    No run on Spark reaches it yet: Spark reads the sources. Each split is in one of the three fields. The reader's state says
+    how far an assigned split was read. The state is kept after all instances have finished.
 
     Attributes:
-        discovered: splits that nobody reads yet, in the order in which they are to be assigned; opaque.
-        assigned: those that an instance reads.
-        finished: those that were read to their end.
+        discovered: splits that no instance reads yet, in the order in which they are to be assigned; opaque.
+        assigned: splits that an instance reads.
+        finished: splits that were read to their end.
     """
 
     discovered: tuple[str, ...] = ()
@@ -208,10 +208,10 @@ class InputMetadata(_Struct, frozen=True):
     """How a stage reads one of its upstream stages.
 
     Attributes:
-        stage: the upstream stage.
-        mode: "stream", or "static" for a table that is read whole.
-        pattern: which of its instances feed which.
-        key: the column by which rows are dealt out to the instances; empty without one.
+        stage: name of the upstream stage.
+        mode: "stream", or "static" for a table that is complete before it is read.
+        pattern: which upstream instances each instance reads.
+        key: the column by which rows are distributed to the instances; empty without one.
     """
 
     stage: str
@@ -221,20 +221,22 @@ class InputMetadata(_Struct, frozen=True):
 
 
 class StageMetadata(_Struct, frozen=True):
-    """One stage: who of its instances has finished.
+    """One stage, and which of its instances have finished.
 
     Attributes:
-        instances: their names, in order.
-        finished: the indices of those that have finished.
-        fully_finished: all have; the stage holds nothing and is not run again.
-        output_schema: of its rows as channels carry them, in Spark's JSON form, so that its consumers can be
+        name: name of the stage.
+        parallelism: number of its instances.
+        instances: names of its instances, in order.
+        finished: indices of the instances that have finished.
+        fully_finished: whether all have finished; the stage then has no state and is not run again.
+        output_schema: schema of its rows in channels, in Spark's JSON form, so that its consumers can be
             restored without it; empty for a stage inside a chain.
-        rows: emitted so far by all instances, finished ones included, for reporting.
-        max_parallelism: the number of key groups of its keyed state, fixed since its first checkpoint; 0 without one.
-        enumerator: of a source that enumerates splits.
-        inputs: how it reads its upstream stages, which decides what its instances hold; none of a source. None in a
+        rows: number of rows emitted so far by all instances, finished ones included, for reporting.
+        max_parallelism: number of key groups of its keyed state, fixed since its first checkpoint; 0 without keyed state.
+        enumerator: the enumerator's state of a source that enumerates splits; None for others.
+        inputs: how it reads its upstream stages, which decides the content of its state; empty for a source. None in a
             checkpoint of a release that did not record it.
-        late_rows: dropped as late so far by all instances, finished ones included, for reporting.
+        late_rows: number of rows dropped as late so far by all instances, finished ones included, for reporting.
     """
 
     name: str
@@ -251,7 +253,7 @@ class StageMetadata(_Struct, frozen=True):
 
 
 class ChainMetadata(_Struct, frozen=True):
-    """A chain: which stages shared a query, in order, and its unfinished tasks by index."""
+    """A chain: the stages that share a query, in order, and its unfinished tasks by index."""
 
     name: str
     stages: tuple[str, ...]
@@ -262,15 +264,18 @@ class CheckpointMetadata(_Struct, frozen=True, omit_defaults=False):
     """A whole checkpoint.
 
     Attributes:
-        kind: "checkpoint" or "savepoint".
-        job_id: of the execution that took it. run_id: the Dagster run's.
-        epoch: the fencing epoch under which it was written.
-        triggered_at, completed_at: seconds since 1970.
+        pipeline: name of the pipeline.
+        checkpoint_id: id of the checkpoint or savepoint.
         stages: every stage of the pipeline, in topological order.
         chains: the layout of chains, with the tasks' snapshots.
-        spark_version: state written by another one may not be readable.
+        kind: "checkpoint" or "savepoint".
+        job_id: id of the job that took it.
+        run_id: id of the Dagster run that took it.
+        epoch: fencing epoch of the owner that wrote it.
+        triggered_at, completed_at: seconds since 1970.
+        spark_version: Spark's version; another one may not be able to read the state.
         statistics: numbers for reporting.
-        version: of the format.
+        version: version of the format.
     """
 
     pipeline: str
@@ -288,8 +293,7 @@ class CheckpointMetadata(_Struct, frozen=True, omit_defaults=False):
     version: int = VERSION
 
     def files(self) -> frozenset[str]:
-        """The name in storage of every file that the checkpoint refers to: what must not be deleted while it is
-        retained."""
+        """The names in storage of all files that the checkpoint refers to: none may be deleted while it is retained."""
         return frozenset(file.name for chain in self.chains for t in chain.tasks.values() for file in task_files(t))
 
 

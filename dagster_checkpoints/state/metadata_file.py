@@ -5,9 +5,9 @@ Two lines of JSON. The first names format, version, length and checksum; the sec
     {"format":"dagster-checkpoints","version":1,"length":1234,"sha256":"…"}
     {"pipeline":"flights","checkpoint_id":7,…}
 
-The checksum covers version, length and body, so that any flipped byte is a `CorruptMetadata` and never a
-misread one; an intact file of another version is an `UnknownMetadataVersion`. The first line is the same in
-every version, for ever; every version ever written stays readable (tests/state/examples). Must not know: storage,
+The checksum covers version, length and body, so that any changed byte is a `CorruptMetadata` and is never
+misread; an intact file of another version is an `UnknownMetadataVersion`. The form of the first line is the same in
+every version; every version that a release has written stays readable (tests/state/examples). Must not know: storage,
 Spark, the pipeline.
 """
 
@@ -26,13 +26,12 @@ from dagster_checkpoints.state.metadata import VERSION, ChainMetadata, Checkpoin
 
 FORMAT = "dagster-checkpoints"
 _SHOWN = 10
-# Made here: two threads that decode a type for the first time at the same moment crash msgspec.
+# Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
 _METADATA = msgspec.json.Decoder(CheckpointMetadata)
 
 
 def encode(metadata: CheckpointMetadata) -> bytes:
-    """The bytes of the `_metadata` file; dictionaries keep their order, which for a chain's stages means
-    something."""
+    """The bytes of the `_metadata` file; dictionaries keep their order, which is significant for a chain's stages."""
     body = msgspec.json.encode(metadata)
     return b"%s\n%s\n" % (_header(metadata.version, body), body)
 
@@ -41,12 +40,12 @@ def decode(data: bytes, where: str) -> CheckpointMetadata:
     """Read the bytes of a `_metadata` file.
 
     Args:
-        data: the whole file.
+        data: the bytes of the whole file.
         where: its location, for the errors.
 
     Raises:
-        CorruptMetadata: the bytes are not what was written, or contradict themselves.
-        UnknownMetadataVersion: they are, by a release that this one cannot read.
+        CorruptMetadata: the bytes were changed after they were written, or contradict themselves.
+        UnknownMetadataVersion: they are intact, and of a version that this release cannot read.
     """
     newline = data.find(b"\n")
     header = data[:newline] if newline >= 0 else data
@@ -106,7 +105,7 @@ def _corrupt(where: str, found: str) -> CorruptMetadata:
 
 
 def _contradictions(metadata: CheckpointMetadata) -> Iterator[str]:
-    """What no release has ever written, and what a restore would stumble over."""
+    """Contradictions that no release writes, and that a restore could not handle."""
     if metadata.version != VERSION:
         yield f"its first line says version {VERSION}, its body {metadata.version}"
     stages = {stage.name: stage for stage in metadata.stages}
@@ -129,7 +128,7 @@ def _of_stage(stage: StageMetadata) -> Iterator[str]:
         yield f"the finished instances {_few(stage.finished)} of {name} are none of its {parallelism}"
     if stage.fully_finished != (len(stage.finished) == parallelism):
         yield f"{name} is {'' if stage.fully_finished else 'not '}fully finished, with {_few(stage.finished)} finished"
-    # What has fully finished holds no keys, and may have been given other instances since.
+    # A fully finished stage has no keyed state, and its instances may have changed since.
     least = 1 if stage.fully_finished else parallelism
     if stage.max_parallelism and not least <= stage.max_parallelism <= HIGHEST_MAX_PARALLELISM:
         yield f"{name} has parallelism {parallelism} and {stage.max_parallelism} key groups"
@@ -148,15 +147,15 @@ def _of_chain(chain: ChainMetadata, stages: dict[str, StageMetadata]) -> Iterato
     parallelisms = sorted({stages[name].parallelism for name in chain.stages})
     if len(parallelisms) > 1:
         yield f"the stages of chain {chain.name!r} have different parallelisms: {parallelisms}"
-    # A task runs all of them, so they finish together: the state of one that has not would belong to nobody.
+    # A task runs all stages of its chain, so they finish together: otherwise the state of a stage would have no task.
     finished = {frozenset(stages[name].finished) for name in chain.stages}
     if len(finished) > 1:
         yield f"the stages of chain {chain.name!r} have different finished instances: {[_few(each) for each in finished]}"
     unfinished = set(range(parallelisms[0])).difference(*finished)
     if missing := unfinished - set(chain.tasks):
         yield f"chain {chain.name!r} has no snapshot of its unfinished tasks {_few(missing)}"
-    if surplus := set(chain.tasks) - unfinished:
-        yield f"chain {chain.name!r} has the tasks {_few(surplus)}, which have finished or are none of its {parallelisms[0]}"
+    if unexpected := set(chain.tasks) - unfinished:
+        yield f"chain {chain.name!r} has the tasks {_few(unexpected)}, which have finished or are none of its {parallelisms[0]}"
     known = set(chain.stages)
     for index, task in chain.tasks.items():
         if not known.issuperset(task.stages):
@@ -164,6 +163,6 @@ def _of_chain(chain: ChainMetadata, stages: dict[str, StageMetadata]) -> Iterato
 
 
 def _few(indices: Iterable[int]) -> list[int | str]:
-    """For a message: there may be very many."""
+    """The first of these indices, for a message: there may be very many."""
     shown = sorted(indices)
     return list(shown) if len(shown) <= _SHOWN else [*shown[:_SHOWN], "…"]

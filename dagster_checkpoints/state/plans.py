@@ -1,7 +1,7 @@
-"""Whether the plan of a query still fits the state and the offsets that a checkpoint holds of it.
+"""Whether the plan of a query still fits its state and its offsets in a checkpoint.
 
-Plans are compared as text: the stateful operators of each stage, and the streaming sources of the query in Spark's order. What a
-plan says is another's concern: must not know Spark.
+Plans are compared as text: the stateful operators of each stage, and the streaming sources of the query in Spark's order. Must
+not know Spark, nor the meaning of these texts.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _REMEDY = (
 def check_stateful_plans(
     snapshot: TaskSnapshot, operators: Mapping[str, Sequence[str]], instance: str, locations: Mapping[str, object], where: str
 ) -> None:
-    """The stateful operators of each stage must be those whose state the checkpoint holds.
+    """Check that the stateful operators of each stage are those whose state the checkpoint holds.
 
-    A query that has run no batch holds none, and what a release recorded that did not know of plans is not compared.
+    A query that has run no batch has no state, and a checkpoint of a release that did not record plans is not compared.
 
     Args:
-        snapshot: of the task.
-        operators: by stage, as its function asks for them now.
-        instance: of the task, for the error.
-        locations: of the stages' functions, for the error.
+        snapshot: the snapshot of the task.
+        operators: by stage, its present stateful operators.
+        instance: name of the task's instance, for the error.
+        locations: by stage, the location of its function in the source code, for the error.
         where: the checkpoint, for the error.
 
     Raises:
-        StatefulPlanChanged: names the stage, what the checkpoint says and what the function asks for.
+        StatefulPlanChanged: names the stage and its operators, in the checkpoint and now.
     """
     if snapshot.query is None:
         return
@@ -41,24 +41,24 @@ def check_stateful_plans(
         if before is not None and before != tuple(now):
             raise StatefulPlanChanged(
                 f"Stage {stage!r} (instance {instance!r}, {locations.get(stage, 'defined elsewhere')}) keeps other state than in "
-                f"{where}.\n  In the checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}\nSpark would go on with the "
-                f"old state under the new plan, and what both emit would meet in one output. {_REMEDY}; or take the risk with "
-                "allow_changed_plan: true."
+                f"{where}.\n  In the checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}\nSpark would continue with "
+                f"the old state under the new plan, and the rows of both would be in one output. {_REMEDY}; or take the risk "
+                "with allow_changed_plan: true."
             )
 
 
 def check_sources(
     snapshot: TaskSnapshot, sources: Sequence[str], stage: str, instance: str, where: str, *, allow_changed_plan: bool = False
 ) -> None:
-    """The streaming sources of a query must be those whose offsets the checkpoint holds, in the same order.
+    """Check that the streaming sources of a query are those whose offsets the checkpoint holds, in the same order.
 
     Args:
-        snapshot: of the task.
-        sources: of the query as it would be now, as Spark numbers them.
-        stage: the first of the chain, the one that reads them.
-        instance: of the task.
+        snapshot: the snapshot of the task.
+        sources: the present sources of the query, in Spark's order.
+        stage: name of the first stage of the chain, which reads them.
+        instance: name of the task's instance.
         where: the checkpoint, for the error.
-        allow_changed_plan: as many other sources may take the offsets of those of the checkpoint.
+        allow_changed_plan: whether the same number of other sources may take the offsets of the checkpoint.
 
     Raises:
         SourcesChanged: names the stage, the sources of the checkpoint and the present ones.
@@ -69,9 +69,9 @@ def check_sources(
     risk = "; or take the risk with allow_changed_plan: true" if len(before) == len(sources) else ""
     raise SourcesChanged(
         f"Stage {stage!r} (instance {instance!r}) {_difference(before, sources)}.\n  In {where}: {_numbered(before)}\n  Now: "
-        f"{_numbered(sources)}\nSpark keeps the offsets of a query's sources by their number, so each would go on where another "
-        f"one had stopped. {_REMEDY}{risk}. A source that is to be added or removed without a new start belongs into a stage of "
-        "its own."
+        f"{_numbered(sources)}\nSpark keeps the offsets of a query's sources by their number, so each would continue where "
+        f"another one had stopped. {_REMEDY}{risk}. A source that is to be added or removed without a new start needs a stage "
+        "of its own."
     )
 
 
@@ -88,7 +88,7 @@ def _numbered(sources: Sequence[str]) -> str:
 
 
 def _shown(these: Sequence[str], others: Sequence[str]) -> str:
-    """The operators in which the two differ; all where one has more than the other."""
+    """The operators in which the two differ; all operators if one has more than the other."""
     if len(these) == len(others):
         these = [this for this, other in zip(these, others, strict=True) if this != other]
     return " / ".join(these) or "no state"

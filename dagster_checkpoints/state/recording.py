@@ -1,6 +1,6 @@
-"""What a checkpoint records of a pipeline's layout: its chains with the snapshots of their tasks, and its stages.
+"""The record of a pipeline's layout in a checkpoint: its chains with the snapshots of their tasks, and its stages.
 
-Must not know: storage, Spark, what the tasks' snapshots say.
+Must not know: storage, Spark, the content of the tasks' snapshots.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def recorded_chains(chains: Sequence[Chain], snapshots: Mapping[TaskId, TaskSnap
 
     Args:
         chains: all chains of the pipeline, those that have finished included.
-        snapshots: what each unfinished task has acknowledged with.
+        snapshots: by unfinished task, the snapshot that it has acknowledged.
     """
     return tuple(
         ChainMetadata(chain.name, chain.stages, {task.index: snapshots[task] for task in _tasks(chain) if task in snapshots})

@@ -1,8 +1,8 @@
-"""How state is spread over the instances of a stage when it is restored; no run on Spark reaches another number of them yet.
+"""The distribution of state over the instances of a stage at a restore; no run on Spark reaches another number of them yet.
 
-Everything is a pure function of what each instance held, in their order, None for one that has finished: it contributes
-nothing. What an instance holds is given by name (lists, broadcast) or by key group; items are opaque. A source's
-enumerator is one per stage and stays as it is. Must not know: the metadata format, except for
+The arguments are the states of the old instances, in order, None for one that has finished: it contributes
+nothing. The state of an instance is given by name (lists, broadcast) or by key group; items are opaque. A source has one
+enumerator per stage, whose state is not distributed. Must not know: the metadata format, except for
 `redistribute_operator_states`.
 
 Source: PROTOCOL 8.3; Flink's RoundRobinOperatorStateRepartitioner and StateAssignmentOperation.
@@ -25,12 +25,12 @@ def redistribute_key_groups(instances: Sequence[Mapping[int, T] | None], paralle
     """Give each instance the state of the key groups that it owns.
 
     Args:
-        instances: by old instance, state by key group; groups without state are left out.
+        instances: by old instance, its state by key group, without groups that have no state.
         parallelism: the new number of instances.
-        groups: the number of key groups, the same as ever.
+        groups: the number of key groups, which never changes.
 
     Raises:
-        OverlappingKeyGroups: a group is held twice, or is none of `groups`.
+        OverlappingKeyGroups: two instances hold a group, or it is none of `groups`.
     """
     held: dict[int, T] = {}
     for states in instances:
@@ -48,10 +48,9 @@ def redistribute_key_groups(instances: Sequence[Mapping[int, T] | None], paralle
 
 
 def redistribute_lists(instances: Sequence[Lists[T] | None], parallelism: int) -> list[dict[str, list[T]]]:
-    """Split each list state evenly, its items in order; with as many instances as before each keeps its own.
+    """Split each list state evenly, its items in order; if the number of instances is unchanged, each keeps its own.
 
-    The next state goes on where the remainder of the last one has ended, so that not the same instances get one item
-    more of every state.
+    The instances that get one item more of a state follow those of the state before, so that they are not always the same.
     """
     if parallelism == len(instances):
         return [{name: list(items) for name, items in (states or {}).items()} for states in instances]
@@ -69,13 +68,13 @@ def redistribute_lists(instances: Sequence[Lists[T] | None], parallelism: int) -
 
 
 def redistribute_unions(instances: Sequence[Lists[T] | None], parallelism: int) -> list[dict[str, list[T]]]:
-    """Give everything to everyone, also without a change of the number of instances."""
+    """Give all items to every instance, also if the number of instances is unchanged."""
     everything = _concatenated(instances)
     return [{name: list(items) for name, items in everything.items()} for _ in range(parallelism)]
 
 
 def redistribute_broadcasts(instances: Sequence[Mapping[str, T] | None], parallelism: int) -> list[dict[str, T]]:
-    """Give one copy to each instance: its own if it has one, else any other's, for they are all alike."""
+    """Give one copy to each instance: its own if it has one, otherwise another instance's, since all are equal."""
     first: dict[str, T] = {}
     for states in instances:
         for name, copy in (states or {}).items():
@@ -87,7 +86,7 @@ def redistribute_broadcasts(instances: Sequence[Mapping[str, T] | None], paralle
 def redistribute_operator_states(
     metadata: CheckpointMetadata, stage: str, parallelism: int
 ) -> tuple[tuple[OperatorState, ...], ...]:
-    """What each instance of a stage is restored with, of its own states.
+    """By new instance of a stage, the operator states that it is restored with.
 
     Raises:
         UnknownStage: the checkpoint does not hold the stage.

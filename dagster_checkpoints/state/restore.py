@@ -1,6 +1,6 @@
-"""Whether a checkpoint fits a pipeline, and what then starts from where.
+"""Whether a checkpoint fits a pipeline, and the plan of the restore.
 
-All rules are checked before anything starts (PROTOCOL 8.1). Must not know: storage, Spark, tasks.
+All rules are checked before any task starts (PROTOCOL 8.1). Must not know: storage, Spark, tasks.
 
 Source: FLIP-147; Flink's VertexFinishedStateChecker and StateAssignmentOperation.
 """
@@ -34,25 +34,25 @@ from dagster_checkpoints.state.views import PipelineView
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """What a restore starts, and from what.
+    """The plan of a restore: the chains and tasks to start, and their states.
 
     Attributes:
-        checkpoint_id: restored from; the next one is `next_checkpoint_id`.
-        chains: the recorded layout, in order, without chains that have fully finished or are gone: build
-            these again.
+        checkpoint_id: id of the restored checkpoint; the next one is `next_checkpoint_id`.
+        chains: the recorded chains to build again, in order, without those that have fully finished or that the pipeline does
+            not have any more.
         finished_chains: chains that have fully finished; they stay in the execution graph, so that the next
-            checkpoint records them again. The recorded ones, or their stages one by one where the pipeline has
-            changed them: nothing runs in them, so nothing depends on their layout.
-        new_stages: stages that the checkpoint does not know; they start empty, in chains of the caller's
-            making.
+            checkpoint records them again. These are the recorded chains, or their single stages if the pipeline has
+            changed them: no task runs in them, so their layout has no effect.
+        new_stages: stages that the checkpoint does not hold; they start without state, in chains that the caller builds.
         fully_finished: stages that are not run again; consumers see their channels as ended.
         finished: tasks that are not run again, those of `finished_chains` included.
         after_finish: tasks that had finished their operators and wait for the final checkpoint.
-        tasks: what each unfinished task is restored from.
-        dropped: stages that are gone; their state is left behind because `allow_non_restored_state` is set.
-        enumerators: by stage, what the enumerators of its sources go on from.
-        max_parallelism: by stage that runs, its number of key groups: the recorded one, and for all time. The next checkpoint
-            is to record it again.
+        tasks: by unfinished task, the snapshot that it is restored from.
+        dropped: recorded stages that the pipeline does not have; their state is not restored, because
+            `allow_non_restored_state` is set.
+        enumerators: by stage, the state of the enumerator of a source's splits.
+        max_parallelism: by stage that runs, its number of key groups: the recorded one, which never changes. The next
+            checkpoint has to record it again.
     """
 
     checkpoint_id: int
@@ -79,21 +79,21 @@ def validate_restore(
     *,
     max_parallelism: Mapping[str, int] = MappingProxyType({}),
 ) -> RestorePlan:
-    """Check that the checkpoint fits the pipeline and say what to start from it.
+    """Check that the checkpoint fits the pipeline and plan the restore.
 
     Args:
-        pipeline: what is to run.
-        metadata: the checkpoint.
-        allow_non_restored_state: leave state behind that no stage claims.
-        max_parallelism: by stage, what the user has set; the others take what the checkpoint says, or the default.
+        pipeline: the pipeline that is to run.
+        metadata: the metadata of the checkpoint.
+        allow_non_restored_state: whether state of stages that the pipeline does not have is dropped instead of refused.
+        max_parallelism: by stage, the value that the user has set; other stages take the recorded value, or the default.
 
     Raises:
         UnfinishedPredecessor: a finished stage would get new input.
-        NonRestoredState: state belongs to a stage that is gone.
+        NonRestoredState: the checkpoint holds state of a stage that the pipeline does not have.
         InstancesChanged: a stage has other instances than in the checkpoint.
-        ChainLayoutChanged: a recorded chain cannot be built again, or another stage wants what does not leave it.
+        ChainLayoutChanged: a recorded chain cannot be built again, or another stage reads rows that do not leave it.
         InputsChanged: a stage reads other stages, or reads them in another way.
-        InputRowsGone: a new stage reads rows that came before the checkpoint.
+        InputRowsGone: a new stage reads rows that were emitted before the checkpoint.
         InvalidMaxParallelism: a maximum parallelism is set that is out of range.
         MaxParallelismChanged: another one is set than the checkpoint was taken with.
         ParallelismTooHigh: a stage has more instances than key groups.
@@ -160,7 +160,7 @@ def _finished_chains(
 
 
 def _ended(metadata: CheckpointMetadata, recorded: Mapping[str, StageMetadata]) -> dict[str, int]:
-    """By stage, how many instances emit nothing more: they have finished, or wait behind their end of data."""
+    """By stage, the number of instances that emit no more rows: they have finished, or wait after their end of data."""
     ended = {name: len(stage.finished) for name, stage in recorded.items()}
     for chain in metadata.chains:
         waiting = sum(task.end_of_data == "drain" for task in chain.tasks.values())
@@ -172,7 +172,7 @@ def _ended(metadata: CheckpointMetadata, recorded: Mapping[str, StageMetadata]) 
 def _check_finished(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], ended: Mapping[str, int], where: str) -> None:
     patterns: dict[tuple[str, str], EdgePattern] = {}
     for edge in pipeline.edges:
-        # ALL_TO_ALL asks more: it wins where both join a pair.
+        # If two edges connect the same stages, the stricter rule of ALL_TO_ALL applies.
         if edge.pattern is EdgePattern.ALL_TO_ALL or (edge.source, edge.target) not in patterns:
             patterns[edge.source, edge.target] = edge.pattern
     for (source, target), pattern in patterns.items():
@@ -199,15 +199,15 @@ def _finished_message(stage: StageMetadata, source: str, upstream: StageMetadata
         found = "is still running"
     return (
         f"Stage {stage.name!r} is {state} in {where}, so its predecessor {source!r} over {pattern.name} must be {expected}; "
-        f"but {source!r} {found}. Its records would reach nobody. Take {source!r} out of the inputs of {stage.name!r}, give "
-        f"{stage.name!r} another name so that it starts anew, or start the pipeline without this checkpoint."
+        f"but {source!r} {found}. Its records would not be read. Take {source!r} out of the inputs of {stage.name!r}, give "
+        f"{stage.name!r} another name so that it starts without state, or start the pipeline without this checkpoint."
     )
 
 
 def _unclaimed(pipeline: PipelineView, metadata: CheckpointMetadata, allowed: bool, where: str) -> tuple[str, ...]:
     present = {stage.name for stage in pipeline.stages}
     gone = tuple(s.name for s in metadata.stages if s.name not in present)
-    # Nothing is left of a stage that has fully finished, its enumerator apart.
+    # A fully finished stage has no state, except for its enumerator.
     with_state = tuple(
         s.name for s in metadata.stages if s.name not in present and (not s.fully_finished or s.enumerator is not None)
     )
@@ -233,7 +233,7 @@ def _check_instances(pipeline: PipelineView, recorded: Mapping[str, StageMetadat
 
 
 def _key_groups(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], chosen: Mapping[str, int]) -> Mapping[str, int]:
-    """By stage that runs. What has fully finished holds no keys, so its number may change like its instances."""
+    """By stage that runs, its number of key groups. A fully finished stage has no keyed state, so its number may change."""
     finished = {name for name, stage in recorded.items() if stage.fully_finished}
     fixed = {stage.name: 0 for stage in pipeline.stages} | {name: stage.max_parallelism for name, stage in recorded.items()}
     return {
@@ -288,17 +288,18 @@ def _check_layout(
 
 
 def _changed_input(reads: Mapping[str, list[str]], chain: ChainMetadata) -> tuple[str, str] | None:
-    """A stage of the chain that no longer reads just the one before it, after that one."""
+    """The first stage of the chain that does not read only its predecessor any more, after that predecessor; None without one."""
     pairs = pairwise(chain.stages)
     return next(((upstream, name) for upstream, name in pairs if reads.get(name) != [upstream]), None)
 
 
 def check_union_states(metadata: CheckpointMetadata) -> None:
-    """Refuse a checkpoint in which a stage with union list state is finished in part, or would be by it.
+    """Refuse a checkpoint in which some instances of a stage with union list state have finished, or would finish by it.
 
-    A union state means something only as a whole, and what finished instances held is gone. Nor may a checkpoint let some
-    instances go while others run: every later one would have to be refused. To be called before the metadata is written;
-    the checkpoint is then declined. A savepoint lets nobody go that cannot be restored from it.
+    A union state is complete only with the parts of all instances, and the parts of finished instances are not stored any more.
+    Nor may a checkpoint let some instances finish while others run: every later one would have to be refused. To be called
+    before the metadata is written; the checkpoint is then declined. An instance that finishes with a savepoint is restored from
+    it, too.
 
     Raises:
         PartlyFinishedUnionState: names the stage, the state and the finished instances.
@@ -318,7 +319,7 @@ def check_union_states(metadata: CheckpointMetadata) -> None:
 
 
 def _union_states(chain: ChainMetadata) -> dict[str, str]:
-    """By stage, the name of a union list state of its."""
+    """By stage, the name of one of its union list states."""
     return {
         name: state.name
         for task in chain.tasks.values()

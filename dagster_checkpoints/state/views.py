@@ -1,4 +1,4 @@
-"""What the rules of a restore ask of a pipeline; `dagster_checkpoints.pipeline.Pipeline` answers it."""
+"""The properties of a pipeline that the rules of a restore read; `dagster_checkpoints.pipeline.Pipeline` has them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dagster_checkpoints.pipeline import EdgePattern, StageInput
 
 
 class StageView(Protocol):
-    """What is asked of a stage."""
+    """The properties of a stage that are read."""
 
     @property
     def name(self) -> str: ...
@@ -18,7 +18,7 @@ class StageView(Protocol):
 
 
 class EdgeView(Protocol):
-    """What is asked of an edge between two stages."""
+    """The properties of an edge between two stages that are read."""
 
     @property
     def source(self) -> str: ...
@@ -31,7 +31,7 @@ class EdgeView(Protocol):
 
 
 class PipelineView(Protocol):
-    """What is asked of a pipeline."""
+    """The properties of a pipeline that are read."""
 
     @property
     def name(self) -> str: ...

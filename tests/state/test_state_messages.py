@@ -70,30 +70,30 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (
         lambda: validate_restore(pipeline(), checkpoint({"totals": (0, 1)})),
         "Stage 'totals' is fully finished in checkpoint 7 of pipeline 'flights', so its predecessor 'counts' over POINTWISE "
-        "must be fully finished; but 'counts' is still running. Its records would reach nobody. Take 'counts' out of the "
-        "inputs of 'totals', give 'totals' another name so that it starts anew, or start the pipeline without this "
+        "must be fully finished; but 'counts' is still running. Its records would not be read. Take 'counts' out of the "
+        "inputs of 'totals', give 'totals' another name so that it starts without state, or start the pipeline without this "
         "checkpoint.",
     ),
     (
         lambda: validate_restore(pipeline(), checkpoint({"totals": (1,)})),
         "Stage 'totals' is partly finished (instances 1) in checkpoint 7 of pipeline 'flights', so its predecessor 'counts' "
-        "over POINTWISE must be at least partly finished; but 'counts' is still running. Its records would reach nobody. Take"
-        " 'counts' out of the inputs of 'totals', give 'totals' another name so that it starts anew, or start the pipeline "
-        "without this checkpoint.",
+        "over POINTWISE must be at least partly finished; but 'counts' is still running. Its records would not be read. Take"
+        " 'counts' out of the inputs of 'totals', give 'totals' another name so that it starts without state, or start the "
+        "pipeline without this checkpoint.",
     ),
     (
         lambda: validate_restore(pipeline(), checkpoint({"counts": (0,), "totals": (0, 1), "live": (0, 1)})),
         "Stage 'totals' is fully finished in checkpoint 7 of pipeline 'flights', so its predecessor 'counts' over POINTWISE "
-        "must be fully finished; but 'counts' is only partly finished (instances 0). Its records would reach nobody. Take "
-        "'counts' out of the inputs of 'totals', give 'totals' another name so that it starts anew, or start the pipeline "
-        "without this checkpoint.",
+        "must be fully finished; but 'counts' is only partly finished (instances 0). Its records would not be read. Take "
+        "'counts' out of the inputs of 'totals', give 'totals' another name so that it starts without state, or start the "
+        "pipeline without this checkpoint.",
     ),
     (
         lambda: validate_restore(pipeline(), checkpoint({"totals": (0, 1)}, without="counts")),
         "Stage 'totals' is fully finished in checkpoint 7 of pipeline 'flights', so its predecessor 'counts' over POINTWISE "
         "must be fully finished; but 'counts' is not in the checkpoint, so it would run from its beginning. Its records would"
-        " reach nobody. Take 'counts' out of the inputs of 'totals', give 'totals' another name so that it starts anew, or "
-        "start the pipeline without this checkpoint.",
+        " not be read. Take 'counts' out of the inputs of 'totals', give 'totals' another name so that it starts without state, "
+        "or start the pipeline without this checkpoint.",
     ),
     (
         lambda: validate_restore(pipeline(), checkpoint(extra="gone")),
@@ -132,12 +132,12 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (
         lambda: chosen_max_parallelism("counts", 9, None, 6),
         "Stage 'counts' has 9 instances and a maximum parallelism of 6: some would own no keys. Start without this "
-        "checkpoint, or give the stage 6 instances at most.",
+        "checkpoint, or give the stage at most 6 instances.",
     ),
     (
         lambda: chosen_max_parallelism("counts", 9, 6, 0),
         "Stage 'counts' has 9 instances and a maximum parallelism of 6: some would own no keys. Set a higher one, or give the"
-        " stage 6 instances at most.",
+        " stage at most 6 instances.",
     ),
 ]
 

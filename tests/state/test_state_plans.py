@@ -45,8 +45,8 @@ def test_other_stateful_operators(before: tuple[str, ...], now: tuple[str, ...],
     with pytest.raises(StatefulPlanChanged) as error:
         check(snapshot(before), *now)
     assert str(error.value) == (
-        f"Stage 'hourly' (instance 'JFK', flights.py:12) keeps other state than in {WHERE}.\n  {shown}Spark would go on with the "
-        "old state under the new plan, and what both emit would meet in one output. Take the change back; or end the old "
+        f"Stage 'hourly' (instance 'JFK', flights.py:12) keeps other state than in {WHERE}.\n  {shown}Spark would continue with "
+        "the old state under the new plan, and the rows of both would be in one output. Take the change back; or end the old "
         "pipeline with a drain, which emits and commits all that it holds, and begin with the new plan as a new start "
         "(restore_from: none); or take the risk with allow_changed_plan: true."
     )
@@ -87,10 +87,10 @@ def test_other_sources(before: tuple[str, ...], now: tuple[str, ...], words: str
     risk = "; or take the risk with allow_changed_plan: true" if allowed else ""
     assert str(error.value) == (
         f"Stage 'live' (instance 'JFK') {words}.\n  In {WHERE}: {numbered(before)}\n  Now: {numbered(now)}\nSpark keeps the "
-        "offsets of a query's sources by their number, so each would go on where another one had stopped. Take the change back; "
-        "or end the old pipeline with a drain, which emits and commits all that it holds, and begin with the new plan as a new "
-        f"start (restore_from: none){risk}. A source that is to be added or removed without a new start belongs into a stage of "
-        "its own."
+        "offsets of a query's sources by their number, so each would continue where another one had stopped. Take the change "
+        "back; or end the old pipeline with a drain, which emits and commits all that it holds, and begin with the new plan as a "
+        f"new start (restore_from: none){risk}. A source that is to be added or removed without a new start needs a stage of its "
+        "own."
     )
     if allowed:
         check_sources(snapshot(sources=before), now, "live", "JFK", WHERE, allow_changed_plan=True)
