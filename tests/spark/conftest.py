@@ -1,4 +1,4 @@
-"""A laboratory for pipelines on Spark: input files, a job on a thread, its events, and what its sinks committed."""
+"""A test environment for pipelines on Spark: input files, a job on a thread, its events, and what its sinks committed."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from dagster_checkpoints.storage import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DEADLINE = 150.0  # seconds; only a broken pipeline needs them all
-HELD = 120.0  # seconds for which a write may be held; a test that forgets to let it go fails by itself
+DEADLINE = 150.0  # seconds; only a broken pipeline needs all of them
+HELD = 120.0  # seconds for which a write may be held; a test that does not release it fails
 _POLL = 0.05
 _REQUESTS = itertools.count()
 _E = TypeVar("_E", bound=JobEvent)
@@ -47,7 +47,7 @@ Row = tuple[Any, ...]
 
 @dataclass
 class RunningJob:
-    """A pipeline that runs on a thread of its own; every wait has a deadline."""
+    """A pipeline that runs on a separate thread; every wait has a deadline."""
 
     execution: JobExecution
     events: list[JobEvent] = field(default_factory=list)
@@ -85,7 +85,7 @@ class RunningJob:
         return [event for event in self.events if isinstance(event, kind)]
 
     def wait_for(self, kind: type[_E], where: Callable[[_E], bool] = lambda _: True, deadline: float = DEADLINE) -> _E:
-        """The first event of a kind (past ones count) for which `where` holds."""
+        """The first event of a kind for which `where` holds; earlier events count."""
         until = time.monotonic() + deadline
         seen = 0
         with self._changed:
@@ -99,7 +99,7 @@ class RunningJob:
                 self._changed.wait(until - time.monotonic())
 
     def wait_until(self, condition: Callable[[], bool], deadline: float = DEADLINE) -> None:
-        """Wait for something that no event tells, such as rows in a sink."""
+        """Wait for a condition that no event reports, such as rows in a sink."""
         until = time.monotonic() + deadline
         while not condition():
             assert not self.over, f"the job ended before the condition held; {self.story()}"
@@ -113,7 +113,7 @@ class RunningJob:
         self.execution.cancel()
 
     def result(self, deadline: float = DEADLINE) -> JobResult:
-        """Wait for the end, whatever it is; what `run` raised is raised."""
+        """Wait for the end, with any status; an error that `run` raised is raised."""
         assert self._thread is not None
         self._thread.join(deadline)
         if self.raised is not None:
@@ -122,7 +122,7 @@ class RunningJob:
         return self._result
 
     def finished(self, deadline: float = DEADLINE) -> JobResult:
-        """Wait for the end, which has to be FINISHED."""
+        """Wait for the end, which must be FINISHED."""
         result = self.result(deadline)
         if result.error is not None:
             raise AssertionError(f"the job is {result.status}: {result.error}; {self.story()}") from result.error
@@ -130,7 +130,7 @@ class RunningJob:
         return result
 
     def ask(self, kind: str, **fields: Any) -> Future[Answer]:
-        """Ask the job for something as control requests do, without storage between; the future is its final answer."""
+        """Send a control request to the job without storage; the future is its final answer."""
         answered: Future[Answer] = Future()
         request = ControlRequest(
             **{
@@ -147,7 +147,7 @@ class RunningJob:
         return answered
 
     def done(self, kind: str, **fields: Any) -> Answer:
-        """Ask, and wait until it is done."""
+        """Send a request, and wait until it is done."""
         answer = self.ask(kind, **fields).result(DEADLINE)
         assert answer.status == "done", f"{answer}; {self.story()}"
         return answer
@@ -178,11 +178,11 @@ class Difference:
 
 
 class TroubledStore:
-    """The laboratory's store, in which requests for some keys go wrong or stand still for as long as a test wants.
+    """The test environment's store, in which requests for some keys fail or are held for as long as a test wants.
 
     Attributes:
-        held: How many writes stand still now.
-        unread: How many reads have failed.
+        held: The number of writes that are held now.
+        unread: The number of reads that have failed.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -201,7 +201,7 @@ class TroubledStore:
     def put(self, key: str, data: bytes, mode: Any = "overwrite") -> str:
         self._before_write(key)
         if self._unanswered and self._unanswered[0] in key and self._unanswered[1] in data:
-            with contextlib.suppress(Precondition):  # the same write once more
+            with contextlib.suppress(Precondition):  # a repetition of the same write
                 self.inner.put(key, data, mode)
             raise OutcomeUnknown(f"no answer to the write of {key}: the test says so")
         return self.inner.put(key, data, mode)
@@ -222,7 +222,7 @@ class TroubledStore:
 
     @contextlib.contextmanager
     def failing(self, part: str) -> Iterator[None]:
-        """Writes to keys that contain `part` fail."""
+        """Let writes to keys that contain `part` fail, inside the block."""
         self._failing = part
         try:
             yield
@@ -231,7 +231,7 @@ class TroubledStore:
 
     @contextlib.contextmanager
     def unreadable(self, part: str) -> Iterator[None]:
-        """Reads of keys that contain `part` fail."""
+        """Let reads of keys that contain `part` fail, inside the block."""
         self._unreadable = part
         try:
             yield
@@ -240,7 +240,7 @@ class TroubledStore:
 
     @contextlib.contextmanager
     def unanswered(self, part: str, data: bytes) -> Iterator[None]:
-        """Writes of `data`, among other bytes, to keys that contain `part` land, and nobody hears of it."""
+        """Perform writes of bytes with `data` to keys with `part`, and report an unknown outcome, inside the block."""
         self._unanswered = (part, data)
         try:
             yield
@@ -249,7 +249,7 @@ class TroubledStore:
 
     @contextlib.contextmanager
     def holding(self, part: str) -> Iterator[None]:
-        """Writes to keys that contain `part` stand still, and go on at the end."""
+        """Hold writes to keys that contain `part` until the end of the block."""
         self._holding = part
         try:
             yield
@@ -264,13 +264,13 @@ class TroubledStore:
         with self._changed:
             if self._holding and self._holding in key:
                 self.held += 1
-                let_go = self._changed.wait_for(lambda: self._holding not in key or not self._holding, HELD)
+                released = self._changed.wait_for(lambda: self._holding not in key or not self._holding, HELD)
                 self.held -= 1
-                assert let_go, f"the write of {key} was held for {HELD:.0f} s"
+                assert released, f"the write of {key} was held for {HELD:.0f} s"
 
 
 class Lab:
-    """What a test of the runtime works with, below one directory."""
+    """The environment of a test of the runtime, below one directory."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark = spark
@@ -282,7 +282,7 @@ class Lab:
 
     @staticmethod
     def at(seconds: float) -> dt.datetime:
-        """So many seconds after 2026 began, UTC."""
+        """The time that is this number of seconds after the beginning of 2026, UTC."""
         return dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds)
 
     def put(self, name: str, schema: str, rows: Iterable[Sequence[Any]]) -> Path:
@@ -303,7 +303,7 @@ class Lab:
         return scratch.rename(folder / f"{number:06d}.parquet")
 
     def input(self, name: str) -> Path:
-        """The input folder `name`; made if it is not there."""
+        """The input folder `name`; created if it does not exist."""
         folder = self.folder / "input" / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -323,7 +323,7 @@ class Lab:
         return ParquetSink(self.folder / name, **options)
 
     def committed(self, name: str = "out") -> list[Row]:
-        """The rows that a sink shows to readers, sorted; without the column that says which checkpoint."""
+        """The rows that readers of a sink see, sorted; without the checkpoint column."""
         folder = self.folder / name
         if not any(folder.glob("checkpoint=*/*.parquet")):
             return []
@@ -335,7 +335,7 @@ class Lab:
         return sorted((tuple(row.values()) for row in frame.toArrow().to_pylist()), key=repr)
 
     def difference(self, expected: DataFrame | Iterable[Row], name: str = "out") -> Difference:
-        """What a sink committed, against what a batch computation says."""
+        """Compare the committed rows of a sink with a batch computation."""
         wanted = Counter(expected if not hasattr(expected, "toArrow") else self.rows(expected))  # type: ignore[arg-type]
         found = Counter(self.committed(name))
         return Difference(
@@ -345,15 +345,15 @@ class Lab:
         )
 
     def count(self, name: str = "out") -> int:
-        """How many rows a sink shows to readers; without asking Spark, for use in a condition that is waited for."""
+        """The number of rows that readers of a sink see; without Spark, for use in conditions of a wait."""
         found = 0
         for file in (self.folder / name).glob("checkpoint=*/*.parquet"):
-            with contextlib.suppress(FileNotFoundError):  # taken back this very moment
+            with contextlib.suppress(FileNotFoundError):  # the rows are being taken back
                 found += pq.read_metadata(file).num_rows
         return found
 
     def check(self, expected: DataFrame | Iterable[Row], name: str = "out") -> None:
-        """The sink holds exactly the expected rows."""
+        """Check that the sink holds exactly the expected rows."""
         difference = self.difference(expected, name)
         assert difference.none, f"{name}: {difference}"
 
@@ -363,11 +363,11 @@ class Lab:
         return CheckpointStorage(store or open_store(str(self.folder / "store")), pipeline)
 
     def troubled_store(self) -> TroubledStore:
-        """The laboratory's store, for `storage`, that fails or stands still when told so."""
+        """A store for `storage` whose requests a test can let fail or hold."""
         return TroubledStore(open_store(str(self.folder / "store")))
 
     def control(self, pipeline: str) -> PipelineControl:
-        """As another process would ask."""
+        """The pipeline's control, as another process uses it."""
         return PipelineControl(self.storage(pipeline), asked_by="a test", poll=0.2)
 
     def start(
@@ -417,7 +417,7 @@ class Lab:
 
 
 class FragileSink(ParquetSink):
-    """Fails once in the method that a file names."""
+    """A sink that fails once in the method that a file names."""
 
     def __init__(self, path: Path, fault: Path) -> None:
         super().__init__(path)
@@ -438,10 +438,10 @@ class FragileSink(ParquetSink):
 
 
 class FragileJob:
-    """live -> rows -> hours, a query each: reads as long as it is let, with storage and a sink that fail when told to.
+    """live -> rows -> hours, a query each: an unbounded job, with a store and a sink that a test can let fail.
 
     Attributes:
-        written: rows put into the input so far.
+        written: the number of rows in the input so far.
     """
 
     ROWS = "k string, ts timestamp, v long"
@@ -475,29 +475,29 @@ class FragileJob:
         )
 
     def more(self) -> None:
-        """One more input file."""
+        """Add one input file."""
         first, self.written = self.written, self.written + self.PER_FILE
         values = [("ab"[m % 2], self.lab.at(60 * m), m) for m in range(first, self.written)]
         self.lab.put("live", self.ROWS, values)
 
     def wait_for_rows(self) -> None:
-        """All that was put has been emitted."""
+        """Wait until all rows of the input have been emitted."""
         self.job.wait_until(lambda: self.job.execution.rows().get("rows") == self.written)
 
-    def goes_on(self) -> None:
-        """The sources read, and periodic checkpoints commit."""
+    def check_progress(self) -> None:
+        """Check that the sources read, and that periodic checkpoints commit."""
         self.more()
         self.job.wait_for(CheckpointDone, lambda done: done.stages["rows"].rows == self.written)
         self.job.wait_until(lambda: self.lab.count("rows") == self.written)
 
     def fail_once(self, method: str) -> None:
-        """The sink of `rows` raises in the next call of this method."""
+        """Let the sink of `rows` raise in the next call of this method."""
         scratch = self._fault.with_suffix(".next")
         scratch.write_text(method)
         scratch.rename(self._fault)
 
     def check(self) -> None:
-        """The job has drained: its sinks hold exactly what batch Spark makes of all input."""
+        """Check, after a drain, that the sinks hold exactly the result of a batch computation over all input."""
         self.lab.check(self.lab.table("live", self.ROWS), "rows")
         self.lab.check(self._in_hours(self.lab.table("live", self.ROWS)), "hours")
 
@@ -517,7 +517,7 @@ def fragile(lab: Lab) -> Callable[..., FragileJob]:
 
 @pytest.fixture
 def lab(spark: SparkSession, tmp_path: Path) -> Iterator[Lab]:
-    """A laboratory of the test's own; jobs that still run at its end are cancelled."""
-    made = Lab(spark, tmp_path)
-    yield made
-    made.close()
+    """A test environment for one test; jobs that still run at the test's end are cancelled."""
+    environment = Lab(spark, tmp_path)
+    yield environment
+    environment.close()

@@ -1,11 +1,10 @@
-"""The pipeline of the crash tests, run in a process of its own that can be killed, stopped, or be a cluster's driver.
+"""The pipeline of the crash tests, run in a separate process that can be killed, suspended, or be a cluster's driver.
 
     python crash_runner.py <folder> <settings as JSON>
 
-The folder holds the input, both sinks and the store; what happens is written, a line of JSON per event, to
-`<folder>/events/<run_id>.jsonl`. Once `<folder>/drain-at.json` says how many rows the sources have, and so many have been
-consumed, the run drains (which would also end a backfill that still runs). With `hold` the process stands still for ever
-at a moment of the protocol, and says so with an event.
+The folder holds the input, both sinks and the store. The events are written to `<folder>/events/<run_id>.jsonl`, one line of
+JSON each. When `<folder>/drain-at.json` exists and the run has consumed the numbers of rows that it names, the run drains (which
+also ends a backfill that still runs). With `hold` the process stops for ever at a point of the protocol, after an event.
 """
 
 from __future__ import annotations
@@ -38,13 +37,14 @@ INSTANCES = ("a", "b", "c")
 
 @dataclass
 class Settings:
-    """What a run does.
+    """The settings of a run.
 
     Attributes:
-        hold: "upload" (of a state file), "metadata" or "commit" (of a sink); stands still at the `hold_at`-th, once draining
-            if `hold_draining`. Or "commit-savepoint": at a sink's commit of what a stop's savepoint holds.
+        hold: "upload" (of a state file), "metadata" or "commit" (of a sink): the process stops at the `hold_at`-th one, counted
+            from the drain if `hold_draining`. Or "commit-savepoint": at a sink's commit of a stop's savepoint.
         work: The work directory, below the folder or absolute.
-        ask_executors: Whether they prove at start that they see the work directory. Executors that come later are never asked.
+        ask_executors: Whether the check at start asks the executors if they see the work directory. Later executors are never
+            asked.
         spark: Settings of the session.
     """
 
@@ -61,7 +61,7 @@ class Settings:
 
 
 class Recorder:
-    """Writes events for the parent, and holds the process when its moment has come."""
+    """Writes events for the parent process, and holds the process at the configured point."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.folder = folder
@@ -92,7 +92,7 @@ RECORDER: Recorder | None = None
 
 
 class HoldingStore:
-    """A store that stands still at the moment asked for."""
+    """A store that holds the process at the configured point."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -201,14 +201,14 @@ def all_consumed(rows: dict[str, int], wanted: dict[str, int]) -> bool:
 
 
 def drain_in_time(execution: JobExecution, recorder: Recorder) -> None:
-    said: dict[str, int] = {}
+    written: dict[str, int] = {}
     parent = os.getppid()
     while True:
         if os.getppid() != parent:
-            os._exit(1)  # the tests were interrupted: nobody would end this run
+            os._exit(1)  # the tests were interrupted: no process would end this run
         rows = dict(execution.rows())
-        if rows != said:
-            said = rows
+        if rows != written:
+            written = rows
             recorder.say("Rows", **rows)
         wanted = recorder.folder / "drain-at.json"
         if not recorder.draining and wanted.exists() and all_consumed(rows, json.loads(wanted.read_text())):

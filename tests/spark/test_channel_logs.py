@@ -56,7 +56,7 @@ def test_a_channel_counts_from_its_base_and_forgets_elements_that_were_read(chan
     assert not one.files[0].exists()
     assert two.files[0].exists()
     channel.release_before(7)  # again: nothing
-    channel.release_before(99)  # more than there is
+    channel.release_before(99)  # more than the channel holds
     assert channel.elements_from(9) == []
     assert not two.files[0].exists()
 
@@ -91,7 +91,7 @@ def test_every_element_is_one_line_of_the_log_that_workers_read(channel: Channel
         {"end_of_data": {"drain": False}},
         {"end_of_partition": True},
     ]
-    assert heard == [1, 2, 3, 4, 5, 6, 7], "the line is there before the consumer hears of it"
+    assert heard == [1, 2, 3, 4, 5, 6, 7], "the line is in the file before the consumer is notified"
 
 
 def test_a_producer_waits_until_its_consumer_has_caught_up_or_the_channel_closes(channel: Channel, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_gate_is_replaced_whole(tmp_path: Path) -> None:
 
 
 class Checkpoint:
-    """A made-up checkpoint directory with batches as Spark writes them."""
+    """A hand-made checkpoint directory with batches as Spark writes them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -178,7 +178,7 @@ def test_a_planned_batch_has_the_offsets_of_the_one_before_and_its_own_watermark
     log.plan_batch(4, MAX_WATERMARK_MS)
     assert log.planned(4) == PlannedBatch(4, MAX_WATERMARK_MS, tuple(sources))
     assert json.loads((tmp_path / "offsets/4").read_text().split("\n")[1])["conf"] == {"x": "y"}
-    assert not (tmp_path / "offsets/.4.crc").exists(), "Spark would find that the file is not what it wrote"
+    assert not (tmp_path / "offsets/.4.crc").exists(), "Spark would find that the file differs from the one that it wrote"
     with pytest.raises(FileNotFoundError):
         log.planned(5)
 
@@ -239,7 +239,7 @@ def test_operator_state_is_changed_in_place_and_kinds_do_not_meet() -> None:
     assert list(store.list("x")) == [1]
     assert store.broadcast("x").get("gone", "default") == "default"
     for item in store.list("x"):
-        store.list("x").add(item + 1)  # the loop sees what there was when it began
+        store.list("x").add(item + 1)  # the loop sees the items that existed when it began
     assert list(store.list("x")) == [1, 2]
     store.list("x").clear()
     kinds = {state.kind: state for state in store.snapshot()}
@@ -255,7 +255,7 @@ def test_operator_state_that_json_cannot_hold_is_an_error() -> None:
         store.snapshot()
 
 
-# Whose error it is
+# The stage of an error
 
 
 def test_an_error_from_a_worker_names_the_users_line() -> None:

@@ -1,4 +1,4 @@
-"""A standalone cluster: driver and executors are processes that share nothing but a work directory, or not even that."""
+"""A standalone cluster: driver and executors are processes that share only a work directory, or nothing."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Cluster:
     """A master and two workers with a core and 1 GB each.
 
     Attributes:
-        url: Of the master.
-        state: URL of what it says of itself, as JSON.
-        private: A directory in whose place each worker sees one of its own.
+        url: The master's URL.
+        state: URL of the master's state, as JSON.
+        private: A directory in whose place each worker sees a directory that only it sees.
     """
 
     url: str
@@ -57,7 +57,7 @@ class Cluster:
 
 
 def namespace() -> list[str]:
-    """The command before one that mounts what it alone sees; skips the test where that is not allowed."""
+    """The prefix of a command that mounts directories which only that command sees; skips the test where that is not allowed."""
     tried = []
     for command in (["unshare", "--mount"], ["unshare", "--mount", "--map-root-user"]):
         try:
@@ -136,8 +136,8 @@ def wait_for_workers(state: str) -> None:
             if _state(state)["aliveworkers"] == 2:
                 return
         except OSError:
-            pass  # the master is not there yet
-        assert time.monotonic() < until, f"the cluster does not come up: {state}"
+            pass  # the master has not started yet
+        assert time.monotonic() < until, f"the cluster does not start: {state}"
         time.sleep(0.2)
 
 
@@ -162,14 +162,14 @@ def test_a_cluster_needs_a_shared_work_directory_and_with_one_is_exact_also_afte
     feed = crash.Feed(lab)
     feed.more()
 
-    # Each worker sees a directory of its own under the path of the work directory.
+    # Each worker sees a different directory under the path of the work directory.
     refused = start("refused", spark=spark, work=str(cluster.private)).end()
     assert refused["status"] == "FAILED", refused
     assert "WorkDirectoryNotSharedError" in refused["error"]
     assert f"an executor on host {socket.gethostname()}: " in refused["error"]
     assert str(cluster.private) in refused["error"] and "work_directory=" in refused["error"]
 
-    # Executors that come later are not asked: their first batch is refused.
+    # Executors that start later are not asked: their first batch is refused.
     child = start("unasked", spark=spark, work=str(cluster.private), ask_executors=False)
     refused = child.end()
     assert refused["status"] == "FAILED", child.story()

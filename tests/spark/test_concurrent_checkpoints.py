@@ -1,4 +1,4 @@
-"""max_concurrent: several checkpoints under way at a time, also when an older one takes longer than a newer one."""
+"""max_concurrent: several checkpoints in progress at the same time, also when an older one takes longer than a newer one."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class Scene:
 
 
 class SlowUploads:
-    """Uploads for the held checkpoints stand still until these are let go.
+    """Holds the uploads of chosen checkpoints until a test releases them.
 
     Attributes:
-        waiting: ids of which at least one upload stands still, or has.
+        waiting: ids of checkpoints of which at least one upload is or was held.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ class SlowUploads:
             with self._changed:
                 if barrier.checkpoint_id in self._held:
                     self.waiting.add(barrier.checkpoint_id)
-                    assert self._changed.wait_for(lambda: barrier.checkpoint_id not in self._held, 120.0), "never let go"
+                    assert self._changed.wait_for(lambda: barrier.checkpoint_id not in self._held, 120.0), "never released"
             return store(uploader, barrier, pinned)
 
         patch.setattr(SnapshotUploader, "_store", slow)
@@ -91,7 +91,7 @@ class SlowUploads:
             self._held = set(range(checkpoint_id, checkpoint_id + 1000))
 
     def let_go(self, *ids: int) -> None:
-        """These, or all."""
+        """Release the uploads of these checkpoints, or of all."""
         with self._changed:
             self._held = self._held - set(ids) if ids else set()
             self._changed.notify_all()
@@ -121,7 +121,7 @@ def test_a_newer_checkpoint_overtakes_older_ones_and_is_restored_exactly(lab: An
     for overtaken in (older, middle):
         failure = job.wait_for(CheckpointNotDone, lambda event, checkpoint_id=overtaken: event.checkpoint_id == checkpoint_id)
         assert failure.reason == "CHECKPOINT_SUBSUMED"
-    # What the slow ones store comes too late: it is thrown away, and nothing that the newest one refers to with it.
+    # The uploads of the slow ones end too late: their files are deleted, except those that the newest one names.
     slow.let_go(older, middle)
     scene.more()
     scene.read_all(job)

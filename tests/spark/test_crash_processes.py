@@ -1,4 +1,4 @@
-"""Real processes that die: killed at moments of the protocol, stopped and replaced. The sinks must not show it."""
+"""Real processes that end: killed at points of the protocol, suspended and replaced. The sinks must hold every row once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIVE_FILES = 4  # of each instance, before each run
 
 
 class Child:
-    """A run of the crashing pipeline in a process group of its own."""
+    """A run of the crashing pipeline in a separate process group."""
 
     def __init__(self, folder: Path, run_id: str, **settings: Any) -> None:
         self.run_id = run_id
@@ -58,7 +58,7 @@ class Child:
             for event in self.events(kind):
                 if where(event):
                     return event
-            assert not over, f"the run ended without the {kind} that is waited for\n{self.story()}"
+            assert not over, f"the run ended without the expected {kind}\n{self.story()}"
             assert time.monotonic() < until, f"no such {kind}\n{self.story()}"
             time.sleep(0.05)
 
@@ -71,18 +71,18 @@ class Child:
         self.process.wait(30)
 
     def end(self) -> dict[str, Any]:
-        """Wait until the process has ended by itself; what it said of the result."""
+        """Wait until the process has ended by itself. Returns its event of the result."""
         self.process.wait(DEADLINE)
         return self.events("Ended")[-1] if self.events("Ended") else {"status": self.story()}
 
     def story(self) -> str:
-        told = "\n".join(str(event)[:300] for event in self.events() if event["event"] != "Rows")
-        return f"{self.run_id}:\n{told}\nlog:\n{self._log.read_text()[-3000:]}"
+        events = "\n".join(str(event)[:300] for event in self.events() if event["event"] != "Rows")
+        return f"{self.run_id}:\n{events}\nlog:\n{self._log.read_text()[-3000:]}"
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
-    """Starts runs in the test's folder; none outlives the test. Their traces are replayed, however they have ended."""
+    """Starts runs in the test's folder; no run outlives its test. The traces of all runs are replayed."""
     children: list[Child] = []
 
     def begin(run_id: str, **settings: Any) -> Child:
@@ -101,7 +101,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
 
 
 def replay_traces(folder: Path, children: list[Child]) -> None:
-    """The machines decide the same once more, also in runs that were killed."""
+    """Check that the machines repeat the traces of all runs, also of those that were killed."""
     traces = sorted(folder.glob("traces/crashing/*.trace"))
     started = {child.run_id for child in children if child.events("JobStarted")}
     assert {trace.name.rpartition("-e")[0] for trace in traces} >= started
@@ -115,7 +115,7 @@ def replay_traces(folder: Path, children: list[Child]) -> None:
 
 
 class Feed:
-    """The input of the crashing pipeline, and what a batch computation makes of it."""
+    """The input of the crashing pipeline, and the result of a batch computation over it."""
 
     def __init__(self, lab: Any) -> None:
         self.lab = lab
@@ -222,7 +222,7 @@ def test_a_pipeline_killed_at_six_moments_commits_every_row_once(lab: Any, start
 def test_a_pipeline_killed_between_a_stops_savepoint_and_its_commit_continues_from_the_savepoint(
     lab: Any, start: Callable[..., Child]
 ) -> None:
-    """Also: what becomes of requests to a process that is dead."""
+    """Also: the answers to requests to a process that is dead."""
     feed = Feed(lab)
     feed.more()
     child = start("suspending", interval=3600.0, hold="commit-savepoint")

@@ -17,7 +17,7 @@ MINUTE = 60_000
 
 
 def counted(frame: Any, delay_ms: Callable[[int], int | None], time_mode: str = "EventTime") -> Any:
-    """One row per key and timer: the timer's number. Timer `n` is set by timer `n - 1`, so long after it as `delay_ms` says."""
+    """One row per key and timer: the timer's number. Timer `n - 1` sets timer `n`, `delay_ms` after itself."""
     import pandas as pd
     from pyspark.sql.streaming import StatefulProcessor
 
@@ -62,7 +62,7 @@ def put_clicks(lab: Any) -> None:
 
 
 def test_timers_that_timers_set_fire_at_the_end_in_a_sources_query_and_behind_channels(lab: Any) -> None:
-    """What they emit is not late for the windows behind them."""
+    """The rows that timers emit are not late for the windows behind them."""
     put_clicks(lab)
 
     @bounded_source(watermark=("ts", "1 minute"))

@@ -1,4 +1,5 @@
-"""A job that goes back to a checkpoint behind the end of a stage: the stage does not run, but its table must show that moment."""
+"""A job that restores an older checkpoint at which a stage had finished: the stage does not run, but its table must show the rows
+of that checkpoint."""
 
 from __future__ import annotations
 
@@ -54,13 +55,13 @@ def test_the_table_of_a_finished_stage_follows_the_job_back_and_forth(tmp_path: 
 
     back = ParquetSink(table)
     back.open(context("a2"))
-    back.recover((), restored=1)  # the stage runs once more from checkpoint 1, and finishes with 5
+    back.recover((), restored=1)  # the stage runs again from checkpoint 1, and finishes with 5
     for checkpoint_id in (4, 5):
         commit(back, tmp_path, checkpoint_id)
     back.close()
     assert rows(table) == [1, 4, 5]
 
-    go_to(table, 3, "a3")  # a savepoint of the first way, in which it had finished
+    go_to(table, 3, "a3")  # a savepoint of the first timeline, in which it had finished
     assert rows(table) == [1, 2, 3]
     go_to(table, 5, "a4")
     assert rows(table) == [1, 4, 5]

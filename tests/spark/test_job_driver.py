@@ -1,4 +1,4 @@
-"""The driver of a job, where it needs no Spark: its requesters, and what the machine is told of an action that raises."""
+"""The parts of a job's driver that need no Spark: its requesters, and the events for an action that raises."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from dagster_checkpoints.spark.job.requesters import Requesters
 from dagster_checkpoints.storage import StorageUnavailable
 
 
-class Places:
-    """Takes the place of every savepoint, but for those on Mars."""
+class Destinations:
+    """Accepts the destination of every savepoint, except for the target `mars`."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.registered: list[tuple[str, str]] = []
 
-    def register(self, request_id: str, place: Any) -> None:
-        if place.target == "mars":
+    def register(self, request_id: str, destination: Any) -> None:
+        if destination.target == "mars":
             raise StorageUnavailable("no road to mars")
-        self.asked.append((request_id, place.target))
+        self.registered.append((request_id, destination.target))
 
 
-def requesters() -> tuple[Requesters, Places]:
-    places = Places()
+def requesters() -> tuple[Requesters, Destinations]:
+    destinations = Destinations()
     storage: Any = SimpleNamespace(url_of=lambda location: f"s3://lake/{location}")
-    return Requesters(storage, places), places  # type: ignore[arg-type]
+    return Requesters(storage, destinations), destinations  # type: ignore[arg-type]
 
 
-def asked(answers: list[Answer], kind: Any = "savepoint", request_id: str = "r", **what: Any) -> QueuedRequest:
+def queued(answers: list[Answer], kind: Any = "savepoint", request_id: str = "r", **what: Any) -> QueuedRequest:
     request = ControlRequest(
         request_id=request_id,
         kind=kind,
@@ -54,14 +54,14 @@ def asked(answers: list[Answer], kind: Any = "savepoint", request_id: str = "r",
 
 
 def test_requests_reach_the_machine_and_answers_reach_all_requesters() -> None:
-    found, places = requesters()
+    found, destinations = requesters()
     first: list[Answer] = []
     second: list[Answer] = []
-    received = found.receive(asked(first, "stop", drain=True, target="s3://x", termination=True), is_open=False)
+    received = found.receive(queued(first, "stop", drain=True, target="s3://x", termination=True), is_open=False)
     assert received == RequestReceived(Request("r", "stop", 30.0, drain=True, termination=True), 1, 12.5)
-    again = found.receive(asked(second, "stop", drain=True, target="mars"), is_open=True)
+    again = found.receive(queued(second, "stop", drain=True, target="mars"), is_open=True)
     assert again is not None and again.requester == 2
-    assert places.asked == [("r", "s3://x")], "the place is what the first one says"
+    assert destinations.registered == [("r", "s3://x")], "the first request names the destination"
     request = found.open_request("r")
     assert request is not None and request.target == "s3://x"
     found.answer(AnswerRequest("r", (1, 2), checkpoint_id=4, location="savepoints/s"))
@@ -73,7 +73,7 @@ def test_requests_reach_the_machine_and_answers_reach_all_requesters() -> None:
 def test_a_savepoint_with_an_unusable_destination_is_answered_at_once() -> None:
     found, _ = requesters()
     answers: list[Answer] = []
-    assert found.receive(asked(answers, target="mars"), is_open=False) is None
+    assert found.receive(queued(answers, target="mars"), is_open=False) is None
     assert [(a.status, a.reason, a.message, a.url) for a in answers] == [("failed", "IO_EXCEPTION", "no road to mars", "")]
     assert found.open_request("r") is None
 
@@ -83,7 +83,7 @@ def test_answers_hold_the_details_of_a_checkpoint_or_an_ended_source() -> None:
     answers: list[Answer] = []
     for number, kind in enumerate(("checkpoint", "end_source"), 1):
         what = {"stage": "live"} if kind == "end_source" else {}
-        assert found.receive(asked(answers, kind, str(number), **what), is_open=False)
+        assert found.receive(queued(answers, kind, str(number), **what), is_open=False)
     checkpoint = CompletedCheckpoint(3, "chk-3", triggered_at=1.0, completed_at=1.5, fully_finished=frozenset("ba"), roots=("c",))
     found.answer(AnswerRequest("1", (1,), checkpoint_id=3, location="chk-3", checkpoint=checkpoint))
     found.answer(AnswerRequest("2", (2,), ended=("live[EWR]",)))
@@ -95,7 +95,7 @@ def test_answers_hold_the_details_of_a_checkpoint_or_an_ended_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "told"),
+    ("action", "expected"),
     [
         (do.BeginJob(), [on.FatalError]),
         (do.StartTasks(), [on.FatalError]),
@@ -106,11 +106,11 @@ def test_answers_hold_the_details_of_a_checkpoint_or_an_ended_source() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_action_that_raises_has_a_result_that_ends_the_job(action: Any, told: list[type]) -> None:
+def test_an_action_that_raises_has_a_result_that_ends_the_job(action: Any, expected: list[type]) -> None:
     driver: Any = SimpleNamespace(_log=logging.getLogger("test"))
     error = RuntimeError("the JVM is gone")
     events = JobDriver._failed(driver, action, error)
-    assert [type(event) for event in events] == told
+    assert [type(event) for event in events] == expected
     assert all(event.failure.error is error for event in events if isinstance(event, on.FatalError))
 
 

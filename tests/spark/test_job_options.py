@@ -1,4 +1,4 @@
-"""What a job is not asked for that it cannot do."""
+"""Settings that a job on Spark refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event time that lags behind: windows behind operators that say no watermark, other event-time columns, rows dropped as late."""
+"""Event time that lags behind: windows behind operators without a watermark, other event-time columns, rows dropped as late."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def five_minutes(frame: Any, time: str = "ts") -> Any:
 
 
 def first_of_each(frame: Any) -> Any:
-    """The first row of each value, by the older operator with state: it says nothing of its output's watermark."""
+    """The first row of each value, by Spark's older operator with state, which does not give its output a watermark."""
 
     def update(key, batches, state):
         for batch in batches:
@@ -32,7 +32,7 @@ def first_of_each(frame: Any) -> Any:
 
 
 def sessions(frame: Any) -> Any:
-    """Rows per key until a minute without a row; a session's event time is that of its last row, long past when it comes out."""
+    """Rows per key until a minute without a row; a session's event time, that of its last row, is long past then."""
     import pandas as pd
 
     def update(key, batches, state):
@@ -84,7 +84,7 @@ def test_rows_that_a_timeout_emits_are_not_late_if_their_lateness_is_declared(la
     def live(context):
         return lab.stream("live", ROWS)
 
-    # A session comes out a minute after it, in the batch behind the one that moved the watermark so far.
+    # A session is emitted a minute after its end, in the batch after the one that advanced the watermark.
     @stage(event_time=("ts", "70 seconds"))
     def visits(live):
         return sessions(live)
@@ -143,7 +143,7 @@ def test_a_lagging_event_time_is_declared_or_its_late_rows_are_counted_and_repor
 
 
 def test_late_rows_are_counted_over_restarts_by_the_stage_that_drops_them(lab: Any) -> None:
-    """Also those of a session, whose operator has a reader of its own, and of a chain with two operators."""
+    """Also the rows of a session, whose operator has a separate metric, and of a chain with two operators."""
     lab.put("live", ROWS, [("a", lab.at(s), s) for s in range(0, 600, 60)])
 
     @unbounded_source(watermark=("ts", "0 seconds"))

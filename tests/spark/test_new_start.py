@@ -1,4 +1,4 @@
-"""A pipeline that has finished is launched again: its sinks say what happens to the rows of the job before."""
+"""A pipeline that has finished is launched again: its sinks decide about the rows of the earlier job."""
 
 from __future__ import annotations
 

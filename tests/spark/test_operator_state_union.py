@@ -13,7 +13,7 @@ ROWS = "k string, v long"
 
 
 class Offsets(Stage):
-    """A source whose instances put what they are asked to into one union list and one list."""
+    """A source whose instances add the test's items to one union list and one list."""
 
     kind = StageKind.UNBOUNDED_SOURCE
 
@@ -22,7 +22,7 @@ class Offsets(Stage):
         self.lab, self.adds, self.seen = lab, adds, seen
 
     def for_instance(self) -> Stage:
-        return self  # it keeps nothing of an instance, and the test asks for what it has seen
+        return self  # the object is shared by the instances, and the test reads the items that they saw
 
     def open(self, context: Any) -> None:
         state = context.state
@@ -41,7 +41,7 @@ def test_each_instance_gets_all_union_items_on_any_restore_and_no_restore_multip
     seen: dict[str, list[list[str]]] = {}
 
     def run(adds: dict[str, list[str]]) -> int | None:
-        """One run that takes a checkpoint and is cancelled. Returns what it was restored from."""
+        """One run that takes a checkpoint and is cancelled. Returns the items that the instances were restored with."""
         source = Offsets(lab, adds, seen, name="live", instances=["x", "y", "z"], sink=lab.sink("rows"))
         job = lab.start(Pipeline("union", [source]))
         job.wait_for(CheckpointDone)

@@ -1,6 +1,6 @@
-"""What is written down of a plan's state: the same in every process, whatever stands in front of it, and other where it matters.
+"""The text that describes a plan's state: equal in every process and behind every input, and different if the state differs.
 
-The texts are compared with texts that are written out here: a process that wrote others would not take its own checkpoints.
+The texts are compared with texts in this module: a release that wrote other texts would refuse checkpoints of this release.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROWS = "k string, ts timestamp, v long"
 
 
 class Counter(StatefulProcessor):
-    """Declares what it keeps, and does nothing with it."""
+    """Declares its state, and does not use it."""
 
     states: tuple[str, ...] = ("n long",)
 
@@ -61,7 +61,7 @@ PLANS: list[tuple[Callable[[Any], Any], tuple[str, ...]]] = [
         lambda rows: rows.groupBy(F.session_window("ts", "10 minutes"), "k").count(),
         (f"aggregate by session_window(ts, gap '10 minutes'), k: count(1); {HOUR}",),
     ),
-    (  # a key that is computed in front is part of what it is
+    (  # the expression of a computed key is part of the text
         lambda rows: rows.withColumn("at", F.date_trunc("day", "ts")).groupBy("at", "ts").agg(F.max("k")),
         (f"aggregate by trunc_timestamp('day', ts, in UTC), ts: max(k string); {HOUR}",),
     ),
@@ -127,7 +127,7 @@ def described(lab: Any, *functions: Callable[[Any], Any], more: Any = None) -> P
 
 
 def in_front(rows: Any) -> Any:
-    """What keeps no state and computes no key."""
+    """An operator without state and without a computed key."""
     return rows.where("v > 0").withColumn("more", F.lit(1)).select("k", "more", F.col("ts"), "v").drop("more").repartition(2)
 
 

@@ -1,4 +1,4 @@
-"""What a run may start from: the newest checkpoint, an older one, one that is damaged; and what is kept in storage."""
+"""The checkpoints that a run may start from: the newest, an older, a damaged one; and the checkpoints that storage keeps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_hours(frame: Any) -> Any:
 
 @dataclass
 class Scene:
-    """A pipeline that was cancelled after so many checkpoints, each behind one more file of input."""
+    """A pipeline that was cancelled after several checkpoints, each after one more input file."""
 
     lab: Any
     pipeline: Pipeline
@@ -124,7 +124,7 @@ def damage(scene: Scene, act: Callable[[Path], None], what: str) -> Path:
 
 
 def refusal(scene: Scene, **options: Any) -> BaseException:
-    """The error of a run that must not start a task."""
+    """The error of a run that must not start any task."""
     job = scene.start(**options)
     try:
         error = job.result().error
@@ -135,7 +135,7 @@ def refusal(scene: Scene, **options: Any) -> BaseException:
 
 
 def test_damaged_checkpoints_are_refused_by_name_and_older_ones_tried_only_if_the_user_says_so(scene: Scene) -> None:
-    """Then the sinks take back what later checkpoints committed, and the damaged checkpoint goes when a new one is there."""
+    """Also: sinks take back the rows of later checkpoints, and a new checkpoint leads to the deletion of the damaged one."""
     lab = scene.lab
     check_retention(scene)
     pristine = lab.folder / "pristine"
@@ -159,7 +159,7 @@ def test_damaged_checkpoints_are_refused_by_name_and_older_ones_tried_only_if_th
         assert type(error) is expected, error
         assert (file.name if what == "state" else scene.completed[-1].location) in str(error)
 
-    older = scene.start(allow_older_checkpoint=True)  # the last damage is still there
+    older = scene.start(allow_older_checkpoint=True)  # the last damage still exists
     started = older.wait_for(JobStarted)
     assert started.restored_checkpoint == scene.completed[-2].checkpoint_id
     put(lab, FILES)
@@ -173,7 +173,7 @@ def test_damaged_checkpoints_are_refused_by_name_and_older_ones_tried_only_if_th
     assert older.result().status == "CANCELED"
     check_retention(scene)
 
-    # What a crashed run has left behind, belonging to nobody, goes with the next start.
+    # The next start deletes files of a crashed run that no checkpoint names.
     orphan = scene.root / "shared" / ("0" * 64)
     orphan.write_bytes(b"of a run that was killed while it uploaded")
     last = scene.start()
@@ -184,7 +184,7 @@ def test_damaged_checkpoints_are_refused_by_name_and_older_ones_tried_only_if_th
     lab.check(lab.table("live", ROWS), "rows")
     lab.check(in_hours(lab.table("live", ROWS)), "hours")
     left = {path.name for path in scene.root.rglob("*") if path.is_file()}
-    assert left == {"state.json", "status.json"}, "nothing is left but the job's end"
+    assert left == {"state.json", "status.json"}, "only the record of the job's end is left"
 
 
 def test_a_run_may_name_the_checkpoint_it_starts_from_or_none(scene: Scene) -> None:
@@ -201,7 +201,7 @@ def test_a_run_may_name_the_checkpoint_it_starts_from_or_none(scene: Scene) -> N
         assert job.wait_for(JobStarted).restored_checkpoint == oldest.checkpoint_id
         job.wait_until(lambda job=job: job.execution.rows().get("rows", 0) == everything)
         if restore_from.startswith("chk-"):
-            job.cancel()  # before it has a checkpoint: the next run chooses anew
+            job.cancel()  # before its first checkpoint: the next run chooses again
             assert job.result().status == "CANCELED"
     take_checkpoint(job)
     lab.check(lab.table("live", ROWS), "rows")

@@ -1,4 +1,4 @@
-"""Failures that a job survives, or does not: a stage that raises, storage that is away."""
+"""Failures that a job survives, or does not: a stage that raises, unavailable storage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def in_hours(frame: Any) -> Any:
 
 
 class Fragile(Stage):
-    """Raises while a file says so."""
+    """Raises while a file exists."""
 
     def __init__(self, fault: Any, **options: Any) -> None:
         super().__init__(**options)
@@ -49,7 +49,7 @@ class Fragile(Stage):
 
 
 def test_a_stage_that_raises_is_restarted_from_the_checkpoint(lab: Any) -> None:
-    """What had finished is not run again; a source that was asked to end still ends after the restart."""
+    """Finished stages do not run again; a source whose end was requested still ends after the restart."""
     built: list[str] = []
     fault = lab.folder / "fault"
 
@@ -100,7 +100,7 @@ def test_a_stage_that_raises_is_restarted_from_the_checkpoint(lab: Any) -> None:
     fault.write_text("once")
     more()
     job.wait_for(JobRestarting, lambda event: event.attempt == 3)
-    job.drain()  # nobody runs at this moment
+    job.drain()  # no run is alive at this moment
     job.finished()
     assert built.count("history") == 1
     lab.check(in_hours(lab.table("history", ROWS).unionByName(lab.table("live", ROWS))), "hours")
@@ -130,7 +130,7 @@ def test_a_job_given_up_after_its_restarts_shows_stage_instance_and_the_users_ow
     text = str(failed.error)
     assert failed.status == "FAILED"
     assert "'mapped'" in text and "'north'" in text and "tail number" in text
-    assert "test_recovery_failures.py" in text.split("\n  at ")[-1], "the line of the function, not of the machinery"
+    assert "test_recovery_failures.py" in text.split("\n  at ")[-1], "the line of the user's function, not of the plugin"
     assert "# in the worker" in text.split("\n  at ")[-1]
 
 
@@ -166,7 +166,7 @@ def test_a_whole_run_on_s3_survives_an_outage_and_fails_when_it_lasts(lab: Any) 
             more()
             job.wait_until(lambda: len(job.of(CheckpointNotDone)) >= 2)
             more()
-            wait_for_rows(job)  # the pipeline goes on meanwhile
+            wait_for_rows(job)  # the pipeline continues during the failures
         failed = job.of(CheckpointNotDone)
         assert {event.reason for event in failed} == {"IO_EXCEPTION"}
         assert "SlowDown" in failed[0].message or "503" in failed[0].message
@@ -200,5 +200,5 @@ def test_a_whole_run_on_s3_survives_an_outage_and_fails_when_it_lasts(lab: Any) 
         lab.check(in_hours(lab.table("live", ROWS)), "hours")
         keys = [one["Key"] for one in s3.client().list_objects_v2(Bucket=s3.bucket).get("Contents", [])]
         assert keys == ["root/cloud/state.json", "root/cloud/status.json"], (
-            "nothing is left of a finished job but what it says of itself"
+            "only the state and the status of a finished job are left"
         )

@@ -1,4 +1,4 @@
-"""State across a restore: a run is cancelled after a checkpoint, another goes on elsewhere, and nothing shows it."""
+"""State across a restore: a run is cancelled after a checkpoint, another run continues, and the results are those of one run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA = "k string, ts timestamp, v long"
 
 
 def take_checkpoint(job: Any) -> Any:
-    """Ask for a checkpoint as soon as there can be one, and wait until it is complete."""
+    """Request a checkpoint as soon as the job can take one, and wait until it is complete."""
     before = len(job.checkpoints())
     job.wait_until(lambda: job.execution.coordinator is not None and bool(job.execution.coordinator.roots))
     job.execution.trigger_checkpoint(f"asked-{before}")
@@ -41,7 +41,7 @@ def in_pairs(left: Any, right: Any) -> Any:
 
 
 def test_window_and_join_state_of_a_partly_finished_pipeline_continue_in_another_run(lab: Any) -> None:
-    """Finished stages and instances are not built again, their input is not read again; ids go on."""
+    """Finished stages and instances are not built again, their input is not read again; ids continue."""
     built: list[tuple[str, str]] = []
 
     @bounded_source(watermark=("ts", "10 minutes"))
@@ -117,7 +117,7 @@ def test_window_and_join_state_of_a_partly_finished_pipeline_continue_in_another
 
 
 class StubbornSink(ParquetSink):
-    """A sink whose commit raises as long as a file says how often."""
+    """A sink whose commit raises as often as a file says."""
 
     def commit(self, transaction: str) -> None:
         left = self.path.parent / "commits-to-fail"
@@ -149,7 +149,7 @@ def test_a_commit_that_fails_after_the_final_checkpoint_is_repeated_without_runn
     within.finished()
     assert [event.attempt for event in within.of(JobRestarting)] == [2]
     assert "numbers" in within.of(JobRestarting)[0].cause and "the sink's disk is full" in within.of(JobRestarting)[0].cause
-    assert built == ["within"], "restored after its finish, the stage has nothing left to compute"
+    assert built == ["within"], "a stage that was restored after its finish computes nothing"
     lab.check(rows_as_read(lab, rows), "within")
 
     left.write_text("2")
@@ -195,7 +195,7 @@ def test_windows_that_were_due_at_the_checkpoint_are_emitted_after_a_restore_wit
     lab.put("live", SCHEMA, [("a", lab.at(60 * 60), 1000)])
     last_ms = int(lab.at(60 * 60).timestamp() * 1000) - 1000
     no_data = "spark.sql.streaming.noDataMicroBatches.enabled"
-    lab.spark.conf.set(no_data, "false")  # so every batch is followed by the moment that the test is about
+    lab.spark.conf.set(no_data, "false")  # so the point that the test needs follows every batch
     try:
         first = lab.start(pipeline, interval=3600.0)
         first.wait_until(lambda: first.execution.coordinator is not None and windows_read(first, last_ms, chaining))
@@ -219,7 +219,7 @@ def test_windows_that_were_due_at_the_checkpoint_are_emitted_after_a_restore_wit
 
 
 def windows_read(job: Any, watermark_ms: int, chaining: bool) -> bool:
-    """Whether the chain that counts windows has read everything: a committed batch has been told the last watermark."""
+    """Whether the chain that counts windows has read everything: a committed batch has read the last watermark."""
     deployment = job.execution.deployment
     if deployment is None:
         return False

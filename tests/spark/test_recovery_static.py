@@ -1,4 +1,4 @@
-"""Crashes around a static input: before a row of it has come, in the middle of it, and once the table is complete."""
+"""Crashes around a static input: before its first row, in the middle of it, and after the table is complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = "k string, name string"
 
 
 class SlowNames(Stage):
-    """A bounded source that takes its time over every micro-batch until a file lets it go."""
+    """A bounded source that delays every micro-batch until a file exists."""
 
     kind = StageKind.BOUNDED_SOURCE
 
@@ -48,7 +48,7 @@ def take_checkpoint(job: Any) -> Any:
 
 
 def consumer(lab: Any, done: Any) -> TaskSnapshot:
-    """What a checkpoint holds of the task that reads the static input, the only one with records in flight."""
+    """The part of a checkpoint for the task that reads the static input, the only task with in-flight records."""
     metadata: CheckpointMetadata = decode(lab.storage("static").read_metadata(done.location), done.location)
     task = next(chain.tasks[0] for chain in metadata.chains if chain.name == "named")
     in_flight = {file.name: file.size for file in in_flight_files(task)}
@@ -94,7 +94,7 @@ def test_crashes_before_during_and_after_a_static_input_is_ready(lab: Any) -> No
         minute += 40
 
     def run(stage: str, rows: int) -> tuple[Any, TaskSnapshot]:
-        """Run until a stage has emitted so many rows, take a checkpoint, and crash right behind it."""
+        """Run until a stage has emitted a number of rows, take a checkpoint, and crash right after it."""
         more_live()
         job = lab.start(pipeline, interval=3600.0)
         job.wait_until(lambda: job.execution.rows().get("live", 0) >= minute * 3)

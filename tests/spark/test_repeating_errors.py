@@ -26,7 +26,7 @@ class Transient(SinkError):
 
 
 class WithCause(Exception):
-    """Something else, raised because of an error."""
+    """Another error, raised because of an error."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__("outside")
@@ -64,7 +64,7 @@ def test_which_errors_repeat_by_nature(error: Exception, repeats: bool) -> None:
 
 
 class Wrong(Stage):
-    """Asks Spark for a column that is not there, in a batch: no plan says so before."""
+    """Selects a column that does not exist, in a batch, so that no plan shows the error before."""
 
     def transform(self, context: Any, numbers: Any) -> Any:
         return numbers

@@ -1,4 +1,4 @@
-"""What a restart finds in storage, or does not get from it, and what waited behind the attempt that has failed."""
+"""Restarts after failures of storage, and with requests that waited during the failed attempt."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dagster_checkpoints.spark.job.events import JobRestarting, JobStarted, Save
 
 
 def test_a_job_continues_after_failures_during_its_restart(lab: Any, fragile: Any) -> None:
-    """State that cannot be fetched yet; a stop's savepoint that nobody knows of; a drain that waited behind a stop."""
+    """State that cannot be fetched yet; a stop's savepoint with an unknown outcome; a drain that waited behind a stop."""
     scene = fragile("found", retained=1)
     job, store = scene.job, scene.store
-    scene.goes_on()
+    scene.check_progress()
 
-    # Storage does not give the state away at once: the restart strategy is asked again, as for any failure.
+    # The state cannot be fetched at once: the restart strategy decides again, as for any failure.
     with store.unreadable("/shared/"):
         scene.fail_once("write")
         scene.more()
         job.wait_until(lambda: store.unread > 0 and len(job.of(JobRestarting)) >= 2)
     assert "gone to lunch" in job.of(JobRestarting)[0].cause
     assert "the test says so" in job.of(JobRestarting)[1].cause
-    scene.goes_on()
+    scene.check_progress()
 
-    # A stop's savepoint is complete, and nobody hears of it: the restart begins from it, and it stays the user's.
+    # A stop's savepoint is complete, but its write has an unknown outcome: the restart begins from it, and it stays the user's.
     with store.failing("/checkpoints/"):
         with store.unanswered("/state.json", b"-unheard-"):
             answer = job.ask("stop", name="unheard").result(150)
@@ -32,11 +32,11 @@ def test_a_job_continues_after_failures_during_its_restart(lab: Any, fragile: An
         scene.fail_once("write")
         scene.more()
         found = job.wait_for(JobStarted, lambda started: "-unheard-" in (started.restored_location or ""))
-    scene.goes_on()
-    scene.goes_on()
+    scene.check_progress()
+    scene.check_progress()
     assert (lab.folder / "store/found" / found.restored_location / "_metadata").exists()
 
-    # A drain is asked for while a drain with savepoint is under way, which then fails and costs a restart.
+    # A drain is requested during a drain with savepoint, which then fails and costs a restart.
     with store.holding("/state/"):
         stop: Future[Any] = job.ask("stop", drain=True, name="undrained", deadline_seconds=15.0)
         job.wait_until(lambda: store.held > 0)
@@ -66,7 +66,7 @@ def test_a_savepoint_that_is_being_written_when_the_last_task_ends_is_answered(l
         job.wait_until(lambda: store.held > 0)
         job.drain()
         job.wait_until(lambda: job.execution.coordinator is not None and job.execution.coordinator.all_at_end_of_data)
-        assert not job.of(StageFinished), "its outcome is waited for, and then the final checkpoint"
+        assert not job.of(StageFinished), "the job waits for its outcome, and then for the final checkpoint"
     answer = asked.result(150)
     assert (answer.status, answer.checkpoint_id) == ("done", 1), answer
     assert (lab.folder / "store/written" / answer.location / "_metadata").exists()

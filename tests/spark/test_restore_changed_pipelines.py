@@ -1,4 +1,4 @@
-"""A pipeline that was changed between two runs: what a restore refuses, in whose words, and what it takes."""
+"""A pipeline that was changed between two runs: changes that a restore refuses, their errors, and changes that it accepts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Flow:
         return Pipeline("changed", [live, rows, hours, names, *more])
 
     def verified(self) -> dict[str, Any]:
-        """What `dagster-checkpoints verify -f` says of the pipeline in a file, in a process of its own."""
+        """The output of `dagster-checkpoints verify -f` for the pipeline in a file, in a separate process."""
         text = IN_A_FILE.replace("FOLDER", str(self.lab.folder)).replace("ROWS", ROWS).replace("NAMES", NAMES)
         file = self.lab.folder / "changed.py"
         file.write_text(text)
@@ -91,22 +91,22 @@ class Flow:
         environment = {**os.environ, "CHECKPOINT_STORAGE": str(self.lab.folder / "store")}
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
         assert ran.returncode == 1, ran.stderr
-        told: dict[str, Any] = json.loads(ran.stdout)
-        return told
+        document: dict[str, Any] = json.loads(ran.stdout)
+        return document
 
     def refused(self, error: type[Exception], pipeline: Pipeline, *words: str, **options: Any) -> None:
-        """A restore into the pipeline is refused with that error, and by `verify` with the same text."""
+        """Check that a restore into the pipeline is refused with an error, and by `verify` with the same text."""
         job = self.lab.start(pipeline, **options)
-        with pytest.raises(error) as told:
+        with pytest.raises(error) as caught:
             failure = job.result().error
             if failure is not None:
                 raise failure
         assert not job.of(JobStarted)
-        assert all(word in str(told.value) for word in words), str(told.value)
+        assert all(word in str(caught.value) for word in words), str(caught.value)
         if error in (ChainLayoutChanged, InputRowsGone, InputsChanged):
             with self.lab.storage("changed") as storage:
                 newest = storage.list_checkpoints()[0].location
-                assert [p.what for p in verify_savepoint(storage, newest, pipeline).problems] == [str(told.value)]
+                assert [p.what for p in verify_savepoint(storage, newest, pipeline).problems] == [str(caught.value)]
 
 
 def test_what_a_restore_takes_and_what_it_refuses(lab: Any) -> None:

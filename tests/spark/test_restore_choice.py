@@ -1,4 +1,4 @@
-"""Where a run starts from, decided from what is in storage; without Spark."""
+"""The start point of a run, chosen from the checkpoints in storage; without Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Options:
 
 
 class Runs:
-    """The runs of one pipeline, one after another, as far as storage sees them."""
+    """The runs of one pipeline, one after another, as storage sees them."""
 
     def __init__(self, root: Path) -> None:
         @unbounded_source(sink=ParquetSink(root.parent / "table"))
@@ -50,7 +50,7 @@ class Runs:
 
     @contextmanager
     def run(self) -> Iterator[CheckpointStorage]:
-        """A run that owns the pipeline for the length of the block, and is released as if it had said nothing of its end."""
+        """A run that owns the pipeline inside the block, and is released without a record of its end."""
         self._number += 1
         with CheckpointStorage(open_store(str(self.root)), "numbers") as storage:
             ownership = storage.acquire(Owner(run_id=f"run-{self._number}", host="here", pid=1), 60.0)

@@ -1,4 +1,4 @@
-"""The least number of micro-batches of which Spark keeps its files: a snapshot as of batch b needs batch b - 1 as well."""
+"""The least number of micro-batches whose files Spark keeps: a snapshot at batch b needs batch b - 1 as well."""
 
 from __future__ import annotations
 

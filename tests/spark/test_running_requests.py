@@ -1,4 +1,4 @@
-"""Requests to a running job at every inconvenient moment; mostly as another process makes them, through storage."""
+"""Requests to a running job at every difficult moment; most of them through storage, as another process sends them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSTANCES = ("a", "b", "c")
 
 
 def test_requests_through_storage_from_start_up_to_the_end(lab: Any) -> None:
-    """Also: what the status says meanwhile; the end of one instance of three."""
+    """Also: the status at these moments; the end of one instance of three."""
     may_start = threading.Event()
     written = dict.fromkeys(INSTANCES, 0)
 
@@ -46,7 +46,7 @@ def test_requests_through_storage_from_start_up_to_the_end(lab: Any) -> None:
         return {one.name: one for one in status().stages[0].instances}
 
     def all_read() -> bool:
-        """By what the status says: nothing but these files tells another process how far the job is."""
+        """Judged by the status: other processes see the job's progress only in these files."""
         latest = status()
         if not latest.stages or latest.stages[-1].rows < 10 * sum(written.values()):
             return False
@@ -66,7 +66,7 @@ def test_requests_through_storage_from_start_up_to_the_end(lab: Any) -> None:
     for instance in INSTANCES:
         put(instance)
 
-    # During start-up: it waits until all tasks run. The same id asks once, however often it is used.
+    # During start-up: the request waits until all tasks run. Requests with the same id are one request.
     job = lab.start(pipeline, interval=3600.0, storage=lab.storage("asked", store), status_seconds=0.1)
     job.wait_until(lambda: (state := control.state()) is not None and state.lease is not None)
     early = control.savepoint(request_id="early", name="early")
@@ -98,19 +98,19 @@ def test_requests_through_storage_from_start_up_to_the_end(lab: Any) -> None:
         assert status().pending[0].expected == 3 and not any(future.done() for future in twice)
     assert len({future.result(DEADLINE).checkpoint_id for future in twice}) == 1
     job.wait_until(lambda: (last := status().last_checkpoint) is not None and last.checkpoint_id > done.checkpoint_id)
-    told = status()
-    assert told.checkpoints is not None and told.last_failure is not None and told.last_checkpoint is not None
-    assert (told.checkpoints.completed, told.checkpoints.savepoints, told.checkpoints.failed) == (
+    reported = status()
+    assert reported.checkpoints is not None and reported.last_failure is not None and reported.last_checkpoint is not None
+    assert (reported.checkpoints.completed, reported.checkpoints.savepoints, reported.checkpoints.failed) == (
         len(job.checkpoints()) + 1,
         1,
         1,
     )
-    assert 0 < told.checkpoints.duration_p50 <= told.checkpoints.duration_p99 <= told.checkpoints.duration_max
-    assert told.last_failure.reason == "CHECKPOINT_EXPIRED"
-    (part,) = told.last_checkpoint.parts
-    assert part.stages == ("live", "rows") and 0 < part.acknowledged_after <= told.last_checkpoint.duration
+    assert 0 < reported.checkpoints.duration_p50 <= reported.checkpoints.duration_p99 <= reported.checkpoints.duration_max
+    assert reported.last_failure.reason == "CHECKPOINT_EXPIRED"
+    (part,) = reported.last_checkpoint.parts
+    assert part.stages == ("live", "rows") and 0 < part.acknowledged_after <= reported.last_checkpoint.duration
 
-    # The end of one source's instance: the others go on.
+    # The end of one source's instance: the others continue.
     unknown = refused(control.end_source, "live", "z")
     assert "live[z]" in unknown.message and "live[a], live[b], live[c]" in unknown.message
     assert control.end_source("live", "b").wait(DEADLINE).details == {"ended": ["live[b]"]}
@@ -123,7 +123,7 @@ def test_requests_through_storage_from_start_up_to_the_end(lab: Any) -> None:
     job.wait_for(InstanceFinished, lambda event: (event.stage, event.instance) == ("live", "b"))
     job.wait_until(lambda: sources()["b"].state == "FINISHED")
 
-    # While a stop is under way everything else is refused, by its name.
+    # During a stop every other request is refused by name.
     put("a")
     job.wait_until(all_read)
     with store.holding("/_metadata"):
@@ -146,7 +146,7 @@ def test_requests_through_storage_from_start_up_to_the_end(lab: Any) -> None:
     assert suspended.location in str(nobody.value)
     lab.check([(instance, v) for instance in INSTANCES for v in range(10 * written[instance])], "rows")
 
-    # Resumed: what has ended stays ended. During a drain a savepoint is refused as well.
+    # Resumed: sources that have ended stay ended. During a drain a savepoint is refused as well.
     resumed = lab.start(pipeline, interval=3600.0, storage=lab.storage("asked", store), status_seconds=0.1)
     assert resumed.wait_for(JobStarted).restored_location == suspended.location
     put("c")
@@ -162,7 +162,7 @@ def test_requests_through_storage_from_start_up_to_the_end(lab: Any) -> None:
 
 
 class Fragile(Stage):
-    """Raises once, where a file says."""
+    """Raises once, in the method that a file names."""
 
     def __init__(self, fault: Path, **options: Any) -> None:
         super().__init__(**options)
@@ -211,7 +211,7 @@ def test_requests_while_a_job_fails_and_restarts(lab: Any) -> None:
     read_all()
     first = job.done("checkpoint")
 
-    # What is asked while the job restarts is done when it runs again.
+    # Requests during a restart are carried out when the job runs again.
     may_start.clear()
     fault.write_text("batch")
     put()
@@ -226,7 +226,7 @@ def test_requests_while_a_job_fails_and_restarts(lab: Any) -> None:
     assert {kind: answer.status for kind, answer in answers.items()} == {"checkpoint": "done", "savepoint": "done"}
     assert hopeless.result(DEADLINE).reason == "CHECKPOINT_EXPIRED"
 
-    # A savepoint that is under way when a task fails is answered, and is not half there.
+    # A savepoint in progress when a task fails is answered, and leaves no files.
     read_all()
     with store.holding("/savepoints/"):
         unlucky = job.ask("savepoint", name="unlucky")
@@ -238,7 +238,7 @@ def test_requests_while_a_job_fails_and_restarts(lab: Any) -> None:
     job.wait_for(JobStarted, lambda started: started.attempt == 3)
     job.wait_until(lambda: not list(lab.folder.glob("store/falling/savepoints/*unlucky*")))
 
-    # A task that fails while it drains: the asker is told by what, and the job runs on.
+    # A task that fails during a drain: the answer names the error, and the job continues.
     read_all()
     fault.write_text("finish")
     answer = job.ask("stop", drain=True).result(DEADLINE)

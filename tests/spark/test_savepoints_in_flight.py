@@ -1,4 +1,4 @@
-"""Savepoints of a job that runs on: it is not disturbed by them, and each brings back exactly its moment, wherever it lies."""
+"""Savepoints of a job that runs on: they do not disturb it, and each restores exactly its own state, from any directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_hours(frame: Any) -> Any:
 
 
 class Scene:
-    """A pipeline over one feed, in as many places as a test wants: each has a store and sinks of its own."""
+    """A pipeline over one feed, in as many places as a test wants: each place has its own store and sinks."""
 
     def __init__(self, lab: Any) -> None:
         self.lab = lab
@@ -78,7 +78,7 @@ class Scene:
         return int(self.lab.count(f"{place}/rows"))
 
     def checkpoint(self, job: Any, place: str = "home") -> Any:
-        """After which all rows are committed."""
+        """Take a checkpoint, after which all rows are committed."""
         self.read_all(job)
         answer = job.done("checkpoint")
         job.wait_until(lambda: self.committed(place) == self.rows)
@@ -95,7 +95,7 @@ def scene(lab: Any) -> Scene:
 
 
 def cancel(job: Any) -> None:
-    """As good as a crash: what was pre-committed is of no use to anybody but a savepoint."""
+    """End a run like a crash: only a savepoint can use the pre-committed rows."""
     job.cancel()
     assert job.result().status == "CANCELED"
 
@@ -111,7 +111,7 @@ def truncate(file: Path) -> None:
 
 
 def refusal(job: Any) -> BaseException:
-    """The error of a run that must not start a task."""
+    """The error of a run that must not start any task."""
     try:
         error: BaseException | None = job.result().error
     except Exception as raised:
@@ -131,7 +131,7 @@ def test_a_savepoint_does_not_disturb_the_job_and_can_be_restored_after_a_crash_
     assert early.location.startswith("savepoints/savepoint-1-early-") and far.location == far.url
     assert "/elsewhere/savepoint-2-far-" in far.url
     assert [(done.stops, done.location) for done in job.of(SavepointDone)] == [("", early.location), ("", far.location)]
-    # Nothing is committed by them, nothing restarts from them, no checkpoint has their ids.
+    # They commit nothing, no restart uses them, and no checkpoint has their ids.
     assert scene.committed() == 0 and lab.count("home/hours") == 0
     state = scene.state()
     assert (state["newest"], state["retained"], state["highest_checkpoint_id"]) == (None, [], 2)
@@ -143,7 +143,7 @@ def test_a_savepoint_does_not_disturb_the_job_and_can_be_restored_after_a_crash_
         for one in s.stages.values()
         for file in one.transaction_files
     ]
-    assert held, "the savepoint does not hold the rows that are not committed"
+    assert held, "the savepoint does not hold the uncommitted rows"
     scene.more()
     assert scene.checkpoint(job).checkpoint_id == 3
     assert [pointer["checkpoint_id"] for pointer in scene.state()["retained"]] == [3]
@@ -151,7 +151,7 @@ def test_a_savepoint_does_not_disturb_the_job_and_can_be_restored_after_a_crash_
     scene.read_all(job)
     cancel(job)
 
-    # Copies of it that are damaged are refused by name, before anything starts, and disturb nobody.
+    # Damaged copies of it are refused by name, before anything starts, and disturb no other run.
     saved = scene.root() / early.location
     state_file = min((saved / "state").iterdir(), key=lambda file: -file.stat().st_size).name
     damages: list[tuple[Callable[[Path], object], str, type[Exception]]] = [
@@ -171,7 +171,7 @@ def test_a_savepoint_does_not_disturb_the_job_and_can_be_restored_after_a_crash_
     missing = refusal(scene.start(restore_from="7"))
     assert isinstance(missing, NothingToRestoreError) and early.location in str(missing)
 
-    # As if there were no savepoint, the job goes on from its latest checkpoint.
+    # Without a named savepoint the job continues from its latest checkpoint.
     again = scene.start()
     assert again.wait_for(JobStarted).restored_checkpoint == 3
     assert scene.checkpoint(again).checkpoint_id == 4
@@ -179,7 +179,7 @@ def test_a_savepoint_does_not_disturb_the_job_and_can_be_restored_after_a_crash_
     assert scene.checkpoint(again).checkpoint_id == 5
     cancel(again)
 
-    # Back to the savepoint: the same job. What later checkpoints had committed is taken back, and comes again.
+    # A restore of the savepoint, in the same job: rows of later checkpoints are taken back, and written again.
     for restore_from in ("1", saved.as_uri()):
         back = scene.start(restore_from=restore_from)
         started = back.wait_for(JobStarted)
@@ -211,14 +211,14 @@ def test_a_savepoint_that_was_copied_elsewhere_is_restored_there_and_may_then_be
     shutil.rmtree(original)
     shutil.rmtree(lab.folder / "home")  # nothing is needed but the savepoint
 
-    # Another store, other sinks: the rows that were not committed when it was taken come along.
+    # Another store, other sinks: the savepoint brings the rows that were uncommitted when it was taken.
     away = scene.start("away", restore_from=str(lent))
     started = away.wait_for(JobStarted)
     assert (started.job_id, started.restored_checkpoint) == (1, saved.checkpoint_id)
     away.wait_until(lambda: scene.committed("away") == scene.rows)
     scene.more()
     assert scene.checkpoint(away, "away").checkpoint_id == saved.checkpoint_id + 1
-    # It is the user's: after the first checkpoint nothing in it is needed any more.
+    # It is the user's: after the first checkpoint the job does not need it any more.
     shutil.rmtree(lent)
     scene.more()
     scene.checkpoint(away, "away")

@@ -1,4 +1,4 @@
-"""Segments: what is written is counted by Spark, and has to be in the files."""
+"""Segments: Spark counts the rows that it writes, and the files must hold them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def losing(spark: SparkSession, folder: Path) -> DataFrame:
-    """Ten rows in two tasks, of which the second deletes what the first has written, as a cleaner of old files might."""
+    """Ten rows in two tasks; the second task deletes the file of the first, as a program that cleans up might."""
     text = str(folder)
 
     def rows(batches):

@@ -46,7 +46,7 @@ def test_which_sources_act_on_commit(kind: str, options: Mapping[str, str], foun
         ("kafka", {"subscribe": "a"}, "maxOffsetsPerTrigger"),
         ("kafka", {"maxoffsetspertrigger": "1000"}, ""),
         ("iceberg", {}, "streaming-max-files-per-micro-batch or streaming-max-rows-per-micro-batch"),
-        ("delta", {}, ""),  # 1000 files unless told otherwise
+        ("delta", {}, ""),  # 1000 files by default
         ("rate", {}, ""),
         ("python", {}, ""),
     ],
@@ -71,7 +71,7 @@ class Numbers(DataSourceStreamReader):
 
 class AcknowledgingNumbers(Numbers):
     def commit(self, end):
-        """Deletes what was read."""
+        """A source that deletes files after reading them."""
 
 
 class Letters(SimpleDataSourceStreamReader):
@@ -87,7 +87,7 @@ class Letters(SimpleDataSourceStreamReader):
 
 class AcknowledgingLetters(Letters):
     def commit(self, end):
-        """Deletes what was read."""
+        """A source that deletes files after reading them."""
 
 
 def data_source(reader: type) -> type[DataSource]:
@@ -114,7 +114,7 @@ def data_source(reader: type) -> type[DataSource]:
 
 
 def started_with(lab: Any, opened: Any) -> tuple[Any, Any]:
-    """A pipeline whose only source is this stream: the job, and the error with which it ends."""
+    """A pipeline with this stream as its only source: the job, and the error with which it ends."""
 
     @unbounded_source
     def numbers(context):
@@ -132,7 +132,7 @@ def started_with(lab: Any, opened: Any) -> tuple[Any, Any]:
 
 
 class Opened:
-    """Opens a stream by its format; whether the pipeline may start with it."""
+    """Open a stream by its format, and check whether the pipeline may start with it."""
 
     def __init__(self, lab: Any, name: str, allowed: bool, **options: str) -> None:
         self.lab, self.name, self.allowed, self.options = lab, name, allowed, options
@@ -185,7 +185,7 @@ def test_a_source_that_is_not_known_to_keep_its_rows_is_warned_of(spark: Any, mo
 
 
 def test_a_probable_mistake_is_warned_of_once_for_all_instances(lab: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Files without a limit, and a join of two streams whose state is never dropped; not the join that bounds the time."""
+    """Warned of: files without a limit, and a join of two streams whose state is never removed; not a join with a time limit."""
 
     def files(name: str) -> Any:
         return lab.spark.readStream.schema(FLIGHTS).parquet(str(lab.input(name)))
@@ -215,9 +215,9 @@ def test_a_probable_mistake_is_warned_of_once_for_all_instances(lab: Any, caplog
     with caplog.at_level(logging.WARNING, "dagster_checkpoints"):
         job = lab.start(Pipeline("p", stages))
         job.wait_for(JobStarted)
-    said = [record.getMessage() for record in caplog.records if record.name == "dagster_checkpoints"]
-    limits = [text for text in said if "maxFilesPerTrigger" in text]
-    joins = [text for text in said if "join of two streams" in text]
+    messages = [record.getMessage() for record in caplog.records if record.name == "dagster_checkpoints"]
+    limits = [text for text in messages if "maxFilesPerTrigger" in text]
+    joins = [text for text in messages if "join of two streams" in text]
     assert [text[: text.index(" has no")].split(":")[0] for text in limits] == ["Stage 'flights'"] * 2  # a folder each
     assert len(joins) == 1
     assert joins[0].startswith("Stage 'forgetful' (")

@@ -1,4 +1,4 @@
-"""Spark's refusals say first what to do here, and then what Spark says, whose hints are meant for a query of its own."""
+"""Errors of Spark: first the remedy for a pipeline, then Spark's text, whose hints are meant for a query without a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spark home without the archive that makes Python workers slow: where it is used, and where it must not be."""
+"""A Spark home without the archive that makes Python workers slow: when it is used, and when not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_home_has_everything_but_the_archive_and_only_while_the_jvm_is_launc
         with lean_spark_home(LOCAL):
             homes.append(Path(os.environ["SPARK_HOME"]))
         assert "SPARK_HOME" not in os.environ
-    assert homes[0] == homes[1], "made once"
+    assert homes[0] == homes[1], "created once"
     assert (homes[0] / "bin" / "spark-submit").is_file() and (homes[0] / "jars").is_dir()
     assert not (homes[0] / "python").exists()
 

@@ -203,7 +203,7 @@ def test_what_process_batch_returns_must_have_the_columns_of_transform(lab: Any)
 
 
 class UncaughtErrors:
-    """Told of every thread of the JVM that ends by an error."""
+    """Records every thread of the JVM that ends with an error."""
 
     def __init__(self) -> None:
         self.found: list[str] = []

@@ -1,4 +1,4 @@
-"""A stage reads its inputs and starts nothing: a stream or a query of its own is refused by name, before a row is lost."""
+"""A stage reads its inputs and starts nothing: its own stream or query is refused by name, before a row is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots of a query's state directory, on made-up files as RocksDB's provider and Spark's maintenance leave them."""
+"""Snapshots of a query's state directory, with hand-made files as RocksDB's provider and Spark's maintenance write them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def take(query: Query, batch: int, target: Path) -> list[str]:
 def test_a_snapshot_holds_exactly_the_files_that_a_restore_needs(query: Query, tmp_path: Path) -> None:
     query.whole(2, ["old.sst"])
     query.whole(4, ["a.sst", "b.sst"], ["l.log"])
-    query.changelog(6)  # of a batch that runs already
+    query.changelog(6)  # of a batch that is running
     query.write("state/0/0/.5.changelog.tmp", "half")
     assert take(query, 4, tmp_path / "snapshot") == sorted(
         [
@@ -115,14 +115,14 @@ def test_a_missing_changelog_is_named(query: Query, tmp_path: Path) -> None:
     (query.store / "3.changelog").unlink()
     with pytest.raises(SnapshotError, match=r"version 5 needs the changes of version\(s\) \[3\] after version 0"):
         take(query, 4, tmp_path / "snapshot")
-    query.whole(3, ["a.sst"])  # with it the older changes are of no interest
+    query.whole(3, ["a.sst"])  # then the older changes are not needed
     assert "state/0/0/3.zip" in take(query, 4, tmp_path / "again")
 
 
 def test_a_missing_sst_is_named_unless_only_an_older_version_needs_it(query: Query, tmp_path: Path) -> None:
     query.whole(2, ["old.sst"])
     query.whole(4, ["a.sst", "b.sst"])
-    (query.store / "SSTs" / "old.sst").unlink()  # Spark's maintenance, in the middle of its work
+    (query.store / "SSTs" / "old.sst").unlink()  # Spark's maintenance, while it deletes files
     assert "state/0/0/SSTs/a.sst" in take(query, 4, tmp_path / "snapshot")
     (query.store / "SSTs" / "b.sst").unlink()
     with pytest.raises(SnapshotError, match=r"version 4 names \['b.sst'\], which do not exist"):
@@ -178,15 +178,15 @@ def test_later_batches_do_not_change_a_pinned_snapshot(query: Query, tmp_path: P
 
 
 def test_the_paths_of_schemas_are_corrected_in_a_restored_directory(tmp_path: Path) -> None:
-    """By the path of the directory that the snapshot was taken of a restore would look there, where nothing is."""
+    """Without the correction a restore would look in the directory of the original query, which does not exist any more."""
     schema = "state/0/_stateSchema/default/0_5688b15e"
     metadata = tmp_path / "restored/state/0/_metadata/v2/0"
     metadata.parent.mkdir(parents=True)
     store = {"storeName": "default", "numPartitions": 2, "stateSchemaFilePaths": [f"file:/old/state/place/checkpoint/{schema}"]}
     metadata.write_text("v2\n" + json.dumps({"operatorInfo": {"operatorId": 0}, "stateStoreInfo": [store]}))
     relocate(tmp_path / "restored")
-    version, said = metadata.read_text().split("\n")
+    version, text = metadata.read_text().split("\n")
     assert version == "v2"
     moved = {**store, "stateSchemaFilePaths": [f"file:{tmp_path}/restored/{schema}"]}
-    assert json.loads(said) == {"operatorInfo": {"operatorId": 0}, "stateStoreInfo": [moved]}
+    assert json.loads(text) == {"operatorInfo": {"operatorId": 0}, "stateStoreInfo": [moved]}
     assert [file.name for file in metadata.parent.iterdir()] == ["0"]

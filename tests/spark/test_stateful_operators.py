@@ -1,4 +1,4 @@
-"""Every stateful operator of Spark behind channels: its rows are those of a batch, and nothing stays in its state."""
+"""Every stateful operator of Spark behind channels: its rows are those of a batch, and its state is empty at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bought_within(clicks: Any, buys: Any, how: str) -> Any:
 
 
 def counts_by_timer(frame: Any) -> Any:
-    """Rows per key until a minute without a row: a session by hand, told by an event-time timer."""
+    """Rows per key until a minute without a row: a session in user code, which an event-time timer emits."""
     import pandas as pd
     from pyspark.sql.streaming import StatefulProcessor
 
@@ -62,7 +62,7 @@ def counts_by_timer(frame: Any) -> Any:
 
 
 def counts_by_timeout(frame: Any) -> Any:
-    """The same with the older applyInPandasWithState."""
+    """The same session with the older applyInPandasWithState."""
     import pandas as pd
 
     def update(key, batches, state):
@@ -87,7 +87,7 @@ def test_every_operator_behind_channels_emits_what_a_batch_computes(lab: Any) ->
     for number in range(4):
         begin = number * 240
         rows = [(k, lab.at(begin + s), s) for s in range(0, 120, 20) for k in ("a", "b")]
-        lab.put("clicks", CLICKS, [*rows, *rows[:4]])  # some come twice
+        lab.put("clicks", CLICKS, [*rows, *rows[:4]])  # some rows come twice
         lab.put("buys", BUYS, [("a", lab.at(begin + 50), number), ("c", lab.at(begin), number)])
 
     @bounded_source(watermark=("ts", "1 minute"))

@@ -1,7 +1,7 @@
-"""Suspend, resume and drain over every stateful operator: what comes out, when, and once.
+"""Suspend, resume and drain over every stateful operator: the emitted rows, at the right time, and once.
 
-Suspend brings out what event time had made due and nothing more; resumed and drained, the rows are those of a batch over all
-that was read. What a stage holds that has finished, but waits for its final checkpoint, is committed by the savepoint.
+A suspend emits only rows that are due; after a resume and a drain, the rows are those of a batch computation over all input. The
+savepoint commits the rows of a stage that has finished its data and waits for its final checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOON = 120  # seconds in which a click may lead to a purchase
 
 
 class Union(Stage):
-    """History and live together; tells when its inputs have ended, which happens only in a drain."""
+    """History and live together; records the end of its inputs, which only a drain reaches."""
 
     def __init__(self, on_finish: Callable[[], object], **options: Any) -> None:
         super().__init__(**options)
@@ -37,7 +37,7 @@ class Union(Stage):
         self.on_finish()
 
 
-# What stages compute: of a stream, and of a table for the reference.
+# The computations of the stages: over a stream, and over a table for the reference.
 
 
 def in_windows(frame: Any, length: str) -> Any:
@@ -64,7 +64,7 @@ def distinct_rows(frame: Any) -> Any:
 
 
 def by_timers(frame: Any) -> Any:
-    """Five-minute counts by hand: a timer at the end of each, which tells the count."""
+    """Five-minute counts in user code: a timer at the end of each emits the count."""
     import pandas as pd
     from pyspark.sql.streaming import StatefulProcessor
 
@@ -104,7 +104,7 @@ def counted_by_five_minutes(frame: Any) -> Any:
 
 
 def batch(lab: Any) -> dict[str, Any]:
-    """What a batch over everything that has arrived so far says, by sink."""
+    """The result of a batch computation over all input so far, by sink."""
     clicks = lab.table("history", CLICKS).unionByName(lab.table("live", CLICKS))
     return {
         "kept": clicks,
@@ -118,20 +118,20 @@ def batch(lab: Any) -> dict[str, Any]:
 
 
 def due(frames: dict[str, Any], watermark: Any) -> dict[str, Any]:
-    """The part of it that has to be out when event time has come so far."""
-    said = F.lit(watermark)
+    """The part of the result that must be emitted when event time has reached a point."""
+    reached = F.lit(watermark)
     conditions = {
-        "windows": F.col("ts") < said,
-        "twice": F.col("ts") < said,
-        "outer": F.col("who").isNotNull() | (F.col("ts") + F.expr(f"INTERVAL {SOON} SECONDS") < said),
-        "sessions": F.col("end") <= said,
-        "timers": F.col("ends") <= F.unix_millis(said),
+        "windows": F.col("ts") < reached,
+        "twice": F.col("ts") < reached,
+        "outer": F.col("who").isNotNull() | (F.col("ts") + F.expr(f"INTERVAL {SOON} SECONDS") < reached),
+        "sessions": F.col("end") <= reached,
+        "timers": F.col("ends") <= F.unix_millis(reached),
     }
     return {name: frame.where(conditions[name]) if name in conditions else frame for name, frame in frames.items()}
 
 
 def planned_and_not_processed(work: Path) -> bool:
-    """A task's query has planned a batch that it has not committed."""
+    """Whether a task's query has planned a batch that it has not committed."""
     planned, committed = (
         {int(file.name) for file in (work / "checkpoint" / log).glob("[0-9]*")} for log in ("offsets", "commits")
     )
@@ -141,7 +141,7 @@ def planned_and_not_processed(work: Path) -> bool:
 def test_suspend_emits_only_due_windows_and_a_drain_after_the_resume_emits_the_rest(lab: Any) -> None:
     def clicks(begin: int) -> list[tuple[Any, ...]]:
         rows = [(k, lab.at(begin + s), s) for s in range(0, 120, 20) for k in "ab"]
-        return [*rows, *rows[-2:]]  # some come twice
+        return [*rows, *rows[-2:]]  # some rows come twice
 
     def buys_at(begin: int) -> list[tuple[Any, ...]]:
         return [("a", lab.at(begin + 50), begin), ("c", lab.at(begin + 120), begin)]
@@ -196,7 +196,7 @@ def test_suspend_emits_only_due_windows_and_a_drain_after_the_resume_emits_the_r
     everything = {name: lab.rows(frame) for name, frame in batch(lab).items()}
     expected = {name: lab.rows(frame) for name, frame in due(batch(lab), event_time).items()}
     for name in ("windows", "twice", "outer", "sessions", "timers"):
-        assert 0 < len(expected[name]) < len(everything[name]), f"{name} does not tell due rows from others"
+        assert 0 < len(expected[name]) < len(everything[name]), f"{name} does not distinguish due rows from others"
 
     store = lab.troubled_store()
     job = lab.start(pipeline, interval=2.0, storage=lab.storage("zoo", store))
@@ -205,7 +205,7 @@ def test_suspend_emits_only_due_windows_and_a_drain_after_the_resume_emits_the_r
         # All tasks have acknowledged, so nothing may be processed any more; a file that arrives now is for the resumed job.
         asked = job.ask("stop", name="night")
         job.wait_until(lambda: any((lab.folder / "store/zoo/savepoints").glob("*/state/*")) and store.held > 0)
-        lab.put("live", CLICKS, [*clicks(960), ("a", lab.at(820), 100), ("b", lab.at(820), 100)])  # two that had come before
+        lab.put("live", CLICKS, [*clicks(960), ("a", lab.at(820), 100), ("b", lab.at(820), 100)])  # two clicks from before
         work = lab.folder / "work/zoo/epoch-1-attempt-1/tasks/live.0"
         job.wait_until(lambda: planned_and_not_processed(work))
     result = job.finished()
@@ -227,12 +227,12 @@ def test_suspend_emits_only_due_windows_and_a_drain_after_the_resume_emits_the_r
     assert state["lease"] is None and f"savepoint-{answer.checkpoint_id}-night-" in answer.location
     assert not [file for name in expected for file in (lab.folder / name / ".staging").rglob("*.parquet")]
 
-    # While it is suspended: more of the same, and a purchase that belongs to clicks of before.
+    # During the suspension: more clicks, and a purchase that belongs to earlier clicks.
     lab.put("live", CLICKS, clicks(1200))
     lab.put("buys", BUYS, [("b", lab.at(905), 905), *buys_at(960)])
     lab.put("buys", BUYS, buys_at(1200))
     final = {name: lab.rows(frame) for name, frame in batch(lab).items()}
-    lab.put("history", CLICKS, clicks(0))  # it had ended: nobody looks there any more
+    lab.put("history", CLICKS, clicks(0))  # it had ended: no source reads this any more
 
     resumed = lab.start(pipeline, interval=2.0)
     started = resumed.wait_for(JobStarted)
@@ -252,7 +252,7 @@ def test_suspend_emits_only_due_windows_and_a_drain_after_the_resume_emits_the_r
     kept_files = {
         path.parent.relative_to(lab.folder / "store/zoo").as_posix() for path in lab.folder.rglob("store/zoo/**/_metadata")
     }
-    assert kept_files == {answer.location, drained.location}, "savepoints stay, checkpoints go with the job's end"
+    assert kept_files == {answer.location, drained.location}, "savepoints stay, checkpoints are deleted at the job's end"
 
 
 def test_a_stage_that_waits_for_its_final_checkpoint_is_committed_by_the_savepoint_and_not_run_again(lab: Any) -> None:
@@ -294,7 +294,7 @@ def test_a_stage_that_waits_for_its_final_checkpoint_is_committed_by_the_savepoi
     job = lab.start(pipeline, interval=3600.0, status_seconds=0.1)
     job.wait_for(JobStarted)
     job.wait_until(lambda: at_end(job) == {"history", "past"} and job.execution.rows().get("live") == 30)
-    assert not lab.committed("past"), "there was a checkpoint already: nobody waits for one"
+    assert not lab.committed("past"), "a checkpoint has completed already: no task waits for one"
     suspended = job.done("stop")
     assert job.finished().ended_by == "suspend"
     assert {done.stage for done in job.of(StageFinished)} == {"history", "past"}
@@ -317,7 +317,7 @@ def test_a_stage_that_waits_for_its_final_checkpoint_is_committed_by_the_savepoi
     lab.check(live_rows, "now")
     assert asked_for == ["history", "live", "live"]
 
-    # A job that goes on from a drain's savepoint has nothing left to do.
+    # A job that continues from a drain's savepoint ends at once.
     put("live", 900)
     over = lab.start(pipeline, interval=3600.0, restore_from=drained.url)
     assert over.finished().ended_by == "end_of_data"

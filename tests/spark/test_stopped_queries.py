@@ -1,4 +1,4 @@
-"""A query that its task did not stop: it is never taken for one that has read everything."""
+"""A query that was stopped from outside: it never counts as one that has read all its input."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Reading:
 
 
 def test_only_a_query_that_found_nothing_more_to_read_has_read_everything(lab: Any) -> None:
-    """Stopped at whatever moment, it has failed, or its log holds every row."""
+    """A query that was stopped at any moment has failed, or its log holds every row."""
     put_files(lab, 4)
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -139,12 +139,12 @@ def test_only_a_query_that_found_nothing_more_to_read_has_read_everything(lab: A
             continue
         assert reading.query._query is not None
         if reading.query._query.exception() is None:
-            # It was between two batches, or its batch was cancelled in the middle: then that one's error is a consequence.
+            # The query was between two batches, or its batch was cancelled: then the batch's error is a consequence.
             assert isinstance(failure, QueryStopped)
             # A callback that outlives its query sets the error later.
             assert failure.__cause__ in (None, reading.query.error)
         else:
-            # Spark may take the cancelled job for a failure of the query.
+            # Spark may treat the cancelled job as a failure of the query.
             assert failure is reading.query.error is not None
     print(f"{complete} had read everything")
 

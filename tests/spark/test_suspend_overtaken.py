@@ -1,4 +1,4 @@
-"""A task comes to its end by itself while a suspend takes its savepoint: it is taken once more, without the task."""
+"""A task ends by itself while a suspend takes its savepoint: the savepoint is taken again, without the task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS = "k string, v long"
 
 
 class SlowToCommit(ParquetSink):
-    """A commit lasts as long as there is a file of that name beside the table."""
+    """A sink whose commit waits while a file exists beside the table."""
 
     def commit(self, transaction: str) -> None:
         while self.path.with_name("hold").exists():
@@ -39,7 +39,7 @@ def test_a_task_that_ends_during_a_suspend_is_left_out(lab: Any) -> None:
     hold = lab.folder / "hold"
     hold.touch()
     pipeline = Pipeline("overtaken", [history, live, copied], chaining=False)
-    # Who is just finishing is waited for before the savepoint is triggered; at most so long:
+    # Before the savepoint is triggered the job waits for finishing tasks, at most for this time:
     job = lab.start(pipeline, interval=3600.0, checkpoints={"timeout": 10.0})
     job.wait_until(lambda: job.execution.rows() == {"history": 10, "live": 10, "copied": 10})
     job.done("checkpoint")

@@ -127,7 +127,7 @@ def test_three_inputs_a_self_join_and_rows_of_the_year_9999(lab: Any) -> None:
     job.wait_until(lambda: len(lab.committed("due_windows")) >= len(now))
     assert lab.committed("due_windows") == now
 
-    # b and c have ended: the windows of all three come out as far as a has come, without a drain.
+    # b and c have ended: the windows of all three are emitted up to the watermark of a, without a drain.
     of_three = hourly(table_a.unionByName(lab.table("b", FLIGHTS)).unionByName(lab.table("c", FLIGHTS)))
     due_of_three = [row for row in lab.rows(of_three) if row[0] < lab.at(1800)]
     job.wait_until(lambda: len(lab.committed("three")) >= len(due_of_three))
@@ -142,7 +142,7 @@ def test_three_inputs_a_self_join_and_rows_of_the_year_9999(lab: Any) -> None:
 
 
 class LatestSink(TwoPhaseCommitSink):
-    """Keeps what the newest checkpoints say: rows by key ("update"), or the whole table ("complete")."""
+    """Keeps the rows of the newest checkpoints: by key ("update"), or the whole table ("complete")."""
 
     supported_output_modes = frozenset({"append", "update", "complete"})
 
@@ -189,7 +189,7 @@ class LatestSink(TwoPhaseCommitSink):
 
 
 class Keeper(Stage):
-    """Holds rows with v = 60 back until the end; counts in list state what it has seen; tells what was called."""
+    """Holds rows with v = 60 back until the end; counts rows in list state; records the calls."""
 
     calls: list[str]  # the test's own
 
@@ -277,7 +277,7 @@ def test_pointwise_instances_output_modes_and_a_stage_with_the_whole_life_cycle(
     job.finished()
 
     table = lab.table("x", FLIGHTS).unionByName(lab.table("y", FLIGHTS))
-    lab.check(hourly(table), "windows")  # also of the rows that were held back: nobody took them for late
+    lab.check(hourly(table), "windows")  # also of the rows that were held back: they did not count as late
     by = [row[-1] for row in lab.committed("duo")]
     assert sorted([row[:-1] for row in lab.committed("duo")], key=repr) == lab.rows(table.select("k", "ts", "v"))
     assert set(by) == {"p", "q"}

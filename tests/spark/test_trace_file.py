@@ -1,4 +1,4 @@
-"""The file of a run's trace: where it is, and what becomes of it when it cannot be written."""
+"""The file of a run's trace: its name, and errors when it cannot be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event time across stages: nothing is late, windows come out when they are due, and all of them at the end."""
+"""Event time across stages: no row is late, windows are emitted when they are due, and all of them at the end."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_an_idle_instance_does_not_hold_the_watermark_back_and_a_busy_one_does(l
     job.wait_until(lambda: len(lab.committed()) == 2)
     lab.check([(lab.at(0), "a", 1), (lab.at(0), "b", 1)])
 
-    # It speaks again, not late, and is heard.
+    # It sends rows again, which are not late.
     lab.put("silent", FLIGHTS, [("b", lab.at(3700), 1)])
     job.wait_until(lambda: job.execution.rows()["feed"] == 4)
     job.drain()

@@ -39,7 +39,7 @@ class Raising(ParquetSink):
 
 
 class Scene:
-    """A backfill with a sink of its own, and a live feed with one that raises when told to."""
+    """A backfill and a live feed, each with a sink; the live feed's sink raises when a test wants it."""
 
     def __init__(self, lab: Any) -> None:
         self.lab = lab
@@ -71,8 +71,8 @@ class Scene:
     def start(self, **options: Any) -> Any:
         return self.lab.start(self.pipeline, interval=None, **options)
 
-    def backfill_is_over(self, job: Any) -> None:
-        """Its data has ended: the task waits, or has ended."""
+    def wait_for_backfill(self, job: Any) -> None:
+        """Wait until the backfill's data has ended: its task waits, or has ended."""
 
         def over() -> bool:
             deployment = job.execution.deployment
@@ -100,17 +100,17 @@ def scene(lab: Any) -> Scene:
 
 def test_without_an_interval_sinks_commit_at_the_end_after_any_failure(scene: Scene) -> None:
     job = scene.start(restart=FixedDelayRestart(5, 0.1))
-    scene.backfill_is_over(job)
+    scene.wait_for_backfill(job)
     scene.has_read(job)
     assert scene.nothing_is_committed()
     scene.raising.append("write")
     scene.more("live")
     job.wait_for(JobRestarting)
     job.wait_for(JobStarted, lambda started: started.attempt == 2 and started.restored_checkpoint is None)
-    scene.backfill_is_over(job)
+    scene.wait_for_backfill(job)
     scene.has_read(job)
     assert scene.nothing_is_committed()
-    job.cancel()  # as good as a crash: nothing of this job may be seen, nor be in the way of the next one
+    job.cancel()  # like a crash: no row of this job may be visible, nor disturb the next job
     assert job.result().status == "CANCELED"
 
     job = scene.start()
@@ -132,7 +132,7 @@ def test_without_an_interval_sinks_commit_at_the_end_after_any_failure(scene: Sc
 
 def test_checkpoints_and_savepoints_on_request_work_without_an_interval(scene: Scene) -> None:
     job = scene.start()
-    scene.backfill_is_over(job)
+    scene.wait_for_backfill(job)
     scene.has_read(job)
     job.done("savepoint", name="on-the-way")
     assert scene.nothing_is_committed()
