@@ -26,7 +26,7 @@ def check_cut(shape: Shape, metadata: Metadata) -> None:
         _, target, static = shape.edges[edge - 1]
         expected = sent[edge] * (shape.stages[target].instances if static else 1)
         if found[edge] != expected:
-            what = f"checkpoint {metadata.checkpoint_id}, edge {shape.edges[edge - 1]}"
+            what = f"checkpoint {metadata.pointer.checkpoint_id}, edge {shape.edges[edge - 1]}"
             raise Violation(f"{what}: sent {in_words(expected)}, read or in flight {in_words(found[edge])}")
 
 

@@ -157,7 +157,7 @@ class Machine(ABC):
 
     def known(self, restored: Restored) -> None:
         """The files of a restored checkpoint were fetched and verified just now."""
-        if self.owner.vouches_for(restored.location, restored.metadata.epoch):
+        if self.owner.vouches_for(restored.location, restored.metadata.pointer.epoch):
             names = restored.metadata.files
             self.names.known(map(shared_name, names))
             self.registry.known(names)

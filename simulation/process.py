@@ -22,8 +22,9 @@ from dagster_checkpoints.execution.job_events import Failure, JobMachineEvent
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest, RequestReceived, SourceInstance
-from dagster_checkpoints.execution.start_point import NothingToRestoreError, completed_checkpoint, is_job_over
-from dagster_checkpoints.execution.storage_errors import OutcomeUnknown, OwnershipLost, StorageError, StorageUnavailable
+from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer, restore_point
+from dagster_checkpoints.execution.start_point import NothingToRestoreError, is_job_over
+from dagster_checkpoints.execution.storage_errors import OwnershipLost, StorageError, StorageUnavailable
 from dagster_checkpoints.state import RestoreError
 from simulation.deployment import deploy
 from simulation.machine import TURN
@@ -178,9 +179,7 @@ class Process(Writer):
         self.count("restores" if start.restored is not None else "new starts")
         self.job_id = previous.job.job_id + (not start.resume)
         self._set_lineage(start)
-        restored = restore_point(start.restored) if start.restored is not None else None
-        claims = start.claimed and start.pointer is not None
-        return on.BeginningChosen(on.JobBeginning(restored, start.next_checkpoint_id, start.retained, start.passed_over, claims))
+        return beginning_chosen(start)
 
     def _set_lineage(self, start: StartPoint) -> None:
         restored = start.restored
@@ -190,7 +189,7 @@ class Process(Writer):
             self.lineage = restored.metadata.lineage
         else:
             parents = tuple(
-                (job, restored.metadata.checkpoint_id if upto is None else upto) for job, upto in restored.metadata.lineage
+                (job, restored.plan.checkpoint_id if upto is None else upto) for job, upto in restored.metadata.lineage
             )
             self.lineage = (*parents, (self.job_id, None))
 
@@ -236,16 +235,8 @@ class Process(Writer):
         return on.Deployed(self.shape.graph, finished, tuple(sources))
 
     def _confirm(self, action: do.ConfirmOwnership) -> Steps[on.OwnershipConfirmed | on.StorageSilent]:
-        try:
-            confirmed = yield from self.performer.owned(self.owner.renew())
-        except OutcomeUnknown:
-            confirmed = False
-        if not confirmed:
-            return on.StorageSilent()
-        newest = self.owner.state.newest
-        if newest is None:
-            return on.OwnershipConfirmed()
-        return on.OwnershipConfirmed(completed_checkpoint(newest), newest.epoch)
+        renewed = yield from self.performer.owned(self.owner.renew())
+        return ownership_answer(renewed, self.owner.state.newest)
 
     def _read_newest(self, action: do.ReadNewest) -> Steps[on.NewestRead | on.StorageSilent]:
         try:
@@ -375,12 +366,6 @@ class Process(Writer):
                 task.ended_with == stopped.checkpoint_id,
                 f"{task.id} ends with checkpoint {task.ended_with}, the others with {stopped.checkpoint_id}",
             )
-
-
-def restore_point(restored: Restored) -> on.RestorePoint:
-    """What the job machine is to know of a checkpoint that fits."""
-    plan = restored.plan
-    return on.RestorePoint(plan.checkpoint_id, restored.location, frozenset(plan.finished), restored)
 
 
 _SLOWLY: dict[type[object], Callable[[Process, Any], Steps[JobMachineEvent]]] = {

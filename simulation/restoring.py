@@ -9,7 +9,6 @@ import msgspec
 
 from dagster_checkpoints.execution import start_point
 from dagster_checkpoints.execution.ownership import OwnershipSteps
-from dagster_checkpoints.execution.pipeline_state import CheckpointPointer
 from dagster_checkpoints.execution.start_point import NothingToRestoreError
 from dagster_checkpoints.state import (
     CheckpointMetadata,
@@ -28,7 +27,7 @@ from dagster_checkpoints.state import (
 )
 from simulation.channels import Snapshot
 from simulation.shapes import Shape, StageSpec, TaskSpec, name_of
-from simulation.storage import LONG_AGO, Metadata, Store, is_savepoint
+from simulation.storage import Metadata, Store, is_savepoint
 from simulation.violations import check
 
 
@@ -124,14 +123,7 @@ def restorable(store: Store, location: str, shapes: Sequence[Shape], variant: in
     metadata = restored.metadata
     if metadata.variant != variant:
         _check_rescaling(metadata, shapes[metadata.variant], shapes[variant])
-    pointer = CheckpointPointer(
-        checkpoint_id=metadata.checkpoint_id,
-        location=location,
-        kind=metadata.kind,
-        epoch=metadata.epoch,
-        job_id=metadata.job_id,
-        completed_at=LONG_AGO,
-    )
+    pointer = msgspec.structs.replace(metadata.pointer, location=location)
     own = not location.startswith("elsewhere/")
     return start_point.RestorableCheckpoint(restored, pointer, location, is_savepoint(location), own)
 
@@ -153,12 +145,12 @@ def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
     stages = recorded_stages(shape.pipeline, shape.chains, metadata.finished)
     return CheckpointMetadata(
         pipeline=shape.pipeline.name,
-        checkpoint_id=metadata.checkpoint_id,
+        checkpoint_id=metadata.pointer.checkpoint_id,
         stages=tuple(_with_enumerator(stage, spec, metadata) for stage, spec in zip(stages, shape.stages, strict=True)),
         chains=recorded_chains(shape.chains, snapshots),
-        kind="savepoint" if metadata.kind == "savepoint" else "checkpoint",
-        job_id=str(metadata.job_id),
-        epoch=metadata.epoch,
+        kind="savepoint" if metadata.pointer.kind == "savepoint" else "checkpoint",
+        job_id=str(metadata.pointer.job_id),
+        epoch=metadata.pointer.epoch,
     )
 
 

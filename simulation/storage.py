@@ -20,10 +20,7 @@ LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 class Metadata:
     """What a checkpoint or savepoint holds. `ghosts` is what only the simulator knows of its tasks."""
 
-    checkpoint_id: int
-    kind: str
-    epoch: int
-    job_id: int
+    pointer: CheckpointPointer
     variant: int
     states: Mapping[TaskId, Any]
     finished: frozenset[TaskId]
@@ -116,12 +113,12 @@ class Store:
             grows = old.newest is None or old.newest.checkpoint_id < newest.checkpoint_id
             check(grows or not completed, f"{newest} after {old.newest}")
             metadata = self.check_whole(newest.location)
-            self._take_id(metadata)
-            self.named.add((metadata.job_id, metadata.checkpoint_id))
+            self._take_id(metadata.pointer)
+            self.named.add((metadata.pointer.job_id, metadata.pointer.checkpoint_id))
 
-    def _take_id(self, metadata: Metadata) -> None:
+    def _take_id(self, pointer: CheckpointPointer) -> None:
         """Something of this id is complete."""
-        self.taken[metadata.job_id] = max(self.taken.get(metadata.job_id, 0), metadata.checkpoint_id)
+        self.taken[pointer.job_id] = max(self.taken.get(pointer.job_id, 0), pointer.checkpoint_id)
 
     # Writing and deleting
 
@@ -136,7 +133,7 @@ class Store:
         """A user is told that this savepoint is complete."""
         if location not in self.claimed:  # while its owner was paused
             self.promised.add(location)
-            self._take_id(self.check_whole(location))
+            self._take_id(self.check_whole(location).pointer)
 
     def copy_savepoint(self, location: str, number: int) -> str:
         """A user copies a savepoint elsewhere."""

@@ -197,7 +197,7 @@ class World:
     def _check_written(self, process: Process, metadata: Any, when: str) -> None:
         for stage, expected in written(metadata, self.shapes[metadata.variant]).items():
             found = tally(self.sinks[stage].rows(process.lineage))
-            what = f"{when} of {metadata.kind} {metadata.checkpoint_id}, stage {stage}"
+            what = f"{when} of {metadata.pointer.location}, stage {stage}"
             check(found == expected, f"{what}: {in_words(found)} are committed, {in_words(expected)} were written")
 
     def _check_finished(self, process: Process) -> None:

@@ -13,7 +13,7 @@ from dagster_checkpoints import coordination as told
 from dagster_checkpoints.coordination import CheckpointSnapshot, FailureReason
 from dagster_checkpoints.execution import acquisition, checkpoint_deletion, checkpoint_writing, start_point
 from dagster_checkpoints.execution.ownership import OwnershipSteps
-from dagster_checkpoints.execution.pipeline_state import Owner
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owner
 from dagster_checkpoints.execution.shared_files import store_file
 from dagster_checkpoints.execution.storage_errors import StorageError, StorageUnavailable
 from dagster_checkpoints.execution.storage_steps import DriverValues, StatePlace, drive
@@ -97,7 +97,8 @@ class Writer(Machine):
 
     def _write(self, snapshot: CheckpointSnapshot, ghosts: dict[TaskId, Ghost]) -> Steps[None]:
         checkpoint_id, properties = snapshot.checkpoint_id, snapshot.properties
-        metadata, location = self._metadata(snapshot, ghosts), self._location(checkpoint_id)
+        metadata = self._metadata(snapshot, ghosts)
+        location = metadata.pointer.location
         result = yield from Performer(self, location, metadata).run(
             checkpoint_writing.write_checkpoint(checkpoint_id, properties)
         )
@@ -127,11 +128,16 @@ class Writer(Machine):
 
     def _metadata(self, snapshot: CheckpointSnapshot, ghosts: dict[TaskId, Ghost]) -> Metadata:
         states: dict[TaskId, Any] = dict(snapshot.states)
-        return Metadata(
+        pointer = CheckpointPointer(
             checkpoint_id=snapshot.checkpoint_id,
+            location=self._location(snapshot.checkpoint_id),
             kind=snapshot.properties.kind.value,
             epoch=self.epoch,
             job_id=self.job_id,
+            completed_at=LONG_AGO,
+        )
+        return Metadata(
+            pointer=pointer,
             variant=self.asked_start.variant,
             states=states,
             finished=frozenset(snapshot.plan.finished),

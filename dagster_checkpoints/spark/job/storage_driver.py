@@ -18,8 +18,8 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
-from dagster_checkpoints.execution.job_events import JobBeginning, JobMachineEvent, RestorePoint
-from dagster_checkpoints.execution.start_point import completed_checkpoint
+from dagster_checkpoints.execution.job_events import JobMachineEvent, RestorePoint
+from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer, restore_point
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job.checkpointing import CheckpointWriter
 from dagster_checkpoints.spark.job.job_messages import Item
@@ -101,9 +101,7 @@ class StorageDriver:
     def _chosen(self, start: StartPoint) -> on.BeginningChosen:
         self._start = start
         self.job_id = self.ownership.job_id + (not start.resume)
-        restored = restore_point(start.restored) if start.restored is not None else None
-        claims = start.claimed and start.pointer is not None
-        return on.BeginningChosen(JobBeginning(restored, start.next_checkpoint_id, start.retained, start.passed_over, claims))
+        return beginning_chosen(start)
 
     def begin(self, spark_version: str) -> JobMachineEvent:
         """Record in storage that the job runs.
@@ -134,13 +132,10 @@ class StorageDriver:
         Raises:
             StorageError: Another run owns the pipeline.
         """
-        if not self.ownership.renew():  # after an unknown outcome this shows which write has landed
+        renewed = self.ownership.renew()  # after an unknown outcome this shows which write has landed
+        if not renewed:
             self._log.warning("The job waits for storage to confirm that this run owns the pipeline.")
-            return on.StorageSilent()
-        newest = self.ownership.newest
-        if newest is None:
-            return on.OwnershipConfirmed()
-        return on.OwnershipConfirmed(completed_checkpoint(newest), newest.epoch)
+        return ownership_answer(renewed, self.ownership.newest)
 
     def read_newest(self, checkpoint: CompletedCheckpoint) -> JobMachineEvent:
         """Read the checkpoint that a restart begins from.
@@ -222,11 +217,6 @@ class StorageDriver:
             status: The job's end state; None if the job had not begun.
         """
         self._clean_up(lambda: self.ownership.release(status))
-
-
-def restore_point(restored: Restored) -> RestorePoint:
-    """The description of a restored checkpoint for the job machine."""
-    return RestorePoint(restored.plan.checkpoint_id, restored.location, frozenset(restored.plan.finished), restored)
 
 
 def restored_state(point: RestorePoint | None) -> Restored | None:

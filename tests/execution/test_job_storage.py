@@ -1,0 +1,49 @@
+"""What storage's answers mean to a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from dagster_checkpoints.coordination import CompletedCheckpoint
+from dagster_checkpoints.execution import job_events as on
+from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer
+from dagster_checkpoints.execution.start_point import StartPoint
+from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.state import RestorePlan
+from tests.execution.storage_scripts import pointer
+
+FINISHED = frozenset({TaskId("a", 0)})
+
+PLAN = RestorePlan(5, (), (), (), frozenset(), FINISHED, frozenset(), {})
+
+
+@dataclass(frozen=True)
+class Read:
+    """A checkpoint that was read."""
+
+    plan: RestorePlan = PLAN
+    location: str = "checkpoints/chk-5-1"
+
+
+def test_a_new_start_restores_nothing() -> None:
+    start: StartPoint[Read] = StartPoint(None, False, 1)
+    assert beginning_chosen(start) == on.BeginningChosen(on.JobBeginning(None, 1))
+
+
+@pytest.mark.parametrize(("claimed", "found", "claims"), [(True, True, True), (False, True, False), (True, False, False)])
+def test_a_savepoint_is_claimed_only_if_it_is_known(claimed: bool, found: bool, claims: bool) -> None:
+    kept, later = (CompletedCheckpoint(4, "d"),), (CompletedCheckpoint(6, "e"),)
+    start = StartPoint(Read(), True, 7, pointer(5) if found else None, claimed, kept, later)
+    event = beginning_chosen(start)
+    restored = on.RestorePoint(5, "checkpoints/chk-5-1", FINISHED)
+    assert event == on.BeginningChosen(on.JobBeginning(restored, 7, kept, later, claims))
+    assert event.start.restored is not None and event.start.restored.state == Read()
+
+
+def test_a_restart_waits_until_storage_confirms_the_ownership() -> None:
+    assert ownership_answer(False, pointer(5)) == on.StorageSilent()
+    assert ownership_answer(True, None) == on.OwnershipConfirmed()
+    newest = pointer(5, epoch=3)
+    assert ownership_answer(True, newest) == on.OwnershipConfirmed(CompletedCheckpoint(5, newest.location), 3)
