@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from simulation.scenario import Scenario
@@ -24,37 +24,47 @@ class Outcome:
     error: Exception | None = None
 
 
-def run(scenario: Scenario, recorded: Sequence[Label] = (), *, record: bool = True) -> Outcome:
-    """Run a world: first the recorded steps as far as they are possible, then by chance until everything is over."""
+def run(scenario: Scenario, recorded: Sequence[Label] = (), *, record: bool = True, go_on: bool = True) -> Outcome:
+    """Run a world: first the recorded steps as far as they are possible, then by chance until everything is over.
+
+    Args:
+        scenario: the world.
+        recorded: the steps.
+        record: whether the outcome has the steps that were taken.
+        go_on: False to stop behind the recorded steps: what is found must be found by then.
+    """
     world = World(scenario)
     outcome = Outcome()
     labels = outcome.labels
     try:
-        for label in recorded:
-            if world.perform(label):
-                labels.append(label)
-        schedule = RandomSchedule(scenario.seed, world)
-        perform = world.perform
-        while True:
-            if world.steps > scenario.soft_limit and not world.calm:
-                label = ("calm",)
-            else:
-                chosen = schedule.next()
-                if chosen is None:
-                    break
-                label = chosen
+        for label in _steps(world, recorded, go_on):
             if record:
                 labels.append(label)
-            if not perform(label) and record:
+            if not world.perform(label) and record:
                 labels.pop()
             if world.steps > LONGEST:
                 raise Violation(f"not over after {LONGEST} steps")
-        _check_over(world)
+        if go_on:
+            _check_over(world)
     except Exception as error:
         outcome.error = error
     outcome.counts = world.counts
     outcome.counts["steps"] += world.steps
     return outcome
+
+
+def _steps(world: World, recorded: Sequence[Label], go_on: bool) -> Iterator[Label]:
+    yield from recorded
+    if not go_on:
+        return
+    schedule, soft_limit = RandomSchedule(world.scenario.seed, world), world.scenario.soft_limit
+    while True:
+        if world.steps > soft_limit and not world.calm:
+            yield ("calm",)
+        elif (label := schedule.next()) is not None:
+            yield label
+        else:
+            return
 
 
 def _check_over(world: World) -> None:

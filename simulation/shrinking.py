@@ -1,4 +1,4 @@
-"""From a run that found something to the shortest one that finds the same: fewer steps, then a smaller scenario.
+"""From a run that found something to the shortest one that finds the same.
 
 Steps are labels, and a label that is impossible is left out, so that any part of a run is a run.
 """
@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 
 from simulation.running import Outcome, run
 from simulation.scenario import Scenario
-from simulation.world import Label, World
+from simulation.world import Label
 
 LONGEST_SHOWN = 400
+ENDLESS = ("Violation: not over", "Violation: deadlock")
+"""What is found at the end of a run only."""
 
 
 def kind_of(error: Exception | None) -> str:
@@ -22,22 +24,7 @@ def kind_of(error: Exception | None) -> str:
     return re.sub(r"\d+(\.\d+)?|\[.*?\]|\{.*?\}", "#", text)[:60]
 
 
-def replayed(scenario: Scenario, labels: Sequence[Label]) -> Outcome:
-    """Go through the steps and stop there: what is found must be found by then."""
-    world = World(scenario)
-    outcome = Outcome()
-    try:
-        for label in labels:
-            if world.perform(label):
-                outcome.labels.append(label)
-    except Exception as error:
-        outcome.labels.append(label)
-        outcome.error = error
-    outcome.counts = world.counts
-    return outcome
-
-
-def shrink(scenario: Scenario, outcome: Outcome, seconds: float = 30.0) -> tuple[Scenario, Outcome]:
+def shrink(scenario: Scenario, outcome: Outcome, seconds: float = 30.0) -> Outcome:
     """The fewest steps that still find the same kind of thing.
 
     First the beginning that matters, behind which nothing goes wrong and chance brings the world to its end; then what
@@ -46,28 +33,20 @@ def shrink(scenario: Scenario, outcome: Outcome, seconds: float = 30.0) -> tuple
     until = time.monotonic() + seconds
     wanted = kind_of(outcome.error)
 
-    def to_the_end(labels: Sequence[Label]) -> Outcome | None:
-        found = run(scenario, [*labels, ("calm",)])
+    def again(labels: Sequence[Label], go_on: bool) -> Outcome | None:
+        found = run(scenario, [*labels, ("calm",)] if go_on else labels, go_on=go_on)
         return found if kind_of(found.error) == wanted else None
 
-    def as_it_is(labels: Sequence[Label]) -> Outcome | None:
-        found = replayed(scenario, labels)
-        return found if kind_of(found.error) == wanted else None
-
-    beginning = _fewest(outcome.labels, to_the_end, time.monotonic() + seconds / 2)
-    best = to_the_end(beginning) or outcome
+    beginning = _fewest(outcome.labels, lambda labels: again(labels, True) is not None, until - seconds / 2)
+    best = again(beginning, True) or outcome
     if wanted.startswith(ENDLESS):
-        return scenario, best
-    fewest = _fewest(best.labels, as_it_is, until)
-    return scenario, as_it_is(fewest) or best
+        return best
+    return again(_fewest(best.labels, lambda labels: again(labels, False) is not None, until), False) or best
 
 
-ENDLESS = ("Violation: not over", "Violation: deadlock", "Violation: the last run")
-
-
-def _fewest(labels: Sequence[Label], found: Callable[[Sequence[Label]], Outcome | None], until: float) -> Sequence[Label]:
+def _fewest(labels: Sequence[Label], found: Callable[[Sequence[Label]], bool], until: float) -> Sequence[Label]:
     """Leave out ever smaller parts, from the end to the beginning."""
-    if found(labels) is None:
+    if not found(labels):
         return labels
     size = max(len(labels) // 2, 1)
     while True:
@@ -76,7 +55,7 @@ def _fewest(labels: Sequence[Label], found: Callable[[Sequence[Label]], Outcome 
         while start > 0 and time.monotonic() < until:
             start = max(start - size, 0)
             less = [*labels[:start], *labels[start + size :]]
-            if found(less) is not None:
+            if found(less):
                 labels, shorter = less, True
         if time.monotonic() >= until or (size == 1 and not shorter):
             return labels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dagster_checkpoints.execution.job_requests import AnswerRequest, Request
 from simulation.shapes import name_of
@@ -32,13 +33,8 @@ class UserRequest:
 
     def as_received(self) -> Request:
         """What the job is handed."""
-        if self.kind == "checkpoint":
-            return Request(self.request_id, "checkpoint", self.seconds)
-        if self.kind == "savepoint":
-            return Request(self.request_id, "savepoint", self.seconds)
-        if self.kind == "end_source":
-            return Request(self.request_id, "end_source", self.seconds, stage=name_of(self.stage))
-        return Request(self.request_id, "stop", self.seconds, drain=self.kind == "drain")
+        kind: Any = "stop" if self.kind in ("suspend", "drain") else self.kind
+        return Request(self.request_id, kind, self.seconds, self.kind == "drain", name_of(self.stage))
 
     def answer(self, answer: AnswerRequest) -> None:
         """One of the users is answered."""
