@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 
 from dagster_checkpoints.execution.elements import Mark
 from simulation.elements import in_words, tally
@@ -13,10 +13,13 @@ from simulation.violations import Violation
 
 def check_cut(shape: Shape, metadata: Metadata) -> None:
     """Compare what all tasks had sent over each edge with what all had read, or the checkpoint holds in flight."""
-    sent, found = Counter[int](), Counter[int]()
+    sent: defaultdict[int, int] = defaultdict(int)
+    found: defaultdict[int, int] = defaultdict(int)
     for ghost in metadata.ghosts.values():
-        sent.update(ghost.sent)
-        found.update(ghost.read)
+        for edge, rows in ghost.sent.items():
+            sent[edge] += rows
+        for edge, rows in ghost.read.items():
+            found[edge] += rows
     edge_of = {channel.name: channel.edge for channel in shape.channels}
     for state in metadata.states.values():
         waiting = [*state.output.items(), *((name, pinned.in_flight) for name, pinned in state.channels.items())]

@@ -27,6 +27,7 @@ class RandomSchedule:
         self._buffered = world.scenario.settings.config.unaligned
         if not self._buffered:
             self._net = 0.0
+        self._times_out = not world.scenario.settings.config.overtakes_at_once
         self._all_of_it = self._task + self._mail + self._net
         # Who loses a lease over a slow write crashes; where tasks commit by themselves at their end, that repeats rows.
         self._in_time = not world.scenario.settings.config.checkpoints_after_tasks_finish
@@ -190,7 +191,7 @@ class RandomSchedule:
         chance = self._chance()
         if chance < 0.2 and task.can_announce(task.inputs[channel]) is not None:
             return ("announce", number, task.number, channel)
-        if task.can_time_out():
+        if self._times_out and task.can_time_out():
             return ("align", number, task.number)
         for n in range(channel, channel + count):
             if task.inputs[n % count].sent:

@@ -175,7 +175,7 @@ class TaskSink:
             self.system.commit(transaction)
         except SinkError as error:
             # Of what a checkpoint holds nothing may be lost while its owner is the newest.
-            check(self.system.fences[self.instance] > self.epoch, error)
+            check(self.system.fences[self.instance] > self.epoch, str(error))
             raise
 
     def _continue_from(self, restored: int | None) -> None:

@@ -77,7 +77,7 @@ class Store:
         if metadata is None:
             raise Violation(f"{location} has no metadata")
         missing = self.lacks(location, metadata)
-        check(not missing, f"{location} lacks {missing}")
+        check(not missing, "{} lacks {}", location, missing)
         return metadata
 
     def left_over(self) -> list[str]:
@@ -111,7 +111,7 @@ class Store:
         if newest is not None and newest != old.newest:
             completed = newest.epoch == proposed.epoch
             grows = old.newest is None or old.newest.checkpoint_id < newest.checkpoint_id
-            check(grows or not completed, f"{newest} after {old.newest}")
+            check(grows or not completed, "{} after {}", newest, old.newest)
             metadata = self.check_whole(newest.location)
             self._take_id(metadata.pointer)
             self.named.add((metadata.pointer.job_id, metadata.pointer.checkpoint_id))
@@ -150,18 +150,18 @@ class Store:
         for path in paths:
             place = path.removesuffix("/_metadata")
             if place != path:
-                check(place not in listed, f"{place} was deleted, and is listed as retained")
-                check(place not in self.promised - self.claimed, f"the user's savepoint {place} was deleted by the system")
+                check(place not in listed, "{} was deleted, and is listed as retained", place)
+                check(place not in self.promised - self.claimed, "the user's savepoint {} was deleted by the system", place)
             elif path.startswith("shared/"):
                 named = [by for by, m in listed.items() if m is not None and not is_savepoint(by) and path[7:] in m.files]
-                check(not named, f"{path} was deleted, and {named} name it")
+                check(not named, "{} was deleted, and {} name it", path, named)
             self.objects.pop(path, None)
 
     def delete_shared(self, epoch: int, names: Iterable[str]) -> None:
         """Delete files in `shared/`, whose values are the epochs of the owners that stored them; for the owner of this epoch."""
         paths = [f"shared/{name}" for name in names]
         later = [path for path in paths if self.objects.get(path, 0) > epoch]
-        check(not later, f"owner {epoch} deletes {later}, which a later owner has stored")
+        check(not later, "owner {} deletes {}, which a later owner has stored", epoch, later)
         self.delete(*paths)
 
     def delete_below(self, folder: str) -> None:

@@ -147,7 +147,7 @@ class Task(TaskData):
             element = queue.popleft()
             if after_end:
                 again = isinstance(element, Mark) or not self.process.settings.exactly_once
-                check(again, f"{self.id} got a record after its end of data")
+                check(again, "{} got a record after its end of data", self.id)
             elif not channel.static:
                 channel.log.append(element)
         self.perform(actions)
@@ -177,7 +177,7 @@ class Task(TaskData):
         return True
 
     def _run_batch(self, positions: dict[str, int], watermark: int | None) -> None:
-        check(not self.life._paused, f"{self.id} processes a batch while it is paused")
+        check(not self.life._paused, "{} processes a batch while it is paused", self.id)
         for channel in self.streams:
             self.consume(channel, positions[channel.name])
         self.check_watermark()
@@ -191,7 +191,7 @@ class Task(TaskData):
             self.handle(on.BetweenBatches())
         if self.stateful and not self.gate_moved and gate.caught_up and gate.watermark > MIN_WATERMARK_MS:
             told = self.event_time >= gate.watermark
-            check(told, f"{self.id} is not told event time {gate.watermark}, and has consumed everything in front of it")
+            check(told, "{} is not told event time {}, and has consumed everything in front of it", self.id, gate.watermark)
 
     def can_announce(self, channel: Channel) -> int | None:
         """Where the first barrier waits in the channel, if the gate may look into it."""
@@ -318,8 +318,8 @@ class Task(TaskData):
         checkpoint_id, properties = action.barrier.checkpoint_id, action.barrier.properties
         if self.source:
             self.forward_source_time()
-        check(not self.closed, f"{self.id} takes a snapshot after close()")
-        check(checkpoint_id not in self.aborted, f"{self.id} takes a snapshot for {checkpoint_id}, which was aborted")
+        check(not self.closed, "{} takes a snapshot after close()", self.id)
+        check(checkpoint_id not in self.aborted, "{} takes a snapshot for {}, which was aborted", self.id, checkpoint_id)
         if self.fail_at == "snapshot":
             self.fail_at = ""
             raise TaskFailure("snapshot_state raises")
@@ -351,13 +351,13 @@ class Task(TaskData):
         self.handle(life.OperatorsFinished())
 
     def _pause(self, action: life.PauseOperators) -> None:
-        check(self.machine.paused, f"{self.id} is to pause and is not paused")
+        check(self.machine.paused, "{} is to pause and is not paused", self.id)
 
     def _resume(self, action: life.ResumeOperators) -> None:
-        check(not self.machine.paused, f"{self.id} is to go on and is paused")
+        check(not self.machine.paused, "{} is to go on and is paused", self.id)
 
     def _commit(self, action: life.CommitUpTo) -> None:
-        check(not self.closed, f"{self.id} is notified after close()")
+        check(not self.closed, "{} is notified after close()", self.id)
         if self.fail_at == "commit":
             self.fail_at = ""
             raise TaskFailure("commit raises")
@@ -368,14 +368,14 @@ class Task(TaskData):
         self.ended_with = action.checkpoint_id
 
     def _close(self, action: life.CloseOperators) -> None:
-        check(not self.closed, f"{self.id} closes a second time")
-        check(self.finished_operators or self.machine.suspended, f"{self.id} closes before finish()")
+        check(not self.closed, "{} closes a second time", self.id)
+        check(self.finished_operators or self.machine.suspended, "{} closes before finish()", self.id)
         uncommitted = self.sink is not None and (self.sink.pending.all or self.sink.rows)
-        check(not uncommitted, f"{self.id} closes with uncommitted rows")
+        check(not uncommitted, "{} closes with uncommitted rows", self.id)
         self.close()
 
     def _finished(self, action: life.TaskFinished) -> None:
-        check(self.closed, f"{self.id} is FINISHED and not closed")
+        check(self.closed, "{} is FINISHED and not closed", self.id)
         self.done = True
         self.process.task_ended(self)
 

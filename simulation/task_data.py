@@ -6,7 +6,7 @@ so.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,7 @@ class TaskData:
         self.event_time = MIN_WATERMARK_MS
         """The latest watermark that the query has run under, or that has gone straight on: what comes is not earlier."""
         self.valve_seen = MIN_WATERMARK_MS
-        self.read = Counter[int]()
+        self.read: defaultdict[int, int] = defaultdict(int)
         """By edge, the tally of the rows that were read."""
         self.written = 0
         self.contents: tuple[str, ...] = ()
@@ -144,14 +144,14 @@ class TaskData:
         self.held_in_tables = dict(snapshot.held_in_tables)
         if self.inputs:
             self.valve_seen = self.gate.watermark
-            check(snapshot.valve is None or self.valve_seen >= snapshot.valve, f"{self.id}: event time went back")
+            check(snapshot.valve is None or self.valve_seen >= snapshot.valve, "{}: event time went back", self.id)
         event_time = self.source_time() if self.source else snapshot.event_time
         if event_time is not None:
             self.event_time = event_time
             for op in self.operators:
                 op.watermark = max(op.watermark, event_time)
         ghost = snapshot.ghost
-        self.read = Counter(ghost.read)
+        self.read.update(ghost.read)
         for output in self.outputs:
             output.sent = ghost.sent.get(output.edge, 0)
         self.written = ghost.written
@@ -174,7 +174,7 @@ class TaskData:
         """Emit the next record. False if there is none left."""
         left = [split for split in self.splits if split[1] < self.records_of(split[0])]
         if not left and self.process.enumerators.get(self.head):
-            check(self.stopped_by is None, f"{self.id} takes a split after the stop's savepoint {self.stopped_by}")
+            check(self.stopped_by is None, "{} takes a split after the stop's savepoint {}", self.id, self.stopped_by)
             self.splits.append([self.process.enumerators[self.head].popleft(), 0])
             return True
         if not left:
@@ -262,10 +262,10 @@ class TaskData:
                 op.advance(watermark)
 
     def finish_operators(self) -> None:
-        check(not self.finished_operators, f"{self.id} finishes a second time")
-        check(self.stopped_by is None, f"{self.id} finishes after the stop's savepoint {self.stopped_by}")
+        check(not self.finished_operators, "{} finishes a second time", self.id)
+        check(self.stopped_by is None, "{} finishes after the stop's savepoint {}", self.id, self.stopped_by)
         left = [c.name for c in self.streams if any(not isinstance(element, Mark) for element in c.log)]
-        check(not left, f"{self.id} finishes, and has not processed the records of {left}")
+        check(not left, "{} finishes, and has not processed the records of {}", self.id, left)
         if self.fail_at == "finish":
             self.fail_at = ""
             raise TaskFailure("finish raises")
@@ -273,9 +273,9 @@ class TaskData:
         for op in self.operators:
             for i in op.spec.inputs:
                 ended = (op.number, i.source)
-                check(ended not in self.inputs_ended, f"{self.id}: end_input of {ended} a second time")
+                check(ended not in self.inputs_ended, "{}: end_input of {} a second time", self.id, ended)
                 self.inputs_ended.add(ended)
-            check(op.watermark >= MAX_WATERMARK_MS, f"{self.id}: stage {op.number} finishes at event time {op.watermark}")
+            check(op.watermark >= MAX_WATERMARK_MS, "{}: stage {} finishes at event time {}", self.id, op.number, op.watermark)
             op.finish()
             op.finished = True
         self.finished_operators = True
@@ -314,9 +314,9 @@ class TaskData:
         """Something of event time, if it is news."""
         for mark in self.output.handle(event):
             if isinstance(mark, WatermarkAt):
-                check(not self.said_max, f"{self.id} says a watermark after MAX_WATERMARK")
+                check(not self.said_max, "{} says a watermark after MAX_WATERMARK", self.id)
                 self.said_max = mark.ms >= MAX_WATERMARK_MS
-                check(not self.said_max or self.finished_operators, f"{self.id} says MAX_WATERMARK before finish()")
+                check(not self.said_max or self.finished_operators, "{} says MAX_WATERMARK before finish()", self.id)
             self.send(mark)
 
     def overtake(self, taken: Snapshot, barrier: CheckpointBarrier) -> None:

@@ -28,7 +28,7 @@ class Violation(AssertionError):
     """An invariant does not hold: the protocol, or the simulator's runtime, is wrong."""
 
 
-def check(condition: object, *said: object) -> None:
-    """Raise a Violation unless the condition holds."""
+def check(condition: object, said: str, *values: object) -> None:
+    """Raise a Violation unless the condition holds. `said` is a format for the values, if there are any."""
     if not condition:
-        raise Violation(" ".join(str(one) for one in said))
+        raise Violation(said.format(*values) if values else said)

@@ -52,8 +52,8 @@ class TaskSet(Set[TaskId]):
 
     def __init__(self, graph: ExecutionGraph, masks: Sequence[bytes | bytearray]) -> None:
         self._graph = graph
-        self._masks = tuple(bytes(mask) for mask in masks)
-        self._length = sum(mask.count(_MEMBER) for mask in self._masks)
+        self._masks = tuple([bytes(mask) for mask in masks])
+        self._length = b"".join(self._masks).count(_MEMBER)
 
     @classmethod
     def _from_iterable(cls, it: Iterable[TaskId]) -> Set[TaskId]:  # type: ignore[override]
@@ -156,9 +156,9 @@ class TaskStateTable:
         vertex, index = self.position(task)
         row = self.rows[vertex]
         before = row[index]
-        row[index] = state.value
-        self.running += (state.value == _RUNNING) - (before == _RUNNING)
-        self.finished += (state.value == _FINISHED) - (before == _FINISHED)
+        row[index] = now = state.value
+        self.running += (now == _RUNNING) - (before == _RUNNING)
+        self.finished += (now == _FINISHED) - (before == _FINISHED)
         return TaskState(before)
 
     def running_among(self, tasks: TaskSet) -> TaskSet:
