@@ -72,7 +72,8 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
     if mine is not None:
         task.restore(mine, [[s and s.stages[n] for s in siblings] for n in range(len(spec.stages))])
     elif restored is None and head.is_source and not head.enumerated:
-        task.splits = [[split, 0] for split in even(head.splits, head.instances, id.index)]
+        for split in even(head.splits, head.instances, id.index):
+            task.assign(split, 0)
     if task.source == "unbounded" and (name_of(task.head), str(id.index)) in process.ended_sources:
         task.source = "bounded"
     return task

@@ -105,9 +105,7 @@ class Task(TaskData):
         life = self.life
         if not self.started or self.done or life._paused or life._state is not RUNNING:
             return False
-        if self.source == "bounded":
-            return True
-        return any(position < self.records_of(split) for split, position in self.splits)
+        return self.left > 0 or self.source == "bounded"
 
     def emit_records(self, times: int) -> bool:
         """A source emits its next records, or finds that there are none left."""

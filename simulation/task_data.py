@@ -43,9 +43,9 @@ class TaskData:
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
         "attempt", "by_name", "closed", "contents", "done", "ended_with", "enumerated", "event_time", "fail_at", "failed",
-        "finished_operators", "gate", "head", "held_in_tables", "id", "inputs", "inputs_ended", "life", "machine", "number",
-        "opening", "operators", "output", "outputs", "process", "read", "records_of", "restored", "said_max", "sink",
-        "source", "splits", "started", "stateful", "stopped_by", "streams", "tables", "valve_seen", "written",
+        "finished_operators", "gate", "head", "held_in_tables", "id", "inputs", "inputs_ended", "left", "life", "machine",
+        "number", "opening", "operators", "output", "outputs", "process", "read", "records_of", "restored", "said_max",
+        "sink", "source", "splits", "started", "stateful", "stopped_by", "streams", "tables", "valve_seen", "written",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +81,8 @@ class TaskData:
         self.enumerated = head.enumerated
         self.splits: list[list[int]] = []
         """Of a source: [split, position]."""
+        self.left = 0
+        """Records of its splits that it has not read."""
         self.started = False
         self.opening: Generator[None] | None = None
         """What is left of opening the sink."""
@@ -134,7 +136,8 @@ class TaskData:
         self.output = OutputEventTime(watermark=snapshot.watermark, idle=may_be_idle)
         for op, states in zip(self.operators, stages, strict=True):
             op.restore(states)
-        self.splits = [list(split) for split in snapshot.splits]
+        for split, position in snapshot.splits:
+            self.assign(split, position)
         for channel in self.inputs:
             saved = snapshot.channels.get(channel.name)
             if saved is not None:
@@ -170,16 +173,21 @@ class TaskData:
         over = self.source == "bounded" and position >= self.records_of(split)
         return MAX_WATERMARK_MS if over else source_watermark(position)
 
+    def assign(self, split: int, position: int) -> None:
+        """A source reads this split, too, from this position on."""
+        self.splits.append([split, position])
+        self.left += max(self.records_of(split) - position, 0)
+
     def read_record(self) -> bool:
         """Emit the next record. False if there is none left."""
-        left = [split for split in self.splits if split[1] < self.records_of(split[0])]
-        if not left and self.process.enumerators.get(self.head):
+        if not self.left and self.process.enumerators.get(self.head):
             check(self.stopped_by is None, "{} takes a split after the stop's savepoint {}", self.id, self.stopped_by)
-            self.splits.append([self.process.enumerators[self.head].popleft(), 0])
+            self.assign(self.process.enumerators[self.head].popleft(), 0)
             return True
-        if not left:
+        if not self.left:
             return False
-        split = min(left, key=_position)
+        self.left -= 1
+        split = min([split for split in self.splits if split[1] < self.records_of(split[0])], key=_position)
         if self.stopped_by is not None:
             raise Violation(f"{self.id} read a record after the stop's savepoint {self.stopped_by}")
         uid, ts, key = source_row(self.head, split[0], split[1])
