@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis profiles, and one Spark session for those that ask for it."""
+"""Common to all tests: hypothesis profiles, and one Spark session for the tests that need it."""
 
 from __future__ import annotations
 

@@ -46,14 +46,14 @@ SPARK = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Callable[..., CheckpointCoordinatorResource]:
-    """A coordinator whose files are all below the test's directory; settings may be given."""
+    """A coordinator whose files are all below the test's directory, with the given settings."""
 
     def make(**settings: Any) -> CheckpointCoordinatorResource:
         defaults: dict[str, Any] = {
             "storage": str(tmp_path / "storage"),
             "work_directory": str(tmp_path / "work"),
             "restart_attempts": 0,
-            "lease_seconds": 30.0,  # no test here waits for one; a busy machine may stand still for seconds
+            "lease_seconds": 30.0,  # no test waits for the end of a lease; a busy machine may stop for seconds
             "spark_config": SPARK,
         }
         return CheckpointCoordinatorResource(**{**defaults, **settings})
@@ -97,7 +97,7 @@ def assets_of() -> Callable[[Pipeline], dg.AssetsDefinition]:
 
 @pytest.fixture
 def materialize() -> Callable[..., dg.ExecuteInProcessResult]:
-    """Materializes assets with a coordinator; a failure is in the result, unless it is to be raised."""
+    """Materializes assets with a coordinator; a failure is in the result, or raised on demand."""
 
     def run(
         assets: dg.AssetsDefinition,
@@ -126,11 +126,11 @@ def failure_of() -> Callable[[dg.ExecuteInProcessResult], Any]:
 
 
 class FakeOwner:
-    """Owns a pipeline in storage as a run does, and answers requests as it is told to, without Spark.
+    """Owns a pipeline in storage as a run does, and answers requests as a test wants, without Spark.
 
     Attributes:
-        requests: Everything that was asked of it.
-        answers: By kind of request, what to answer; "done" by default. None: not yet.
+        requests: All requests that it received.
+        answers: The answer to each kind of request; default: "done". None: no answer yet.
     """
 
     def __init__(self, root: Path, pipeline: Pipeline, run_id: str, *, resume: bool = False, lease_seconds: float = 60.0) -> None:
@@ -149,7 +149,7 @@ class FakeOwner:
         self._thread: threading.Thread | None = None
 
     def serve(self) -> list[ControlRequest]:
-        """Answer what is open; returns what was seen for the first time."""
+        """Answer the open requests; returns the requests that it read for the first time."""
         new = []
         for request in self.box.open_requests(self.ownership.epoch):
             if request.request_id not in {known.request_id for known in self.requests}:
@@ -161,7 +161,7 @@ class FakeOwner:
         return new
 
     def serve_forever(self) -> None:
-        """Answer on a thread of its own, until the test is over."""
+        """Answer on a separate thread until the end of the test."""
         self._renewer = LeaseRenewer(self.ownership, lambda error: None)
         self._renewer.start()
 
@@ -180,7 +180,7 @@ class FakeOwner:
         return Answer(request_id=request.request_id, status="failed", reason=reason, message=message, answered_at=now, **fields)
 
     def report(self, *, finished: tuple[str, ...] = (), behind: tuple[str, ...] = (), **fields: Any) -> None:
-        """Write a status: these stages have finished, these sources have not caught up, and all else is well."""
+        """Write a status in which these stages have finished and these sources have not caught up."""
         self.sequence += fields.pop("after", 10)
         now = datetime.now(UTC)
         stages = tuple(
@@ -214,7 +214,7 @@ class FakeOwner:
         write_status(self.storage, PipelineStatus(pipeline=self.pipeline.name, **{**values, **fields}))
 
     def take_savepoint(self, number: int, name: str = "", target: str = "", **fields: Any) -> dict[str, Any]:
-        """Write a savepoint as a run does: `history` has finished, `live` reads two directories. Returns what answers tell."""
+        """Write a savepoint as a run does: `history` has finished, `live` reads two directories. Returns an answer's fields."""
         directory = self.storage.savepoint_directory(number, name, target)
         contents = {
             f"{index}/{path}": text
@@ -284,11 +284,11 @@ class FakeOwner:
         self.answers["savepoint"] = self.answers["stop"] = answer
 
     def checkpoint(self, number: int) -> None:
-        """Complete a checkpoint, as far as state.json says."""
+        """Complete a checkpoint in state.json only."""
         self.ownership.complete(number, f"checkpoints/chk-{number}-{self.ownership.epoch}")
 
     def end(self, status: JobState = "FINISHED", **fields: Any) -> None:
-        """End the job and let the pipeline go."""
+        """End the job and release the pipeline."""
         self.ownership.end_job(status, **fields)
         self.release(status)
 
@@ -297,7 +297,7 @@ class FakeOwner:
         self.ownership.release(status)
 
     def stop(self) -> None:
-        """Fall silent, as a killed process does."""
+        """Stop renewing the lease, as a killed process does."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(10.0)
@@ -307,7 +307,7 @@ class FakeOwner:
 
 @pytest.fixture
 def owner(tmp_path: Path) -> Iterator[Callable[..., FakeOwner]]:
-    """Makes owners of a pipeline below the test's directory."""
+    """Creates owners of a pipeline below the test's directory."""
     made: list[FakeOwner] = []
 
     def make(pipeline: Pipeline, run_id: str = "run-1", **options: Any) -> FakeOwner:
@@ -345,7 +345,7 @@ def meeting_pipeline(tmp_path: Path) -> Pipeline:
 
 @pytest.fixture
 def tick(coordinator: Callable[..., CheckpointCoordinatorResource]) -> Callable[..., dg.SensorResult]:
-    """One tick of a sensor: with Dagster's instance and the cursor of the tick before."""
+    """One tick of a sensor, with Dagster's instance and the cursor of the previous tick."""
 
     def evaluate(sensor: dg.SensorDefinition, instance: dg.DagsterInstance, cursor: str | None = None, **settings: Any) -> Any:
         resources = {"checkpoint_coordinator": coordinator(**settings)}

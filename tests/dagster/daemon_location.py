@@ -1,4 +1,4 @@
-"""A code location for the test that runs Dagster whole: webserver, daemon and code server, with all that the plugin offers.
+"""A code location for the test that runs all of Dagster: webserver, daemon and code server, with the whole plugin.
 
 Everything is below the directory LIVE_ROOT.
 """

@@ -1,6 +1,6 @@
-"""A code location for tests that run Dagster in processes of its own: a bounded and an unbounded source, two sinks.
+"""A code location for tests that run Dagster in separate processes: a bounded and an unbounded source, two sinks.
 
-Everything is below the directory LIVE_ROOT; the live source ends when the file `drain` is there and ten rows were read.
+Everything is below the directory LIVE_ROOT; the live source ends when the file `drain` exists and ten rows were read.
 """
 
 import os

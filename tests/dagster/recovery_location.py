@@ -1,6 +1,6 @@
 """A code location for the test of the recovery sensor with real runs: one unbounded source, a sink, and the sensor.
 
-Everything is below the directory LIVE_ROOT; the live source ends when the file `drain` is there and ten rows were read.
+Everything is below the directory LIVE_ROOT; the live source ends when the file `drain` exists and ten rows were read.
 """
 
 import os

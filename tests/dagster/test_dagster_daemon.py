@@ -1,4 +1,4 @@
-"""Dagster whole, as a person runs it: runs launched and terminated, a savepoint materialized, a drain by the daemon."""
+"""All of Dagster, as a user runs it: runs launched and terminated, a savepoint materialized, a drain by the daemon."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAVEPOINTS = dg.AssetKey(["savepoints", "daemon_numbers"])
 
 
 class Dagster:
-    """Webserver, daemon and code server below a directory of their own."""
+    """Webserver, daemon and code server below one directory."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -101,7 +101,7 @@ class Dagster:
         return state
 
     def savepoints(self) -> dict[str, dg.AssetMaterialization]:
-        """Those that Dagster shows, by partition."""
+        """The savepoints that Dagster shows, by partition."""
         records = self.instance.fetch_materializations(SAVEPOINTS, limit=20).records
         return {str(record.partition_key): record.asset_materialization for record in records if record.asset_materialization}
 
@@ -128,7 +128,7 @@ def test_savepoint_termination_resume_and_drain_in_a_whole_dagster(dagster: Dags
     dagster.until(lambda: dagster.committed("squares") == [0, 1, 4, 9, 16], "the first rows are committed")
     dagster.until(lambda: dagster.instance.get_latest_materialization_event(dg.AssetKey("backfill")), "the backfill is finished")
 
-    # The re-root sensor has seen it, and says from where checkpoints begin now.
+    # The re-root sensor has read it, and shows where checkpoints begin now.
     def rooted_at_live() -> bool:
         seen = dagster.instance.fetch_observations(dg.AssetKey("live"), limit=50).records
         return any("roots" in record.asset_observation.metadata for record in seen if record.asset_observation is not None)
@@ -152,10 +152,10 @@ def test_savepoint_termination_resume_and_drain_in_a_whole_dagster(dagster: Dags
     state = dagster.state()
     assert (state.job.status, state.job.ended_by, state.lease) == ("FINISHED", "suspend", None)
     assert state.newest is not None and state.newest.kind == "savepoint"
-    assert len(dagster.savepoints()) == 2, "the savepoint of the termination is there as well"
+    assert len(dagster.savepoints()) == 2, "the savepoint of the termination is shown as well"
     assert dagster.instance.get_latest_materialization_event(dg.AssetKey("squares")) is None
 
-    # The next run goes on from it; the daemon's sensor drains it.
+    # The next run continues from it; the daemon's sensor drains that run.
     second = dagster.launch("numbers")
     dagster.until(lambda: len(dagster.committed("squares")) == 8, "the rows dropped meanwhile are committed")
     dagster.drop("third", range(8, 10))

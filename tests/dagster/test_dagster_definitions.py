@@ -52,7 +52,7 @@ def test_nothing_starts_runs_or_fills_storage_by_itself() -> None:
     for name in ("flights_every_night", "flights_savepoints"):
         assert defs.resolve_schedule_def(name).default_status is dg.DefaultScheduleStatus.STOPPED
     assert defs.resolve_sensor_def("flights_recovery").default_status is dg.DefaultSensorStatus.STOPPED
-    for name in ("flights_drain", "flights_reroot"):  # the pipeline ends when December is consumed; this is who sees it
+    for name in ("flights_drain", "flights_reroot"):  # the pipeline ends when December is consumed; this sensor finds that out
         assert defs.resolve_sensor_def(name).default_status is dg.DefaultSensorStatus.RUNNING
 
 

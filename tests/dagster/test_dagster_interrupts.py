@@ -1,4 +1,4 @@
-"""Signals that arrive where no exception may."""
+"""Signals that arrive in code that must not be interrupted by an exception."""
 
 from __future__ import annotations
 

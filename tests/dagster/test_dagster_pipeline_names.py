@@ -55,11 +55,11 @@ def test_a_code_location_with_two_pipelines_of_one_name_does_not_load(tmp_path: 
     command = [sys.executable, "-m", "dagster", "definitions", "validate", "-f", str(file)]
     environment = {**os.environ, "DAGSTER_HOME": str(tmp_path)}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=180)
-    said = done.stdout + done.stderr
-    assert (done.returncode != 0) is refused, said
+    output = done.stdout + done.stderr
+    assert (done.returncode != 0) is refused, output
     if refused:
-        assert "expected one pipeline called 'etl' in a code location, found two" in said
-        assert "acme/events" in said and "initech/events" in said and "location.py" in said
+        assert "expected one pipeline called 'etl' in a code location, found two" in output
+        assert "acme/events" in output and "initech/events" in output and "location.py" in output
 
 
 def source(folder: Path, name: str) -> Any:
@@ -72,7 +72,7 @@ def source(folder: Path, name: str) -> Any:
 
 @pytest.fixture
 def loading() -> Iterator[None]:
-    """As while a code server imports the user's code."""
+    """The state in which a code server imports the user's code."""
     context = DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)
     with (
         DefinitionsLoadContext.scoped(context),
@@ -85,7 +85,7 @@ def loading() -> Iterator[None]:
 def test_the_same_pipeline_defined_or_loaded_again_is_not_refused(tmp_path: Path, assets_of: AssetsOf) -> None:
     one = Pipeline("etl", [source(tmp_path, "events")])
     assets_of(one)
-    assets_of(one, key_prefix="copy")  # one pipeline, shown twice
+    assets_of(one, key_prefix="copy")  # one pipeline, shown by two assets
     with DefinitionsLoadContext.scoped(DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)):
         assets_of(Pipeline("etl", [source(tmp_path, "renamed")]))  # the code location is loaded again, and has changed
         assets_of(Pipeline("etl", [source(tmp_path, "renamed")]))  # the file was imported twice
@@ -100,9 +100,9 @@ def test_a_run_refuses_a_second_pipeline_of_one_name(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(file), "-j", "only_first"]
     environment = {**os.environ, "DAGSTER_HOME": str(tmp_path)}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=180)
-    said = done.stdout + done.stderr
-    assert done.returncode != 0 and "RUN_FAILURE" in said
-    assert "expected one pipeline called 'etl' in a code location, found two" in said
+    output = done.stdout + done.stderr
+    assert done.returncode != 0 and "RUN_FAILURE" in output
+    assert "expected one pipeline called 'etl' in a code location, found two" in output
     namespace: dict[str, Any] = {"__name__": "location"}
     exec(compile(file.read_text(), str(file), "exec"), namespace)
     with pytest.raises(DuplicatePipelineError):

@@ -1,4 +1,4 @@
-"""What all sensors share: time that storage may take, ids of requests, cursors."""
+"""The common parts of all sensors: the time limit of storage, ids of requests, cursors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in processes of their own, terminated as Dagster's run launcher does it: by SIGINT to the run's process."""
+"""Runs in separate processes, terminated as Dagster's run launcher does it: by SIGINT to the run's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recovery sensor with real runs, real storage and real signals: who is started again after a crash and an eviction."""
+"""The recovery sensor with real runs, real storage and real signals: the runs that it restarts after a crash and an eviction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECONDS = 180.0
 
 
 class World:
-    """A Dagster instance, its runs in processes of their own, and the sensor, which ticks here."""
+    """A Dagster instance, its runs in separate processes, and the sensor, which ticks in this process."""
 
     def __init__(self, home: Path, instance: dg.DagsterInstance, location: ModuleType) -> None:
         self.home, self.instance, self._location = home, instance, location
@@ -38,7 +38,7 @@ class World:
         self.storage = CheckpointStorage(open_store(str(home / "checkpoints")), "recovered")
 
     def launch(self, request: Any = None) -> tuple[str, subprocess.Popen[bytes]]:
-        """Start a run, as a launcher does: of the job, or what the sensor requests. Returns its id and its process."""
+        """Start a run of the job, or the run that the sensor requests, as a launcher does. Returns its id and its process."""
         known = {run.run_id for run in self.instance.get_runs()}
         command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(LOCATION), "-j", "numbers"]
         if request is not None:
@@ -72,7 +72,7 @@ class World:
         return result
 
     def requested(self) -> Any:
-        """What the sensor asks for in the end."""
+        """Let the sensor tick until it requests a run. Returns the request."""
 
         def look() -> Any:
             requests = self.tick().run_requests
@@ -130,16 +130,16 @@ def test_a_crash_after_a_refused_run_and_an_eviction_are_both_recovered(world: W
     owner, process = world.launch()
     world.until(lambda: world.committed() == [0, 1, 4], "the first rows are committed")
 
-    # A second run is refused while the first one lives, and is no run of the pipeline.
+    # A second run is refused while the first one is alive, and is not a run of the pipeline.
     refused, second = world.launch()
     second.wait(SECONDS)
     assert world.status(refused) is dg.DagsterRunStatus.FAILURE
     run = world.instance.get_run_by_id(refused)
     assert run is not None and run.tags[REFUSED] == "PipelineOwned"
-    said = world.tick()
-    assert not said.run_requests and f"The newest run, {owner}, is STARTED" in said.skip_message
+    result = world.tick()
+    assert not result.run_requests and f"The newest run, {owner}, is STARTED" in result.skip_message
 
-    # The owner dies; Dagster's run monitoring finds out.
+    # The owner is killed; Dagster's run monitoring detects it.
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     dead = world.instance.get_run_by_id(owner)
@@ -147,9 +147,9 @@ def test_a_crash_after_a_refused_run_and_an_eviction_are_both_recovered(world: W
     world.instance.report_run_failed(dead)
     request = world.requested()
     assert request.run_key == request.tags[RECOVERS] == owner and request.tags[ATTEMPT] == "1"
-    assert world.state().job.status == "RUNNING", "the owner had no time to say anything"
+    assert world.state().job.status == "RUNNING", "the killed owner could record nothing"
 
-    # The machine of the next run is emptied: SIGTERM, which Dagster has not asked for.
+    # The next run is evicted from its machine: a SIGTERM that Dagster has not requested.
     world.drop("second", range(3, 6))
     evicted, process = world.launch(request)
     world.until(lambda: len(world.committed()) == 6, "the recovered run commits the rows dropped meanwhile")
@@ -161,7 +161,7 @@ def test_a_crash_after_a_refused_run_and_an_eviction_are_both_recovered(world: W
     request = world.requested()
     assert request.run_key == request.tags[RECOVERS] == evicted and request.tags[ATTEMPT] == "2"
 
-    # The last one goes on from that savepoint, and ends by itself.
+    # The last run continues from that savepoint, and ends by itself.
     world.drop("third", range(6, 10))
     (world.home / "data" / "drain").touch()
     last, process = world.launch(request)
@@ -170,5 +170,5 @@ def test_a_crash_after_a_refused_run_and_an_eviction_are_both_recovered(world: W
     assert world.status(last) is dg.DagsterRunStatus.SUCCESS
     assert world.committed() == [number * number for number in range(10)]
     assert world.state().job.job_id == 1
-    said = world.tick()
-    assert not said.run_requests and f"The newest run, {last}, is SUCCESS" in said.skip_message
+    result = world.tick()
+    assert not result.run_requests and f"The newest run, {last}, is SUCCESS" in result.skip_message

@@ -1,4 +1,4 @@
-"""What is refused before Spark starts: storage, ownership, run configuration, settings."""
+"""Refusals before Spark starts: storage, ownership, run configuration, settings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_unreachable_storage_is_named_before_spark_starts(
     result = materialize(assets_of(numbers_pipeline), coordinator(storage="s3://bucket/prefix", s3=s3))
     failure = failure_of(result)
     assert "s3://bucket/prefix" in failure.description
-    assert nowhere in failure.description  # the cause, as boto3 tells it
+    assert nowhere in failure.description  # the cause, in boto3's words
 
 
 @pytest.mark.usefixtures("no_spark")
@@ -80,11 +80,11 @@ def test_a_second_run_is_refused_while_the_first_is_alive(
         try:
             with dg.DagsterInstance.ephemeral() as instance:
                 refused = materialize(assets_of(numbers_pipeline), coordinator(), instance=instance)
-                told = [entry.user_message for entry in instance.all_logs(refused.run_id)]
+                lines = [entry.user_message for entry in instance.all_logs(refused.run_id)]
             failure = failure_of(refused)
         finally:
             renewer.stop(5.0)
-        (waits,) = [line for line in told if "watches the lease" in line]
+        (waits,) = [line for line in lines if "watches the lease" in line]
         assert "owned by run the-first-run on host a-machine" in waits and "takes the pipeline over within 2 s" in waits
         assert "the-first-run" in failure.description
         assert failure.metadata["error"].value == "PipelineOwned"
@@ -124,19 +124,19 @@ OLD_RUN_STORAGE = "run_storage:\n  module: dagster_mysql.run_storage\n  class: M
 def test_a_dagster_on_several_machines_needs_a_configured_storage(
     configuration: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, numbers_pipeline: Pipeline
 ) -> None:
-    """A directory in DAGSTER_HOME would vanish with the container of each run. The packages need not be there to find out."""
+    """A directory in DAGSTER_HOME would vanish with the container of each run. The check does not need the packages."""
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     monkeypatch.delenv("CHECKPOINT_STORAGE", raising=False)
     (tmp_path / "dagster.yaml").write_text(configuration)
     instance = _Instance(tmp_path)
     coordinator = CheckpointCoordinatorResource()
-    with pytest.raises(NoStorageError) as refused:  # what runs, sensors, schedules and savepoint assets call first
+    with pytest.raises(NoStorageError) as refused:  # the call with which runs, sensors, schedules and savepoint assets begin
         coordinator.control(numbers_pipeline, instance=instance, asked_by="a test")
     assert found in str(refused.value)
     assert "CHECKPOINT_STORAGE" in str(refused.value) and "storage= of CheckpointCoordinatorResource" in str(refused.value)
 
-    said = CliRunner().invoke(app, ["list"])
-    assert said.exit_code == 2 and found in said.stderr and "--storage" in said.stderr
+    listed = CliRunner().invoke(app, ["list"])
+    assert listed.exit_code == 2 and found in listed.stderr and "--storage" in listed.stderr
 
     assert CheckpointCoordinatorResource(storage="/elsewhere")._storage_url(instance) == "/elsewhere"
     monkeypatch.setenv("CHECKPOINT_STORAGE", "s3://bucket/prefix")
@@ -162,12 +162,12 @@ def test_a_dagster_on_one_machine_stores_in_its_home(
     if configuration is not None:
         (tmp_path / "dagster.yaml").write_text(configuration)
     assert CheckpointCoordinatorResource()._storage_url(_Instance(tmp_path)) == str(tmp_path / "checkpoints")
-    said = CliRunner().invoke(app, ["list"])
-    assert str(tmp_path / "checkpoints") in said.stderr and "run launcher" not in said.stderr
+    listed = CliRunner().invoke(app, ["list"])
+    assert str(tmp_path / "checkpoints") in listed.stderr and "run launcher" not in listed.stderr
 
 
 class _Instance(dg.DagsterInstance):
-    """An instance as a run's process has it, without the packages of its parts: nothing of them is used here."""
+    """An instance as in a run's process, without the packages of its components, which this test does not use."""
 
     def __init__(self, home: Path) -> None:
         self._instance_type = InstanceType.PERSISTENT
@@ -271,7 +271,7 @@ def test_a_misspelt_setting_is_refused_and_the_nearest_is_named(kind: Any, missp
 
 
 class Ours(CheckpointCoordinatorResource):
-    """With a setting of its own."""
+    """A subclass of the resource with an additional setting."""
 
     team: str = ""
 

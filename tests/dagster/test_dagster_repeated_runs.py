@@ -1,4 +1,4 @@
-"""What a retry or re-execution begins from when its configuration names a place; and whose pipeline a storage belongs to."""
+"""The start point of a retry or re-execution whose configuration names a checkpoint; and which pipeline owns a storage."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Coordinator = Callable[..., CheckpointCoordinatorResource]
 
 @pytest.fixture
 def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """One that is kept: it has an id, by which another one is recognised."""
+    """A persistent Dagster instance: its id distinguishes it from others."""
     (tmp_path / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
     with dg.DagsterInstance.from_config(str(tmp_path)) as made:
         yield made
 
 
 class Runs:
-    """Runs of a live pipeline in this process. Each fails as soon as it has what it is there for."""
+    """Runs of a live pipeline in this process. Each fails as soon as it has reached its purpose."""
 
     def __init__(self, folder: Path, coordinator: CheckpointCoordinatorResource, instance: dg.DagsterInstance) -> None:
         @unbounded_source
@@ -55,10 +55,10 @@ class Runs:
         (folder / "input").mkdir()
 
     def run(self, restore_from: str = "latest", *, savepoint: bool = False, repeats: tuple[str, ...] = ()) -> dict[str, Any]:
-        """One that reads a new file, and fails after its first checkpoint, or after a savepoint. Returns what it has seen.
+        """A run that reads a new file, and fails after its first checkpoint, or after a savepoint. Returns its events.
 
         Args:
-            repeats: The runs of the chain, the first one first: Dagster's run retries and re-executions have these tags.
+            repeats: The runs that it repeats, the first one first: Dagster's run retries and re-executions have these tags.
         """
         self._files += 1
         new = self._folder / "input" / f".{self._files}"
@@ -99,7 +99,7 @@ class Runs:
         with self._coordinator.checkpoint_storage(self.pipeline, instance=self._instance) as storage:
             state = storage.read_state()
             assert state is not None and state.newest is not None
-            seen["newest"] = state.newest.location  # one more may have completed while the run broke off
+            seen["newest"] = state.newest.location  # one more may have completed while the run failed
         seen["run"] = result.run_id
         seen["log"] = "\n".join(entry.user_message for entry in self._instance.all_logs(result.run_id))
         return seen
@@ -127,7 +127,7 @@ def test_a_retry_continues_and_does_not_restore_the_savepoint_that_its_first_run
     second_retry = runs.run(named, repeats=(first["run"], retry["run"]))
     assert second_retry["from"] == retry["newest"]
 
-    # A run that is launched, not repeated, is taken at its word.
+    # A launched run, which repeats no run, starts where its configuration says.
     assert runs.run(named)["from"] == named
 
     # Another pipeline of the name, in another Dagster, on the same storage: refused before Spark starts.
@@ -152,8 +152,8 @@ def test_a_retry_continues_and_does_not_restore_the_savepoint_that_its_first_run
         run = other.get_run_by_id(result.run_id)
     assert refused.metadata["error"].value == "PipelineNameTaken"
     assert run is not None and run.tags[REFUSED] == "PipelineNameTaken"
-    for said in ("'numbers'", "with the assets invoices", "with the assets live, squares", "allow_moved_pipeline: true"):
-        assert said in refused.description
+    for part in ("'numbers'", "with the assets invoices", "with the assets live, squares", "allow_moved_pipeline: true"):
+        assert part in refused.description
 
 
 def state(begun_by: str, **job: Any) -> PipelineState:
@@ -164,11 +164,11 @@ def state(begun_by: str, **job: Any) -> PipelineState:
     ("restore_from", "begun_by", "repeated"),
     [
         ("42", "root", True),
-        ("none", "root", True),  # a new start is not started a second time either
+        ("none", "root", True),  # a new start is not repeated either
         ("42", "sibling", True),
         ("latest", "root", False),
-        ("42", "another", False),  # nothing of this chain has begun it
-        ("42", "", False),  # an earlier release did not say
+        ("42", "another", False),  # no run of this chain has begun the job
+        ("42", "", False),  # an earlier release did not record it
     ],
 )
 def test_a_start_is_repeated_if_an_earlier_run_of_the_retries_has_begun_it(

@@ -1,4 +1,4 @@
-"""What the runtime's events become in Dagster: order, rates, numbers."""
+"""The Dagster events of the runtime's events: order, rates, numbers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 
 class Recorder:
-    """Takes the place of Dagster's context, and the clock's."""
+    """Replaces Dagster's context and the clock."""
 
     def __init__(self) -> None:
         self.log = logging.Logger("recorder")
@@ -66,7 +66,7 @@ class Recorder:
         )
 
     def observed(self, key: str) -> list[dict[str, Any]]:
-        """What the observations of an asset showed, as raw values in their order."""
+        """The metadata of an asset's observations, as raw values in their order."""
         found = [e for e in self.events if isinstance(e, dg.AssetObservation) and e.asset_key.to_user_string() == key]
         return [{name: value.value for name, value in e.metadata.items()} for e in found]
 
@@ -139,7 +139,7 @@ def test_a_stage_that_was_not_selected_does_not_delay_its_consumers(recorder: Re
 
 
 def test_only_the_last_stage_of_a_query_reports_rows(reporter: RunReporter) -> None:
-    """A stage inside a chain hands its rows on within Spark; nobody counts them."""
+    """The rows of a stage inside a chain stay within Spark, and are not counted."""
     report(reporter, STARTED)
     (inside,) = reporter.report(StageFinished("numbers", 0, 4))
     assert "rows" not in (inside.metadata or {})
@@ -176,13 +176,13 @@ def test_a_change_of_the_roots_is_shown_at_once(reporter: RunReporter, recorder:
 
 
 def test_a_stage_is_observed_between_two_checkpoints(reporter: RunReporter, recorder: Recorder) -> None:
-    """Neither a long interval nor none keeps the observations away."""
+    """Stages are observed also with a long interval of checkpoints, or without one."""
     report(reporter, STARTED)
     assert not reporter.observation_may_be_due
     recorder.progress = {"numbers": running(0), "doubled": running(0), "total": running(5)}
     report(reporter, FirstBatch(("total",), "0", 5, 1.5))
     assert [shown["rows"] for shown in recorder.observed("total")] == [5]
-    assert recorder.observed("numbers") == []  # it has not processed anything
+    assert recorder.observed("numbers") == []  # it has not processed any batch
     recorder.now, recorder.progress = 29.0, {"total": running(20)}
     assert not reporter.observation_may_be_due
     recorder.now = 30.0
@@ -285,7 +285,7 @@ def test_a_day_of_a_running_pipeline_writes_as_many_events_as_the_documentation_
         written.append((recorder.now, len(recorder.events) + len(recorder.lines)))
     after_a_day = next(count for now, count in written if now >= day)
     assert written[-1][1] - after_a_day == 288 * (3 + 2)
-    assert after_a_day <= 297 * (3 + 2) + 1  # and the line of the start
+    assert after_a_day <= 297 * (3 + 2) + 1  # and the event of the start
 
 
 def test_from_the_launch_to_the_first_checkpoint_each_step_is_a_line(reporter: RunReporter, recorder: Recorder) -> None:

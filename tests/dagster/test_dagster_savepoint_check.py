@@ -1,4 +1,4 @@
-"""The asset check: which savepoint it reads, and what it says of one that is damaged or does not fit."""
+"""The asset check: which savepoint it reads, and its result for a damaged or unsuitable savepoint."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def defs(meeting_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinitio
 
 @pytest.fixture
 def check(defs: dg.Definitions, instance: dg.DagsterInstance) -> Check:
-    """Runs the check by itself, as a job."""
+    """Runs only the check, as a job."""
 
     def run(savepoint: str = "") -> dg.AssetCheckEvaluation:
         config = {"ops": {"savepoints__meeting_restorable": {"config": {"savepoint": savepoint}}}} if savepoint else None
@@ -149,7 +149,7 @@ def test_the_sensor_checks_savepoints_that_the_asset_has_not_taken(
         return list(result.run_requests or [])
 
     def recorded_by_a_run(taken: dict[str, Any], tags: dict[str, str]) -> None:
-        """As the pipeline's own run records it, or the asset's: which of them it was is said by the run's tags."""
+        """Record a savepoint as the pipeline's own run does, or as the asset's run: the run's tags distinguish them."""
 
         @dg.op
         def record_it(context):  # type: ignore[no-untyped-def]
@@ -169,7 +169,7 @@ def test_the_sensor_checks_savepoints_that_the_asset_has_not_taken(
     recorded_by_a_run(running.take_savepoint(1, "earlier"), of_the_pipeline)
     first = running.take_savepoint(2, "by-hand")
     recorded_by_a_run(first, of_the_pipeline)
-    (request,) = tick()  # at its first look, the newest one
+    (request,) = tick()  # at its first tick, the newest one
     recorded_by_a_run(running.take_savepoint(3, "by-the-asset"), {})  # its check has run with it
     second = running.take_savepoint(4, "of-the-drain")
     recorded_by_a_run(second, of_the_pipeline)

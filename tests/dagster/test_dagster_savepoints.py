@@ -1,4 +1,4 @@
-"""The savepoint asset: what materializing takes, shows and refuses; savepoints taken otherwise; what a schedule deletes."""
+"""The savepoint asset: materializing it, its metadata and refusals; savepoints of other requesters; deletion by a schedule."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def savepoints(meeting_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDef
 
 @pytest.fixture
 def running(owner: Owner, meeting_pipeline: Pipeline) -> Any:
-    """A run that takes a savepoint whenever it is asked to."""
+    """A run that answers every request for a savepoint."""
     made = owner(meeting_pipeline)
     made.answer_with_savepoints()
     made.serve_forever()
@@ -134,7 +134,7 @@ def test_a_failed_savepoint_may_be_repeated_under_its_key(
     failure = failure_of(take("daily"))
     assert "not running" in failure.description and "never run here" in failure.description
     assert failure.metadata["error"].value == "NoRunningPipeline"
-    assert instance.has_dynamic_partition(PARTITIONS, "daily")  # the user's own
+    assert instance.has_dynamic_partition(PARTITIONS, "daily")  # the user's own savepoint
 
     running = owner(meeting_pipeline)
     running.answers["savepoint"] = lambda request: running.failed(request, "CHECKPOINT_EXPIRED", "after 600 s")
@@ -248,14 +248,14 @@ def test_the_asset_of_a_code_location_is_found_under_its_own_key(
     assert SavepointAsset.of(context, numbers_pipeline).key == dg.AssetKey(["savepoints", "numbers"])
 
 
-# Going on from one
+# Resuming from a savepoint
 
 
 @pytest.fixture
 def resume(
     owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance, assets_of: Callable[..., dg.AssetsDefinition]
 ) -> Callable[..., Any]:
-    """What is shown of how to resume, if a run of a job of that name had run the pipeline."""
+    """The metadata about resuming, for a pipeline that a job of this name has run."""
     from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
     running = owner(meeting_pipeline)
@@ -311,7 +311,7 @@ def test_the_link_opens_the_launchpad_of_the_job_that_ran_the_pipeline(resume: C
 
 
 def test_the_link_takes_a_job_of_the_users_instead_of_dagsters_own(resume: Callable[..., Any]) -> None:
-    """The launchpad of Dagster's own job takes nothing from a link, and offers every asset that there is."""
+    """The launchpad of Dagster's own job ignores a link's configuration, and offers all assets."""
     everything = frozenset(dg.AssetKey(name) for name in ("history", "live", "copied", "joined"))
     link, _, _ = resume("__ASSET_JOB", selection=everything)
     assert "/jobs/nightly/" in link.path
@@ -323,7 +323,7 @@ def test_the_link_takes_a_job_of_the_users_instead_of_dagsters_own(resume: Calla
     assert config["ops"]["pipeline_op"]["config"]["restore_from"] == location
 
 
-# What a schedule deletes of its own
+# Deletion by a schedule
 
 AGES = st.lists(st.integers(0, 100), min_size=1, max_size=12, unique=True)
 
@@ -354,7 +354,9 @@ def periodic(number: int) -> str:
 def test_a_schedule_deletes_only_its_own_old_savepoints(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
     assert take("by-hand").success
     assert take(periodic(0), retention={"made_by": "another", "prefix": "periodic-", "count": 2}).success
-    instance.add_dynamic_partitions(PARTITIONS, ["periodic-notes", periodic(1)])  # a user's, and a tick's that came to nothing
+    instance.add_dynamic_partitions(
+        PARTITIONS, ["periodic-notes", periodic(1)]
+    )  # a user's savepoint, and one of a tick that failed
     for number in (2, 3, 4):
         assert take(periodic(number), **scheduled(number)).success
     assert set(instance.get_dynamic_partitions(PARTITIONS)) == {
@@ -368,7 +370,7 @@ def test_a_schedule_deletes_only_its_own_old_savepoints(running: Any, take: Take
     assert there == {1, 2, 4, 5}
     assert recorded(instance, periodic(4))["made_by"] == "hourly"
     assert recorded(instance, periodic(4))["asked_by"] == "schedule hourly"
-    assert recorded(instance, periodic(2))["checkpoint"] == 3  # what was, stays known
+    assert recorded(instance, periodic(2))["checkpoint"] == 3  # the record of deleted savepoints stays
 
 
 def test_a_savepoint_that_a_restart_would_need_is_kept(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
@@ -414,5 +416,7 @@ def test_deletion_that_fails_does_not_fail_the_savepoint(
 def test_the_assets_description_explains_its_use(savepoints: dg.AssetsDefinition) -> None:
     (spec,) = savepoints.specs
     assert spec.key == KEY and spec.group_name == "savepoints"
-    assert [dep.asset_key for dep in spec.deps] == [dg.AssetKey("joined")]  # the lineage shows its pipeline by the last stages
+    assert [dep.asset_key for dep in spec.deps] == [
+        dg.AssetKey("joined")
+    ]  # the lineage links it to the last stages of its pipeline
     assert "add a partition" in str(spec.description)

@@ -1,4 +1,4 @@
-"""The drain sensor and its conditions: what must hold, for how long, and that one job's end does not end the next."""
+"""The drain sensor and its conditions: what must hold, for how long, and only for the current job."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ BOUNDED = ("history", "copied")
 
 
 class Ticking:
-    """A sensor that ticks and ticks: each tick has the cursor of the one before."""
+    """A sensor with several ticks: each tick has the cursor of the previous one."""
 
     def __init__(self, tick: Tick, sensor: dg.SensorDefinition, instance: dg.DagsterInstance) -> None:
         self._tick, self._sensor, self._instance = tick, sensor, instance
         self.cursor: str | None = None
 
     def __call__(self) -> str:
-        """Why the tick launched nothing."""
+        """One tick. Returns its skip reason."""
         result = self._tick(self._sensor, self._instance, self.cursor)
         self.cursor = result.cursor
         return str(result.skip_message)
@@ -48,7 +48,7 @@ class Ticking:
 
 @pytest.fixture
 def ticking(tick: Tick, meeting_pipeline: Pipeline) -> Any:
-    """Makes a drain sensor with a condition and lets it tick."""
+    """Creates a drain sensor with a condition, and lets it tick."""
     with dg.DagsterInstance.ephemeral() as instance:
 
         def make(condition: DrainCondition) -> Ticking:
@@ -75,8 +75,8 @@ def test_a_drain_after_the_backfill_has_finished_and_the_live_source_was_caught_
 
     running.report(finished=BOUNDED)
     assert "Condition met; confirming at the next tick" in ticks()
-    assert "Condition met; confirming at the next tick" in ticks()  # the same report again is no second look
-    running.report(finished=BOUNDED, after=1)  # nor is one that may have been under way
+    assert "Condition met; confirming at the next tick" in ticks()  # the same report again is not a confirmation
+    running.report(finished=BOUNDED, after=1)  # nor is one that may have been written at the same time
     assert "Condition met; confirming at the next tick" in ticks()
     running.report(finished=BOUNDED, behind=("live",))
     assert "not caught up: live[left], live[right]" in ticks()
@@ -111,7 +111,7 @@ def test_the_sensors_page_names_the_condition_and_the_ticks_log_the_result(
         dg.build_sensor_context(instance=instance, resources={"checkpoint_coordinator": coordinator()}) as context,
     ):
         context.log.addHandler(handler)
-        said = sensor.evaluate_tick(context).skip_message
+        reason = sensor.evaluate_tick(context).skip_message
     assert lines[0].startswith("Run run-1, job 1. Condition: all bounded stages have finished and (")
     for found in (
         "not met",
@@ -121,7 +121,7 @@ def test_the_sensors_page_names_the_condition_and_the_ticks_log_the_result(
         "hand: no",
     ):
         assert found in lines[0]
-    assert lines[1] == said
+    assert lines[1] == reason
 
 
 def test_the_drain_is_requested_once_and_its_progress_is_reported(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
@@ -145,15 +145,15 @@ def test_a_drain_that_fails_is_requested_three_times(ticking: Any, owner: Owner,
     ticks = ticking(when(lambda at: True))
     running = owner(meeting_pipeline)
     running.answers["stop"] = lambda request: running.failed(request, "IO_EXCEPTION", "disk full")
-    said = ""
+    reasons = ""
     for _ in range(8):
-        said += ticks()
+        reasons += ticks()
         running.serve()
     assert len({request.request_id for request in running.requests}) == 3
-    assert "disk full" in said and "Given up after 3 attempts" in said
+    assert "disk full" in reasons and "Given up after 3 attempts" in reasons
 
     running.end("FAILED")
-    again = owner(meeting_pipeline, "run-2", resume=True)  # another run is another chance
+    again = owner(meeting_pipeline, "run-2", resume=True)  # another run gets new attempts
     assert "Asked run run-2" in ticks()
     assert len(again.serve()) == 1
 
@@ -189,13 +189,13 @@ def test_materialized_assets_count_since_the_job_began(ticking: Any, owner: Owne
 
     first.end("FAILED")  # before the tick
     resumed = owner(meeting_pipeline, "run-2", resume=True)
-    assert "Asked run run-2" in ticks()  # it goes on with the job in whose time they were materialized
+    assert "Asked run run-2" in ticks()  # it continues the job during which they were materialized
     resumed.serve()
     resumed.end("FINISHED", ended_by="drain")
     assert "Drained" in ticks()
 
     later = owner(meeting_pipeline, "run-3")
-    assert "not materialized since" in ticks()  # what ended one job does not end the next
+    assert "not materialized since" in ticks()  # an event that ended one job does not end the next
     assert later.serve() == []
 
 
@@ -232,13 +232,13 @@ def test_a_marker_may_be_stored_anywhere_and_be_of_any_age(
 def test_a_marker_counts_without_waiting_for_the_confirmation_of_other_conditions(
     ticking: Any, owner: Owner, meeting_pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    """The feed is complete: only what the sources say afterwards counts."""
+    """The feed is complete: only later reports of the sources count."""
     marker = tmp_path / "complete"
     ticks = ticking(all_of(marker_object(str(marker)), live_lag_zero()))
     running = owner(meeting_pipeline)
     running.report()
     assert "no marker" in ticks()
-    running.report()  # caught up twice, but the marker was not there
+    running.report()  # caught up twice, but the marker did not exist
     marker.touch()
     assert "Condition met; confirming at the next tick" in ticks()
     running.report()
@@ -265,7 +265,7 @@ def test_any_of_several_conditions(ticking: Any, owner: Owner, meeting_pipeline:
     assert "not caught up" in text and "hand: down" in text
     hand["up"] = True
     running.report()
-    assert "Asked" in ticks()  # one that lasts needs no second look
+    assert "Asked" in ticks()  # a condition that lasts needs no confirmation
     assert len(running.serve()) == 1
 
 
@@ -299,7 +299,7 @@ def test_a_restarting_pipeline_has_not_caught_up(ticking: Any, owner: Owner, mee
     running.report(phase="restarting")
     assert "the pipeline is restarting" in ticks()
     running.report(finished=("live",), behind=("live",))
-    assert "Condition met; confirming at the next tick" in ticks()  # a source that has ended lags behind nothing
+    assert "Condition met; confirming at the next tick" in ticks()  # a source that has ended is not behind
 
 
 def test_conditions_that_would_hold_at_once_are_refused() -> None:
@@ -369,7 +369,7 @@ def test_a_run_after_a_crash_gets_the_request_again_unless_the_source_had_ended(
     assert third.serve() == []
     third.end("FINISHED")
     owner(meeting_pipeline, "run-4")
-    assert "not materialized since" in ticks()  # a new job needs a new December
+    assert "not materialized since" in ticks()  # a new job needs a new materialization of December
 
 
 def test_a_failed_request_to_end_a_source_is_repeated(ending: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
@@ -377,11 +377,11 @@ def test_a_failed_request_to_end_a_source_is_repeated(ending: Any, owner: Owner,
     running = owner(meeting_pipeline)
     running.answers["end_source"] = lambda request: running.failed(request, "CHECKPOINT_COORDINATOR_SUSPEND", "a stop")
     ticks.instance.report_runless_asset_event(dg.AssetMaterialization("december"))
-    said = ""
+    reasons = ""
     for _ in range(6):
-        said += ticks()
+        reasons += ticks()
         running.serve()
-    assert len(running.requests) == 3 and "a stop" in said and "Given up" in said
+    assert len(running.requests) == 3 and "a stop" in reasons and "Given up" in reasons
 
 
 @pytest.mark.parametrize("options", [{"source": "joined"}, {"source": "live", "instance": "middle"}])

@@ -1,4 +1,4 @@
-"""The recovery sensor: what it starts again, from where, how often, and what it leaves alone."""
+"""The recovery sensor: the runs that it restarts, their start point, the number of attempts, and the runs that it ignores."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def new_run(
     seconds: float = 5.0,
     selection: list[str] | None = None,
 ) -> str:
-    """A run in Dagster's storage that ended just now, after so many seconds."""
+    """A run in Dagster's storage that has just ended, after this number of seconds."""
     from dagster._core.events import DagsterEvent, DagsterEventType
     from dagster._core.utils import make_new_run_id
 
@@ -100,7 +100,7 @@ def test_a_failed_run_is_restarted_by_its_job(
     assert request.run_config == config
     assert request.tags["team"] == "flights" and "dagster/solid_selection" not in request.tags
     assert request.tags[RECOVERS] == failed and request.tags[ATTEMPT] == "1"
-    # Whatever becomes of the cursor, the run key is the same, and Dagster starts no second run for it.
+    # The run key is the same with any cursor, and Dagster launches no second run for it.
     assert tick(make(), instance, "garbage").run_requests[0].run_key == failed
 
 
@@ -110,7 +110,7 @@ def test_only_a_newest_run_that_has_failed_is_restarted(
 ) -> None:
     assert "never been run" in tick(make(), instance).skip_message
     new_run(instance)
-    newest = new_run(instance, status)  # followed by another, the failure is over
+    newest = new_run(instance, status)  # a failure that another run has followed does not count
     result = tick(make(), instance)
     assert not result.run_requests
     assert newest in result.skip_message and status.value in result.skip_message
@@ -119,7 +119,7 @@ def test_only_a_newest_run_that_has_failed_is_restarted(
 def test_a_run_of_the_buttons_is_known_by_its_tag(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
-    new_run(instance, job_name="__ASSET_JOB")  # another asset's
+    new_run(instance, job_name="__ASSET_JOB")  # of another asset
     assert "never been run" in tick(make(), instance).skip_message
     config = {"ops": {OP: {"config": {"restore_from": "none"}}, "another": {"config": {}}}, "execution": {"config": {}}}
     failed = new_run(
@@ -194,7 +194,7 @@ def test_a_named_checkpoint_is_restored_again_until_the_run_has_completed_a_chec
     running.release("FAILED")
     assert restore_from(tick(make(), instance).run_requests[0]) == "latest"
 
-    # A checkpoint of an earlier run is none of its own: this one failed before it owned the pipeline.
+    # The checkpoint is of an earlier run: this run failed before it owned the pipeline.
     new_run(instance, config=config)
     assert restore_from(tick(make(), instance).run_requests[0]) == "savepoints/savepoint-3-x"
 
@@ -202,14 +202,14 @@ def test_a_named_checkpoint_is_restored_again_until_the_run_has_completed_a_chec
 def test_a_job_that_had_finished_is_not_restarted(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
-    """The pipeline was drained, and then Dagster failed: to start it would be a new start."""
+    """The pipeline was drained, and Dagster failed after that: a restart would be a new start."""
     failed = new_run(instance)
     running = owner(meeting_pipeline, failed)
     running.report()
     running.end("FINISHED", ended_by="drain")
     result = tick(make(), instance)
     assert not result.run_requests and "had finished before" in result.skip_message
-    # The next run never got so far: what had finished was another one's job.
+    # The next run failed earlier: the finished job was another run's.
     new_run(instance)
     assert tick(make(), instance).run_requests
 
@@ -217,7 +217,7 @@ def test_a_job_that_had_finished_is_not_restarted(
 def test_a_suspend_on_request_is_not_undone(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
-    """The run failed after it: in code of the user's own, or because its machine was emptied while it ended."""
+    """The run failed after the suspend: in the user's code, or because it was evicted while it ended."""
     failed = new_run(instance)
     owner(meeting_pipeline, failed).end("FINISHED", ended_by="suspend", stop_asked_by="request")
     result = tick(make(), instance)
@@ -226,7 +226,7 @@ def test_a_suspend_on_request_is_not_undone(
     failed = new_run(instance)
     owner(meeting_pipeline, failed, resume=True).end("FINISHED", ended_by="suspend", stop_asked_by="termination")
     assert tick(make(), instance).run_requests[0].run_key == failed
-    # Terminated by a user of Dagster: the same savepoint, and it stays down.
+    # Terminated by a user of Dagster: the same savepoint, and no restart.
     canceled = new_run(instance, dg.DagsterRunStatus.CANCELED)
     owner(meeting_pipeline, canceled, resume=True).end("FINISHED", ended_by="suspend", stop_asked_by="termination")
     assert "CANCELED" in tick(make(), instance).skip_message
@@ -235,10 +235,10 @@ def test_a_suspend_on_request_is_not_undone(
 def test_a_run_that_failed_while_the_owner_continued_is_not_restarted(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
-    """The owner is, although another run of the job, or a refused one, is newer."""
+    """The owner is restarted, although another run of the job, or a refused one, is newer."""
     first = new_run(instance, dg.DagsterRunStatus.STARTED)
     running = owner(meeting_pipeline, first, lease_seconds=0.3)
-    new_run(instance)  # it never came so far as to ask for the pipeline
+    new_run(instance)  # it failed before it tried to acquire the pipeline
     refused = new_run(instance, tags={PIPELINE: "meeting", REFUSED: "PipelineOwned"})
     sensor = make()
     result = tick(sensor, instance)
@@ -255,7 +255,7 @@ def test_a_run_that_failed_while_the_owner_continued_is_not_restarted(
         time.sleep(0.05)
     assert result.run_requests[0].run_key == first != refused
 
-    # The recovery was refused in its turn, by an owner that Dagster had taken for dead: the next attempt follows it.
+    # The recovery run was refused by an owner that Dagster considered dead: the next attempt follows the recovery run.
     again = new_run(instance, tags={**result.run_requests[0].tags, REFUSED: "PipelineOwned"})
     cursor = None
     while not (result := tick(sensor, instance, cursor)).run_requests:
@@ -273,12 +273,12 @@ def test_a_run_that_is_still_alive_is_not_restarted(
     sensor = make()
     cursor = None
     deadline = time.monotonic() + 30.0
-    for _ in range(3):  # it renews its lease: Dagster is wrong about its death
+    for _ in range(3):  # it renews its lease, so it is alive
         running.ownership.renew()
         result = tick(sensor, instance, cursor)
         assert not result.run_requests and "lease" in result.skip_message
         cursor = result.cursor
-    while not result.run_requests:  # now it is silent
+    while not result.run_requests:  # now it does not renew the lease
         assert time.monotonic() < deadline
         result = tick(sensor, instance, cursor)
         cursor = result.cursor
@@ -290,16 +290,16 @@ def test_a_pipeline_that_another_run_owns_is_not_restarted(
     make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:
     failed = new_run(instance)
-    other = owner(meeting_pipeline, "somebody-else", lease_seconds=2.0)  # of another Dagster instance
+    other = owner(meeting_pipeline, "another-run", lease_seconds=2.0)  # of another Dagster instance
     sensor, cursor = make(), None
     deadline = time.monotonic() + 30.0
     for _ in range(3):
         other.ownership.renew()
         result = tick(sensor, instance, cursor)
         assert not result.run_requests
-        assert failed in result.skip_message and "somebody-else owns the pipeline" in result.skip_message
+        assert failed in result.skip_message and "another-run owns the pipeline" in result.skip_message
         cursor = result.cursor
-    while not result.run_requests:  # it has died, and Dagster here will never learn of it
+    while not result.run_requests:  # it has died, and this Dagster instance cannot detect that
         assert time.monotonic() < deadline
         result = tick(sensor, instance, cursor)
         cursor = result.cursor

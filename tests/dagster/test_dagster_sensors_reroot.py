@@ -1,4 +1,4 @@
-"""The re-root sensor: every stage that finishes is seen, whatever comes between two ticks; nothing is asked twice for it."""
+"""The re-root sensor: it reads the end of every stage, also of several between two ticks, and sends one request for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sensor(meeting_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinit
 
 
 def finish(instance: dg.DagsterInstance, stage: str, run_id: str = RUN, **metadata: Any) -> None:
-    """Dagster's event log says that a run has materialized a stage."""
+    """Write the materialization of a stage by a run into Dagster's event log."""
     event = dg.DagsterEvent(
         event_type_value="ASSET_MATERIALIZATION",
         job_name="job",
@@ -78,7 +78,7 @@ def test_a_tick_that_is_repeated_asks_for_the_same_checkpoint(
         tick(sensor, instance, before)
         tick(sensor, instance, before)  # its cursor was not saved
         assert len(running.serve()) == 1
-        tick(sensor, instance, before)  # nor then, and it is answered already
+        tick(sensor, instance, before)  # nor this time, and the request is answered already
         assert running.serve() == []
 
 
@@ -107,7 +107,7 @@ def test_stages_that_finished_in_other_runs_change_no_root(
         result = tick(sensor, instance)
         assert "No stage" in result.skip_message
         assert running.serve() == []
-        # Somebody reports a materialization by hand, later: it does not hide the run's own.
+        # A user reports a materialization by hand, later: it does not hide the run's own.
         finish(instance, "history")
         instance.report_runless_asset_event(dg.AssetMaterialization("history"))
         tick(sensor, instance, result.cursor)
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_fails_is_requested_again_a_limited_number_of_times(
         assert len(asked) == len({request.request_id for request in asked}) == 5
         assert "No stage" in result.skip_message
 
-        finish(instance, "copied")  # and the next stage is a new occasion
+        finish(instance, "copied")  # the end of another stage leads to a new request
         running.answers.clear()
         cursor = tick(sensor, instance, cursor).cursor
         assert len(running.serve()) == 1
@@ -146,12 +146,12 @@ def test_an_event_during_the_wait_for_an_answer_is_not_lost(
         cursor = tick(sensor, instance).cursor
         finish(instance, "history")
         cursor = tick(sensor, instance, cursor).cursor
-        finish(instance, "copied")  # the pipeline has not looked at its requests yet
+        finish(instance, "copied")  # the pipeline has not read its requests yet
         result = tick(sensor, instance, cursor)
         assert "Waiting" in result.skip_message and "Asked" in result.skip_message
         assert len(running.serve()) == 2
         result = tick(sensor, instance, result.cursor)
-        # Without roots in the answer, those of the pipeline's report.
+        # Without roots in the answer, the roots of the pipeline's status.
         assert sorted(event.asset_key.path[-1] for event in result.asset_events) == ["joined", "joined", "live", "live"]
 
 

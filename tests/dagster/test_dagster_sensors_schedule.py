@@ -1,4 +1,4 @@
-"""The schedule of savepoints: whom it asks, under which name, and when it lets a tick pass."""
+"""The schedule of savepoints: its requests, their names, and skipped ticks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = "periodic-20260504T030201Z"
 
 @pytest.fixture
 def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """Of its own directory: a schedule opens the instance by its reference."""
+    """An instance with a directory: a schedule opens the instance by its reference."""
     (tmp_path / "dagster").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as made:
         yield made

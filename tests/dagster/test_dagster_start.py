@@ -1,4 +1,4 @@
-"""What a person who has launched a pipeline sees until its first checkpoint, on the real runtime."""
+"""The events from a pipeline's launch to its first checkpoint, on the real runtime."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def test_each_step_is_logged_and_observations_begin_before_the_first_checkpoint(
         ran = dg.materialize([prices_op], resources={"checkpoint_coordinator": settings}, instance=instance)
         records = instance.all_logs(ran.run_id)
         checkpoints = instance.fetch_observations(dg.AssetKey(["checkpoints", "prices"]), limit=10).records
-    assert [(shown["rows"], shown["state"]) for shown in observed] == [(2, "running")], "seen while no checkpoint had completed"
+    assert [(shown["rows"], shown["state"]) for shown in observed] == [(2, "running")], (
+        "reported before any checkpoint had completed"
+    )
 
     lines = [entry.user_message for entry in records if not entry.is_dagster_event]
     expected = [
@@ -108,7 +110,7 @@ def test_each_step_is_logged_and_observations_begin_before_the_first_checkpoint(
         first = position(f"First rows of query {stage_name}: {rows} rows from {stage_name} in ")
         assert started < first < completed
         assert stage_name != "named" or waits < first
-    assert len(checkpoints) == 1, "what belongs to the checkpoint is shown by one asset"
+    assert len(checkpoints) == 1, "one asset shows the facts of the checkpoint"
 
 
 def test_the_checkpoints_are_an_asset_behind_the_stages(

@@ -1,4 +1,4 @@
-"""What is refused where the resource is defined, since no run could start with it: and at start where it is not known sooner."""
+"""Settings that prevent every start: refused where the resource is defined, or at start if their values are known only then."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLUSTER = {"spark.master": "spark://h:7077"}
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "told"),
+    ("settings", "error", "message"),
     [
         ({"spark_config": CLUSTER}, WorkDirectoryError, "work_directory to be set, since Spark's master is spark://h:7077"),
         ({"spark_config": {"spark": {"master": "yarn"}}}, WorkDirectoryError, "Spark's master is yarn"),
@@ -46,9 +46,9 @@ CLUSTER = {"spark.master": "spark://h:7077"}
     ],
 )
 def test_a_configuration_with_which_no_run_can_start_is_refused_at_its_definition(
-    settings: dict[str, Any], error: type[Exception], told: str
+    settings: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         CheckpointCoordinatorResource(**settings)
 
 
@@ -96,7 +96,7 @@ def test_executors_elsewhere_do_not_see_the_default_work_directory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "settings", "told"),
+    ("variables", "settings", "message"),
     [
         ({"WORK": "gs://bucket"}, {"work_directory": dg.EnvVar("WORK")}, "gs: is not supported"),
         ({"STORAGE": "s3:/b"}, {"storage": dg.EnvVar("STORAGE")}, "two slashes: s3://b"),
@@ -105,7 +105,7 @@ def test_executors_elsewhere_do_not_see_the_default_work_directory() -> None:
 def test_the_value_of_a_variable_is_checked_when_the_run_starts(
     variables: dict[str, str],
     settings: dict[str, Any],
-    told: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     coordinator: Callable[..., CheckpointCoordinatorResource],
     numbers_pipeline: Pipeline,
@@ -117,11 +117,11 @@ def test_the_value_of_a_variable_is_checked_when_the_run_starts(
         monkeypatch.setenv(name, value)
     with pytest.raises(dg.DagsterResourceFunctionError) as raised:
         materialize(assets_of(numbers_pipeline), coordinator(**settings), raise_on_error=True)
-    assert told in str(raised.value.__cause__)
+    assert message in str(raised.value.__cause__)
 
 
 def test_the_work_directory_of_a_run(coordinator: Callable[..., CheckpointCoordinatorResource], tmp_path: Path) -> None:
-    """Pipelines of one name on two storages do not meet there."""
+    """Pipelines of one name on two storages have different work directories."""
     from dagster_checkpoints.storage import CheckpointStorage, open_store
 
     storages = [CheckpointStorage(open_store(str(tmp_path / name)), "numbers") for name in "ab"]

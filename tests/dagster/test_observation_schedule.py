@@ -1,4 +1,4 @@
-"""How often a running pipeline is observed: bounds that hold however long it runs, with a clock that is turned by hand."""
+"""How often a running pipeline is observed: limits for runs of any length, with a manual clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIGURATION = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def observed(schedule: ObservationSchedule, seconds: range, changes: bool = True) -> list[int]:
-    """When a subject is observed that somebody looks at every second."""
+    """The times at which a subject is observed that is checked every second."""
     return [now for now in seconds if schedule.due("stage", now if changes else "the same", float(now)) is not None]
 
 
@@ -32,7 +32,7 @@ def test_a_day_has_as_many_observations_as_the_setting_says() -> None:
 @pytest.mark.parametrize(
     ("every", "expected"),
     [
-        (300.0, [0, 30, 60, 90, 120, 150, 180, 210, 240, 270, 570]),  # often while somebody watches the start
+        (300.0, [0, 30, 60, 90, 120, 150, 180, 210, 240, 270, 570]),  # often at the start, which users watch
         (60.0, [0, 30, 60, 90, 120, 150, 180, 210, 240, 270, 330, 390, 450, 510, 570]),
         (100.0, [0, 30, 60, 90, 120, 150, 180, 210, 240, 270, 370, 470, 570]),
         (5.0, list(range(0, 600, 5))),  # never slower at the beginning than later
@@ -60,5 +60,5 @@ def test_skipped_observations_are_counted_and_urgent_ones_are_never_skipped() ->
     schedule = ObservationSchedule(300.0)
     assert [schedule.due("checkpoints", number, float(number)) for number in range(3)] == [0, None, None]
     assert schedule.made("checkpoints", 3, 3.0) == 2
-    assert schedule.due("checkpoints", 32, 32.0) is None, "the pause counts from the one that was made"
+    assert schedule.due("checkpoints", 32, 32.0) is None, "the pause counts from the last observation"
     assert schedule.due("checkpoints", 33, 33.0) == 1
