@@ -573,6 +573,14 @@ def test_a_plan_without_streams_is_evaluated_once_behind_what_is_due() -> None:
     assert drive(life.FinishOperators()) == []
 
 
+def test_a_plan_that_is_evaluated_once_sends_no_restored_watermark() -> None:
+    drive = Driver("s", static=["s"], valve=5)
+    drive(TaskOpened())
+    drive.read("s", EndOfData(True))
+    drive(QueryBuilt(streaming=False, takes_watermark=False))
+    assert not drive.gate.has_news and drive(BetweenBatches()) == []
+
+
 def test_the_end_of_a_partition_stands_for_every_barrier() -> None:
     drive = Driver("a", "b", "s", static=["s"])
     drive(TaskOpened())
