@@ -1235,6 +1235,11 @@ def test_a_drain_ends_with_the_final_checkpoint_alone(graph_of: Graphs) -> None:
     assert triggered(job.do(EndOfDataReached(C))) == [(2, A)]
 
 
+def test_what_is_no_event_is_refused(graph_of: Graphs) -> None:
+    with pytest.raises(AssertionError, match="'no event'"):
+        Job(graph_of(CHAIN)).do("no event")  # type: ignore[arg-type]
+
+
 def test_a_restart_forgets_the_end_of_data(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN))
     for task in job.tasks:

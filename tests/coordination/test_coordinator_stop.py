@@ -290,6 +290,18 @@ def test_no_stop_without_tasks_that_run(graph_of: Graphs, stop: str, words: str,
     assert job.coordinator.stopping is None
 
 
+def test_a_stop_that_has_waited_for_tasks_to_finish_and_finds_one_gone_is_answered(graph_of: Graphs) -> None:
+    job = Job(graph_of, "ends ack1 suspend A-failed written1 +100")
+    assert job.answers == {"stop": "NOT_ALL_REQUIRED_TASKS_RUNNING"}
+
+
+def test_requests_that_have_waited_for_the_end_of_the_tasks_are_all_answered(graph_of: Graphs) -> None:
+    job = Job(graph_of, "ends ack1 written1 savepoint checkpoint")
+    assert job.answers == {}
+    job.do("finish")
+    assert job.answers == dict.fromkeys(("savepoint", "checkpoint"), "NOT_ALL_REQUIRED_TASKS_RUNNING")
+
+
 def test_a_stop_before_all_tasks_run_changes_nothing(graph_of: Graphs) -> None:
     job = Job(graph_of, "suspend", running=False)
     assert job.answers == {"stop": "NOT_ALL_REQUIRED_TASKS_RUNNING"}
