@@ -17,11 +17,10 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.execution.job_events import TaskReport
 from dagster_checkpoints.execution.job_machine import JobMachine
-from dagster_checkpoints.execution.ownership import SAFETY, OwnershipSteps
+from dagster_checkpoints.execution.ownership import SAFETY
 from dagster_checkpoints.execution.shared_files import SharedNames
 from dagster_checkpoints.execution.storage_errors import OwnershipLost, StorageError
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from simulation.channels import Ghost, Snapshot
 from simulation.requests import OK, PUT, WAIT, Performer, Steps, shared_name
 from simulation.restoring import From, Restored, StartPoint
@@ -71,13 +70,12 @@ class Thread:
         return True
 
 
-class Machine(ABC):
+class Machine(Performer, ABC):
     """A process and its threads, as the world sees them. `number` is its place among all processes.
 
     Attributes:
         knows_event_time: whether the watermark of a task follows from its channels alone, and nothing is late.
-        owner: its right to the pipeline, once acquired; `epoch` is 0 until then.
-        locked: whether `state.json` is being written: a lease that runs out now cannot be renewed.
+        epoch: of its ownership; 0 until it has acquired the pipeline.
         io: what the thread for input and output has to do, and `io_now` does.
         enumerators: by source stage, the splits that nobody reads yet.
         completed: number of checkpoints.
@@ -91,12 +89,13 @@ class Machine(ABC):
     __slots__ = (
         "_due", "_kept", "_last_id", "_savepoints", "_sleeping_until", "_start", "_told_of_loss", "_waits_for", "asked",
         "asked_start", "attempt", "checked", "completed", "config", "crashed", "dirty", "ended_by", "ended_sources",
-        "enumerators", "epoch", "ghosts", "io", "io_now", "job", "job_id", "knows_event_time", "lineage", "locked", "main",
-        "names", "number", "over", "owner", "paused", "performer", "queue", "registry", "restored", "running", "said",
+        "enumerators", "epoch", "ghosts", "io", "io_now", "job", "job_id", "knows_event_time", "lineage", "main",
+        "names", "number", "over", "paused", "queue", "restored", "running", "said",
         "settings", "shape", "shut_down", "status", "tasks", "told_to_end", "uploads", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, number: int, start: From) -> None:
+        super().__init__(world.store)
         self.world = world
         self.number = number
         self.settings = world.scenario.settings
@@ -105,10 +104,8 @@ class Machine(ABC):
         self.asked_start = start
         self.knows_event_time = not self.settings.idle and self.settings.exactly_once
         self.job: JobMachine
-        self.registry = SharedStateRegistry()
-        self.owner: OwnershipSteps
         self.epoch = 0
-        self.locked = self.paused = self.crashed = self.over = self.shut_down = self.told_to_end = False
+        self.paused = self.crashed = self.over = self.shut_down = self.told_to_end = False
         self.dirty = bool(world.active)
         self.queue: deque[Any] = deque()
         self.io: deque[Callable[[], Steps[Any]]] = deque()
@@ -127,7 +124,6 @@ class Machine(ABC):
         self.said: deque[TaskReport] = deque(maxlen=6)
         self.restored: Restored | None = None
         self.names = SharedNames(lambda: self.epoch)
-        self.performer = Performer(self)
         self._start: StartPoint | None = None
         self._told_of_loss = False
         """The renewing thread has told the main thread that it is no longer the owner."""
@@ -147,7 +143,7 @@ class Machine(ABC):
     @property
     def superseded(self) -> bool:
         """Whether another process has taken the pipeline over."""
-        state = self.world.store.state
+        state = self.store.state
         return state is not None and 0 < self.epoch < state.epoch
 
     def count(self, what: str) -> None:
@@ -262,7 +258,7 @@ class Machine(ABC):
         if self.world.now < self.owner.deadline - self.owner.lease_seconds * (SAFETY - 1 / 3):
             return
         try:
-            for step in self.performer.owned(self.owner.renew()):
+            for step in self.owned(self.owner.renew()):
                 assert step is PUT
         except StorageError as error:
             self._told_of_loss = True

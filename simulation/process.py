@@ -17,6 +17,7 @@ from dagster_checkpoints.coordination import CompletedCheckpoint, DiscardStates,
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
+from dagster_checkpoints.execution.checkpoint_deletion import discard_states
 from dagster_checkpoints.execution.job_actions import JobAction
 from dagster_checkpoints.execution.job_events import Failure, JobMachineEvent
 from dagster_checkpoints.execution.job_machine import JobMachine
@@ -119,7 +120,7 @@ class Process(Writer):
 
     def _check_named(self, checkpoint_id: int) -> None:
         """Tasks commit what they are told of: a crash must not take it back."""
-        if (self.job_id, checkpoint_id) not in self.world.store.named:
+        if (self.job_id, checkpoint_id) not in self.store.named:
             raise Violation(f"tasks are told that {checkpoint_id} has completed, and the state has never named it")
 
     def _write_metadata(self, action: told.WriteMetadata) -> None:
@@ -131,7 +132,7 @@ class Process(Writer):
 
     def _triggered(self, action: told.CheckpointTriggered) -> None:
         checkpoint_id, properties = action.checkpoint_id, action.properties
-        last = max(self._last_id, self.world.store.taken.get(self.job_id, 0))
+        last = max(self._last_id, self.store.taken.get(self.job_id, 0))
         check(checkpoint_id > last or self.superseded, f"id {checkpoint_id} after {last}")
         self._last_id = checkpoint_id
         if properties.is_savepoint:
@@ -157,12 +158,12 @@ class Process(Writer):
         """Without its newest checkpoint a job that runs would begin again after a crash; and before a run has a checkpoint of
         its own, its user may still decide to go back to a later one than the run has started from."""
         checkpoint = action.checkpoint
-        state = self.world.store.state
+        state = self.store.state
         needed = state is not None and state.job.status == "RUNNING" and state.newest is not None
         newest = state.newest.location if state is not None and state.newest is not None else ""
         check(not needed or newest != checkpoint.location, f"{newest} is deleted before storage says that the job has ended")
         passed_over = self._start is not None and checkpoint in self._start.passed_over
-        own = self.world.store.taken.get(self.job_id, 0) > checkpoint.checkpoint_id or self.shut_down
+        own = self.store.taken.get(self.job_id, 0) > checkpoint.checkpoint_id or self.shut_down
         check(own or not passed_over, f"{checkpoint.location} is deleted before the run has a checkpoint of its own")
         self.io.append(lambda: self.delete(checkpoint.location))
 
@@ -171,8 +172,6 @@ class Process(Writer):
     def _choose(self) -> Steps[on.BeginningChosen]:
         previous = self.owner.previous
         yield from self._read()
-        if self.superseded:
-            raise OwnershipLost  # what it would begin from may be gone
         if is_job_over(previous) and previous.newest is not None:
             self.dirty = True  # its end could not be said: what is left is swept once the newest is named no more
         self._start = start = self.choose_start()
@@ -193,23 +192,24 @@ class Process(Writer):
             )
             self.lineage = (*parents, (self.job_id, None))
 
-    @staticmethod
-    def _read() -> Steps[None]:
-        """Storage is asked for something, and may be away."""
+    def _read(self) -> Steps[None]:
+        """Ask storage, which may be away, for something that a new owner may have deleted."""
         if (yield PUT) not in (None, OK):
             raise StorageUnavailable
+        if self.superseded:
+            raise OwnershipLost
 
     def _begin(self, action: do.BeginJob) -> Steps[on.JobBegun]:
         assert self._start is not None
         begun = self.owner.begin_job(resume=self._start.resume, restored=self._start.pointer)
-        job_id = yield from self.performer.owned(begun)
+        job_id = yield from self.owned(begun)
         check(job_id == self.job_id, "the job has another id than its tasks were told")
         return on.JobBegun()
 
     def _claim(self, action: do.ClaimSavepoint) -> Steps[on.SavepointClaimed]:
         assert self._start is not None and self._start.pointer is not None
-        self.world.store.claimed.add(self._start.pointer.location)
-        yield from self.performer.owned(self.owner.claim(self._start.pointer))
+        self.store.claimed.add(self._start.pointer.location)
+        yield from self.owned(self.owner.claim(self._start.pointer))
         return on.SavepointClaimed()
 
     # Attempts
@@ -223,9 +223,7 @@ class Process(Writer):
             except StorageUnavailable as error:
                 self.count("failed fetches")
                 return on.DeployFailed(Failure(repr(error)), may_pass=True)
-            if self.superseded:
-                raise OwnershipLost  # what it was to fetch may have been deleted by the new owner
-            self.world.store.check_whole(restored.location)
+            self.store.check_whole(restored.location)
         self.attempt, self.restored, self.ended_sources = action.attempt, restored, action.ended_sources
         finished = deploy(self, restored)
         if restored is not None and not is_savepoint(restored.location):
@@ -235,7 +233,7 @@ class Process(Writer):
         return on.Deployed(self.shape.graph, finished, tuple(sources))
 
     def _confirm(self, action: do.ConfirmOwnership) -> Steps[on.OwnershipConfirmed | on.StorageSilent]:
-        renewed = yield from self.performer.owned(self.owner.renew())
+        renewed = yield from self.owned(self.owner.renew())
         return ownership_answer(renewed, self.owner.state.newest)
 
     def _read_newest(self, action: do.ReadNewest) -> Steps[on.NewestRead | on.StorageSilent]:
@@ -243,9 +241,7 @@ class Process(Writer):
             yield from self._read()
         except StorageUnavailable:
             return on.StorageSilent()
-        if self.superseded:
-            raise OwnershipLost
-        return on.NewestRead(restore_point(read_restored(self.world.store, action.checkpoint.location, self.world.shapes)))
+        return on.NewestRead(restore_point(read_restored(self.store, action.checkpoint.location, self.world.shapes)))
 
     def _stop_tasks(self, action: do.StopTasks) -> Steps[on.TasksStopped]:
         """Those that had not finished are cancelled."""
@@ -265,7 +261,7 @@ class Process(Writer):
             ended = self.owner.end_job(
                 "FINISHED", keep_checkpoints=action.keep_checkpoints, ended_by=action.ended_by, stop_asked_by=action.stop_asked_by
             )
-            dropped = yield from self.performer.owned(ended)
+            dropped = yield from self.owned(ended)
         except StorageError:
             return on.JobEndNotRecorded()
         return on.JobEndRecorded(tuple(CompletedCheckpoint(p.checkpoint_id, p.location) for p in dropped))
@@ -291,7 +287,7 @@ class Process(Writer):
         self.status, self.ended_by = outcome.status.name, outcome.ended_by
         with suppress(StorageError):
             status = action.status.name if action.status is not None else None
-            yield from self.performer.owned(self.owner.release(status))  # type: ignore[arg-type]
+            yield from self.owned(self.owner.release(status))  # type: ignore[arg-type]
         self._take_requests()
 
     # Users
@@ -326,8 +322,8 @@ class Process(Writer):
         for requester in action.requesters:
             request = self._requesters[requester]
             request.answer(action)
-            if request.names_savepoint and action.location not in self.world.store.claimed:
-                self.world.store.check_whole(action.location)
+            if request.names_savepoint and action.location not in self.store.claimed:
+                self.store.check_whole(action.location)
 
     # Tasks
 
@@ -388,7 +384,7 @@ _AT_ONCE: dict[type[object], Callable[[Process, Any], None]] = {
     do.TaskHasFinished: lambda process, action: process.count("finished tasks"),
     AnswerRequest: Process._answer,
     told.WriteMetadata: Process._write_metadata,
-    told.DiscardStates: lambda process, action: process.io.append(lambda: process.discard_states(action.checkpoint_id)),
+    told.DiscardStates: lambda process, action: process.io.append(lambda: process.run(discard_states(action.checkpoint_id))),
     told.DiscardCheckpoint: Process._discard,
     told.CheckpointTriggered: Process._triggered,
     told.CheckpointCompleted: Process._completed,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from dagster_checkpoints.execution import checkpoint_deletion as deletion
 from dagster_checkpoints.execution import checkpoint_writing as writing
 from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.storage.errors import MissingStateFile
+from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from simulation.storage import Metadata, Store, is_savepoint
 from simulation.violations import check
 
@@ -30,19 +30,25 @@ Steps = Generator[str, str, T]
 """What a thread of a process does: it stops, is sent the outcome, and goes on."""
 
 
-@dataclass(slots=True)
 class Performer:
-    """Performs shipped steps for a process.
+    """Performs shipped storage steps: the part of a process that does so.
 
     Attributes:
-        process: whose thread it is, a `Process`.
-        location: of the checkpoint or savepoint that the steps write or delete.
-        metadata: what they write.
+        owner: its right to the pipeline, once acquired.
+        locked: whether `state.json` is being written: a lease that runs out now cannot be renewed.
+        location: of the checkpoint or savepoint that the thread for input and output writes or deletes.
+        metadata: what that thread writes.
     """
 
-    process: Any
-    location: str = ""
-    metadata: Metadata | None = None
+    __slots__ = ("location", "locked", "metadata", "owner", "registry", "store")
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.registry = SharedStateRegistry()
+        self.owner: OwnershipSteps
+        self.locked = False
+        self.location = ""
+        self.metadata: Metadata | None = None
 
     def run(self, steps: storage_steps.Steps[T]) -> Steps[T]:
         """Perform the requests of shipped steps, which see the shipped errors that a request raises."""
@@ -65,26 +71,15 @@ class Performer:
         """The answer to a request, or steps to it."""
         return _PERFORM[type(request)](self, request)
 
-    @property
-    def store(self) -> Store:
-        store: Store = self.process.world.store
-        return store
-
-    @property
-    def owner(self) -> OwnershipSteps:
-        owner: OwnershipSteps = self.process.owner
-        return owner
-
     def owned(self, steps: storage_steps.Steps[T]) -> Steps[T]:
         """Perform a procedure of the owner, after the one that is under way."""
-        process = self.process
-        while process.locked:
+        while self.locked:
             yield WAIT
-        process.locked = True
+        self.locked = True
         try:
             return (yield from self.run(steps))
         finally:
-            process.locked = False
+            self.locked = False
 
     def for_location(self, steps: storage_steps.Steps[None]) -> Steps[str]:
         yield from self.run(steps)
@@ -130,24 +125,24 @@ def _put_state(on: Performer, expected: storage_steps.StateVersion | None, asked
     return write(lambda: on.store.put_state(expected, asked.state), refused("it was changed"), asked.state.token)
 
 
-_PERFORM: dict[type[object], Callable[[Performer, Any], Any]] = {
+_PERFORM: dict[type[object], Callable[[Any, Any], Any]] = {
     # state.json
     storage_steps.ReadState: lambda on, asked: on.store.read_state(),
     storage_steps.CreateState: lambda on, asked: _put_state(on, None, asked),
     storage_steps.ReplaceState: lambda on, asked: _put_state(on, asked.expected, asked),
-    acquisition.CheckOwnerGone: lambda on, asked: on.process.knows_gone(asked.owner.run_id),
+    acquisition.CheckOwnerGone: lambda on, asked: on.knows_gone(asked.owner.run_id),
     acquisition.AnnounceWatch: lambda on, asked: None,
-    acquisition.Sleep: lambda on, asked: on.process.sleep(asked.seconds),
+    acquisition.Sleep: lambda on, asked: on.sleep(asked.seconds),
     writing.ReserveId: lambda on, asked: on.owned(on.owner.reserve(asked.checkpoint_id)),
     writing.RenewLease: lambda on, asked: on.owned(on.owner.renew()),
     writing.CompleteCheckpoint: lambda on, asked: on.owned(on.owner.complete(asked.checkpoint_id, asked.location, asked.kind)),
     deletion.ForgetCheckpoint: lambda on, asked: on.owned(on.owner.forget(asked.location)),
     # The start
-    start_point.RegisterFiles: lambda on, asked: on.process.register(asked.location),
-    start_point.ReadRestorable: lambda on, asked: on.process.restorable(asked.location),
+    start_point.RegisterFiles: lambda on, asked: on.register(asked.location),
+    start_point.ReadRestorable: lambda on, asked: on.restorable(asked.location),
     start_point.ResolveName: lambda on, asked: start_point.NamedPlace(asked.name, is_savepoint(asked.name)),
     # Metadata
-    writing.BuildMetadata: lambda on, asked: on.process.built(on.metadata),
+    writing.BuildMetadata: lambda on, asked: on.built(on.metadata),
     writing.StoreMetadata: lambda on, asked: on.for_location(writing.write_metadata()),
     writing.StoreSavepoint: lambda on, asked: on.for_location(writing.complete_savepoint(on.location, confirm=True)),
     writing.CreateObject: lambda on, asked: write(on.create_metadata, storage_errors.AlreadyExists("it was created")),
@@ -157,24 +152,24 @@ _PERFORM: dict[type[object], Callable[[Performer, Any], Any]] = {
     deletion.ListMetadata: lambda on, asked: [deletion.FoundMetadata(*found) for found in on.store.checkpoints()],
     deletion.SweepMetadata: lambda on, asked: on.run(deletion.sweep_metadata(on.owner)),
     # A savepoint's directory
-    deletion.MarkIncomplete: lambda on, asked: paused(on.process.mark_incomplete, on.location),
+    deletion.MarkIncomplete: lambda on, asked: paused(on.mark_incomplete, on.location),
     deletion.RemoveMark: lambda on, asked: paused(on.store.delete, f"{on.location}/_incomplete"),
     deletion.RemoveMarkIfEmpty: lambda on, asked: paused(on.store.delete_mark_if_empty, on.location),
     deletion.ReadMark: lambda on, asked: on.store.objects.get(f"{asked.location}/_incomplete"),
     deletion.DeleteSavepointMetadata: lambda on, asked: paused(on.store.delete, f"{on.location}/_metadata"),
     deletion.DeleteSavepointFiles: lambda on, asked: paused(on.store.delete_below, f"{on.location}/state/"),
-    deletion.DeleteSavepoint: lambda on, asked: on.process.delete_savepoint(asked.location),
-    deletion.DiscardSavepoint: lambda on, asked: on.process.discard_savepoint(asked.checkpoint_id),
+    deletion.DeleteSavepoint: lambda on, asked: on.delete_savepoint(asked.location),
+    deletion.DiscardSavepoint: lambda on, asked: on.discard_savepoint(asked.checkpoint_id),
     deletion.HasMetadata: lambda on, asked: on.store.metadata(asked.location) is not None,
     deletion.ListSavepointDirectories: lambda on, asked: [f"savepoints/{name}" for name in on.store.names("savepoints/")],
     deletion.SweepSavepoints: lambda on, asked: on.run(deletion.sweep_savepoints(on.owner, "simulated")),
     # Shared files
     shared_files.PutFile: lambda on, asked: on.store.objects.update({f"shared/{asked.name}": on.owner.epoch}),
-    deletion.DiscardFiles: lambda on, asked: on.delete_orphans(on.process.registry.discarding(asked.location)),
-    deletion.DiscardPendingFiles: lambda on, asked: on.delete_orphans(on.process.discarding(asked.checkpoint_id)),
-    deletion.DeleteUnnamed: lambda on, asked: on.delete_orphans(on.process.registry.sweeping(asked.names)),
+    deletion.DiscardFiles: lambda on, asked: on.delete_orphans(on.registry.discarding(asked.location)),
+    deletion.DiscardPendingFiles: lambda on, asked: on.delete_orphans(on.discarding(asked.checkpoint_id)),
+    deletion.DeleteUnnamed: lambda on, asked: on.delete_orphans(on.registry.sweeping(asked.names)),
     deletion.DeleteFiles: lambda on, asked: paused(on.store.delete_shared, on.owner.epoch, asked.names),
-    deletion.IsRegistered: lambda on, asked: asked.location in on.process.registry.checkpoints(),
+    deletion.IsRegistered: lambda on, asked: asked.location in on.registry.checkpoints(),
     deletion.ListFiles: lambda on, asked: [shared_name(name) for name in on.store.names("shared/")],
     deletion.SweepFiles: lambda on, asked: on.run(deletion.sweep_files(on.owner.epoch, frozenset())),
 }

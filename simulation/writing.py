@@ -23,7 +23,7 @@ from dagster_checkpoints.storage.errors import CheckpointDiscarded
 from simulation.channels import Ghost, Snapshot
 from simulation.cuts import check_cut
 from simulation.machine import LEASE, Machine, Upload
-from simulation.requests import Performer, Steps
+from simulation.requests import Steps
 from simulation.restoring import RestorableCheckpoint, Restored, StartPoint, as_recorded, options, restorable
 from simulation.storage import LONG_AGO, Metadata, is_savepoint
 from simulation.task_data import TaskData
@@ -75,7 +75,7 @@ class Writer(Machine):
     def _store_files(self, upload: Upload, uploaded: bool) -> tuple[str, ...]:
         """Store the files of a snapshot, or only some of them. Returns their names in storage."""
         checkpoint_id, names = upload.barrier.checkpoint_id, upload.snapshot.contents
-        location, store = self._location(checkpoint_id), self.world.store
+        location, store = self._location(checkpoint_id), self.store
         if upload.barrier.properties.is_savepoint:
             if location in store.given_up:
                 raise CheckpointDiscarded
@@ -84,7 +84,7 @@ class Writer(Machine):
                 store.objects.update(dict.fromkeys([f"{location}/state/{name}" for name in names]))
         else:
             steps = [store_file(self.names, self.registry, location, content) for content in (names if uploaded else names[:1])]
-            names = tuple([str(drive(each, self.performer.perform).name) for each in steps])
+            names = tuple([str(drive(each, self.perform).name) for each in steps])
         if not uploaded:
             raise StorageUnavailable
         return names
@@ -97,16 +97,14 @@ class Writer(Machine):
 
     def _write(self, snapshot: CheckpointSnapshot, ghosts: dict[TaskId, Ghost]) -> Steps[None]:
         checkpoint_id, properties = snapshot.checkpoint_id, snapshot.properties
-        metadata = self._metadata(snapshot, ghosts)
-        location = metadata.pointer.location
-        result = yield from Performer(self, location, metadata).run(
-            checkpoint_writing.write_checkpoint(checkpoint_id, properties)
-        )
+        self.metadata = metadata = self._metadata(snapshot, ghosts)
+        self.location = metadata.pointer.location
+        result = yield from self.run(checkpoint_writing.write_checkpoint(checkpoint_id, properties))
         if result.keep:
             self._kept.add(checkpoint_id)
         outcome = result.outcome
         if isinstance(outcome, told.MetadataWritten) and properties.is_savepoint:
-            self.world.store.promise(location)
+            self.store.promise(metadata.pointer.location)
         if isinstance(outcome, told.MetadataWriteFailed) and outcome.reason is FailureReason.CHECKPOINT_DECLINED:
             stuck = self.config.checkpoints_after_tasks_finish and self._union_partly_finished(metadata)
             check(not stuck, f"no checkpoint is possible any more: {outcome.message}")
@@ -150,9 +148,9 @@ class Writer(Machine):
 
     def acquire(self) -> Steps[OwnershipSteps]:
         """Become the owner. The lease of another one is looked at once, at its end."""
-        values = DriverValues(lambda: self.world.now, lambda: LONG_AGO, self.world.store.tokens.__next__)
+        values = DriverValues(lambda: self.world.now, lambda: LONG_AGO, self.store.tokens.__next__)
         owner = Owner(run_id=str(self.number), host="", pid=0)
-        return self.performer.run(acquisition.acquire(StatePlace("simulated", "", ""), owner, LEASE, values, poll=LEASE))
+        return self.run(acquisition.acquire(StatePlace("simulated", "", ""), owner, LEASE, values, poll=LEASE))
 
     def choose_start(self) -> StartPoint:
         """Decide what an owned pipeline starts from.
@@ -161,38 +159,35 @@ class Writer(Machine):
             NothingToRestoreError: there is no such thing, or it cannot be restored with other numbers of instances.
             RestoreError: it does not fit.
         """
-        asks = options(self.world.store, self.owner, self.asked_start, copies=self.number)
+        asks = options(self.store, self.owner, self.asked_start, copies=self.number)
         steps: Steps[StartPoint] = start_point.choose_start(self.owner.previous, self.owner.retained, asks, "the store")
-        return drive(steps, self.performer.perform)
+        return drive(steps, self.perform)
 
     def restorable(self, location: str) -> RestorableCheckpoint[Restored]:
         """A checkpoint or savepoint from which the pipeline can start; its shared files are kept from now on."""
-        found = restorable(self.world.store, location, self.world.shapes, self.asked_start.variant)
+        found = restorable(self.store, location, self.world.shapes, self.asked_start.variant)
         if not found.savepoint:
             self.register(location)
         return found
 
     def register(self, location: str) -> None:
         """Keep the shared files of a checkpoint from deletion."""
-        self.registry.register(location, self.world.store.check_whole(location).files)
+        self.registry.register(location, self.store.check_whole(location).files)
 
     # Deletion
-
-    def discard_states(self, checkpoint_id: int) -> Steps[int]:
-        return self.performer.run(checkpoint_deletion.discard_states(checkpoint_id))
 
     def delete(self, location: str) -> Steps[int]:
         retained = [c.location for c in self.coordinator.completed]
         check(location not in retained, f"{location} is deleted, and is still retained")
-        return self.performer.run(checkpoint_deletion.delete_checkpoint(location, is_savepoint(location)))
+        return self.run(checkpoint_deletion.delete_checkpoint(location, is_savepoint(location)))
 
     def sweep(self) -> Steps[None]:
         """Delete what killed processes have left behind."""
         assert self._start is not None
-        return self.performer.run(checkpoint_deletion.sweep(self._start.sweep))
+        return self.run(checkpoint_deletion.sweep(self._start.sweep))
 
     def mark_incomplete(self, location: str) -> None:
-        self.world.store.objects[f"{location}/_incomplete"] = checkpoint_deletion.IncompleteMark("simulated", self.epoch)
+        self.store.objects[f"{location}/_incomplete"] = checkpoint_deletion.IncompleteMark("simulated", self.epoch)
 
     def discarding(self, checkpoint_id: int) -> AbstractContextManager[frozenset[str]]:
         """The files that only this pending checkpoint names."""
@@ -202,8 +197,9 @@ class Writer(Machine):
         """Delete a savepoint that has failed."""
         location = self._savepoints.get(checkpoint_id)
         if location is not None and checkpoint_id not in self._kept:
-            self.world.store.given_up.add(location)
+            self.store.given_up.add(location)
             yield from self.delete_savepoint(location)
 
     def delete_savepoint(self, location: str) -> Steps[None]:
-        return Performer(self, location).run(checkpoint_deletion.delete_savepoint(location.startswith("savepoints/")))
+        self.location = location
+        return self.run(checkpoint_deletion.delete_savepoint(location.startswith("savepoints/")))
