@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from dagster_checkpoints.execution.elements import Mark
+from dagster_checkpoints.execution.elements import EndOfData, Mark
 from simulation.elements import in_words, tally
 from simulation.shapes import Shape
 from simulation.storage import Metadata
@@ -31,6 +31,20 @@ def check_cut(shape: Shape, metadata: Metadata) -> None:
         if found[edge] != expected:
             what = f"checkpoint {metadata.pointer.checkpoint_id}, edge {shape.edges[edge - 1]}"
             raise Violation(f"{what}: sent {in_words(expected)}, read or in flight {in_words(found[edge])}")
+
+
+def check_ends(shape: Shape, metadata: Metadata) -> None:
+    """Over every channel the end of the data was sent, and was read or is in flight; or neither."""
+    for channel in shape.channels:
+        producer, consumer = shape.tasks[channel.producer].id, shape.tasks[channel.consumer].id
+        if consumer not in metadata.states:
+            continue
+        sender, pinned = metadata.states.get(producer), metadata.states[consumer].channels[channel.name]
+        waiting = [*pinned.in_flight, *(sender.output.get(channel.name, ()) if sender is not None else ())]
+        sent = producer in metadata.finished or (sender is not None and sender.after_finish)
+        read = pinned.snapshot.ended != "none" or EndOfData(True) in waiting
+        if sent != read:
+            raise Violation(f"checkpoint {metadata.pointer.checkpoint_id}, {channel.name}: end of data {sent=}, {read=}")
 
 
 def written(metadata: Metadata, shape: Shape) -> dict[int, int]:

@@ -21,7 +21,7 @@ from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import CheckpointMetadata
 from dagster_checkpoints.storage.errors import CheckpointDiscarded
 from simulation.channels import Ghost, Snapshot
-from simulation.cuts import check_cut
+from simulation.cuts import check_cut, check_ends
 from simulation.machine import LEASE, Machine, Upload
 from simulation.requests import Steps
 from simulation.restoring import RestorableCheckpoint, Restored, StartPoint, as_recorded, options, restorable
@@ -115,6 +115,7 @@ class Writer(Machine):
         check(before <= metadata.finished, f"{set(before - metadata.finished)} had finished and run again")
         if self.settings.exactly_once:
             check_cut(self.shape, metadata)
+            check_ends(self.shape, metadata)
         return as_recorded(metadata, self.shape) if self.world.has_union else _WITHOUT_UNION_STATES
 
     def _union_partly_finished(self, metadata: Metadata) -> bool:
