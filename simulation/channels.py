@@ -71,8 +71,7 @@ class Snapshot:
         output: by channel, what an unaligned barrier has overtaken on its way out.
         event_time: the watermark that the query has run under.
         watermark: the watermark that was said last.
-        tables: by edge, the sum of the static table's rows so far.
-        held_in_tables: at-least-once: by edge, the rows themselves.
+        tables: by edge, the rows of the static table so far.
         contents: of its state files.
         files: their names in storage, once they are there.
     """
@@ -84,8 +83,7 @@ class Snapshot:
     event_time: int | None = None
     watermark: int | None = None
     stages: tuple[Any, ...] = ()
-    tables: dict[int, int] = field(default_factory=dict)
-    held_in_tables: dict[int, frozenset[int]] = field(default_factory=dict)
+    tables: dict[int, frozenset[int]] = field(default_factory=dict)
     splits: tuple[tuple[int, int], ...] = ()
     transactions: tuple[Transaction, ...] = ()
     with_rows: dict[Name, Rows] = field(default_factory=dict)

@@ -150,7 +150,6 @@ def _rescaled(index: int, inputs: Sequence[Channel], siblings: Sequence[Snapshot
             c.name: PinnedChannel(ChannelSnapshot(c.name, 0, ended="drain")) for c in tables if c.name.partition("->")[0] in ended
         },
         tables=states[0].tables,
-        held_in_tables=states[0].held_in_tables,
         splits=tuple(share.get("splits", ())),
         transactions=tuple(share.get("transactions", ())),
         with_rows={name: rows for s in states for name, rows in s.with_rows.items()},

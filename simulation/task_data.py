@@ -43,7 +43,7 @@ class TaskData:
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
         "attempt", "by_name", "closed", "contents", "done", "ended_with", "enumerated", "event_time", "fail_at", "failed",
-        "finished_operators", "gate", "head", "held_in_tables", "id", "inputs", "inputs_ended", "left", "life", "machine",
+        "finished_operators", "gate", "head", "id", "inputs", "inputs_ended", "left", "life", "machine",
         "number", "opening", "operators", "output", "outputs", "process", "read", "records_of", "restored", "said_max",
         "sink", "source", "splits", "started", "stateful", "stopped_by", "streams", "tables", "valve_seen", "written",
     )  # fmt: skip
@@ -88,8 +88,7 @@ class TaskData:
         """What is left of opening the sink."""
         self.done = False
         self.failed = False
-        self.tables: dict[int, int] = {c.edge: 0 for c in inputs if c.static}
-        self.held_in_tables: dict[int, frozenset[int]] = {}
+        self.tables: dict[int, set[int]] = {c.edge: set() for c in inputs if c.static}
         """At-least-once: by edge, the rows of a static table."""
         self.output = OutputEventTime()
         self.restored = restored
@@ -143,8 +142,7 @@ class TaskData:
             if saved is not None:
                 channel.ended = saved.snapshot.ended
                 channel.watermark = MIN_WATERMARK_MS if saved.snapshot.watermark is None else saved.snapshot.watermark
-        self.tables.update(snapshot.tables)
-        self.held_in_tables = dict(snapshot.held_in_tables)
+        self.tables.update({edge: set(rows) for edge, rows in snapshot.tables.items()})
         if self.inputs:
             self.valve_seen = self.gate.watermark
             check(snapshot.valve is None or self.valve_seen >= snapshot.valve, "{}: event time went back", self.id)
@@ -245,14 +243,12 @@ class TaskData:
             raise Violation(f"{self.id}: event time is {found}, the channels say {least}")
 
     def add_to_table(self, channel: Channel, row: Row) -> None:
-        uid = row[0]
-        if not self.process.settings.exactly_once:
-            # A table is a set of rows, in which one that comes again changes nothing.
-            held = self.held_in_tables.get(channel.edge, frozenset())
-            if uid in held:
-                return
-            self.held_in_tables[channel.edge] = held | {uid}
-        self.tables[channel.edge] += uid
+        uid, table = row[0], self.tables[channel.edge]
+        if uid in table:
+            # At-least-once: a table is a set of rows, in which one that comes again changes nothing.
+            check(not self.process.settings.exactly_once, f"{self.id} gets the row {uid} of a table a second time")
+            return
+        table.add(uid)
         self.read[channel.edge] += ONE + uid
 
     def advance(self, watermark: int) -> None:
@@ -362,8 +358,7 @@ class TaskData:
             event_time=self.event_time if self.streams else None,
             watermark=self.output.watermark,
             stages=tuple([op.snapshot() for op in self.operators]),
-            tables=self.tables.copy(),
-            held_in_tables=self.held_in_tables.copy(),
+            tables={edge: frozenset(rows) for edge, rows in self.tables.items()},
             splits=ghost.splits,
             transactions=transactions,
             with_rows=with_rows,
@@ -404,6 +399,6 @@ def _into(after: Operator, edge: int) -> Forward:
     return forward
 
 
-def table_sum(tables: dict[int, int]) -> int:
+def table_sum(tables: dict[int, set[int]]) -> int:
     """What a static table is, as one number."""
-    return mix(*(tables[edge] for edge in sorted(tables)))
+    return mix(*(sum(tables[edge]) for edge in sorted(tables)))
