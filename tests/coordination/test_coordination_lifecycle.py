@@ -250,7 +250,7 @@ def test_what_cannot_come_is_refused(events: str) -> None:
     *before, last = events.split()
     for text in before:
         life.handle(event(text))
-    order = r"\. The runtime delivered events in an order that the task's life does not have\.$"
+    order = r"\. The runtime delivered events in an order that is not possible\.$"
     told = f"^A task that is {life.state.value} cannot take {re.escape(repr(event(last)))}: .*{order}"
     with pytest.raises(UnexpectedEvent, match=told):
         life.handle(event(last))

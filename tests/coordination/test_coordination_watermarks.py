@@ -128,8 +128,8 @@ def test_nothing_follows_the_end_of_data() -> None:
     with pytest.raises(UnexpectedEvent) as found:
         valve.advance("a", 5)
     assert str(found.value) == (
-        "Channel 'a' delivered a watermark after its EndOfData (drain). Nothing may follow it; the channel's log or the position "
-        "it was restored at is wrong."
+        "Channel 'a' delivered a watermark after its EndOfData (drain). Nothing may follow EndOfData; the channel's log or the "
+        "position it was restored at is wrong."
     )
 
 
