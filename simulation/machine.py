@@ -222,10 +222,6 @@ class Machine(Performer, ABC):
             return self.world.now >= self._sleeping_until and (self._waits_for is None or self._waits_for())
         return True
 
-    def seems_ready(self) -> bool:
-        """The same without a look at the time."""
-        return self.main.at != TURN or bool(self.queue)
-
     def _due_at(self) -> float:
         """When time alone gives the main thread something to do: the same until its next step."""
         if self._due is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from simulation.machine import Thread
+from simulation.machine import TURN, Thread
 from simulation.process import Process
 from simulation.requests import LANDED, LOST, OK, PAUSE, PUT, UNAVAILABLE
 from simulation.task import Task
@@ -92,7 +92,7 @@ class RandomSchedule:
     def _of(self, process: Process) -> Label | None:
         """What goes on in a process: one of the things that are possible, by their weights."""
         tasks = self._all_of_it if process.running else 0.0
-        main = self._main if process.seems_ready() else 0.0
+        main = self._main if process.main.at != TURN or process.queue else 0.0
         upload = self._upload if process.uploads else 0.0
         io = self._io if process.io or process.io_now is not None else 0.0
         tick = 0.0 if self._world.calm or (self._in_time and process.locked) else self._tick
@@ -143,9 +143,12 @@ class RandomSchedule:
                 label = self._network(number, task)
                 if label is not None:
                     return label
-            label = self._read(number, task) if task.source else self._work(number, task)
-            if label is not None:
-                return label
+            if not task.source:
+                label = self._work(number, task)
+                if label is not None:
+                    return label
+            elif task.can_read() and not (self._lazy and not self._world.calm and chance() < self._lazy):
+                return ("read", number, task.number, self._times())
             if task.mailbox:
                 return ("mail", number, task.number, self._times())
             if buffered:
@@ -153,11 +156,6 @@ class RandomSchedule:
                 if label is not None:
                     return label
         return None
-
-    def _read(self, number: int, task: Task) -> Label | None:
-        if not task.can_read() or (self._lazy and not self._world.calm and self._chance() < self._lazy):
-            return None
-        return ("read", number, task.number, self._times())
 
     def _work(self, number: int, task: Task) -> Label | None:
         asynchronous = task.asynchronous and task.can_run_query()

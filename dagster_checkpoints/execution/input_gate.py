@@ -75,6 +75,14 @@ GateAction = (
 )
 
 
+class _InputChannels(dict[str, InputChannel]):
+    """By name, the input channels of a task."""
+
+    def __missing__(self, name: str) -> InputChannel:
+        known = ", ".join(self) or "no inputs"
+        raise UnknownChannel(f"Channel {name!r} is not an input of this task, which has {known}.")
+
+
 class InputGate:
     """The gate of one task.
 
@@ -85,7 +93,7 @@ class InputGate:
     """
 
     def __init__(self, channels: Sequence[GateChannel], config: CheckpointConfig, valve_watermark: int | None = None) -> None:
-        self._channels = {start.name: InputChannel(start) for start in channels}
+        self._channels = _InputChannels((start.name, InputChannel(start)) for start in channels)
         self._streams = [c for c in self._channels.values() if not c.static]
         self._statics = [c for c in self._channels.values() if c.static]
         self._exactly_once = config.mode == "exactly_once"
@@ -112,11 +120,11 @@ class InputGate:
 
     def scanned(self, channel: str) -> int:
         """The position up to which a channel is scanned."""
-        return self._known(channel).scanned
+        return self._channels[channel].scanned
 
     def reads(self, channel: str) -> bool:
         """Whether the next element of a channel may be read."""
-        return not (self._due or self._paused or self._awaits is not None or self._known(channel).blocked)
+        return not (self._due or self._paused or self._awaits is not None or self._channels[channel].blocked)
 
     @property
     def open(self) -> bool:
@@ -126,7 +134,7 @@ class InputGate:
     @property
     def caught_up(self) -> bool:
         """Whether the query has consumed everything that the gate has opened to."""
-        return all(c.consumed >= c.open_to for c in self._streams)
+        return not [c for c in self._streams if c.consumed < c.open_to]
 
     @property
     def watermark(self) -> int:
@@ -203,7 +211,7 @@ class InputGate:
         if self._paused or self._awaits is not None:
             return
         for name, elements in event.elements:
-            channel = self._known(name)
+            channel = self._channels[name]
             for element in elements:
                 if channel.blocked or self._due:
                     break
@@ -219,7 +227,7 @@ class InputGate:
 
     def _consumed(self, event: QueryConsumed) -> None:
         for name, position in event.positions.items():
-            channel = self._known(name)
+            channel = self._channels[name]
             channel.consumed = max(channel.consumed, position)
         if self._watermarks.consumed():
             self._opened = True
@@ -240,7 +248,7 @@ class InputGate:
                 self._obey([action])
 
     def _announced(self, event: UnreadBarrier) -> None:
-        channel = self._known(event.channel)
+        channel = self._channels[event.channel]
         channel.announced = event.barrier.checkpoint_id
         channel.unread = deque(event.unread)
         self._obey(self._handler.handle(BarrierAnnounced(event.channel, event.barrier)))
@@ -338,7 +346,7 @@ class InputGate:
         if not self._built.streaming:
             self._awaits = Evaluated
             self._actions.append(EvaluateOnce())
-        elif self.caught_up and all(c.ended != "none" for c in self._streams):
+        elif not [c for c in self._streams if c.ended == "none"] and self.caught_up:
             self._data_ended()
 
     def _data_ended(self) -> None:
@@ -373,13 +381,6 @@ class InputGate:
         if self._snapshots.give_up(checkpoint_id):
             self._actions.append(DropSnapshot(checkpoint_id))
         self._actions.append(Forward(CancelMark(checkpoint_id)))
-
-    def _known(self, name: str) -> InputChannel:
-        channel = self._channels.get(name)
-        if channel is None:
-            known = ", ".join(self._channels) or "no inputs"
-            raise UnknownChannel(f"Channel {name!r} is not an input of this task, which has {known}.")
-        return channel
 
 
 _TAKES: dict[type[object], Callable[[InputGate, Any], None]] = {
