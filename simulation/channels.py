@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from dagster_checkpoints.coordination import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.task_events import PinnedChannel
@@ -48,8 +49,7 @@ class Output:
         self.turn = self.sent = 0
 
 
-@dataclass(slots=True, eq=False)
-class Ghost:
+class Ghost(msgspec.Struct, eq=False):
     """What only the simulator knows of a task: tallies of the rows that it has read, sent and written, ever.
 
     Attributes:
@@ -63,8 +63,7 @@ class Ghost:
     counted: dict[int, int]
 
 
-@dataclass(slots=True, eq=False)
-class Snapshot:
+class Snapshot(msgspec.Struct, eq=False):
     """What a task acknowledges with.
 
     Attributes:
@@ -77,16 +76,16 @@ class Snapshot:
     """
 
     after_finish: bool = False
-    channels: dict[str, PinnedChannel] = field(default_factory=dict)
-    output: dict[str, tuple[Element, ...]] = field(default_factory=dict)
+    channels: dict[str, PinnedChannel] = msgspec.field(default_factory=dict)
+    output: dict[str, tuple[Element, ...]] = msgspec.field(default_factory=dict)
     valve: int | None = None
     event_time: int | None = None
     watermark: int | None = None
     stages: tuple[Any, ...] = ()
-    tables: dict[int, frozenset[int]] = field(default_factory=dict)
+    tables: dict[int, frozenset[int]] = msgspec.field(default_factory=dict)
     splits: tuple[tuple[int, int], ...] = ()
     transactions: tuple[Transaction, ...] = ()
-    with_rows: dict[Name, Rows] = field(default_factory=dict)
+    with_rows: dict[Name, Rows] = msgspec.field(default_factory=dict)
     contents: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    ghost: Ghost = field(default_factory=lambda: Ghost({}, {}, 0, (), {}))
+    ghost: Ghost = msgspec.field(default_factory=lambda: Ghost({}, {}, 0, (), {}))

@@ -239,6 +239,14 @@ class Machine(Performer, ABC):
             times.append(now + LEASE / 4)  # the renewing thread will find out
         return min(times, default=None)
 
+    def forget(self) -> None:
+        """Break the circles of references, so that no garbage collector has to."""
+        for task in self.tasks.values():
+            del task.process
+        self.crash()
+        self.io = deque()
+        del self.world, self.names
+
     def crash(self) -> None:
         """Everything volatile is gone at once."""
         self.crashed = self.over = True

@@ -50,6 +50,8 @@ def run(scenario: Scenario, recorded: Sequence[Label] = (), *, record: bool = Tr
         outcome.error = error
     outcome.counts = world.counts
     outcome.counts["steps"] += world.steps
+    for process in world.processes:
+        process.forget()
     return outcome
 
 
