@@ -61,9 +61,10 @@ class World:
         """Let it happen. False if it is impossible now; then nothing has changed."""
         what = label[0]
         possible = False
-        if what in _OF_TASKS:
+        step = _OF_TASKS.get(what)
+        if step is not None:
             task = self._task(label[1], label[2])
-            possible = task is not None and task.attempt_step(_OF_TASKS[what], label[3:])
+            possible = task is not None and task.attempt_step(step, label[3:])
         elif what in _OF_PROCESSES:
             process = self._process(label[1])
             possible = process is not None and _OF_PROCESSES[what](process, *label[2:])

@@ -13,6 +13,8 @@ from enum import Enum
 from math import ceil
 from typing import NamedTuple
 
+import msgspec
+
 from dagster_checkpoints.coordination.checkpoints import CheckpointProperties, TaskStatistics
 from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, Vertex
@@ -111,8 +113,7 @@ class VertexStatistics:
         return TaskStatistics.of_all(instance.measured for instance in self.instances if instance.measured is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRecord:
+class CheckpointRecord(msgspec.Struct, frozen=True):
     """The record of one checkpoint.
 
     Attributes:
@@ -126,14 +127,14 @@ class CheckpointRecord:
         reason, message: why a failed checkpoint has failed; None and "" for others.
     """
 
-    graph: ExecutionGraph = field(repr=False)
+    graph: ExecutionGraph
     checkpoint_id: int
     properties: CheckpointProperties
     request_id: str | None
     triggered_at: float
     expected: int
-    finished: Set[TaskId] = field(repr=False)
-    acknowledgements: Mapping[TaskId, Acknowledgement] = field(repr=False)
+    finished: Set[TaskId]
+    acknowledgements: Mapping[TaskId, Acknowledgement]
     status: CheckpointStatus = CheckpointStatus.IN_PROGRESS
     ended_at: float | None = None
     location: str | None = None

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from dagster_checkpoints.coordination.checkpoint_record import (
     Acknowledgement,
