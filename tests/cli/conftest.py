@@ -57,7 +57,7 @@ def metadata_of(checkpoint_id: int, kind: Any, files: Files, **changes: Any) -> 
     """history (finished) and three live feeds into departures, joined with airlines; delays behind it in the same query.
 
     Args:
-        files: makes a state file of a path and content.
+        files: creates a state file from a path and content.
     """
     live = {
         index: TaskSnapshot(
@@ -139,10 +139,10 @@ class World:
     bytes: int = 0
     threads: list[tuple[threading.Thread, threading.Event]] = field(default_factory=list)
 
-    # What a run does
+    # The actions of a run
 
     def run(self, lease_seconds: float = 30.0, resume: bool | None = None) -> World:
-        """A run begins, and goes on with the job before unless told otherwise."""
+        """Begin a run; by default it continues the previous job."""
         resume = self.storage.read_state() is not None if resume is None else resume
         self.ownership = self.storage.acquire(Owner(run_id="2f0c9a17", host="worker-1", pid=7), lease_seconds)
         self.ownership.begin_job(resume=resume)
@@ -181,7 +181,7 @@ class World:
             return StateFile(path, "0" * 64, 0)
 
         metadata_of(checkpoint_id, kind, note)
-        if kind == "checkpoint":  # files of transactions are in savepoints alone
+        if kind == "checkpoint":  # only savepoints hold files of transactions
             texts = {text: path for text, path in texts.items() if not path.startswith("transactions/")}
         folder = self.folder / uuid4().hex
         folder.mkdir()
@@ -267,7 +267,7 @@ class World:
         return StopStatus(request_id="stop-1", drain=drain, state="WAITING_FOR_SAVEPOINT")
 
     def answering(self, answer: Callable[[ControlRequest], Answer | None]) -> list[ControlRequest]:
-        """An owner that answers requests, until the end of the test. Returns those seen so far, as they come."""
+        """An owner that answers requests, until the end of the test. Returns the list of the requests that it has read."""
         assert self.ownership is not None
         ownership, stopped, seen = self.ownership, threading.Event(), []
         box = RequestBox(self.storage.store, self.storage.layout)
@@ -296,8 +296,8 @@ class World:
 
     def cli(self, *arguments: str, code: int = 0, **options: Any) -> Result:
         """Run a command; its exit code is checked."""
-        told = ("--storage", self.url) if not any(a.startswith("--storage") for a in arguments) else ()
-        result = CliRunner().invoke(app, [arguments[0], *told, *arguments[1:]], env=self.environment, **options)
+        storage_option = ("--storage", self.url) if not any(a.startswith("--storage") for a in arguments) else ()
+        result = CliRunner().invoke(app, [arguments[0], *storage_option, *arguments[1:]], env=self.environment, **options)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == code, result.output

@@ -1,4 +1,4 @@
-"""`trigger`, `savepoint`, `stop`, `end-source`, `requests`: what is asked, how it is waited for, and what is told."""
+"""`trigger`, `savepoint`, `stop`, `end-source`, `requests`: the request, the wait for the answer, and the output."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def _savepoint_made(request: ControlRequest) -> Answer:
 def test_a_savepoint_is_requested_and_waited_for(world: Any) -> None:
     world.run()
     seen = world.answering(_savepoint_made)
-    told = world.json("savepoint", "--name", "nightly", "--deadline", "30")
-    assert told["status"] == "done"
-    assert (told["answer"]["checkpoint_id"], told["answer"]["url"]) == (43, "file:///s/savepoint-43-x")
+    document = world.json("savepoint", "--name", "nightly", "--deadline", "30")
+    assert document["status"] == "done"
+    assert (document["answer"]["checkpoint_id"], document["answer"]["url"]) == (43, "file:///s/savepoint-43-x")
     [request] = seen
     assert (request.kind, request.name, request.target, request.deadline_seconds) == ("savepoint", "nightly", "", 30.0)
     assert not request.recorded_by_asker and "dagster-checkpoints" in request.asked_by
@@ -41,7 +41,7 @@ def test_a_savepoint_is_requested_and_waited_for(world: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "asked", "said"),
+    ("command", "asked", "part"),
     [
         (("trigger",), {"kind": "checkpoint"}, "Checkpoint 43 is complete"),
         (("stop",), {"kind": "stop", "drain": False}, "Suspended with savepoint 43; the next run resumes from it"),
@@ -59,10 +59,10 @@ def test_a_savepoint_is_requested_and_waited_for(world: Any) -> None:
         ),
     ],
 )
-def test_every_command_reports_its_result(local: Any, command: tuple[str, ...], asked: dict[str, Any], said: str) -> None:
+def test_every_command_reports_its_result(local: Any, command: tuple[str, ...], asked: dict[str, Any], part: str) -> None:
     local.run()
     seen = local.answering(_savepoint_made)
-    assert said.lower() in local.cli(*command).output.lower()
+    assert part.lower() in local.cli(*command).output.lower()
     assert {name: getattr(seen[0], name) for name in asked} == asked
 
 
@@ -84,10 +84,14 @@ def test_a_failed_request_is_reported_with_its_reason_and_the_savepoint_that_it_
     local.answering(lambda r: failed(r, "TASK_FAILURE", "a commit raised", url="file:///s/savepoint-43-x"))
     result = local.cli("stop", code=1)
     assert "error: TASK_FAILURE: a commit raised" in result.stderr and "file:///s/savepoint-43-x" in result.stderr
-    told = local.json("stop", "--request-id", "again", code=1)
-    assert told["error"] == "RequestFailed" and told["reason"] == "TASK_FAILURE" and told["url"] == "file:///s/savepoint-43-x"
-    told = local.json("requests", "again", code=1)
-    assert told["answer"]["reason"] == "TASK_FAILURE"
+    document = local.json("stop", "--request-id", "again", code=1)
+    assert (
+        document["error"] == "RequestFailed"
+        and document["reason"] == "TASK_FAILURE"
+        and document["url"] == "file:///s/savepoint-43-x"
+    )
+    document = local.json("requests", "again", code=1)
+    assert document["answer"]["reason"] == "TASK_FAILURE"
 
 
 def test_a_request_to_a_pipeline_that_is_not_running(local: Any) -> None:

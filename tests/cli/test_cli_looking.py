@@ -1,4 +1,4 @@
-"""`list`, `show`, `graph`, `watch`: what is in storage, as a person and as a program read it."""
+"""`list`, `show`, `graph`, `watch`: the content of storage, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_list_shows_checkpoints_and_savepoints_and_where_the_next_run_begins(wor
 
 
 def test_list_is_in_the_order_of_time_and_names_the_job(world: Any) -> None:
-    """A job that begins from nothing counts its ids from 1: by id, the newest would be below what an earlier job left."""
+    """A new job counts its ids from 1: sorted by id, its newest would be below those of an earlier job."""
     world.run()
     old = world.savepoint(57, "before-upgrade", job_id="1")
     world.end("FINISHED", ended_by="drain", keep_checkpoints=False)
@@ -96,8 +96,8 @@ def test_latest_is_the_savepoint_of_a_drain(world: Any) -> None:
     world.run()
     world.savepoint(50)
     world.end("FINISHED", ended_by="end_of_data", keep_checkpoints=False)
-    said = world.json("show", "latest", code=6)["message"]
-    assert "its latest job has none" in said and location in said  # which savepoints there are instead
+    message = world.json("show", "latest", code=6)["message"]
+    assert "its latest job has none" in message and location in message  # the error names the existing savepoints
 
 
 def test_list_long_reads_the_metadata_of_each(world: Any) -> None:
@@ -109,7 +109,7 @@ def test_list_long_reads_the_metadata_of_each(world: Any) -> None:
     assert checkpoint["files"] == 8 and checkpoint["run_id"] == "2f0c9a17"
     key = f"flights/{location}/_metadata"
     world.store.put(key, world.store.get(key)[:-10])
-    # Of a savepoint that cannot be read only the time of the object is known, which S3 gives in whole seconds.
+    # If a savepoint cannot be read, only the time of its object is known, which S3 gives in whole seconds.
     [damaged] = [entry for entry in world.json("list", "-l")["pipelines"][0]["entries"] if entry["kind"] == "savepoint"]
     assert "damaged" in damaged["problem"]
     assert "unreadable" in world.cli("list", "-l").output
@@ -201,8 +201,8 @@ def test_show_names_the_stages_that_dropped_rows_as_late(local: Any) -> None:
     assert "late rows" not in local.cli("show", "42").stdout
     local.checkpoint(43, stages=late)
     assert "late rows   delays 1,234" in " ".join(local.cli("show", "43").stdout.split("\n"))
-    told = {stage["name"]: stage["late_rows"] for stage in local.json("show", "43")["stages"]}
-    assert (told["delays"], told["live"]) == (1234, 0)
+    document = {stage["name"]: stage["late_rows"] for stage in local.json("show", "43")["stages"]}
+    assert (document["delays"], document["live"]) == (1234, 0)
 
 
 def test_show_accepts_every_way_to_name_a_checkpoint(local: Any) -> None:
@@ -258,9 +258,9 @@ def test_show_prints_the_status_of_the_running_pipeline(world: Any) -> None:
     shown = world.json("show")
     assert shown["running"] and shown["status"]["phase"] == "stopping" and shown["newest"]["checkpoint_id"] == 42
     text = world.cli("show").output
-    for said in ("stopping", "2f0c9a17 on worker-1", "roots           live", "checkpoint 42", "48.0 MB", "2 of 3 tasks",
+    for part in ("stopping", "2f0c9a17 on worker-1", "roots           live", "checkpoint 42", "48.0 MB", "2 of 3 tasks",
                  "(drain): waiting for savepoint", "caught up", "3,003", "2013-12-01 00:00:00"):  # fmt: skip
-        assert said in text
+        assert part in text
 
 
 def test_a_status_that_an_earlier_run_left_behind_is_not_shown(local: Any) -> None:
@@ -293,7 +293,7 @@ def test_graph_of_the_code_alone(local: Any, code: str) -> None:
         ("airlines", "departures", True),
         ("departures", "delays", False),
     }
-    assert local.json("graph", "-f", code)["seen"] == "as the code says"  # nothing in storage to add
+    assert local.json("graph", "-f", code)["seen"] == "as the code says"  # storage adds nothing
 
 
 def test_graph_of_a_checkpoint_knows_edges_roots_and_what_has_finished(world: Any) -> None:
@@ -327,8 +327,8 @@ def test_rows_dropped_as_late_are_shown_once_there_are_any(local: Any) -> None:
     local.status(stages=stages, sequence=2)
     shown = local.cli("watch", "--once").stdout
     assert "late rows" in shown and "1,234" in shown
-    told = local.json("watch", "--once")["status"]["stages"]
-    assert {s["name"]: s.get("late_rows", 0) for s in told if s.get("late_rows")} == {"delays": 1234}
+    document = local.json("watch", "--once")["status"]["stages"]
+    assert {s["name"]: s.get("late_rows", 0) for s in document if s.get("late_rows")} == {"delays": 1234}
 
 
 def test_graph_of_the_running_pipeline_moves_its_roots(local: Any, code: str) -> None:
@@ -385,7 +385,7 @@ def test_graph_as_mermaid_and_svg(local: Any, code: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "part"),
     [
         (("-m", "no_such_module"), "no_such_module cannot be imported: ModuleNotFoundError"),
         (("-f", "no_such_file.py"), "expected a Python file at"),
@@ -394,8 +394,8 @@ def test_graph_as_mermaid_and_svg(local: Any, code: str, tmp_path: Path) -> None
         (("--code",), "name it with -m or -f"),
     ],
 )
-def test_code_that_cannot_be_found_is_wrong_usage(local: Any, options: tuple[str, ...], said: str) -> None:
-    assert said in local.cli("graph", *options, code=2).stderr
+def test_code_that_cannot_be_found_is_wrong_usage(local: Any, options: tuple[str, ...], part: str) -> None:
+    assert part in local.cli("graph", *options, code=2).stderr
 
 
 def test_code_without_the_pipeline_says_what_it_has(local: Any, code: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line as a process of its own: exit codes, no traceback, and what it does not load."""
+"""The command line as a separate process: exit codes, no traceback, and packages that it does not load."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_second_process_finds_a_flipped_byte(world: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "part"),
     [
         (("list",), 6, "Is it the right --storage?"),
         (("trigger", "--pipeline", "flights"), 6, "found no pipeline of that name in it"),
@@ -57,9 +57,9 @@ def test_a_second_process_finds_a_flipped_byte(world: Any) -> None:
         (("show", "/no/such/savepoint"), 6, "expected the metadata of a savepoint at file:///no/such/savepoint"),
     ],
 )
-def test_a_users_mistake_is_reported_without_a_traceback(local: Any, arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_a_users_mistake_is_reported_without_a_traceback(local: Any, arguments: tuple[str, ...], code: int, part: str) -> None:
     ran = run(local, *arguments)
-    assert ran.returncode == code and said in ran.stderr
+    assert ran.returncode == code and part in ran.stderr
     assert "Traceback" not in ran.stderr and ran.stdout == ""
 
 
@@ -96,8 +96,8 @@ def test_a_closed_pipe_is_not_an_error(local: Any) -> None:
 
 def test_the_help_lists_commands_and_exit_codes(local: Any) -> None:
     text = run(local, "--help").stdout
-    for said in ("savepoint", "end-source", "dispose", "Exit codes:", "130", "the pipeline is not running"):
-        assert said in text
+    for part in ("savepoint", "end-source", "dispose", "Exit codes:", "130", "the pipeline is not running"):
+        assert part in text
     for command in (
         "list",
         "show",
@@ -115,7 +115,7 @@ def test_the_help_lists_commands_and_exit_codes(local: Any) -> None:
         assert "--storage" in shown and "--json" in shown
 
 
-# Where storage is
+# The choice of the storage
 
 
 def test_the_storage_that_is_chosen_wins(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_trace_is_shown_as_a_history_with_time_machine_decision_and_cause(tmp_
     (asked,) = (line for line in lines if "<- checkpoint requested" in line)
     assert "1.000 s" in asked and "job" in asked and "checkpoint triggered (checkpoint_id 1" in asked and "nightly" in asked
     assert any("trigger task (task history[0], checkpoint barrier (checkpoint_id 1" in line for line in lines)
-    assert not any("tick" in line for line in lines)  # nothing followed from it
+    assert not any("tick" in line for line in lines)  # it had no consequence
     assert lines[-1] == "replayed: 5 events of 1 machine; this version's machines decide the same"
 
 

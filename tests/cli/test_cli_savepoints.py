@@ -1,4 +1,4 @@
-"""`verify` and `dispose`: savepoints at rest."""
+"""`verify` and `dispose`, which need no running pipeline."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_verify_finds_nothing(world: Any, tmp_path: Path) -> None:
     savepoint = world.savepoint(43)
     world.checkpoint(42)
     fitting = code(tmp_path, ["EWR", "JFK", "LGA"])
-    told = world.json("verify", savepoint, "-f", fitting)
-    assert (told["ok"], told["problems"], told["files"], told["checked_against"]) == (True, [], 9, "flights")
+    document = world.json("verify", savepoint, "-f", fitting)
+    assert (document["ok"], document["problems"], document["files"], document["checked_against"]) == (True, [], 9, "flights")
     assert "9 files, 180 B: all files are present and unchanged." in world.cli("verify", "43").output
     assert "pipeline flights can be restored from it" in world.cli("verify", "latest", "-f", fitting).output
 
@@ -55,12 +55,12 @@ def test_verify_reports_damage_with_its_exit_code(world: Any, tmp_path: Path) ->
     world.store.put(f"{folder}/{flipped}", b"the aIrlines")
     world.store.delete([f"{folder}/{missing}"])
     other = code(tmp_path, ["EWR"])
-    told = world.json("verify", "43", "-f", other, code=1)
-    assert [problem["kind"] for problem in told["problems"]].count("missing_file") == 1
-    assert {problem["kind"] for problem in told["problems"]} == {"wrong_content", "missing_file", "instances_changed"}
+    document = world.json("verify", "43", "-f", other, code=1)
+    assert [problem["kind"] for problem in document["problems"]].count("missing_file") == 1
+    assert {problem["kind"] for problem in document["problems"]} == {"wrong_content", "missing_file", "instances_changed"}
     text = world.cli("verify", "43", "-f", other, code=1).output
-    for said in ("3 problems", "wrong content: state file", flipped, missing, "expected 9 bytes, found no object", "'EWR'"):
-        assert said in text.replace("\n  ", " ").replace("\n", "")
+    for part in ("3 problems", "wrong content: state file", flipped, missing, "expected 9 bytes, found no object", "'EWR'"):
+        assert part in text.replace("\n  ", " ").replace("\n", "")
     world.store.put(f"flights/{savepoint}/_metadata", world.store.get(f"flights/{savepoint}/_metadata")[:-1])
     assert "corrupt metadata" in world.cli("verify", "43", code=1).output
 
@@ -77,8 +77,8 @@ def test_dispose_deletes_a_savepoint_that_no_restart_needs(world: Any) -> None:
     kept, gone = world.savepoint(43, "kept"), world.savepoint(44, "gone")
     refused = world.cli("dispose", "44", code=2)
     assert "needs --yes" in refused.stderr and "Savepoint 44 of flights" in refused.stderr
-    told = world.json("dispose", gone, "--yes")
-    assert told["disposed"] == gone
+    document = world.json("dispose", gone, "--yes")
+    assert document["disposed"] == gone
     assert [entry["location"] for entry in world.json("list")["pipelines"][0]["entries"]] == [kept, "checkpoints/chk-42-1"]
     assert not list(world.store.list(f"flights/{gone}"))
     assert world.json("dispose", gone, "--yes", code=6)["exit_code"] == 6

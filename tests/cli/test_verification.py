@@ -1,4 +1,4 @@
-"""`verify_savepoint`: whatever is wrong with a checkpoint or savepoint is found, and named."""
+"""`verify_savepoint`: it finds and names all damage of a checkpoint or savepoint."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FLIGHTS = Pipeline("flights", [history, live, airlines, departures, delays])
 
 @pytest.fixture(params=["checkpoint", "savepoint"])
 def taken(request: pytest.FixtureRequest, world: Any) -> Any:
-    """A world with one checkpoint or savepoint, and how to reach its files."""
+    """A storage with one checkpoint or savepoint, and access to its files."""
     world.run()
     world.location = world.checkpoint(42) if request.param == "checkpoint" else world.savepoint(42)
     world.folder_of_files = "shared" if request.param == "checkpoint" else f"{world.location}/state"
@@ -166,7 +166,7 @@ def derived_history(planes: Any) -> Any: ...
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "kind", "said"),
+    ("pipeline", "kind", "part"),
     [
         (_pipeline(history, fewer, airlines, departures, delays), "instances_changed", "'live'"),
         (_pipeline(planes, arrivals), "non_restored_state", "allow_non_restored_state"),
@@ -175,10 +175,10 @@ def derived_history(planes: Any) -> Any: ...
         (_pipeline(planes, derived_history, live, airlines, departures, delays), "unfinished_predecessor", "'planes'"),
     ],
 )
-def test_a_pipeline_that_does_not_fit_is_found(taken: Any, pipeline: Pipeline, kind: str, said: str) -> None:
+def test_a_pipeline_that_does_not_fit_is_found(taken: Any, pipeline: Pipeline, kind: str, part: str) -> None:
     report = verify_savepoint(taken.storage, taken.location, pipeline)
     assert [problem.kind for problem in report.problems] == [kind]
-    assert said in report.problems[0].what and report.metadata is not None
+    assert part in report.problems[0].what and report.metadata is not None
     allowed = verify_savepoint(taken.storage, taken.location, pipeline, allow_non_restored_state=True)
     assert allowed.ok is (kind == "non_restored_state")
 

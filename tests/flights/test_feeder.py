@@ -1,4 +1,4 @@
-"""The live feed: files appear whole and in order, and a feeder that was stopped goes on where it was."""
+"""The live feed: files appear whole and in order, and a feeder that was stopped continues from its last file."""
 
 from __future__ import annotations
 

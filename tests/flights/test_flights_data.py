@@ -48,7 +48,7 @@ def test_the_order_of_modification_times_is_the_order_of_event_time(data: Flight
     for file in files:
         times += pq.read_table(file)["ts"].to_pylist()
     assert times == sorted(times)  # type: ignore[type-var]
-    # Spark's file source forgets what is a week older than the newest file.
+    # Spark's file source ignores files that are a week older than the newest file.
     assert files[-1].stat().st_mtime - files[0].stat().st_mtime < 7 * 24 * 3600
 
 

@@ -1,4 +1,4 @@
-"""The stages of the flights pipeline, tried as functions on a few days, against the batch result in SQL."""
+"""The stages of the flights pipeline, run as functions on a few days, compared with the batch result in SQL."""
 
 from __future__ import annotations
 

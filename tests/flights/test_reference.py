@@ -1,4 +1,4 @@
-"""The comparison of two tables: what it counts as missing, duplicated and unexpected."""
+"""The comparison of two tables: missing, duplicated and unexpected rows."""
 
 from __future__ import annotations
 

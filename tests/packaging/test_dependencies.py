@@ -1,4 +1,4 @@
-"""What the plugin imports is what it declares: nothing is there only because another package happens to bring it."""
+"""The plugin declares all packages that it imports, also those that another dependency installs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_IMPORTED = {"pandas"}
 
 
 def imported(folder: Path) -> dict[str, set[str]]:
-    """By top-level name of a package that is not Python's own, the files that import it, also only for their types."""
+    """The files that import each package outside the standard library, by its top-level name; also imports for types only."""
     found: dict[str, set[str]] = {}
     for file in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

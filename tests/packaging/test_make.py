@@ -1,4 +1,4 @@
-"""What make says on a machine where it cannot go on, and what `make dev` prepares."""
+"""The errors of make on a machine without its requirements, and the preparations of `make dev`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_old_python_is_refused_with_its_version(clone: Path) -> None:
 
 @pytest.fixture
 def installed(clone: Path) -> Path:
-    """A clone whose virtual environment is there; its `dagster` stores a checkpoint where Dagster's runs would, and ends."""
+    """A clone with a virtual environment whose `dagster` command stores a checkpoint where Dagster's runs do, and ends."""
     binaries = clone / ".venv" / "bin"
     binaries.mkdir(parents=True)
     (binaries / "dagster").write_text(

@@ -1,4 +1,4 @@
-"""What no run on Spark reaches says so where it is read first; and what says so is not used by the runtime."""
+"""Code that no run on Spark reaches says so in its first line; and the runtime does not use code that says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user of the plugin installs: the plugin, and nothing of this repository's code location."""
+"""The wheel holds the plugin, and nothing of this repository's code location."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
     directory = tmp_path_factory.mktemp("wheel")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)  # a build backend builds the directory it is called in
+        patch.chdir(ROOT)  # a build backend builds the current directory
         name = hatchling.build.build_wheel(str(directory))
     return zipfile.ZipFile(directory / name)
 

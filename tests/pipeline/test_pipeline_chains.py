@@ -59,7 +59,7 @@ def described(row: str, **options: Any) -> Pipeline:
     """A pipeline in a row: "a/3 b(a) c!(b,=t) d~(*c)$".
 
     /n instances, ! overrides process_batch, ~ overrides finish, % update mode, $ a sink; inputs: = static,
-    * all to all, # by key. A last stage gets a sink without saying so.
+    * all to all, # by key. A last stage always gets a sink.
     """
     words = row.split()
     read = {name.lstrip("=*#") for word in words for name in arguments(word)}
@@ -114,7 +114,7 @@ def shown(chains: tuple[Chain, ...]) -> str:
         ("a b(a) c(b,=a)", "a | b | c"),
         ("a b(a)$ c(b)", "a b | c"),
         ("a$ b(a) c(b)", "a | b c"),
-        # a stage that handles its batches, or flushes, ends its chain
+        # a stage with process_batch or finish ends its chain
         ("a b!(a) c(b)", "a b | c"),
         ("a b~(a) c(b) d(c)", "a b | c d"),
         ("a! b(a)", "a | b"),
@@ -256,7 +256,7 @@ def test_a_graph_of_a_million_instances_holds_nothing_per_instance() -> None:
     )
     tasks = graph.tasks()
     assert graph.instance_count == 1_000_000
-    assert iter(tasks) is tasks, "tasks are made one at a time"
+    assert iter(tasks) is tasks, "tasks are created one at a time"
     assert next(tasks) == TaskId("v0", 0)
 
 

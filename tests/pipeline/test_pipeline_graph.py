@@ -1,4 +1,4 @@
-"""A pipeline as a whole: order, boundedness, event time, and every mistake that only the whole shows."""
+"""A pipeline as a whole: order, boundedness, event time, and mistakes that only the whole pipeline shows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Upserts:
 
 
 class At:
-    """A sink that says where it writes."""
+    """A sink with a location."""
 
     def __init__(self, location: str) -> None:
         self.location = location

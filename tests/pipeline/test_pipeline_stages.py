@@ -1,4 +1,4 @@
-"""Stages as a user writes them: what a function's signature says, and what is refused where it is written."""
+"""Stages as a user writes them: the meaning of a function's signature, and mistakes refused at the definition."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_bare_decorators_make_stages_named_after_their_functions() -> None:
 
     @stage
     def joined(history: str, live: str) -> str:
-        """Puts both together."""
+        """Joins both inputs."""
         return f"{history}+{live}"
 
     assert [(each.name, each.kind) for each in (history, live, joined)] == [
@@ -63,7 +63,7 @@ def test_bare_decorators_make_stages_named_after_their_functions() -> None:
     ]
     assert dict(joined.inputs) == {"history": StageInput(), "live": StageInput()}
     assert joined.instances == ("0",)
-    assert joined.description == "Puts both together."
+    assert joined.description == "Joins both inputs."
     assert history.description is None
 
 

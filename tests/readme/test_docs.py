@@ -1,4 +1,4 @@
-"""What the documentation names is there, what it shows runs, and where it links to is something."""
+"""Names in the documentation exist, its examples run, and its links have targets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def prose(page: Path) -> str:
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """What the headings of a page are called in links, as GitHub makes it of them."""
+    """The anchors of a page's headings, as GitHub creates them."""
     headings = re.findall(r"^#+ +(.+)$", prose(page), re.MULTILINE)
     return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
 
@@ -213,7 +213,7 @@ DOCUMENTED_CLASSES = [Stage, CheckpointCoordinatorResource, TwoPhaseCommitSink, 
 
 
 def known_names() -> set[str]:
-    """What a name with an underscore may mean: a setting, a parameter, something exported, something of the code location."""
+    """The names with an underscore that exist: settings, parameters, exported names, names of the code location."""
     from assets import flights, flights_assets, flights_savepoints
     from definitions import defs
 
@@ -273,7 +273,7 @@ def test_the_defaults_on_the_configuration_page_are_those_of_the_code() -> None:
     for name, default in numbers.items():
         said = shown[name].strip("`").removesuffix(" s")
         value = float(said.removesuffix(" MiB")) * 2**20 if said.endswith("MiB") else ast.literal_eval(said)
-        assert value == default, f"{name}: the page says {shown[name]}, the code {default}"
+        assert value == default, f"{name}: the page has {shown[name]}, the code {default}"
 
 
 # Public names
@@ -345,7 +345,7 @@ def test_the_run_monitoring_that_is_shown(tmp_path: Path) -> None:
     (tmp_path / "dagster.yaml").write_text(yaml.safe_dump({"run_monitoring": settings, "run_retries": {"enabled": False}}))
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         assert instance.run_monitoring_enabled
-        assert instance.run_monitoring_cancel_timeout_seconds == 180  # the default that operations.md tells
+        assert instance.run_monitoring_cancel_timeout_seconds == 180  # the default in operations.md
 
 
 # Python
@@ -353,7 +353,7 @@ def test_the_run_monitoring_that_is_shown(tmp_path: Path) -> None:
 
 @contextmanager
 def owner(root: Path) -> Iterator[list[ControlRequest]]:
-    """Somebody who owns the pipeline `flights` and does whatever is asked; yields what was."""
+    """An owner of the pipeline `flights` that answers all requests; yields the requests."""
     seen: list[ControlRequest] = []
     over = threading.Event()
     with CheckpointStorage(open_store(str(root)), "flights") as owned:
@@ -443,7 +443,7 @@ def test_python_about_sensors() -> None:
         "flights_recovery",
         "flights_savepoint_check",
     }
-    # The conditions of the table, as they stand there.
+    # The conditions in the table, verbatim.
     table = (REPOSITORY / "docs/sensors.md").read_text(encoding="utf-8").split("| condition |")[1].split("\n\n")[0]
     shown = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
     assert len(shown) == 6

@@ -1,4 +1,4 @@
-"""What the README shows is run as it stands, and what it lists is what there is."""
+"""The examples of the README run verbatim, and its lists are complete."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_quick_example_verbatim_and_a_second_time(quickstart: Path) -> None:
-    # 10 days of backfill and 10 of live feed: 20 windows per shop, 12 sales in each; a second run starts anew.
+    # 10 days of backfill and 10 of live feed: 20 windows per shop, 12 sales in each; a second run is a new start.
     for _ in range(2):
         ended = run(quickstart.name, folder=quickstart.parent)
         assert ended.returncode == 0, ended.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""Files that get the bytes of others: as hard links where the file system has them."""
+"""Copies of files: hard links where the file system supports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dagster_checkpoints.sinks.durable import link_or_copy, place
 
 @pytest.fixture(params=[None, errno.EXDEV, errno.EPERM])
 def linked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether there are hard links; without them what the operating system answers differs."""
+    """Whether hard links work; without them the operating system's errors differ."""
 
     def refuse(source: object, target: object) -> None:
         raise OSError(request.param, os.strerror(request.param))

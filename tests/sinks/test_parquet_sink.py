@@ -73,7 +73,7 @@ def segment(tmp_path: Path) -> Any:
 
 
 def _rows(path: Path) -> list[int]:
-    """What a reader of the table sees."""
+    """The rows that a reader of the table sees."""
     table = ds.dataset(path, format="parquet", partitioning="hive").to_table()
     return sorted(table["n"].to_pylist()) if "n" in table.column_names else []
 
@@ -195,7 +195,7 @@ def test_recovery_commits_what_the_checkpoint_holds_and_aborts_the_rest(path: Pa
     recovered.write(BATCH, [segment(3, 4)], 3)
     recovered.commit(_checkpoint(recovered, 3))
     assert _rows(path) == [1, 2, 3, 4]
-    with pytest.raises(FileNotFoundError):  # the one that crashed wakes up late
+    with pytest.raises(FileNotFoundError):  # the crashed process continues late
         crashed.write(BATCH, [segment(5)], 5)
 
 
@@ -229,7 +229,7 @@ def test_two_processes_that_commit_the_same_transaction_at_the_same_time(
     rename = os.rename
 
     def overtaken(source: Path, target: Path) -> None:
-        rename(source, target)  # somebody else's
+        rename(source, target)  # another program's
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", overtaken)
@@ -377,7 +377,7 @@ def test_the_check_before_a_new_start(
             sink.check_new_start(next_job)
         for part in expected:
             assert part.format(path=path) in str(caught.value), caught.value
-    assert sorted(path.rglob("*")) == before, "it only looks"
+    assert sorted(path.rglob("*")) == before, "the check changes nothing"
 
 
 def test_a_new_start_keeps_its_own_rows_and_foreign_files(path: Path, segment: Any) -> None:
@@ -535,7 +535,7 @@ def test_committing_over_another_transactions_rows_is_refused(path: Path, segmen
 
 @pytest.mark.parametrize("at_new_start", ["keep", "replace"])
 def test_another_checkpoint_storage_counts_its_jobs_from_1(path: Path, segment: Any, at_new_start: Any) -> None:
-    """Its job 1 is not the job 1 whose rows are here: neither kept for its own, nor written over by it."""
+    """Its job 1 is not the job 1 of these rows: the sink neither treats them as its own, nor overwrites them."""
 
     def committed(history: str, row: int) -> None:
         sink = _opened(path, at_new_start, history=history)
@@ -551,7 +551,7 @@ def test_another_checkpoint_storage_counts_its_jobs_from_1(path: Path, segment: 
     assert _rows(path) == ([1, 2] if at_new_start == "keep" else [2])
     again = _opened(path, at_new_start, history="bbbb2222", attempt="a2")
     again.start_new()  # a second beginning of the same job
-    assert 2 in _rows(path), "what the job itself has committed stays"
+    assert 2 in _rows(path), "rows that the job itself has committed stay"
     committed("aaaa1111", 3) if at_new_start == "replace" else None
     assert at_new_start == "keep" or _rows(path) == [3]
 

@@ -19,7 +19,7 @@ BATCH: Any = SimpleNamespace(columns=["n"])
 
 
 class Table:
-    """A sink's directory and what readers see of it."""
+    """A sink's directory and the rows that readers see."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "table"
@@ -94,7 +94,7 @@ def test_what_a_newer_owner_stages_after_the_check_is_not_aborted(
 ) -> None:
     late, newer = table.opened(6), table.opened(7)
     waiting = table.staged(newer, 6, 3)
-    monkeypatch.setattr(Fence, "take", lambda self: None)  # the check was made before the newer one came
+    monkeypatch.setattr(Fence, "take", lambda self: None)  # the check was before the newer owner's
     act(late)
     newer.commit(waiting)
     assert table.rows() == [3]

@@ -30,7 +30,7 @@ BATCH: Any = SimpleNamespace(columns=["n"])
 
 
 class Crash(BaseException):
-    """The process is gone."""
+    """The process has ended."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Histories(RuleBasedStateMachine):
         except Crash:
             self.start(None)
 
-    # What happens
+    # Events
 
     @rule(index=st.sampled_from(INSTANCES), rows=st.integers(1, 3), fuse=FUSE)
     def process_rows(self, index: int, rows: int, fuse: int | None) -> None:
@@ -198,12 +198,12 @@ class Histories(RuleBasedStateMachine):
             self.savepoints.append(Snapshot(taken.id, taken.positions, taken.transactions, files))
 
     @precondition(lambda self: self.pending)
-    @rule(fuse=FUSE, told=st.booleans(), data=st.data())
-    def complete_checkpoint(self, fuse: int | None, told: bool, data: st.DataObject) -> None:
+    @rule(fuse=FUSE, notified=st.booleans(), data=st.data())
+    def complete_checkpoint(self, fuse: int | None, notified: bool, data: st.DataObject) -> None:
         with self.process(fuse):
-            self.complete_one(told, data)
+            self.complete_one(notified, data)
 
-    def complete_one(self, told: bool, data: st.DataObject) -> None:
+    def complete_one(self, notified: bool, data: st.DataObject) -> None:
         if not self.pending:
             return
         done = data.draw(st.sampled_from(self.pending), label="completed")
@@ -212,7 +212,7 @@ class Histories(RuleBasedStateMachine):
         self.newest = done
         self.retained = [*[kept for kept in self.retained if kept.id < done.id][-1:], done]
         self.completed.append(done)
-        if told:
+        if notified:
             self.tell()
 
     @rule(fuse=FUSE)
@@ -250,7 +250,7 @@ class Histories(RuleBasedStateMachine):
         self.retained = self.retained[:1]
         self.start(fuse)
 
-    # What must hold
+    # Invariants
 
     @invariant()
     def readers_see_each_row_once(self) -> None:

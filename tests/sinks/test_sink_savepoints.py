@@ -1,4 +1,4 @@
-"""A savepoint that is restored later loses no row and doubles no row, after anything that the job did in between."""
+"""A savepoint that is restored later loses no row and doubles no row, after any events of the job in between."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_rows_that_are_both_visible_and_taken_back_are_shown_once(job: Job) -> N
     transactions, files = job.savepoint(sink, 2)
     sink.commit_up_to(2)
     job.attempt(checkpoint, 1)
-    job.attempt(transactions, None, files)  # nobody says which one it is, so nothing is brought back: committed anew
+    job.attempt(transactions, None, files)  # no id is given, so no rows are shown again: they are committed again
     assert job.rows() == ["1", "2"]
     job.attempt(checkpoint, 1)
     assert job.rows() == ["1"]
@@ -196,7 +196,7 @@ def test_a_savepoint_restored_under_a_new_job_id_is_no_new_start(tmp_path: Path,
     job.attempt(checkpoint, 1)  # aborts the savepoint's transaction
     restored = job.attempt(transactions, None, files, job_id=2)
     assert job.rows() == ["1", "2"]
-    job.attempt(transactions, None, files, job_id=2)  # once more, after a crash in front of its first checkpoint
+    job.attempt(transactions, None, files, job_id=2)  # again, after a crash before its first checkpoint
     assert job.rows() == ["1", "2"]
     committed(job, restored, 3, "3")
     assert job.rows() == ["1", "2", "3"]
@@ -301,7 +301,7 @@ def test_pins_are_copies_where_links_are_impossible(job: Job, monkeypatch: pytes
 
 
 class Rows(TwoPhaseCommitSink):
-    """A sink whose transactions are not files; or that names them badly."""
+    """A sink whose transactions are not files, or have invalid names."""
 
     def __init__(self, files: Mapping[str, Path] | None = None) -> None:
         self.files = files
@@ -359,7 +359,7 @@ def test_names_that_cannot_be_paths_are_refused(tmp_path: Path, name: str) -> No
         ([(3, 6), (4, 9)], 8, [1, 2, 3, 6, 7, 8]),
         ([(0, 4)], 5, [4, 5]),
         ([(3, 4)], 5, [1, 2, 3, 4, 5]),
-        ([(3, 6), (2, 6)], 7, [1, 2, 6, 7]),  # 6 came again: nothing with it was ever completed
+        ([(3, 6), (2, 6)], 7, [1, 2, 6, 7]),  # id 6 is used again: no checkpoint with it was ever completed
     ],
 )
 def test_which_checkpoints_are_ancestors_of_another(went: list[tuple[int, int]], restored: int, way: list[int]) -> None:

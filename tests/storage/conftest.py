@@ -26,7 +26,7 @@ from resources.embedded_s3 import EmbeddedS3
 
 @dataclass
 class ManualClock:
-    """A monotonic clock that moves when somebody sleeps or the test says so."""
+    """A monotonic clock that moves when code sleeps, or when the test sets it."""
 
     now: float = 1000.0
     on_sleep: list[Callable[[], object]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class ManualClock:
 
 
 class FaultyStore:
-    """A store between which and its caller answers and requests get lost, as told."""
+    """A store whose requests and answers a test can let get lost."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.inner = store
@@ -79,12 +79,12 @@ class FaultyStore:
         self.puts += 1
         fault = self.faults.pop(0) if self.faults else "fine"
         if fault == "unavailable":
-            raise StorageUnavailable("told so")
+            raise StorageUnavailable("injected")
         if fault == "lost request":
-            raise OutcomeUnknown("told so")
+            raise OutcomeUnknown("injected")
         etag = self.inner.put(key, data, mode)
         if fault == "lost answer":
-            raise OutcomeUnknown("told so")
+            raise OutcomeUnknown("injected")
         return etag
 
     def put_file(self, key: str, path: Path) -> None:
@@ -121,7 +121,7 @@ class FaultyStore:
 
     def _reach(self) -> None:
         if self.away:
-            raise StorageUnavailable("told so")
+            raise StorageUnavailable("injected")
 
 
 @pytest.fixture(scope="session")
@@ -138,7 +138,7 @@ def s3(s3_server: EmbeddedS3) -> Iterator[EmbeddedS3]:
 
 @pytest.fixture(scope="session")
 def s3_client(s3_server: EmbeddedS3) -> Any:
-    # Once: making a client costs more than most tests. One attempt: what it does by itself is tested where it matters.
+    # Once: creating a client costs more than most tests. One attempt: the client's own retries have separate tests.
     return s3_server.client(retries={"mode": "standard", "total_max_attempts": 1})
 
 
@@ -173,7 +173,7 @@ def storage(faulty: FaultyStore, clock: ManualClock) -> Iterator[CheckpointStora
 
 @pytest.fixture
 def second(store: ObjectStore, clock: ManualClock) -> Iterator[CheckpointStorage]:
-    """The same pipeline as seen by another process, whose connection is good."""
+    """The same pipeline for another process, whose connection is good."""
     with CheckpointStorage(store, "flights", monotonic=clock.monotonic, sleep=clock.sleep) as opened:
         yield opened
 

@@ -55,7 +55,7 @@ def _sha256(data: bytes) -> str:
 
 
 def _names(*contents: bytes, epoch: int = 1) -> set[str]:
-    """What files with these contents are called when the owner of that epoch has stored them."""
+    """The names of files with these contents, stored by the owner of that epoch."""
     return {f"{_sha256(content)}-{epoch}" for content in contents}
 
 
@@ -103,7 +103,7 @@ def test_a_verified_file_that_retained_metadata_names_is_not_uploaded_again(
     location, [file] = _complete(owned, 1, _write(source, a=b"a"))
     second.acquire(bob, LEASE)
     second.register(location, [file.name])
-    # That metadata names a file does not say that it is whole: only who has verified it may spare the upload.
+    # That metadata names a file does not prove that the file is whole: only a verified file is not uploaded again.
     unverified = second.upload_files(3, _write(source, a=b"a"))
     assert [one.uploaded for one in unverified.values()] == [True]
     assert second.discard_states(3) == 1
@@ -207,7 +207,7 @@ def test_a_file_cannot_be_restored_outside_its_directory(
 def test_metadata_is_created_once(owned: CheckpointStorage) -> None:
     location = owned.write_metadata(42, 1, b"metadata")
     assert location == "checkpoints/chk-42-1"
-    assert owned.write_metadata(42, 1, b"metadata") == location  # a second try after a lost answer
+    assert owned.write_metadata(42, 1, b"metadata") == location  # a repetition after a lost answer
     with pytest.raises(AlreadyExists, match="never changes"):
         owned.write_metadata(42, 1, b"different")
     assert owned.store.get("flights/checkpoints/chk-42-1/_metadata") == b"metadata"
@@ -333,7 +333,7 @@ def test_uploads_and_deletions_at_the_same_time_lose_nothing_that_is_named(
 def test_a_checkpoint_aborted_during_its_upload_leaves_no_false_memory(
     owned: CheckpointStorage, source: Path, faulty: Any
 ) -> None:
-    """The file landed and was deleted before its uploader heard of it: the next checkpoint uploads it anew."""
+    """The file was stored and deleted before its uploader got the answer: the next checkpoint uploads it again."""
     put = faulty.inner.put
 
     def aborted_meanwhile(*arguments: Any) -> str:
@@ -369,7 +369,7 @@ def test_a_finished_job_leaves_no_checkpoint_and_no_pointer_to_one(
         owner.complete(number, owned.write_metadata(number, 1, b""))
     dropped = owner.end_job("FINISHED", keep_checkpoints=False)
     assert [pointer.checkpoint_id for pointer in dropped] == [2, 1]
-    state = second.read_state()  # as a crash at this moment would leave it
+    state = second.read_state()  # the state after a crash at this moment
     assert state is not None and state.lease is not None
     assert (state.newest, state.retained, state.job.status) == (None, (), "FINISHED")
     for pointer in dropped:

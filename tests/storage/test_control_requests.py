@@ -76,7 +76,7 @@ def test_requests_come_oldest_first(asker: RequestBox, owner: RequestBox) -> Non
 
 def test_requests_with_the_same_id_are_one_request(asker: RequestBox, owner: RequestBox) -> None:
     first = asker.ask(_request())
-    # Another time, another asker, another owner's epoch: the same thing is asked for.
+    # Another time, another requester, another owner's epoch: the same request.
     assert asker.ask(_request(epoch=4, asked_by="another", asked_at=NOW + timedelta(days=1))) == first
     owner.answer(_answer())
     assert asker.ask(_request()) == first
@@ -237,7 +237,7 @@ def test_an_unreadable_file_is_named(asker: RequestBox, owner: RequestBox, store
     store.put("flights/requests/one.answer.json", content)
     with pytest.raises(CorruptAnswer, match=f"{store.url}/flights/requests/one.answer.json"):
         asker.read_answer("one")
-    assert owner.open_requests(3) == []  # a final answer is there, whatever it says
+    assert owner.open_requests(3) == []  # a final answer exists, with any content
 
 
 def test_requests_to_dead_owners_are_refused_by_the_next(asker: RequestBox, owner: RequestBox) -> None:
@@ -299,7 +299,7 @@ _STEPS = st.lists(
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=_STEPS)
 def test_no_request_is_open_twice_after_any_lost_answer(faulty: Any, steps: list[tuple[str, int, str]]) -> None:
-    """A request told to be asked is open until it is answered, and never again; the first final answer stands."""
+    """A request that was reported as sent is open until it is answered, and never again; the first final answer stays."""
     faulty.inner.delete([info.key for info in faulty.inner.list("flights/requests/")])
     box = RequestBox(faulty, LAYOUT)
     asked: set[int] = set()
@@ -329,7 +329,7 @@ def test_no_request_is_open_twice_after_any_lost_answer(faulty: Any, steps: list
             if action == "ask":
                 maybe.add(number)
             elif action == "answer" and number not in answered:
-                answered[number] = {str(turn), "none"}  # until somebody looks
+                answered[number] = {str(turn), "none"}  # until the next read
         except StorageUnavailable:
             pass
         faulty.faults = []

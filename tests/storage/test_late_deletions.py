@@ -34,7 +34,7 @@ def _shared(storage: CheckpointStorage) -> set[str]:
 
 
 class Run:
-    """What a run does with storage: files are letters, their content is their name."""
+    """A run's use of storage: files are letters, their content is their name."""
 
     def __init__(self, storage: CheckpointStorage, folder: Path, owner: Owner) -> None:
         self.storage = storage
@@ -65,7 +65,7 @@ class Run:
         return self.storage.write_metadata(number, self.owner.epoch, encode(metadata))
 
     def restore(self, location: str) -> str:
-        """Register what is retained, fetch a checkpoint's files and rely on them. Returns their letters."""
+        """Register the retained checkpoints, fetch a checkpoint's files and record them as known. Returns their letters."""
         for retained in {location, *(pointer.location for pointer in self.owner.retained)}:
             self.storage.register(retained, self.read(retained).files())
         letters = self.fetch(location)
@@ -87,12 +87,12 @@ class Run:
         return "".join(sorted(file.path for file in files))
 
     def names(self, location: str) -> dict[str, int]:
-        """By file, the epoch in its name."""
+        """The epoch in each file's name."""
         return {file.path: file.stored_by for file in self.files(location)}
 
 
 def _pause_before_deleting_state(faulty: Any, meanwhile: Callable[[], None]) -> None:
-    """The next request to delete from ``shared/`` is on its way, and arrives only after ``meanwhile``."""
+    """Delay the next request to delete from ``shared/`` until ``meanwhile`` has run."""
     inner = faulty.inner
     delete = inner.delete
 
@@ -115,7 +115,7 @@ def test_a_deletion_that_arrives_after_a_takeover_deletes_no_file_of_the_new_own
     first.upload(2, "x" if deletes in ("aborted", "lent") else "")
     first.complete(3, "a")
     if deletes == "swept":
-        for name in (_sha256(b"x"), f"{_sha256(b'x')}-1"):  # nobody's
+        for name in (_sha256(b"x"), f"{_sha256(b'x')}-1"):  # no checkpoint names it
             storage.store.put(f"flights/shared/{name}", b"x")
     taken: list[str] = []
 
@@ -146,7 +146,7 @@ def test_a_deletion_that_arrives_after_a_takeover_deletes_no_file_of_the_new_own
 def test_a_sweep_by_an_owner_that_lost_the_pipeline_does_not_delete_later_files(
     storage: CheckpointStorage, second: CheckpointStorage, tmp_path: Path, alice: Owner, bob: Owner, clock: Any
 ) -> None:
-    """A suspended machine: its clock stood still, so the lease seems to hold; what it lists is the new owner's."""
+    """A suspended machine: its clock stopped, so the lease seems valid; the files that it lists are the new owner's."""
     Run(storage, tmp_path / "a", alice)
     began = clock.now
     later = Run(second, tmp_path / "b", bob)
@@ -167,14 +167,14 @@ def test_restored_files_keep_their_names_and_are_not_uploaded_again(
             run = Run(opened, tmp_path / str(epoch), bob)
             assert run.owner.epoch == epoch and run.restore(location) == restored
             before, location = location, run.complete(epoch, letters)
-            run.complete(epoch + 10, letters)  # the same bytes once more
+            run.complete(epoch + 10, letters)  # the same bytes again
             opened.delete_checkpoint(f"checkpoints/chk-{epoch + 10}-{epoch}")
             assert run.uploaded == new
             assert opened.delete_checkpoint(before) == (1 if epoch == 4 else 0)
             assert opened.delete_unreferenced() == 0
             savepoint = opened.savepoint_directory(epoch + 20, "x")
             stored = savepoint.upload_files({letter: run.folder / letter for letter in letters})
-            assert not any(one.uploaded or one.stored_by for one in stored.values())  # copied from whatever name
+            assert not any(one.uploaded or one.stored_by for one in stored.values())  # copied from any name
             assert savepoint.verify({one.sha256: one.size for one in stored.values()}) == []
             assert run.names(location) == {letter: "?abcde".index(letter) - 1 or 1 for letter in letters}
             assert _shared(opened) == run.read(location).files()
@@ -195,7 +195,7 @@ def test_a_restored_file_that_was_deleted_is_stored_again_under_the_new_owners_n
 def test_a_file_that_is_no_longer_listed_is_stored_again(
     storage: CheckpointStorage, second: CheckpointStorage, tmp_path: Path, alice: Owner, bob: Owner, faulty: Any
 ) -> None:
-    """An explicitly named checkpoint that the owner before was deleting when it lost the pipeline."""
+    """An explicitly named checkpoint that the earlier owner was deleting when it lost the pipeline."""
     first = Run(storage, tmp_path / "a", alice)
     location = first.complete(1, "a")
     delete, lost = faulty.inner.delete, list[list[str]]()

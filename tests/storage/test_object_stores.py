@@ -134,7 +134,7 @@ def test_check_leaves_nothing_behind(store: ObjectStore) -> None:
 
 
 def _race(count: int, action: Callable[[int], object]) -> list[object]:
-    """Run ``action(0..count-1)`` at the same moment; returns results and errors."""
+    """Run ``action(0..count-1)`` at the same time; returns results and errors."""
     barrier = threading.Barrier(count)
 
     def run(number: int) -> object:
@@ -240,7 +240,7 @@ def test_urls_that_mean_nothing_are_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "correction"),
     [
         ("s3:b", "two slashes: s3://b"),
         ("s3:/b/c", "two slashes: s3://b/c"),
@@ -252,6 +252,6 @@ def test_urls_that_mean_nothing_are_refused(url: str) -> None:
         ("file:x", "three slashes and an absolute path: file:///x"),
     ],
 )
-def test_a_url_that_would_have_been_a_local_directory_is_refused_with_the_right_spelling(url: str, told: str) -> None:
-    with pytest.raises(InvalidStorageUrl, match=told):
+def test_a_url_that_would_have_been_a_local_directory_is_refused_with_the_right_spelling(url: str, correction: str) -> None:
+    with pytest.raises(InvalidStorageUrl, match=correction):
         open_store(url)

@@ -1,4 +1,4 @@
-"""The requester's side: whether a pipeline is running, how the answer arrives, and the error when there will be none."""
+"""The requester's side: whether a pipeline is running, how the answer arrives, and the error when no answer can come."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ NOW = datetime(2025, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def store(tmp_path: Path) -> ObjectStore:
-    """What depends on the kind of store is tried with the requests themselves."""
+    """Other tests of requests cover the kinds of stores."""
     return LocalStore(tmp_path / "root")
 
 
 @pytest.fixture
 def box(second: CheckpointStorage) -> RequestBox:
-    """The owner's."""
+    """The owner's storage."""
     return RequestBox(second.store, second.layout)
 
 
 @pytest.fixture
 def control(storage: CheckpointStorage, clock: Any) -> PipelineControl:
-    """Of a process whose connection is bad at times."""
+    """The control of a process whose connection can fail."""
     return PipelineControl(storage, asked_by="a test", monotonic=clock.monotonic, sleep=clock.sleep, poll=4.0)
 
 
 @pytest.fixture
 def running(second: CheckpointStorage, alice: Owner, clock: Any) -> CheckpointStorage:
-    """The pipeline, with an owner that renews its lease while time goes by."""
+    """The pipeline, with an owner that renews its lease while time passes."""
     owner = second.acquire(alice, LEASE)
     owner.begin_job(resume=False)
     clock.on_sleep.append(owner.renew)
@@ -233,7 +233,7 @@ def test_storage_may_be_unavailable_for_some_time(
     assert handle.wait(600).final
     faulty.away = True
     clock.on_sleep.pop()
-    with pytest.raises(RequestTimedOut, match="The last read of the storage failed: told so"):
+    with pytest.raises(RequestTimedOut, match="The last read of the storage failed: injected"):
         handle.wait(5)
     with pytest.raises(StorageUnavailable):
         handle.poll()
@@ -268,7 +268,7 @@ def test_state_and_status_are_read_from_outside(control: PipelineControl, runnin
 
 
 def test_concurrent_requesters_and_an_owner_lose_no_request(s3_store: Any, alice: Owner) -> None:
-    """Several processes ask, with real clocks, while the owner polls and answers."""
+    """Several processes send requests, with real clocks, while the owner polls and answers."""
     store = s3_store
     owner_storage = CheckpointStorage(store, "flights")
     epoch = owner_storage.acquire(alice, 60.0).epoch

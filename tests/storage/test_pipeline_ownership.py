@@ -76,7 +76,7 @@ def test_a_released_pipeline_is_taken_at_once(
     owner.begin_job(resume=False)
     owner.complete(5, "checkpoints/chk-5-1")
     owner.release("FINISHED")
-    owner.release("FAILED")  # nothing: it is released
+    owner.release("FAILED")  # no effect: the lease is released
     started = clock.now
     taken = second.acquire(bob, LEASE)
     assert clock.now == started
@@ -108,7 +108,7 @@ def test_an_owner_that_does_not_renew_is_replaced_after_a_whole_lease_and_fenced
     taken = second.acquire(bob, LEASE)
     assert clock.now >= started + LEASE
     assert (taken.epoch, taken.previous.job.status) == (2, "RUNNING")
-    clock.now = started  # as if the first one's clock had stood still: only the conditional write is left
+    clock.now = started  # as if the first owner's clock had stopped: only the conditional write protects
     with pytest.raises(OwnershipLost, match=r"taken over.*run-b on host beta"):
         owner.complete(2, "checkpoints/chk-2-1")
     assert owner.lost
@@ -184,8 +184,8 @@ def test_a_completion_with_an_unknown_outcome_is_known_after_the_next_renewal(
 
     def cut(*arguments: Any) -> str:
         put(*arguments)
-        faulty.away = True  # it landed, and from now on nothing gets through
-        raise OutcomeUnknown("told so")
+        faulty.away = True  # it was written, and all later requests fail
+        raise OutcomeUnknown("injected")
 
     faulty.inner.put = cut
     with pytest.raises(OutcomeUnknown):
@@ -309,7 +309,7 @@ def test_of_many_that_race_one_owns_the_pipeline(store: Any, clock: Any) -> None
             return error
         return owner.epoch
 
-    # The losers watch an owner that renews; here it only says so, once.
+    # The losers watch an owner that renews; in this test it renews once.
     clock.on_sleep.append(lambda: [s.ownership.renew() for s in storages if s.ownership is not None])
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(acquire, range(4)))
@@ -341,21 +341,21 @@ def test_completions_and_renewals_at_the_same_time(storage: CheckpointStorage, a
 def test_the_renewer_renews_until_the_loss_and_reports_it_once(
     storage: CheckpointStorage, store: Any, alice: Owner, bob: Owner
 ) -> None:
-    told = threading.Event()
+    reported = threading.Event()
     losses: list[StorageError] = []
     owner = CheckpointStorage(store, "flights").acquire(alice, 1.0)
 
     def on_lost(error: StorageError) -> None:
         losses.append(error)
-        told.set()
+        reported.set()
 
     with LeaseRenewer(owner, on_lost):
         data = store.get(STATE)
         deadline = threading.Event()
         while store.get(STATE) == data:
-            assert not deadline.wait(0.02) and not told.is_set()
+            assert not deadline.wait(0.02) and not reported.is_set()
         store.put(STATE, data.replace(b'"epoch": 1', b'"epoch": 2'))
-        assert told.wait(20)
+        assert reported.wait(20)
     assert len(losses) == 1 and isinstance(losses[0], OwnershipLost)
 
 
@@ -394,7 +394,7 @@ _ACTIONS = st.lists(
 def test_a_completed_checkpoint_stays_completed_after_any_lost_answers(
     storage: CheckpointStorage, faulty: Any, clock: Any, alice: Owner, actions: list[tuple[str, str]]
 ) -> None:
-    """An owner that was told "completed" finds it, one that was told "no" does not, epochs grow."""
+    """A completion that was reported to an owner is found, a refused one is not, and epochs grow."""
     faulty.inner.delete([STATE])
     owner, completed, in_doubt, epoch = storage.acquire(alice, LEASE), 0, set[int](), 1
     for number, (action, fault) in enumerate(actions, start=1):

@@ -132,7 +132,7 @@ def test_of_two_owners_the_old_one_reserves_nothing(
 ) -> None:
     started = clock.now
     taken = second.acquire(bob, LEASE)
-    clock.now = started  # as if the first one's clock had stood still
+    clock.now = started  # as if the first owner's clock had stopped
     with pytest.raises(OwnershipLost, match="run-b on host beta"):
         owner.reserve(7)
     taken.reserve(7)
@@ -193,7 +193,7 @@ def test_of_two_owners_the_old_one_deletes_nothing_that_the_new_one_may_restore(
         owner.complete(checkpoint_id, storage.write_metadata(checkpoint_id, owner.epoch, b"metadata"))
     started = clock.now
     taken = second.acquire(bob, LEASE)
-    clock.now = started  # as if the first one's clock had stood still
+    clock.now = started  # as if the first owner's clock had stopped
     with pytest.raises(OwnershipLost, match="run-b on host beta"):
         storage.delete_checkpoint("checkpoints/chk-3-1")
     assert [pointer.checkpoint_id for pointer in taken.retained] == [4, 3]
@@ -208,11 +208,11 @@ def test_a_job_begun_from_a_savepoint_begins_there_again_after_a_crash(owner: Ow
     assert [pointer.checkpoint_id for pointer in state.retained] == [3]  # an unclaimed savepoint is the user's
     assert owner.begin_job(resume=True, restored=_pointer(2, "checkpoint", "checkpoints/chk-2-1")) == 2
     state = _state(second)
-    assert [pointer.checkpoint_id for pointer in state.retained] == [2, 3]  # a checkpoint of our own is ours
+    assert [pointer.checkpoint_id for pointer in state.retained] == [2, 3]  # a checkpoint is the system's
     assert state.newest == state.retained[0]
 
 
-# -- the end
+# -- the end of a job
 
 
 def test_a_suspend_is_resumed_from_its_savepoint(owner: Ownership, storage: CheckpointStorage, second: Any, bob: Owner) -> None:
@@ -272,7 +272,7 @@ def test_a_stop_that_ended_otherwise_is_no_stop(owner: Ownership, second: Checkp
 
 
 def test_the_state_records_the_runs_of_a_job_and_the_requester_of_its_stop(store: ObjectStore) -> None:
-    """Which run chose where the job begins survives the runs that go on from the newest checkpoint."""
+    """The run that chose the job's start point stays recorded while later runs continue from the newest checkpoint."""
 
     def run(name: str, **begin: Any) -> Job:
         with CheckpointStorage(store, "flights") as storage:
@@ -303,14 +303,14 @@ HERE = Origin(code_location="flights", instance="one", assets=("a", "b", "c", "d
         (Origin(code_location="moved", instance="two", assets=("a", "b")), True),
         (Origin(code_location="other", instance="one", assets=("x", "y", "z")), False),
         (Origin(code_location="other", instance="one", assets=("a", "y", "z")), False),  # one name in common by chance
-        (Origin(code_location="flights", instance="two", assets=("x", "y")), False),  # both files are called alike
-        (Origin(code_location="", instance="", assets=("x", "y")), True),  # nothing is known of where it runs
+        (Origin(code_location="flights", instance="two", assets=("x", "y")), False),  # both files have the same name
+        (Origin(code_location="", instance="", assets=("x", "y")), True),  # the place of its definition is unknown
         (Origin(), True),
     ],
 )
 def test_another_pipeline_of_the_same_name_is_recognised(found: Origin, same: bool) -> None:
     assert is_same_pipeline(HERE, found) is same and is_same_pipeline(found, HERE) is same
-    assert is_same_pipeline(Origin(), found), "what an earlier release wrote is believed"
+    assert is_same_pipeline(Origin(), found), "a state of an earlier release is accepted"
     if not same:
         with pytest.raises(PipelineNameTaken, match=r"s3://bucket/etl.*'etl'.*'flights' of Dagster instance one.*a, b, c, d"):
             check_origin("etl", "s3://bucket/etl", HERE, found)

@@ -1,4 +1,4 @@
-"""Whether an owner's process is known to have ended; and the take-over that then does not wait for the lease."""
+"""Whether an owner's process is known to have ended; and the take-over without waiting for the lease in that case."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ with CheckpointStorage(open_store(sys.argv[1]), "flights") as storage:
 
 @dataclass
 class Proc:
-    """A made-up `proc`: a folder per process, a folder per thread in it."""
+    """A hand-made `proc`: a folder per process, a folder per thread in it."""
 
     folder: Path
     us: int = field(default_factory=os.getpid)
@@ -56,7 +56,7 @@ class Proc:
             (self.folder / str(self.us) / "ns" / kind).symlink_to(f"{kind}:[{number}]")
 
     def process(self, pid: int, started: int, states: str = "S", environment: bytes = b"A=1\0") -> None:
-        """A process that has started then; a thread for each letter of its states."""
+        """A process with this start time, and a thread for each letter of its states."""
         for number, state in enumerate(states):
             stat = f"{pid + number} (a name) with ) in it) {state} 1 " + "0 " * 17 + f"{started} 0 0\n"
             (self.folder / str(pid) / "task" / str(pid + number)).mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_a_process_is_distinguished_from_every_other_one(proc: Proc) -> None:
         ("the machine was started again", {"boot_id": "boot-0"}, {"started": 700}, False),
         ("in another container", {"namespaces": "pid:[9] time:[2]"}, {"started": 700}, False),
         (
-            "an older release said nothing",
+            "an older release recorded nothing",
             {"boot_id": "", "namespaces": "", "started": 0},
             {"started": 700},
             False,
@@ -105,7 +105,7 @@ def test_a_process_is_distinguished_from_every_other_one(proc: Proc) -> None:
 def test_whether_a_process_is_known_to_have_ended(
     what: str, owner: dict[str, Any], other: dict[str, Any] | None, gone: bool, proc: Proc
 ) -> None:
-    """All of it about a number under which a process lives: that of the process that has started this one."""
+    """The number of a living process: the one that has started this process."""
     us = this_process("observer", proc.folder)
     pid = os.getppid()
     if other is not None:
@@ -129,7 +129,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Iterator[Callable[..., tuple[int, int]]]:
-    """Kills a process that owns the pipeline: gives its number, and that of a process of its own which lives on, or 0."""
+    """Kills a process that owns the pipeline: returns its number, and the number of a child process that stays alive, or 0."""
     owners: list[subprocess.Popen[bytes]] = []
     children: list[int] = []
 
@@ -138,7 +138,7 @@ def killed(tmp_path: Path) -> Iterator[Callable[..., tuple[int, int]]]:
         owners.append(subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}))
         assert owners[-1].stdout is not None
         children.append(int(owners[-1].stdout.readline()))
-        os.kill(owners[-1].pid, signal.SIGKILL)  # a zombie: it is not waited for
+        os.kill(owners[-1].pid, signal.SIGKILL)  # a zombie: the test does not wait for it
         wait_until(lambda: is_zombie(owners[-1].pid), "the owner does not end")
         return owners[-1].pid, children[-1]
 
@@ -152,7 +152,7 @@ def killed(tmp_path: Path) -> Iterator[Callable[..., tuple[int, int]]]:
 
 
 def test_a_killed_owner_is_replaced_at_once(storage: CheckpointStorage, killed: Any, clock: Any) -> None:
-    """With a lease of an hour, of which no second is waited for."""
+    """The lease is an hour long, and the new owner does not wait for it."""
     pid, _ = killed()
     began, watched = clock.now, []
     taken = storage.acquire(this_process("second"), HOUR, on_watch=lambda state, seconds: watched.append((state, seconds)))
@@ -162,13 +162,13 @@ def test_a_killed_owner_is_replaced_at_once(storage: CheckpointStorage, killed: 
 
 
 def test_a_killed_owner_is_replaced_when_nothing_of_it_is_left(storage: CheckpointStorage, killed: Any, clock: Any) -> None:
-    """What it has left behind, as Spark's JVM for a moment, could still write: that is waited for, and no more."""
+    """A child process that stays alive, as Spark's JVM for a moment, could still write: the new owner waits for its end only."""
     pid, child = killed("with-child")
     began, watched = clock.now, []
 
     def after_a_while() -> None:
         state = storage.read_state()
-        assert state is not None and state.epoch == 1, "taken over while a process of the owner's lived"
+        assert state is not None and state.epoch == 1, "taken over while a child process of the owner was alive"
         if clock.now >= began + 5 and not is_empty(child):
             os.kill(child, signal.SIGKILL)
             wait_until(lambda: is_empty(child), "it does not end")
@@ -185,7 +185,7 @@ def is_zombie(pid: int) -> bool:
 
 
 def is_empty(pid: int) -> bool:
-    """Whether a process has ended: a zombie has no environment any more."""
+    """Whether a process has ended: a zombie has no environment."""
     try:
         return not Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -193,7 +193,7 @@ def is_empty(pid: int) -> bool:
 
 
 def test_the_lease_decides_about_this_process_itself(storage: CheckpointStorage, clock: Any) -> None:
-    """It lives; and what it sent before another one took over is refused."""
+    """This process is alive; a request that it sent before another owner took over is refused."""
     first = storage.acquire(this_process("first"), 30.0)
     began = clock.now
     second = storage.acquire(this_process("second"), 30.0)

@@ -82,7 +82,7 @@ def test_the_outcome_is_unknown_when_the_object_cannot_be_read_back(s3: Embedded
 def test_a_lost_answer_is_not_forgotten_when_the_last_attempt_is_refused(s3: EmbeddedS3, s3_store: S3Store) -> None:
     twice = S3Store(s3.bucket, s3_store.prefix, client=s3.client())
     s3.inject(Fault("lose_answer", "PUT"))
-    s3.inject(Fault("answer", "PUT", times=None))  # 503: by itself a clear no
+    s3.inject(Fault("answer", "PUT", times=None))  # 503 alone means that nothing was written
     s3.inject(Fault("drop", "HEAD", times=None))
     with pytest.raises(OutcomeUnknown):
         twice.put("key", b"1", "create")
@@ -139,7 +139,7 @@ def test_the_error_for_a_missing_bucket_says_how_to_create_it(s3: EmbeddedS3) ->
 
 
 def test_missing_credentials_are_explained(s3: EmbeddedS3) -> None:
-    # In a process of its own: nothing of the machine's may be found.
+    # In a separate process, so that no credentials of the machine are found.
     code = (
         "import sys; from dagster_checkpoints.storage import open_store, StorageAccessDenied\n"
         "try: open_store(sys.argv[1], endpoint_url=sys.argv[2]).check()\n"

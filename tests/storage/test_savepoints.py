@@ -198,7 +198,7 @@ def test_metadata_with_an_unknown_outcome_is_reported(owned: CheckpointStorage, 
         directory.write_metadata(b"metadata", {})
 
 
-# -- what storage holds already
+# -- files that storage holds already
 
 
 def test_files_in_shared_are_copied_by_the_store(store: Any, alice: Owner, source: Path, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_file_is_not_deleted_while_it_is_copied(owned: CheckpointStorage, sour
     directory = owned.savepoint_directory(2, "x")
     stored = directory.upload_files(paths)
     assert deleted == [0] and not stored["a"].uploaded
-    assert _shared(owned) == set()  # nobody else's: it went when the copy was made
+    assert _shared(owned) == set()  # no checkpoint names it: it was deleted after the copy
     directory.write_metadata(b"", _sizes(stored))
     assert directory.verify(_sizes(stored)) == []
     assert owned.upload_files(3, paths)["a"].uploaded
@@ -240,7 +240,7 @@ def test_a_file_is_not_deleted_while_it_is_copied(owned: CheckpointStorage, sour
 def test_where_the_store_cannot_copy_the_bytes_are_sent(owned: CheckpointStorage, source: Path, faulty: Any) -> None:
     paths = _write(source, {"a": b"a", "b": b"b"})
     owned.upload_files(1, paths)
-    owned.store.delete([f"flights/shared/{_sha256(b'a')}-1"])  # by somebody else
+    owned.store.delete([f"flights/shared/{_sha256(b'a')}-1"])  # by another program
     copy_from = faulty.copy_from
     faulty.copy_from = lambda source, source_key, *rest: _sha256(b"b") not in source_key and copy_from(source, source_key, *rest)
     stored = owned.savepoint_directory(2, "x").upload_files(paths)
@@ -259,7 +259,7 @@ def test_a_savepoint_into_another_kind_of_storage(s3_store: Any, alice: Owner, s
     assert (tmp_path / "local" / directory.url.rpartition("/")[2] / "_metadata").read_bytes() == b"metadata"
 
 
-# -- somebody else's directory
+# -- directories of users
 
 
 def _somewhere(storage: CheckpointStorage, tmp_path: Path) -> str:
@@ -294,7 +294,7 @@ def test_a_copied_savepoint_restores_under_any_name(owned: CheckpointStorage, so
         assert (found.url, found.own) == (copied.as_uri(), False)
         assert found.read_metadata() == b"metadata of 7"
         assert found.verify({_sha256(b"a"): 1, _sha256(b"bb"): 2}) == []
-    # Into the pipeline's own savepoints/, it is its own again.
+    # In the pipeline's own savepoints/ it is the pipeline's own again.
     for path in copied.rglob("*"):
         if path.is_file():
             owned.store.put(f"flights/savepoints/savepoint-8-back/{path.relative_to(copied).as_posix()}", path.read_bytes())
@@ -342,7 +342,7 @@ def test_the_check_reports_whether_a_target_can_be_written(owned: CheckpointStor
     directory.check()
     with pytest.raises(MissingSavepoint):
         owned.open_savepoint(directory.url)
-    assert directory.upload_files(_write(source, {"a": b"a"}))["a"].uploaded  # it is not spent
+    assert directory.upload_files(_write(source, {"a": b"a"}))["a"].uploaded  # a restore does not use it up
 
 
 @pytest.mark.parametrize("location", ["savepoints/savepoint-9-none", "savepoints/../state.json", "savepoints/x/../../y"])
@@ -444,7 +444,7 @@ def test_a_savepoint_is_deleted_whole_and_nothing_else(owned: CheckpointStorage,
     for notes in ("notes.txt", "state/notes.txt"):
         owned.store.put(f"flights/{gone.location}/{notes}", b"somebody else's")
     owned.open_savepoint(gone.location).delete()
-    owned.savepoint_directory(7, "x").delete()  # nothing there
+    owned.savepoint_directory(7, "x").delete()  # no savepoint
     gone.delete()
     assert _keys(owned, f"flights/{gone.location}/") == {"notes.txt", "state/notes.txt"}
     assert [one.location for one in owned.list_savepoints()] == [kept.location]
@@ -464,7 +464,7 @@ def test_an_aborted_savepoint_leaves_nothing_even_of_uploads_under_way(
         if "/state/" in given[0]:
             faulty.inner.put = put
             directory.delete()
-            put(*given)  # as if it had landed only now
+            put(*given)  # as if it had been written only now
         return etag
 
     faulty.inner.put = aborted_meanwhile
@@ -485,7 +485,7 @@ def test_an_interrupted_deletion_is_no_savepoint_and_is_swept(
     def once(keys: Any) -> None:
         calls.append(keys)
         if len(calls) == 2:
-            raise StorageUnavailable("told so")
+            raise StorageUnavailable("injected")
         delete(keys)
 
     faulty.inner.delete = once
@@ -534,7 +534,7 @@ def test_a_claimed_savepoint_is_deleted_like_a_checkpoint(
         pointer = CheckpointPointer(
             checkpoint_id=7, location=directory.location, kind="savepoint", epoch=1, job_id=1, completed_at=NOW
         )
-        owned.register(directory.location, [_sha256(b"a")])  # of shared/ it names nothing
+        owned.register(directory.location, [_sha256(b"a")])  # it names no file in shared/
         owner.begin_job(resume=False, restored=pointer)
         owner.claim(pointer)
         assert [one.location for one in second.list_checkpoints()] == [directory.location]
@@ -547,7 +547,7 @@ def test_a_claimed_savepoint_is_deleted_like_a_checkpoint(
         assert state is not None and state.newest is None
 
 
-# -- what killed runs leave behind
+# -- files that killed runs leave behind
 
 
 def test_only_incomplete_savepoints_of_a_killed_run_are_swept(
@@ -558,11 +558,11 @@ def test_only_incomplete_savepoints_of_a_killed_run_are_swept(
     begun = owned.savepoint_directory(8, "begun")
     begun.upload_files(files)
     store = owned.store
-    copied = "flights/savepoints/savepoint-9-copied"  # by somebody, half-way: its metadata is still to come
+    copied = "flights/savepoints/savepoint-9-copied"  # a user's incomplete copy: its metadata is missing
     store.put(f"{copied}/state/{_sha256(b'a')}", b"a")
     store.put("flights/savepoints/notes.txt", b"")
     store.put("flights/savepoints/odd/_incomplete", b"?")
-    other = "flights/savepoints/savepoint-10-other"  # half a copy of another pipeline's
+    other = "flights/savepoints/savepoint-10-other"  # an incomplete copy of another pipeline's savepoint
     store.put(f"{other}/_incomplete", store.get(f"flights/{begun.location}/_incomplete").replace(b"flights", b"trains"))
     assert owned.sweep_savepoints() == 0  # they are this owner's
     before = _keys(owned, "flights/savepoints/")
@@ -596,7 +596,7 @@ def test_a_process_without_ownership_sweeps_nothing(
 def test_an_owner_that_was_swept_does_not_complete_its_savepoint(
     owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner, clock: Any, faulty: Any, pause: str
 ) -> None:
-    """It pauses between two of its steps, while another owner takes over and sweeps."""
+    """The owner pauses between two steps, while another owner takes over and sweeps."""
     directory = owned.savepoint_directory(1, "x")
     stored = directory.upload_files(_write(source, {"a": b"a"}))
     inner, started = faulty.inner, clock.now
@@ -606,7 +606,7 @@ def test_an_owner_that_was_swept_does_not_complete_its_savepoint(
         inner.list, inner.put = list_, put
         second.acquire(bob, LEASE)
         swept.append(second.sweep_savepoints())
-        clock.now = started  # the old owner's clock stood still
+        clock.now = started  # the old owner's clock stopped
 
     def pausing_list(*given: Any) -> Any:
         take_over()
@@ -639,7 +639,7 @@ def test_metadata_that_was_never_completed_is_swept(
         owned.write_metadata(number, 1, b"%d" % number)
     for number in (1, 2):
         owner.complete(number, f"checkpoints/chk-{number}-1")
-    assert owned.sweep_metadata() == 0  # of this owner, which may just be completing it
+    assert owned.sweep_metadata() == 0  # of this owner, which may be completing it
     owner.release("FAILED")
     second.acquire(bob, LEASE)
     second.write_metadata(3, 2, b"own")
@@ -662,7 +662,7 @@ def test_metadata_of_the_restored_savepoint_is_not_swept(owned: CheckpointStorag
     assert second.sweep_metadata() == 0
 
 
-# -- whatever happens
+# -- random histories
 
 
 _SAVEPOINT_STEPS = st.lists(
@@ -680,7 +680,7 @@ _SAVEPOINT_STEPS = st.lists(
 def test_savepoints_and_checkpoints_never_harm_each_other(
     store: Any, alice: Owner, tmp_path: Path, steps: list[tuple[str, set[int], str]]
 ) -> None:
-    """Complete savepoints stay whole, shared/ holds exactly what pending checkpoints name, and nothing is left over."""
+    """Complete savepoints stay whole, shared/ holds exactly the files that pending checkpoints name, and no other files stay."""
     store.delete([info.key for info in store.list("flights/")])
 
     class Flaky:
@@ -700,7 +700,7 @@ def test_savepoints_and_checkpoints_never_harm_each_other(
         def _fail(self) -> None:
             fault, self.fault = self.fault, "fine"
             if fault != "fine":
-                raise StorageUnavailable("told so") if fault == "unavailable" else OutcomeUnknown("told so")
+                raise StorageUnavailable("injected") if fault == "unavailable" else OutcomeUnknown("injected")
 
     flaky = Flaky()
     storage = CheckpointStorage(flaky, "flights")

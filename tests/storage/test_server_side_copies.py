@@ -26,11 +26,11 @@ from dagster_checkpoints.storage.s3 import S3Store
 from resources.embedded_s3 import EmbeddedS3, Fault
 
 MB = 1024 * 1024
-PART = 5 * MB  # the least that S3 takes
+PART = 5 * MB  # the smallest size that S3 accepts
 
 
 class Requests:
-    """The operations that a client asked of S3, and the bytes that came back."""
+    """The operations that a client requested from S3, and the bytes that it received."""
 
     def __init__(self, client: Any) -> None:
         self.operations: Counter[str] = Counter()
@@ -190,7 +190,7 @@ def test_a_savepoint_downloads_nothing(client: Any, parts: S3Store, elsewhere: s
         directory.write_metadata(b"metadata", {one.sha256: one.size for one in stored.values()})
         assert [name for name, one in stored.items() if one.uploaded] == []
         done = dict(requests.operations)
-        # The marker, the metadata and, for an own one, the ownership are written; nothing is read but a listing.
+        # The mark, the metadata and, in the pipeline's own directory, the ownership are written; only a listing is read.
         assert done.pop("PutObject") == (3 if directory.own else 2)
         assert done.pop("CopyObject") == 10
         assert done.pop("UploadPartCopy") == 3

@@ -1,4 +1,4 @@
-"""References of checkpoints to shared files, and who waits while files are deleted."""
+"""References of checkpoints to shared files, and waits while files are deleted."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_checkpoint_that_needs_a_file_during_its_deletion_waits_and_uploads_it
         assert orphans == {"a"}
         thread.start()
         assert waiting.wait(10)
-        thread.join(0.05)  # however long it is given, it cannot be through
+        thread.join(0.05)  # the thread cannot pass, with any time-out
         assert thread.is_alive()
         order.append("deleted")
     thread.join(10)
