@@ -60,12 +60,18 @@ ENDING = Family((0, 2, 1), (0, 1, 1), 0.85, ("map", "map", "window", "totals", "
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of a stage."""
+    """One input of a stage: the number of the stage that it reads, and how."""
 
     source: int
-    static: bool
-    all_to_all: bool
-    keyed: bool
+    how: StageInput
+
+    @property
+    def static(self) -> bool:
+        return self.how.mode == "static"
+
+    @property
+    def keyed(self) -> bool:
+        return self.how.key is not None
 
 
 @dataclass(frozen=True)
@@ -103,9 +109,6 @@ class _Flushing(_Plain):
 
 class _Sink:
     supported_output_modes = frozenset({"append"})
-
-
-FLUSHING = frozenset({"totals", "buffer"})
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,13 @@ def _derived(
         all_to_all = static or keyed or not pointwise_fits or r.random() < 0.3
         if keyed and instances == 1 and r.random() < 0.5:
             all_to_all = False
-        inputs.append(InputSpec(source, static, static or all_to_all, not static and keyed and all_to_all))
+        if static:
+            how = StageInput(mode="static")
+        elif keyed and all_to_all:
+            how = StageInput(key="key")
+        else:
+            how = StageInput(edge="all_to_all" if all_to_all else "pointwise")
+        inputs.append(InputSpec(source, how))
     return StageSpec(kind, instances, tuple(inputs))
 
 
@@ -269,20 +278,11 @@ def shape_of(stages: tuple[StageSpec, ...], chaining: bool) -> Shape:
 
 
 def _stage(number: int, spec: StageSpec) -> Stage:
-    inputs = {}
-    for i in spec.inputs:
-        if i.static:
-            how = StageInput(mode="static")
-        elif i.keyed:
-            how = StageInput(key="key")
-        else:
-            how = StageInput(edge="all_to_all" if i.all_to_all else "pointwise")
-        inputs[name_of(i.source)] = how
     kinds = {"bounded": StageKind.BOUNDED_SOURCE, "unbounded": StageKind.UNBOUNDED_SOURCE}
-    made = _Flushing if spec.kind in FLUSHING else _Plain
+    made = _Flushing if spec.kind in ("totals", "buffer") else _Plain
     return made(
         name_of(number),
-        inputs=inputs,
+        inputs={name_of(i.source): i.how for i in spec.inputs},
         instances=[str(i) for i in range(spec.instances)],
         sink=_Sink() if spec.sink else None,
         kind=kinds.get(spec.kind, StageKind.DERIVED),

@@ -68,14 +68,9 @@ def show(scenario: Scenario, outcome: Outcome) -> str:
     for number, variant in enumerate(scenario.variants):
         lines.append(f"variant {number}:")
         for stage, spec in enumerate(variant):
-            reads = ", ".join(
-                f"s{i.source}{' static' if i.static else ' keyed' if i.keyed else ' all' if i.all_to_all else ''}"
-                for i in spec.inputs
-            )
+            reads = ", ".join(f"s{i.source}{' static' * i.static}{' keyed' * i.keyed}" for i in spec.inputs)
             records = f" x {spec.records} records" if spec.is_source else ""
-            lines.append(
-                f"  s{stage} {spec.kind} p{spec.instances}{records}{' <- ' + reads if reads else ''}{' +sink' * spec.sink}"
-            )
+            lines.append(f"  s{stage} {spec.kind} p{spec.instances}{records}{' <- ' * bool(reads)}{reads}{' +sink' * spec.sink}")
     lines += [f"{scenario.settings}", "", f"{len(outcome.labels)} steps:"]
     if len(outcome.labels) > LONGEST_SHOWN:
         lines.append(f"  (only the last {LONGEST_SHOWN} are shown; the seed repeats all of them)")
