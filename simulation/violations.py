@@ -1,7 +1,8 @@
 """What a run of the simulator can find, and where.
 
 - Each record's effect is committed exactly once, at least once in that mode: `World._check_effects` when a job has finished,
-  `World._check_written` when its sinks have recovered and when it is suspended; `cuts` for each checkpoint.
+  `World._check_written` when its sinks have recovered and when it is suspended; `cuts` for each checkpoint; what its sinks have
+  pre-committed is there when it is complete: `Writer._check_staged`.
 - No record is processed after a stop's savepoint, no split taken: `TaskData.read_record`, `TaskData._take`.
 - A stage's events come in order: MAX_WATERMARK once (`TaskData._advance_operators`, `say`, `_come_past`), end_input once per
   input and finish (`finish_operators`), no snapshot or notice after close, nothing uncommitted at it (`Task._pin_snapshot`,

@@ -105,10 +105,21 @@ class Writer(Machine):
         outcome = result.outcome
         if isinstance(outcome, told.MetadataWritten) and properties.is_savepoint:
             self.store.promise(metadata.pointer.location)
+        if isinstance(outcome, told.MetadataWritten) and properties.commits and not self.superseded:
+            self._check_staged(metadata)
         if isinstance(outcome, told.MetadataWriteFailed) and outcome.reason is FailureReason.CHECKPOINT_DECLINED:
             stuck = self.config.checkpoints_after_tasks_finish and self._union_partly_finished(metadata)
             check(not stuck, f"no checkpoint is possible any more: {outcome.message}")
         self.queue.append(outcome)
+
+    def _check_staged(self, metadata: Metadata) -> None:
+        """What the sinks have pre-committed for a checkpoint is there when the checkpoint is complete."""
+        tails = {task.id: task.stages[-1] for task in self.shape.tasks}
+        for task, state in metadata.states.items():
+            for name, target in state.transactions:
+                sink = self.world.sinks[tails[task]]
+                there = name in sink.staged or target in sink.visible
+                check(there, "{} is complete, and transaction {} of {} is lost", metadata.pointer.location, name, task)
 
     def built(self, metadata: Metadata) -> CheckpointMetadata:
         before = self.restored.metadata.finished if self.restored is not None else frozenset()
