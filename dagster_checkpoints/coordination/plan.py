@@ -33,6 +33,8 @@ class TaskState(Enum):
     FAILED = 7
 
 
+_STATES = tuple(TaskState)
+"""By value."""
 _RUNNING = TaskState.RUNNING.value
 _FINISHED = TaskState.FINISHED.value
 _MEMBER = 1
@@ -149,7 +151,7 @@ class TaskStateTable:
 
     def get(self, task: TaskId) -> TaskState:
         vertex, index = self.position(task)
-        return TaskState(self.rows[vertex][index])
+        return _STATES[self.rows[vertex][index]]
 
     def set(self, task: TaskId, state: TaskState) -> TaskState:
         """Record the state of a task and return the one before."""
@@ -159,7 +161,7 @@ class TaskStateTable:
         row[index] = now = state.value
         self.running += (now == _RUNNING) - (before == _RUNNING)
         self.finished += (now == _FINISHED) - (before == _FINISHED)
-        return TaskState(before)
+        return _STATES[before]
 
     def running_among(self, tasks: TaskSet) -> TaskSet:
         """Those of the tasks that run now."""

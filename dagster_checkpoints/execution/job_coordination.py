@@ -203,6 +203,8 @@ class JobCoordination:
 
     def _perform_action(self, action: CoordinatorAction, coordinator: CheckpointCoordinator) -> None:
         match action:
+            case AcknowledgeAnswered() | DiscardLateState():
+                pass  # late states are accounted for by checkpoint, and deleted with it
             case TriggerTask(task, barrier):
                 self._send((task,), TriggerReceived(barrier))
             case NotifyTasks(tasks, notice):
@@ -218,8 +220,6 @@ class JobCoordination:
                 self.perform(self.requests.failed(request_id, reason, message, restarting=not self.runs))
             case FailJob(reason, message):
                 self._fail_job(Failure(f"Pipeline {self._pipeline!r}: {message} ({reason.name})."))
-            case AcknowledgeAnswered() | DiscardLateState():
-                pass  # late states are accounted for by checkpoint, and deleted with it
             case _:
                 self.actions.append(action)
 
