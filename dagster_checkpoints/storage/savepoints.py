@@ -113,7 +113,6 @@ class SavepointDirectory:
         self._ownership = ownership
         self._lock = threading.Lock()
         self._transfers: dict[str, Future[None]] = {}
-        self._marked = False
         self._deleted = False
 
     def __repr__(self) -> str:
@@ -152,7 +151,9 @@ class SavepointDirectory:
         """
         if not paths:
             return {}
-        self._mark()
+        with self._lock:
+            self._ensure_not_deleted()
+            self._mark()  # at each call: a later owner may have swept the directory since the last one, with its mark
         return dict(zip(paths, run_all(self._executor(), self._store_file, paths.values()), strict=True))
 
     def write_metadata(self, data: bytes, files: Mapping[str, int]) -> str:
@@ -184,9 +185,7 @@ class SavepointDirectory:
                 case RenewLease():
                     return ownership is None or ownership.renew()
                 case RemoveMark():
-                    with self._lock:
-                        self._marked = False
-                        self._store.delete([self._key(INCOMPLETE)])
+                    self._store.delete([self._key(INCOMPLETE)])
                 case _:
                     metadata.perform(request)
             return None
@@ -290,7 +289,7 @@ class SavepointDirectory:
     def _perform_deletion(self, request: object) -> None:
         match request:
             case MarkIncomplete():
-                self._mark(force=True)
+                self._mark()
             case DeleteSavepointMetadata():
                 self._store.delete([self._key(METADATA)])
             case DeleteSavepointFiles():
@@ -355,13 +354,8 @@ class SavepointDirectory:
 
     # -- marks and checks
 
-    def _mark(self, *, force: bool = False) -> None:
-        with self._lock:
-            if not force:
-                self._ensure_not_deleted()
-            if not self._marked:
-                self._store.put(self._key(INCOMPLETE), self._mark_of_owner())
-                self._marked = True
+    def _mark(self) -> None:
+        self._store.put(self._key(INCOMPLETE), self._mark_of_owner())
 
     def _mark_of_owner(self) -> bytes:
         epoch = self._ownership.epoch if self._ownership is not None else 0

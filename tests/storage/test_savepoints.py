@@ -592,6 +592,18 @@ def test_a_process_without_ownership_sweeps_nothing(
     assert len(_keys(owned, "flights/savepoints/")) == 1 and len(owned.stored_metadata()) == 1
 
 
+def test_files_that_an_owner_stores_after_a_sweep_are_deleted_by_the_next_one(
+    owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner
+) -> None:
+    directory = owned.savepoint_directory(1, "x")
+    directory.upload_files(_write(source, {"a": b"a"}))
+    second.acquire(bob, LEASE)
+    assert second.sweep_savepoints() == 1
+    directory.upload_files(_write(source, {"b": b"b"}))  # the old owner has not found out yet
+    assert second.sweep_savepoints() == 1
+    assert _keys(second, "flights/savepoints/") == set()
+
+
 @pytest.mark.parametrize("pause", ["before listing", "before writing", "after writing"])
 def test_an_owner_that_was_swept_does_not_complete_its_savepoint(
     owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner, clock: Any, faulty: Any, pause: str
