@@ -94,11 +94,8 @@ class Window(_Keyed):
     def advance(self, watermark: int) -> None:
         self.watermark = watermark
         for name in sorted(w for w in self.held if (w[0] + 1) * WINDOW <= watermark):
-            self.forward(*window_row(self.number, *name, *self.held.pop(name)))
-
-
-def window_row(stage: int, window: int, key: int, count: int, total: int) -> tuple[int, int, int]:
-    return mix(stage, window, key, count, total), (window + 1) * WINDOW - 1, key
+            window, key = name
+            self.forward(mix(self.number, *name, *self.held.pop(name)), (window + 1) * WINDOW - 1, key)
 
 
 class Totals(_Keyed):
@@ -111,12 +108,8 @@ class Totals(_Keyed):
 
     def finish(self) -> None:
         for name in sorted(self.held):
-            self.forward(*totals_row(self.number, *name, *self.held[name]))
+            self.forward(mix(self.number, *name, *self.held[name]), FLUSHED_TS, *name)
         self.held = {}
-
-
-def totals_row(stage: int, key: int, count: int, total: int) -> tuple[int, int, int]:
-    return mix(stage, key, count, total), FLUSHED_TS, key
 
 
 class Buffer(Operator):
