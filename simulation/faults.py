@@ -144,7 +144,7 @@ FAULTS = (
         "in decided",
         "in sorted(decided, key=lambda action: isinstance(action, life.CommitUpTo))",
     ),
-    Fault("the data ends before the query has consumed what it was let through to", InputGate._end, "self.caught_up and ", ""),
+    Fault("the data ends before the query has consumed what it was let through to", InputGate._end, " and self.caught_up", ""),
     # Snapshots
     Fault(
         "a snapshot is taken before the query has consumed what it was let through to",
