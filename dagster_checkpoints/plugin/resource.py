@@ -365,10 +365,10 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         return {**shared, **self.spark_config}
 
     def _storage_url(self, instance: dg.DagsterInstance) -> str:
-        kept = None if instance.is_ephemeral else instance.root_directory
+        directory = None if instance.is_ephemeral else instance.root_directory
         return storage_root(
             self.storage,
-            instance_directory=kept,
+            instance_directory=directory,
             setting="storage= of CheckpointCoordinatorResource",
             shared_parts=lambda: shared_parts(instance),
         )

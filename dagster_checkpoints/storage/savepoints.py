@@ -383,7 +383,7 @@ class SavepointDirectory:
 
     def _discarded(self) -> CheckpointDiscarded:
         return CheckpointDiscarded(
-            f"savepoint {self.url} was deleted while its files were still being stored; its other files are not stored"
+            f"savepoint {self.url} was deleted while its files were being stored; the others are not stored"
         )
 
     def _problem(self, sha256: str, expected: str, found: str) -> StateFileProblem:

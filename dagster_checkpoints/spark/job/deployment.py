@@ -336,16 +336,11 @@ class _Attempt:
         )
         if not inputs:
             return self._source_task(parts)
-        built = ChannelTask(
-            parts,
-            inputs,
-            lambda files: self.plans.build(instances, inputs, files),
-            tables,
-        )
-        for i in inputs:
-            for c in i.channels:
-                c.on_append = built.wake_up
-        return built
+        channel_task = ChannelTask(parts, inputs, lambda files: self.plans.build(instances, inputs, files), tables)
+        for task_input in inputs:
+            for channel in task_input.channels:
+                channel.on_append = channel_task.wake_up
+        return channel_task
 
     def _source_task(self, parts: TaskParts) -> Task:
         if parts.plan is not None and not parts.plan.streaming:
@@ -360,8 +355,8 @@ class _Attempt:
     def _instances(self, chain: Chain, index: int, snapshot: TaskSnapshot | None) -> tuple[StageInstance, ...]:
         instances = []
         for name in chain.stages:
-            kept = snapshot.stages.get(name) if snapshot else None
-            own = kept.operator_states if kept else ()
+            restored = snapshot.stages.get(name) if snapshot else None
+            own = restored.operator_states if restored else ()
             instance = self._instance(name, index, OperatorStateStore(self.state.operator_states(name, index), own))
             open_stage(instance.call)
             self._opened.append(instance)
