@@ -4,8 +4,8 @@
 seed has found; `python -m simulation.faults` breaks the core on purpose and must find it.
 
 Read `scenario` (what a seed stands for) and `shapes` (the pipelines), then `world` (what can happen) and `schedules` (who
-chooses). A process is `machine`, `writing` and `process`; a task `channels`, `task_data` and `task`, with what it
-computes in `operators`. `storage` and `sinks` survive its crash, `restoring` and `deployment` begin it; what users ask of it is
-in `user_requests`.
+chooses). A process is `requests` (how it performs the shipped storage steps), `machine`, `writing` and `process`; a task is
+`channels`, `task_data` and `task`, with what it computes in `operators`. `storage` and `sinks` survive a crash of the process,
+`restoring` and `deployment` are its start; what users ask of it is in `user_requests`.
 What must hold is checked where it happens, and in `cuts` and `expected`; `shrinking` makes short what broke it.
 """

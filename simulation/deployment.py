@@ -34,7 +34,7 @@ def deploy(process: Process, restored: Restored | None) -> set[TaskId]:
     if restored is not None:
         finished, states = set(restored.plan.finished), restored.metadata.states
         expected = restored.metadata.finished
-        check(finished == expected, f"{finished} are restored as finished, not {expected}")
+        check(finished == expected, "{} are restored as finished, not {}", finished, expected)
         process.ghosts = {task: restored.metadata.ghosts[task] for task in finished}
         process.world.counts["rescalings"] += restored.metadata.variant != process.asked_start.variant
     channels = [Channel(spec, process.settings.config.unaligned) for spec in shape.channels]

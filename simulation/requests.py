@@ -89,7 +89,7 @@ class Performer:
         return self.store.create(f"{self.location}/_metadata", self.metadata)
 
     def compare_metadata(self) -> None:
-        check(self.store.metadata(self.location) is self.metadata, f"there are two {self.location}")
+        check(self.store.metadata(self.location) is self.metadata, "there are two {}", self.location)
 
     def check_files(self) -> None:
         if self.metadata is None or self.store.lacks(self.location, self.metadata):

@@ -61,7 +61,7 @@ class SinkSystem:
         if rows is None and target not in self.visible:
             raise SinkError(f"stage {self.stage}: transaction {name} for {target} is lost")
         found = self.visible.setdefault(target, rows or ())
-        check(rows is None or rows == found, f"stage {self.stage}: two transactions for {target}: {rows} and {found}")
+        check(rows is None or rows == found, "stage {}: two transactions for {}: {} and {}", self.stage, target, rows, found)
 
     def settle(self, job: int, instance: int, restored: int) -> None:
         """Show exactly what is on the way to the checkpoint that the job is restored from."""

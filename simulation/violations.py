@@ -10,15 +10,15 @@
 - No snapshot is taken for a checkpoint of whose abort the task was told: `Task._pin_snapshot`.
 - Event time never goes back, nothing is late, and every watermark is told: `TaskData.restore`, `check_watermark`, `_take`,
   `Task._run_batch`, `operators.Window`.
-- Every task ends with the stop's one savepoint: `Loop.task_ended`.
+- Every task ends with the stop's one savepoint: `Process.task_ended`.
 - What has finished never runs again: `deployment.deploy`, `Writer.built`.
 - Nothing is deleted that a retained checkpoint, or a user, names, or a later owner has stored: `Store.delete`,
   `delete_shared`, `check_whole` whenever a checkpoint is relied upon.
 - Nothing is left over at the end: `World._check_nothing_left`, `Store.left_over`.
-- Ids and epochs increase, and the newest never goes back: `Loop.perform`, `Store.put_state`; no task
-  is told of a checkpoint that the store has not named: `Loop.perform`.
-- All state comes back in a restore: `deployment._check_unions`, `operators.Broadcast`, `restoring._enumerator`.
-- Every request is answered, once: `Control._respond`, `World._check_finished`.
+- Ids and epochs increase, and the newest never goes back: `Process._triggered`, `Store.put_state`; no task is told of a
+  checkpoint that the store has not named: `Process._check_named`.
+- All state comes back in a restore: `deployment._check_unions`, `operators.Broadcast`, `restoring._with_enumerator`.
+- Every request is answered, once: `UserRequest.answer`, `World._check_finished`.
 - Every job reaches its end: `running.run`.
 """
 

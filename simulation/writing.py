@@ -123,7 +123,7 @@ class Writer(Machine):
 
     def built(self, metadata: Metadata) -> CheckpointMetadata:
         before = self.restored.metadata.finished if self.restored is not None else frozenset()
-        check(before <= metadata.finished, f"{set(before - metadata.finished)} had finished and run again")
+        check(before <= metadata.finished, "{} had finished and run again", before - metadata.finished)
         if self.settings.exactly_once:
             check_cut(self.shape, metadata)
             check_ends(self.shape, metadata)
@@ -190,7 +190,7 @@ class Writer(Machine):
 
     def delete(self, location: str) -> Steps[int]:
         retained = [c.location for c in self.coordinator.completed]
-        check(location not in retained, f"{location} is deleted, and is still retained")
+        check(location not in retained, "{} is deleted, and is still retained", location)
         return self.run(checkpoint_deletion.delete_checkpoint(location, is_savepoint(location)))
 
     def sweep(self) -> Steps[None]:

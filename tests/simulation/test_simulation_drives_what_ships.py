@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
 from types import FrameType
 
 import simulation
+from simulation import violations
 from simulation.running import run
 from simulation.scenario import random_scenario
 
@@ -101,6 +103,15 @@ def test_no_function_of_the_simulator_is_a_shipped_one_once_more() -> None:
     again = {f"{path.name}:{node.name}": shipped[shape(node)] for path in FOLDER.glob("*.py") for node in functions(path)
              if shape(node) in shipped}  # fmt: skip
     assert again == {}
+
+
+def test_the_list_of_invariants_names_what_is_there() -> None:
+    nodes = [node for path in FOLDER.glob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    known = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)} | {
+        p.stem for p in FOLDER.glob("*.py")
+    }
+    named = {part for name in re.findall(r"`([\w.]+)`", violations.__doc__ or "") for part in name.split(".")}
+    assert len(named) > 20 and named - known == set()
 
 
 def functions(path: Path) -> list[ast.FunctionDef]:
