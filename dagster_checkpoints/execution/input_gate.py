@@ -146,11 +146,6 @@ class InputGate:
         """Whether marks wait to be sent at the next `BetweenBatches`."""
         return self._watermarks.has_news
 
-    @property
-    def due_checkpoints(self) -> tuple[int, ...]:
-        """The checkpoints whose snapshots wait until the query has caught up."""
-        return tuple(due.checkpoint_id for due in self._due if due.takes_snapshot)
-
     def next_deadline(self) -> float | None:
         """When an AlignmentTick is due, by the clock of the barriers' timestamps; None if never."""
         return self._handler.next_deadline()
