@@ -110,6 +110,17 @@ def test_a_checkpoint_in_progress(graph_of: Graphs) -> None:
     assert record.measured.new_bytes == 10, "a duplicate changes nothing"
 
 
+def test_the_duration_is_from_the_trigger_to_the_end(graph_of: Graphs) -> None:
+    job = Job(graph_of)
+    job.now = 5
+    job.trigger()
+    for task in (A0, A1, B0):
+        job.do(Acknowledged(task, 1, None))
+    job.now = 9
+    job.do(MetadataWritten(1, "chk-1"))
+    assert job.statistics.latest_completed is not None and job.statistics.latest_completed.duration == 4
+
+
 def test_every_instances_part(graph_of: Graphs) -> None:
     job = Job(graph_of)
     job.trigger()

@@ -1,9 +1,19 @@
-"""What a gate that aligns nothing remembers of the barriers that it has seen."""
+"""Parts of a gate's snapshots: what is due, and what a gate that aligns nothing remembers of the barriers that it has seen."""
 
 from __future__ import annotations
 
-from dagster_checkpoints.coordination import ChannelWatermark, ValveState
-from dagster_checkpoints.execution.gate_snapshots import BarrierMemory
+import pytest
+
+from dagster_checkpoints.coordination import (
+    ChannelCaptured,
+    ChannelWatermark,
+    CheckpointBarrier,
+    SnapshotInputsComplete,
+    StartSnapshot,
+    TakeSnapshot,
+    ValveState,
+)
+from dagster_checkpoints.execution.gate_snapshots import BarrierMemory, DueAction, SnapshotDue
 from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel
 
 KNOWN = ChannelWatermark(5)
@@ -16,3 +26,17 @@ def test_a_snapshot_that_is_taken_and_those_before_it_are_forgotten() -> None:
     memory.forget(2)
     assert [memory.ended_behind(checkpoint_id) for checkpoint_id in (1, 2, 3)] == [False, False, True]
     assert [memory.at_barrier(checkpoint_id, "a") for checkpoint_id in (1, 2, 3)] == [None, None, (KNOWN, 0)]
+
+
+@pytest.mark.parametrize(
+    ("action", "takes_snapshot"),
+    [
+        (TakeSnapshot(CheckpointBarrier(7, 0.0)), True),
+        (StartSnapshot(CheckpointBarrier(7, 0.0), ("a",)), True),
+        (ChannelCaptured(7, "a"), False),
+        (SnapshotInputsComplete(7), False),
+    ],
+)
+def test_what_is_due_belongs_to_a_checkpoint(action: DueAction, takes_snapshot: bool) -> None:
+    due = SnapshotDue(action, 1.0)
+    assert (due.checkpoint_id, due.takes_snapshot) == (7, takes_snapshot)
