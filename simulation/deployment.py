@@ -12,7 +12,6 @@ from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import ChannelSnapshot, redistribution
 from simulation.channels import Channel, Ghost, Output, Snapshot
-from simulation.elements import even
 from simulation.operators import Union
 from simulation.shapes import Shape, TaskSpec, name_of
 from simulation.sinks import TaskSink
@@ -72,7 +71,8 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
     if mine is not None:
         task.restore(mine, [[s and s.stages[n] for s in siblings] for n in range(len(spec.stages))])
     elif restored is None and head.is_source and not head.enumerated:
-        for split in even(head.splits, head.instances, id.index):
+        dealt_out = redistribution.redistribute_lists([{"splits": range(head.splits)}], head.instances)
+        for split in dealt_out[id.index]["splits"]:
             task.assign(split, 0)
     if task.source == "unbounded" and (name_of(task.head), str(id.index)) in process.ended_sources:
         task.source = "bounded"

@@ -64,10 +64,3 @@ def key_group(key: int) -> int:
 def owner_of(key: int, parallelism: int) -> int:
     """The instance that owns a key."""
     return key_groups.owner_of(key_group(key), parallelism, KEY_GROUPS)
-
-
-def even(items: int, parts: int, part: int) -> range:
-    """The part's share of an even split, the first ones one more where it does not come out even."""
-    base, rest = divmod(items, parts)
-    start = part * base + min(part, rest)
-    return range(start, start + base + (part < rest))

@@ -27,7 +27,7 @@ from dagster_checkpoints.state import (
 )
 from simulation.channels import Snapshot
 from simulation.shapes import Shape, StageSpec, TaskSpec, name_of
-from simulation.storage import Metadata, Store, is_savepoint
+from simulation.storage import Metadata, Store
 from simulation.violations import check
 
 
@@ -60,7 +60,7 @@ class Restored:
 
 
 StartPoint = start_point.StartPoint[Restored]
-RestorableCheckpoint = start_point.RestorableCheckpoint
+RestorableCheckpoint = start_point.RestorableCheckpoint[Restored]
 
 
 @dataclass(frozen=True)
@@ -112,24 +112,12 @@ def read_restored(store: Store, location: str, shapes: Sequence[Shape]) -> Resto
     return Restored(metadata, validate_restore(shape.pipeline, recorded), location)
 
 
-def restorable(store: Store, location: str, shapes: Sequence[Shape], variant: int) -> start_point.RestorableCheckpoint[Restored]:
-    """A checkpoint or savepoint from which this variant of the pipeline can start.
+def check_rescaling(metadata: Metadata, before: Shape, after: Shape) -> None:
+    """Records in flight and finished instances belong to the channels and tasks that there were.
 
     Raises:
         NothingToRestoreError: it cannot be restored with other numbers of instances.
-        RestoreError: it does not fit.
     """
-    restored = read_restored(store, location, shapes)
-    metadata = restored.metadata
-    if metadata.variant != variant:
-        _check_rescaling(metadata, shapes[metadata.variant], shapes[variant])
-    pointer = msgspec.structs.replace(metadata.pointer, location=location)
-    own = not location.startswith("elsewhere/")
-    return start_point.RestorableCheckpoint(restored, pointer, location, is_savepoint(location), own)
-
-
-def _check_rescaling(metadata: Metadata, before: Shape, after: Shape) -> None:
-    """Records in flight and finished instances belong to the channels and tasks that there were."""
     changed = {v.name for v, w in zip(before.graph.vertices, after.graph.vertices, strict=True) if v != w}
     stuck = any(task.vertex in changed for task in metadata.finished)
     for task, state in metadata.states.items():

@@ -167,9 +167,6 @@ class TaskSink:
             self._commit(transaction)
             self.pending.committed()
 
-    def close(self) -> None:
-        self.rows = []
-
     def _commit(self, transaction: Transaction) -> None:
         try:
             self.system.commit(transaction)

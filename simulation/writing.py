@@ -9,6 +9,8 @@ from abc import abstractmethod
 from contextlib import AbstractContextManager
 from typing import Any
 
+import msgspec
+
 from dagster_checkpoints import coordination as told
 from dagster_checkpoints.coordination import CheckpointSnapshot, FailureReason
 from dagster_checkpoints.execution import acquisition, checkpoint_deletion, checkpoint_writing, start_point
@@ -24,7 +26,7 @@ from simulation.channels import Ghost, Snapshot
 from simulation.cuts import check_cut, check_ends
 from simulation.machine import LEASE, Machine, Upload
 from simulation.requests import Steps
-from simulation.restoring import RestorableCheckpoint, Restored, StartPoint, as_recorded, options, restorable
+from simulation.restoring import RestorableCheckpoint, StartPoint, as_recorded, check_rescaling, options, read_restored
 from simulation.storage import LONG_AGO, Metadata, is_savepoint
 from simulation.task_data import TaskData
 from simulation.violations import check
@@ -175,12 +177,17 @@ class Writer(Machine):
         steps: Steps[StartPoint] = start_point.choose_start(self.owner.previous, self.owner.retained, asks, "the store")
         return drive(steps, self.perform)
 
-    def restorable(self, location: str) -> RestorableCheckpoint[Restored]:
+    def restorable(self, location: str) -> RestorableCheckpoint:
         """A checkpoint or savepoint from which the pipeline can start; its shared files are kept from now on."""
-        found = restorable(self.store, location, self.world.shapes, self.asked_start.variant)
-        if not found.savepoint:
+        shapes, variant = self.world.shapes, self.asked_start.variant
+        restored = read_restored(self.store, location, shapes)
+        metadata = restored.metadata
+        if metadata.variant != variant:
+            check_rescaling(metadata, shapes[metadata.variant], shapes[variant])
+        if not is_savepoint(location):
             self.register(location)
-        return found
+        pointer = msgspec.structs.replace(metadata.pointer, location=location)
+        return RestorableCheckpoint(restored, pointer, location, is_savepoint(location), not location.startswith("elsewhere/"))
 
     def register(self, location: str) -> None:
         """Keep the shared files of a checkpoint from deletion."""
