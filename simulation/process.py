@@ -327,12 +327,6 @@ class Process(Writer):
 
     # Tasks
 
-    def report(self, attempt: int, event: object) -> None:
-        item = on.TaskReport(attempt, event)  # type: ignore[arg-type]
-        if isinstance(event, told.Acknowledged | told.Declined):
-            self.said.append(item)
-        self.queue.append(item)
-
     def repeat(self, which: int) -> bool:
         """An acknowledgement or a decline comes a second time, late: perhaps after the job's end."""
         if which >= len(self.said) or not self.world.spend("repeat"):

@@ -5,7 +5,6 @@ Must not know when checkpoints are taken.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +13,7 @@ import msgspec
 from dagster_checkpoints import coordination as told
 from dagster_checkpoints.coordination import CheckpointSnapshot, FailureReason
 from dagster_checkpoints.execution import acquisition, checkpoint_deletion, checkpoint_writing, start_point
+from dagster_checkpoints.execution.job_events import TaskReport
 from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owner
 from dagster_checkpoints.execution.shared_files import store_file
@@ -41,9 +41,12 @@ class Writer(Machine):
 
     __slots__ = ()
 
-    @abstractmethod
     def report(self, attempt: int, event: object) -> None:
-        """Tell the loop of something that a task, or an upload, of this attempt has done."""
+        """Something that a task, or an upload, of this attempt has done comes into the queue."""
+        item = TaskReport(attempt, event)  # type: ignore[arg-type]
+        if isinstance(event, told.Acknowledged | told.Declined):
+            self.said.append(item)
+        self.queue.append(item)
 
     # Uploads
 
