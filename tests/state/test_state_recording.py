@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dagster_checkpoints.pipeline import Chain, TaskId
+from dagster_checkpoints.pipeline import Chain, StageInput, TaskId
 from dagster_checkpoints.state import ChainMetadata, InputMetadata, StageMetadata, TaskSnapshot
 from dagster_checkpoints.state.recording import recorded_chains, recorded_stages
 from simulation.shapes import InputSpec, StageSpec, shape_of
 
-SHAPE = shape_of((StageSpec("bounded", 2), StageSpec("map", 2, (InputSpec(0, False, False, False),), sink=True)), chaining=False)
+SHAPE = shape_of((StageSpec("bounded", 2), StageSpec("map", 2, (InputSpec(0, StageInput()),), sink=True)), chaining=False)
 SOURCE, READER = SHAPE.chains
 
 
