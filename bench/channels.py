@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from bench import computation, throughput
 from bench.environment import Environment
 from bench.measures import Measure
-from dagster_checkpoints.spark.channels.channel_log import Channel, ChannelId, Gate, Records
+from dagster_checkpoints.pipeline import ChannelId
+from dagster_checkpoints.spark.channels.channel_log import Channel, Gate, Records
 from dagster_checkpoints.spark.channels.segments import write_segment
 from dagster_checkpoints.spark.query.stage_inputs import StreamInput, nullable, stream_dataframe
 

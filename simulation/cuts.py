@@ -36,7 +36,7 @@ def check_cut(shape: Shape, metadata: Metadata) -> None:
 def check_ends(shape: Shape, metadata: Metadata) -> None:
     """Over every channel the end of the data was sent, and was read or is in flight; or neither."""
     for channel in shape.channels:
-        producer, consumer = shape.tasks[channel.producer].id, shape.tasks[channel.consumer].id
+        producer, consumer = channel.producer, channel.consumer
         if consumer not in metadata.states:
             continue
         sender, pinned = metadata.states.get(producer), metadata.states[consumer].channels[channel.name]

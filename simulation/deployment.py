@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition
+from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import ChannelSnapshot, redistribution
@@ -40,14 +40,11 @@ def deploy(process: Process, restored: Restored | None) -> set[TaskId]:
     for number, spec in enumerate(shape.tasks):
         if spec.id not in finished:
             process.tasks[spec.id] = _task(process, number, spec, channels, restored)
-    for channel_spec, channel in zip(shape.channels, channels, strict=True):
-        producer, consumer = shape.tasks[channel_spec.producer].id, shape.tasks[channel_spec.consumer].id
-        if consumer in states and channel.name in states[consumer].channels:
-            channel.queue.extend(states[consumer].channels[channel.name].in_flight)
-        if producer in states:
-            channel.queue.extend(states[producer].output.get(channel.name, ()))
-        if producer in finished:
-            channel.queue.extend([EndOfData(True), EndOfPartition()])
+    for of, channel in zip(shape.channels, channels, strict=True):
+        sender, reader = states.get(of.producer), states.get(of.consumer)
+        pinned = reader and reader.channels.get(of.name)
+        overtaken = sender.output.get(of.name, ()) if sender else ()
+        channel.queue.extend(first_elements(pinned.in_flight if pinned else (), of.producer in finished, overtaken))
     if restored is not None:
         _check_unions(process, restored.metadata)
     return finished

@@ -14,7 +14,6 @@ from typing import Any
 
 from dagster_checkpoints.pipeline import (
     Chain,
-    EdgePattern,
     ExecutionGraph,
     Pipeline,
     Stage,
@@ -23,8 +22,8 @@ from dagster_checkpoints.pipeline import (
     StageKind,
     TaskId,
     build_chains,
+    channel_groups,
     execution_graph,
-    pointwise_consumers,
 )
 from simulation.elements import EDGES
 
@@ -113,12 +112,12 @@ class _Sink:
 
 @dataclass(frozen=True)
 class ChannelSpec:
-    """A channel between two tasks, by their numbers."""
+    """A channel between two tasks; `edge` is the edge's number."""
 
     name: str
     edge: int
-    producer: int
-    consumer: int
+    producer: TaskId
+    consumer: TaskId
     static: bool
 
 
@@ -160,6 +159,10 @@ class Shape:
 
 def name_of(stage: int) -> str:
     return f"s{stage}"
+
+
+def number_of(name: str) -> int:
+    return int(name[1:])
 
 
 def random_stages(seed: int, family: Family = ANY) -> tuple[StageSpec, ...]:
@@ -225,7 +228,7 @@ def rescaled(stages: tuple[StageSpec, ...], chaining: bool, seed: int) -> tuple[
     chains = shape_of(stages, chaining).chains
     of: dict[int, int] = {}
     for chain in chains:
-        own = [int(name[1:]) for name in chain.stages]
+        own = [number_of(name) for name in chain.stages]
         # Where equal keys need not meet in one instance there can be only one.
         alone = any(
             stages[n].kind in ("window", "totals") and not all(i.keyed or i.static for i in stages[n].inputs) for n in own
@@ -242,39 +245,26 @@ def shape_of(stages: tuple[StageSpec, ...], chaining: bool) -> Shape:
     pipeline = Pipeline("simulated", [_stage(n, spec) for n, spec in enumerate(stages)], chaining=chaining)
     chains = build_chains(pipeline)
     graph = execution_graph(pipeline, chains)
-    patterns = {(edge.source, edge.target): edge.pattern for edge in pipeline.edges}
-    reads = [(target, i) for target, spec in enumerate(stages) for i in spec.inputs]
-    assert len(reads) < EDGES
-    task_numbers = {task: number for number, task in enumerate(graph.tasks())}
-    own = {vertex.name: tuple(int(name[1:]) for name in vertex.stages) for vertex in graph.vertices}
-    chain_of = {stage: chain for chain, of_chain in own.items() for stage in of_chain}
+    assert len(pipeline.edges) < EDGES
+    numbers = {(edge.source, edge.target): number for number, edge in enumerate(pipeline.edges, 1)}
     channels: list[ChannelSpec] = []
-    inputs: dict[int, list[int]] = {n: [] for n in task_numbers.values()}
-    outputs: dict[int, list[OutputSpec]] = {n: [] for n in task_numbers.values()}
-    for edge, (target, i) in enumerate(reads, 1):
-        if chain_of[i.source] == chain_of[target]:
-            continue
-        all_to_all = patterns[name_of(i.source), name_of(target)] is EdgePattern.ALL_TO_ALL
-        producers, consumers = stages[i.source].instances, stages[target].instances
-        for p in range(producers):
-            producer = task_numbers[TaskId(chain_of[i.source], p)]
-            numbers = []
-            for c in range(consumers) if all_to_all else pointwise_consumers(producers, consumers, p):
-                consumer = task_numbers[TaskId(chain_of[target], c)]
-                numbers.append(len(channels))
-                inputs[consumer].append(len(channels))
-                name = f"{name_of(i.source)}[{p}]->{name_of(target)}[{c}]"
-                channels.append(ChannelSpec(name, edge, producer, consumer, i.static))
-            outputs[producer].append(OutputSpec(edge, tuple(numbers), i.keyed, i.static))
-    inner = {(i.source, target): edge for edge, (target, i) in enumerate(reads, 1)}
-    tasks = tuple(
-        TaskSpec(
-            task, own[task.vertex], (0, *map(inner.__getitem__, pairwise(own[task.vertex]))), tuple(inputs[n]), tuple(outputs[n])
-        )
-        for task, n in task_numbers.items()
-    )
-    edges = tuple((i.source, target, i.static) for target, i in reads)
-    return Shape(stages, pipeline, chains, graph, tasks, tuple(channels), edges)
+    inputs: dict[TaskId, list[int]] = {task: [] for task in graph.tasks()}
+    outputs: dict[TaskId, list[OutputSpec]] = {task: [] for task in inputs}
+    for group in channel_groups(pipeline, chains):
+        edge, first = numbers[group.edge.source, group.edge.target], len(channels)
+        for consumer, identity in group.channels.items():
+            inputs[consumer].append(len(channels))
+            channels.append(ChannelSpec(str(identity), edge, group.producer, consumer, group.static))
+        sent = tuple(range(first, len(channels)))
+        outputs[group.producer].append(OutputSpec(edge, sent, group.key is not None, group.static))
+    tasks = []
+    for vertex in graph.vertices:
+        own = tuple(map(number_of, vertex.stages))
+        edges = (0, *map(numbers.__getitem__, pairwise(vertex.stages)))
+        ids = [TaskId(vertex.name, index) for index in range(vertex.parallelism)]
+        tasks += [TaskSpec(id, own, edges, tuple(inputs[id]), tuple(outputs[id])) for id in ids]
+    reads = tuple((number_of(edge.source), number_of(edge.target), edge.input.mode == "static") for edge in pipeline.edges)
+    return Shape(stages, pipeline, chains, graph, tuple(tasks), tuple(channels), reads)
 
 
 def _stage(number: int, spec: StageSpec) -> Stage:

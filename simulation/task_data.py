@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 from dagster_checkpoints.coordination import (
     MAX_WATERMARK_MS,
     MIN_WATERMARK_MS,
-    ChannelWatermark,
     CheckpointBarrier,
 )
 from dagster_checkpoints.execution.elements import BarrierMark, CancelMark, EndOfData, Mark, WatermarkAt
-from dagster_checkpoints.execution.input_channel import GateChannel
 from dagster_checkpoints.execution.input_gate import InputGate
 from dagster_checkpoints.execution.output_event_time import OutputEventTime
+from dagster_checkpoints.execution.restored_channels import gate_channel
 from dagster_checkpoints.execution.task_events import PinSnapshot, WatermarkReached
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from simulation.channels import Channel, Ghost, Output, Snapshot
@@ -120,12 +119,7 @@ class TaskData:
         channels = []
         for channel in self.inputs:
             before = saved.get(channel.name)
-            known = None
-            if before is not None:
-                kept = before.snapshot
-                watermark = MIN_WATERMARK_MS if kept.watermark is None else kept.watermark
-                known = ChannelWatermark(watermark, kept.idle, kept.ended)  # type: ignore[arg-type]  # "partition" is never written
-            channels.append(GateChannel(channel.name, channel.static, 0, known))
+            channels.append(gate_channel(channel.name, channel.static, 0, None if before is None else before.snapshot))
         valve, finished = (None, False) if restored is None else (restored.valve, restored.after_finish)
         return TaskMachine(self.id, self.process.config, channels, valve, finished_before=finished)
 

@@ -1,8 +1,9 @@
 """Floor 1, pure: the definition of a pipeline by its user, its checks, and the graph that follows from it.
 
 Read `stages.py` and `decorators.py` (what a user writes; `edges.py`, `event_time.py` and `context.py` hold its parts), then
-`graph.py` (the pipeline as a whole), then `chains.py` (which stages share a query, and the execution graph). No module of this
-package may import Spark or Dagster, read a clock, start a thread or open a file.
+`graph.py` (the pipeline as a whole), then `chains.py` (which stages share a query, and the execution graph) and `channels.py`
+(the channels between the chains' tasks). No module of this package may import Spark or Dagster, read a clock, start a thread or
+open a file.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dagster_checkpoints.pipeline.chains import (
     chain_obstacle,
     execution_graph,
 )
+from dagster_checkpoints.pipeline.channels import ChannelGroup, ChannelId, channel_groups
 from dagster_checkpoints.pipeline.context import BroadcastState, ListState, OperatorStates, StageContext
 from dagster_checkpoints.pipeline.decorators import FunctionStage, bounded_source, stage, unbounded_source
 from dagster_checkpoints.pipeline.edges import (
@@ -34,6 +36,8 @@ from dagster_checkpoints.pipeline.stages import OutputMode, Stage, StageKind
 __all__ = [
     "BroadcastState",
     "Chain",
+    "ChannelGroup",
+    "ChannelId",
     "EdgePattern",
     "ExecutionGraph",
     "FunctionStage",
@@ -55,6 +59,7 @@ __all__ = [
     "bounded_source",
     "build_chains",
     "chain_obstacle",
+    "channel_groups",
     "execution_graph",
     "interval_ms",
     "pointwise_consumers",

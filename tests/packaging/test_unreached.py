@@ -18,6 +18,7 @@ UNREACHED = {
     "coordination/events.py": ("BacklogChanged",),
     "coordination/schedule.py": ("interval_during_backlog",),
     "coordination/config.py": ("aligned_checkpoint_timeout", "max_queued", "keep_on_finish"),
+    "execution/restored_channels.py": ("overtaken",),
     "state/key_groups.py": ("key_groups_of", "chosen_max_parallelism"),
     "state/redistribution.py": ("redistribute_key_groups", "redistribute_lists", "redistribute_unions"),
     "state/metadata.py": ("EnumeratorState",),

@@ -18,7 +18,7 @@ FOLDER = Path(simulation.__file__).parent
 SHIPPED = FOLDER.parent / "dagster_checkpoints"
 
 DRIVERS = {
-    "deployment": {"state/redistribution.py"},
+    "deployment": {"execution/restored_channels.py", "state/redistribution.py"},
     "machine": {"execution/acquisition.py", "execution/ownership.py", "execution/shared_files.py", "storage/shared_state.py"},
     "operators": {"state/redistribution.py"},
     "process": {"coordination/coordinator.py", "execution/job_machine.py", "execution/start_point.py"},
@@ -32,7 +32,7 @@ DRIVERS = {
     "restoring": {"state/metadata_file.py", "state/recording.py", "state/restore.py"},
     "sinks": {"sinks/branches.py", "sinks/transactions.py"},
     "task": {"execution/task_machine.py", "execution/output_event_time.py"},
-    "task_data": {"execution/task_machine.py", "execution/output_event_time.py"},
+    "task_data": {"execution/task_machine.py", "execution/output_event_time.py", "execution/restored_channels.py"},
     "user_requests": {"execution/job_requests.py"},
     "writing": {"execution/shared_files.py", "execution/storage_steps.py", "storage/shared_state.py"},
 }
@@ -42,7 +42,7 @@ WORLD = {
     "cuts": "an invariant: a checkpoint is a consistent cut",
     "elements": "records, and their arithmetic",
     "expected": "what a pipeline must have written, computed from its sources alone",
-    "shapes": "random pipelines, with the shipped graph and chains",
+    "shapes": "random pipelines, with the shipped graph, chains and channels",
     "storage": "what is stored, and what must never happen to it",
     "violations": "what a search can find, and where it is checked",
     "world": "time, users, faults and everything that can happen next",

@@ -20,7 +20,8 @@ from dagster_checkpoints.execution.elements import (
     WatermarkAt,
     WatermarkStatus,
 )
-from dagster_checkpoints.spark.channels.channel_log import Channel, ChannelId, Gate, Records, SegmentFiles, segment_of
+from dagster_checkpoints.pipeline import ChannelId
+from dagster_checkpoints.spark.channels.channel_log import Channel, Gate, Records, SegmentFiles, segment_of
 from dagster_checkpoints.spark.query.error_location import own_line, stage_of
 from dagster_checkpoints.spark.query.query_log import PlannedBatch, QueryLog, channel_positions
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore

@@ -26,6 +26,7 @@ from dagster_checkpoints.execution.elements import (
     WatermarkAt,
     WatermarkStatus,
 )
+from dagster_checkpoints.pipeline import ChannelId
 
 
 class SegmentFiles:
@@ -65,23 +66,6 @@ class Records:
 
 
 LoggedElement = Records | Mark
-
-
-@dataclass(frozen=True)
-class ChannelId:
-    """The channel from instance `producer_index` of stage `producer` to instance `consumer_index` of stage `consumer`."""
-
-    producer: str
-    producer_index: int
-    consumer: str
-    consumer_index: int
-
-    def __str__(self) -> str:
-        return f"{self.producer}[{self.producer_index}]->{self.consumer}[{self.consumer_index}]"
-
-    @property
-    def file_name(self) -> str:
-        return f"{self.producer}.{self.producer_index}--{self.consumer}.{self.consumer_index}.jsonl"
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""The channels of one attempt: their producers and consumers, and the elements that a restored channel begins with."""
+"""The channels of one attempt, opened: the inputs and outputs of its tasks, and the first elements of restored channels.
+
+Which channels there are is `pipeline.channels`; what a restored one begins with is `execution.restored_channels`.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition
-from dagster_checkpoints.pipeline import (
-    Chain,
-    EdgePattern,
-    Pipeline,
-    StageEdge,
-    TaskId,
-    pointwise_consumers,
-    pointwise_producers,
-)
-from dagster_checkpoints.spark.channels.channel_log import Channel, ChannelId, Records, SegmentFiles
+from dagster_checkpoints.execution.restored_channels import first_elements
+from dagster_checkpoints.pipeline import Chain, ChannelGroup, Pipeline, TaskId, channel_groups
+from dagster_checkpoints.spark.channels.channel_log import Channel, Records, SegmentFiles
 from dagster_checkpoints.spark.channels.outputs import OutputEdge
 from dagster_checkpoints.spark.channels.segments import Split
 from dagster_checkpoints.state import (
@@ -28,7 +23,7 @@ from dagster_checkpoints.state import (
 
 
 class Wiring:
-    """Creates the channels between chains.
+    """Opens the channels between chains, except those to tasks that do not run again.
 
     Args:
         pipeline: The pipeline.
@@ -46,38 +41,28 @@ class Wiring:
         snapshots: Mapping[TaskId, TaskSnapshot],
         finished: frozenset[TaskId],
     ) -> None:
-        self._pipeline = pipeline
-        self._chain_of = {stage: chain for chain in chains for stage in chain.stages}
-        self._folder = folder / "channels"
         self._finished = finished
-        self._positions = {c.channel: c.position for snapshot in snapshots.values() for c in snapshot.channels}
-        self._channels: dict[ChannelId, Channel] = {}
-        self._into: dict[tuple[str, int, str], list[Channel]] = defaultdict(list)
-        for edge in pipeline.edges:
-            if self._chain_of[edge.source] is not self._chain_of[edge.target]:
-                self._connect(edge)
+        self._inputs: dict[TaskId, list[tuple[TaskId, Channel]]] = defaultdict(list)
+        """By consumer, its channels with their producers."""
+        self._outputs: dict[TaskId, list[OutputEdge]] = defaultdict(list)
+        positions = {c.channel: c.position for snapshot in snapshots.values() for c in snapshot.channels}
+        for group in channel_groups(pipeline, chains):
+            opened = []
+            for consumer, identity in group.channels.items():
+                if consumer not in finished:
+                    path = folder / "channels" / identity.file_name
+                    opened.append(Channel(identity, path, positions.get(str(identity), 0)))
+                    self._inputs[consumer].append((group.producer, opened[-1]))
+            if opened:
+                self._outputs[group.producer].append(_output_edge(group, tuple(opened)))
 
-    def into(self, consumer: str, index: int, input_name: str) -> list[Channel]:
-        """The channels of one input of an instance of a chain's first stage."""
-        return self._into[consumer, index, input_name]
+    def into(self, consumer: TaskId, input_name: str) -> tuple[Channel, ...]:
+        """The channels of one input of a task."""
+        return tuple(channel for _, channel in self._inputs[consumer] if channel.id.producer == input_name)
 
-    def outputs(self, producer: str, index: int) -> list[OutputEdge]:
-        """The output edges of an instance of a chain's last stage."""
-        edges = []
-        for edge in self._pipeline.edges:
-            if edge.source != producer or self._chain_of[producer] is self._chain_of[edge.target]:
-                continue
-            consumers = self._consumers(edge, index)
-            ids = [ChannelId(producer, index, edge.target, consumer) for consumer in consumers]
-            channels = tuple(self._channels[i] for i in ids if i in self._channels)
-            if not channels:
-                continue
-            static = edge.input.mode == "static"
-            split = None
-            if not static and len(channels) > 1:
-                split = Split(len(channels), edge.input.key, default_max_parallelism(len(channels)))
-            edges.append(OutputEdge(edge.target, channels, split, static))
-        return edges
+    def outputs(self, producer: TaskId) -> list[OutputEdge]:
+        """The output edges of a task."""
+        return self._outputs[producer]
 
     def restore_in_flight(
         self,
@@ -86,48 +71,26 @@ class Wiring:
         folder: Path,
         fetch: Callable[[Sequence[StateFile], Path], Path],
     ) -> None:
-        """Append the in-flight elements to the task's input channels, and the end to channels whose producer has finished."""
-        in_flight = {c.channel: c for c in snapshot.channels} if snapshot else {}
-        consumer = self._chain_of[task.vertex].stages[0]
-        for channel in [c for c in self._channels.values() if (c.id.consumer, c.id.consumer_index) == (consumer, task.index)]:
-            saved = in_flight.get(str(channel.id))
-            elements = saved.in_flight if saved else ()
+        """Append to the task's input channels what they begin with: elements in flight, and the end after a finished producer."""
+        saved = {c.channel: c.in_flight for c in snapshot.channels} if snapshot else {}
+        for producer, channel in self._inputs[task]:
+            elements = first_elements(saved.get(str(channel.id), ()), producer in self._finished)
             files = [f for e in elements if isinstance(e, Segment) for f in e.files]
             root = fetch(files, folder) if files else folder
             for element in elements:
                 channel.append(Records(restored_segment(element, root)) if isinstance(element, Segment) else element)
-            producer = TaskId(self._chain_of[channel.id.producer].name, channel.id.producer_index)
-            if producer in self._finished:
-                channel.append(EndOfData(drain=True))
-                channel.append(EndOfPartition())
 
     def close(self) -> None:
-        for channel in self._channels.values():
-            channel.close()
+        for inputs in self._inputs.values():
+            for _, channel in inputs:
+                channel.close()
 
-    def _connect(self, edge: StageEdge) -> None:
-        source, target = self._pipeline.stage(edge.source), self._pipeline.stage(edge.target)
-        for consumer in range(target.parallelism):
-            if TaskId(self._chain_of[target.name].name, consumer) in self._finished:
-                continue
-            for producer in self._producers(edge, source.parallelism, target.parallelism, consumer):
-                identity = ChannelId(source.name, producer, target.name, consumer)
-                base = self._positions.get(str(identity), 0)
-                channel = Channel(identity, self._folder / identity.file_name, base)
-                self._channels[identity] = channel
-                self._into[target.name, consumer, source.name].append(channel)
 
-    @staticmethod
-    def _producers(edge: StageEdge, producers: int, consumers: int, consumer: int) -> range:
-        if edge.pattern is EdgePattern.ALL_TO_ALL:
-            return range(producers)
-        return pointwise_producers(producers, consumers, consumer)
-
-    def _consumers(self, edge: StageEdge, producer: int) -> range:
-        source, target = self._pipeline.stage(edge.source), self._pipeline.stage(edge.target)
-        if edge.pattern is EdgePattern.ALL_TO_ALL:
-            return range(target.parallelism)
-        return pointwise_consumers(source.parallelism, target.parallelism, producer)
+def _output_edge(group: ChannelGroup, channels: tuple[Channel, ...]) -> OutputEdge:
+    split = None
+    if not group.static and len(channels) > 1:
+        split = Split(len(channels), group.key, default_max_parallelism(len(channels)))
+    return OutputEdge(group.edge.target, channels, split, group.static)
 
 
 def restored_segment(segment: Segment, root: Path) -> SegmentFiles:

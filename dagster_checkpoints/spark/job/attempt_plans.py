@@ -185,7 +185,7 @@ class AttemptPlans:
         head = self._pipeline.stage(chain.stages[0])
         inputs = []
         for name, stage_input in head.inputs.items():
-            channels = tuple(self._wiring.into(head.name, index, name))
+            channels = self._wiring.into(TaskId(chain.name, index), name)
             gate = None
             if stage_input.mode == "stream":
                 gate = Gate(folder / "gates" / f"{name}.json", {str(c.id): c.base for c in channels})

@@ -308,11 +308,10 @@ class _Attempt:
         instances = self._instances(chain, index, snapshot)
         plan, described = (None, None) if after_finish else self.plans.checked(chain, index, inputs, instances)
         self.plans.load_recorded_schema(chain)
-        tail = chain.stages[-1]
         sink = self._sink(chain, index)
         output = TaskOutput(
             folder / "segments",
-            self.wiring.outputs(tail, index),
+            self.wiring.outputs(task),
             sink.write if sink else None,
             self.settings.max_queued_bytes,
         )

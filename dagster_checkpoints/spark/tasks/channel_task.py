@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS, ChannelWatermark
-from dagster_checkpoints.execution.input_channel import GateChannel
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.input_gate import InputGate
+from dagster_checkpoints.execution.restored_channels import gate_channel
 from dagster_checkpoints.execution.task_events import (
     AddToTable,
     BetweenBatches,
@@ -233,12 +233,7 @@ def _machine(parts: TaskParts, inputs: Sequence[TaskInput]) -> TaskMachine:
     for task_input in inputs:
         for channel in task_input.channels:
             name = str(channel.id)
-            saved = restored.get(name)
-            saved_watermark = None
-            if saved is not None:
-                watermark = MIN_WATERMARK_MS if saved.watermark is None else saved.watermark
-                saved_watermark = ChannelWatermark(watermark, saved.idle, "drain" if saved.ended == "partition" else saved.ended)
-            channels.append(GateChannel(name, task_input.static, channel.base, saved_watermark))
+            channels.append(gate_channel(name, task_input.static, channel.base, restored.get(name)))
     valve = parts.restored.valve_watermark if parts.restored is not None else None
     return parts.make_machine(
         time.monotonic(),

@@ -1,0 +1,82 @@
+"""The channels between the tasks of a pipeline: which there are, in which order, and their names.
+
+A channel leads from one instance of a stage to one instance of a stage that reads it. Stages of one chain share a query, so no
+channel is between them. Must not know: what a channel carries, and where its elements are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_checkpoints.pipeline.chains import Chain, TaskId
+from dagster_checkpoints.pipeline.edges import EdgePattern, pointwise_consumers
+from dagster_checkpoints.pipeline.graph import Pipeline, StageEdge
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelId:
+    """The channel from instance `producer_index` of stage `producer` to instance `consumer_index` of stage `consumer`.
+
+    Its text is the channel's name in checkpoints.
+    """
+
+    producer: str
+    producer_index: int
+    consumer: str
+    consumer_index: int
+
+    def __str__(self) -> str:
+        return f"{self.producer}[{self.producer_index}]->{self.consumer}[{self.consumer_index}]"
+
+    @property
+    def file_name(self) -> str:
+        """The name of a file that holds the channel's elements."""
+        return f"{self.producer}.{self.producer_index}--{self.consumer}.{self.consumer_index}.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelGroup:
+    """The channels over which one task sends its rows to one stage.
+
+    Attributes:
+        edge: the edge between the two stages.
+        producer: the task that sends.
+        channels: by task that reads, the channel; in the order of the instances.
+    """
+
+    edge: StageEdge
+    producer: TaskId
+    channels: Mapping[TaskId, ChannelId]
+
+    @property
+    def static(self) -> bool:
+        """Whether each reader takes all rows, as a table."""
+        return self.edge.input.mode == "static"
+
+    @property
+    def key(self) -> str | None:
+        """The column that decides which channel gets a row; None if no column does."""
+        return self.edge.input.key
+
+
+def channel_groups(pipeline: Pipeline, chains: Sequence[Chain]) -> Iterator[ChannelGroup]:
+    """All channels between the chains: by edge in the pipeline's order, then by instance of the producer.
+
+    A task that reads an edge thus has its channels in the order of the producer's instances.
+
+    Args:
+        pipeline: the pipeline whose edges become channels.
+        chains: the chains that run it, in any order; each stage is in one.
+    """
+    chain_of = {stage: chain for chain in chains for stage in chain.stages}
+    for edge in pipeline.edges:
+        source, target = chain_of[edge.source], chain_of[edge.target]
+        if source is target:
+            continue
+        producers, consumers = len(source.instances), len(target.instances)
+        for producer in range(producers):
+            everyone = edge.pattern is EdgePattern.ALL_TO_ALL
+            reads = range(consumers) if everyone else pointwise_consumers(producers, consumers, producer)
+            ids = {TaskId(target.name, i): ChannelId(edge.source, producer, edge.target, i) for i in reads}
+            yield ChannelGroup(edge, TaskId(source.name, producer), ids)
