@@ -252,6 +252,7 @@ FAULTS = (
         JobRequests.resume_drain,
         "self.drain() if self._drain_waits else []",
         "[]",
+        "stops",
     ),
     Fault(
         "a finished job deletes its checkpoints before its end is recorded",

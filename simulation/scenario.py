@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from dagster_checkpoints.coordination import (
     CheckpointConfig,
@@ -17,15 +18,6 @@ from simulation.shapes import ANY, ENDING, STATEFUL, StageSpec, random_stages, r
 
 SHAPES = 1500
 """So many different pipelines; schedules, settings and faults are different for every seed."""
-
-FAULTS = (
-    "task", "upload", "decline", "commit", "finish", "snapshot", "write", "crash", "pause", "cancel", "repeat", "lose",
-)  # fmt: skip
-"""What goes wrong."""
-ASKS = ("checkpoint", "savepoint", "suspend", "drain", "end_source", "end_all", "restart")
-"""What users do; "restart": another run after one has ended, from somewhere."""
-KINDS = ("task", "mail", "main", "upload", "io", "tick", "network")
-"""What happens by itself, for the weights."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +40,8 @@ class Scenario:
     Attributes:
         seed: of the schedule.
         variants: the pipeline, and versions of it with other numbers of instances.
-        budgets: how often each fault and each ask may happen.
-        weights: of KINDS.
+        budgets: how often each fault may happen, and users ask for something; "restart": for another run, from somewhere.
+        weights: of what happens by itself: task, mail, main, upload, io, tick, network.
         soft_limit: after so many steps nothing goes wrong any more, and the job is brought to its end.
         lazy: how often an unbounded source has nothing to say when it is asked.
         patience: so many checkpoints are waited for before a job without an end of its own is ended.
@@ -62,14 +54,14 @@ class Scenario:
     variants: tuple[tuple[StageSpec, ...], ...]
     chaining: bool
     settings: Settings
-    budgets: dict[str, int] = field(default_factory=dict)
-    weights: tuple[float, ...] = (1.0,) * len(KINDS)
-    soft_limit: int = 400
-    lazy: float = 0.0
-    patience: int = 0
-    newest_first: bool = False
-    going_back: bool = False
-    asynchronous: bool = False
+    budgets: Counter[str]
+    weights: tuple[float, ...]
+    soft_limit: int
+    lazy: float
+    patience: int
+    newest_first: bool
+    going_back: bool
+    asynchronous: bool
 
 
 def random_scenario(seed: int, theme: str = "") -> Scenario:
@@ -174,17 +166,11 @@ Faults that belong together find more than a little of everything.
 """
 
 
-def _budgets(r: random.Random, theme: str, settings: Settings) -> dict[str, int]:
-    budgets = dict.fromkeys((*FAULTS, *ASKS), 0)
-    for part in THEMES[theme][1].split():
-        what, numbers = part.split(":")
-        budgets[what] = int(r.choice(numbers))
-    if r.random() < 0.15:
-        budgets["end_source"] += 1
+def _budgets(r: random.Random, theme: str, settings: Settings) -> Counter[str]:
+    parts = [part.split(":") for part in THEMES[theme][1].split()]
+    budgets = Counter({what: int(r.choice(numbers)) for what, numbers in parts})
+    budgets["end_source"] += r.random() < 0.15
     if not settings.config.checkpoints_after_tasks_finish:
         # Tasks commit by themselves at their end: nothing is promised to who crashes then.
-        budgets.update(dict.fromkeys(FAULTS, 0))
-        budgets["restart"] = 0
-        budgets["suspend"] = 0
-        budgets["drain"] = 0
+        return Counter({what: budgets[what] for what in ("checkpoint", "savepoint", "end_source", "end_all")})
     return budgets

@@ -40,7 +40,7 @@ class World:
         self.sinks = {n: SinkSystem(n) for n, spec in enumerate(scenario.variants[0]) if spec.sink}
         self.now = 0.0
         self.steps = 0
-        self.budgets = dict(scenario.budgets)
+        self.budgets = scenario.budgets.copy()
         self.counts: Counter[str] = Counter()
         self.processes: list[Process] = []
         self.active: list[Process] = []
