@@ -254,7 +254,7 @@ class CheckpointCoordinator:
 
     def _task_state(self, task: TaskId, state: TaskState) -> list[CoordinatorAction]:
         self._tasks.changed(task, state)
-        if state not in _GONE:
+        if state not in _GONE or not self._pending:
             return []
         finished = state is TaskState.FINISHED
         reason = FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING if finished else FailureReason.TASK_FAILURE

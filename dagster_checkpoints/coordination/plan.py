@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 from itertools import islice
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, po
 from dagster_checkpoints.pipeline.errors import UnknownStageError
 
 
-class TaskState(Enum):
+class TaskState(IntEnum):
     """The state of a task, as last reported to the coordinator."""
 
     CREATED = 0
@@ -158,9 +158,9 @@ class TaskStateTable:
         vertex, index = self.position(task)
         row = self.rows[vertex]
         before = row[index]
-        row[index] = now = state.value
-        self.running += (now == _RUNNING) - (before == _RUNNING)
-        self.finished += (now == _FINISHED) - (before == _FINISHED)
+        row[index] = state
+        self.running += (state == _RUNNING) - (before == _RUNNING)
+        self.finished += (state == _FINISHED) - (before == _FINISHED)
         return _STATES[before]
 
     def running_among(self, tasks: TaskSet) -> TaskSet:
