@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import ChannelSnapshot, redistribution
+from dagster_checkpoints.state import known_channel, least_watermark, redistribution, rescaled_stages
 from simulation.channels import Channel, Ghost, Output, Snapshot
 from simulation.operators import Union
-from simulation.shapes import Shape, TaskSpec, name_of
+from simulation.shapes import ChannelSpec, Shape, TaskSpec, name_of
 from simulation.sinks import TaskSink
 from simulation.task import Task
 from simulation.violations import check
@@ -54,17 +54,17 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
     id, shape, mine = spec.id, process.shape, None
     siblings: list[Snapshot | None] = []
     head, tail = shape.stages[spec.stages[0]], shape.stages[spec.stages[-1]]
-    inputs = [channels[channel] for channel in spec.inputs]
+    inputs = [shape.channels[channel] for channel in spec.inputs]
     if restored is not None:
         before, states = process.world.shapes[restored.metadata.variant], restored.metadata.states
         instances = before.stages[spec.stages[0]].instances
         siblings = [states.get(TaskId(id.vertex, index)) for index in range(instances)]
         mine = states.get(id) if instances == head.instances else _rescaled(id.index, inputs, siblings, head.instances)
         if mine is not None and before is not shape:
-            mine = _with_other_instances(mine, siblings, before, shape)
+            mine = _with_other_instances(mine, inputs, siblings, before, shape)
     outputs = [Output(output, [channels[channel] for channel in output.channels]) for output in spec.outputs]
     sink = _sink(process, spec.stages[-1], id.index, mine, siblings) if tail.sink else None
-    task = Task(process, number, spec, inputs, outputs, sink, mine)
+    task = Task(process, number, spec, [channels[channel] for channel in spec.inputs], outputs, sink, mine)
     if mine is not None:
         task.restore(mine, [[s and s.stages[n] for s in siblings] for n in range(len(spec.stages))])
     elif restored is None and head.is_source and not head.enumerated:
@@ -114,46 +114,35 @@ def _check_unions(process: Process, metadata: Metadata) -> None:
         check(counted == held[stage], f"stage {stage} is restored with {counted} of {held[stage]} in its union list state")
 
 
-def _with_other_instances(snapshot: Snapshot, siblings: Sequence[Snapshot | None], before: Shape, after: Shape) -> Snapshot:
-    """In a job with other numbers of instances somewhere: rows come by other ways, so a task must not know more of event
-    time than every instance of its stage did. A channel's end belongs to its producer."""
-    changed = {name_of(n) for n, (a, b) in enumerate(zip(before.stages, after.stages, strict=True)) if a.instances != b.instances}
+def _with_other_instances(
+    snapshot: Snapshot, inputs: Sequence[ChannelSpec], siblings: Sequence[Snapshot | None], before: Shape, after: Shape
+) -> Snapshot:
+    """What a task is restored with in a job with other numbers of instances somewhere."""
+    rescaled = rescaled_stages(before.pipeline.stages, after.pipeline.stages)
+    held = [{} if s is None else {name: pinned.snapshot for name, pinned in s.channels.items()} for s in siblings]
+    known = [known_channel(channel.id, channel.static, held, rescaled) for channel in inputs]
     kept = copy(snapshot)
-    kept.channels = {
-        name: PinnedChannel(ChannelSnapshot(name, 0, ended=pinned.snapshot.ended), pinned.in_flight)
-        for name, pinned in snapshot.channels.items()
-        if name.partition("[")[0] not in changed
-    }
-    kept.valve = _least([s.valve for s in siblings if s is not None])
-    kept.event_time = _least([s.event_time for s in siblings if s is not None])
+    kept.channels = {channel.channel: PinnedChannel(channel) for channel in known if channel is not None}
+    kept.valve = least_watermark(s.valve for s in siblings if s is not None)
+    kept.event_time = least_watermark(s.event_time for s in siblings if s is not None)
     return kept
 
 
-def _rescaled(index: int, inputs: Sequence[Channel], siblings: Sequence[Snapshot | None], parallelism: int) -> Snapshot:
-    """What an instance is restored from when there are more or fewer of them than in the checkpoint."""
+def _rescaled(index: int, inputs: Sequence[ChannelSpec], siblings: Sequence[Snapshot | None], parallelism: int) -> Snapshot:
+    """What an instance holds when there are more or fewer of them than in the checkpoint."""
     states = [s for s in siblings if s is not None]
     lists: list[dict[str, Sequence[Any]]] = [{"splits": s.splits, "transactions": s.transactions} for s in states]
     share = redistribution.redistribute_lists(lists, parallelism)[index]
-    ended = {name.partition("->")[0] for s in states for name, pinned in s.channels.items() if pinned.snapshot.ended == "drain"}
-    tables = [channel for channel in inputs if channel.static]
     read, sent = Counter[int](), Counter[int]()
     ghosts = [s.ghost for s in states] if index == 0 else []
     for ghost in ghosts:
         read.update(ghost.read)
         sent.update(ghost.sent)
-    whole_tables = {c.edge: states[0].ghost.read[c.edge] for c in tables if c.edge in states[0].ghost.read}
+    whole_tables = {c.edge: states[0].ghost.read[c.edge] for c in inputs if c.static and c.edge in states[0].ghost.read}
     return Snapshot(
-        channels={
-            c.name: PinnedChannel(ChannelSnapshot(c.name, 0, ended="drain")) for c in tables if c.name.partition("->")[0] in ended
-        },
         tables=states[0].tables,
         splits=tuple(share.get("splits", ())),
         transactions=tuple(share.get("transactions", ())),
         with_rows={name: rows for s in states for name, rows in s.with_rows.items()},
         ghost=Ghost({**read, **whole_tables}, sent, sum(ghost.written for ghost in ghosts), (), {}),
     )
-
-
-def _least(watermarks: list[int | None]) -> int | None:
-    """The earliest of several instances; None if one of them has none: all that it gets is still to come."""
-    return min((ms for ms in watermarks if ms is not None), default=None) if None not in watermarks else None

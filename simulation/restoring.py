@@ -11,11 +11,13 @@ from dagster_checkpoints.execution import start_point
 from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.start_point import NothingToRestoreError
 from dagster_checkpoints.state import (
+    ChannelSnapshot,
     CheckpointMetadata,
     ClaimMode,
     EnumeratorState,
     OperatorState,
     RestorePlan,
+    Segment,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
@@ -112,21 +114,6 @@ def read_restored(store: Store, location: str, shapes: Sequence[Shape]) -> Resto
     return Restored(metadata, validate_restore(shape.pipeline, recorded), location)
 
 
-def check_rescaling(metadata: Metadata, before: Shape, after: Shape) -> None:
-    """Records in flight and finished instances belong to the channels and tasks that there were.
-
-    Raises:
-        NothingToRestoreError: it cannot be restored with other numbers of instances.
-    """
-    changed = {v.name for v, w in zip(before.graph.vertices, after.graph.vertices, strict=True) if v != w}
-    stuck = any(task.vertex in changed for task in metadata.finished)
-    for task, state in metadata.states.items():
-        in_flight = any(pinned.in_flight for pinned in state.channels.values()) or any(state.output.values())
-        stuck = stuck or in_flight or (state.after_finish and task.vertex in changed)
-    if stuck:
-        raise NothingToRestoreError("it holds records in flight, or finished instances")
-
-
 def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
     """The checkpoint in the shipped form."""
     snapshots = {spec.id: _recorded(metadata.states[spec.id], shape, spec) for spec in shape.tasks if spec.id in metadata.states}
@@ -160,8 +147,13 @@ def _with_enumerator(stage: StageMetadata, spec: StageSpec, metadata: Metadata) 
 
 _UNION = StageInstanceSnapshot(operator_states=(OperatorState(name="counts", kind="union"),))
 _NONE = StageInstanceSnapshot()
+_IN_FLIGHT = (Segment((), 1),)
 
 
 def _recorded(snapshot: Snapshot, shape: Shape, spec: TaskSpec) -> TaskSnapshot:
+    """A restore reads of the channels only whether elements are in flight, also those that were overtaken on an output."""
     stages = {name_of(n): _UNION if shape.stages[n].kind == "union" else _NONE for n in spec.stages}
-    return TaskSnapshot(stages=stages, end_of_data="drain" if snapshot.after_finish else "none")
+    waiting = [name for name, pinned in snapshot.channels.items() if pinned.in_flight]
+    waiting += [name for name, elements in snapshot.output.items() if elements]
+    channels = tuple(ChannelSnapshot(name, 0, in_flight=_IN_FLIGHT) for name in waiting)
+    return TaskSnapshot(stages=stages, channels=channels, end_of_data="drain" if snapshot.after_finish else "none")

@@ -14,6 +14,7 @@ from typing import Any
 
 from dagster_checkpoints.pipeline import (
     Chain,
+    ChannelId,
     ExecutionGraph,
     Pipeline,
     Stage,
@@ -114,6 +115,7 @@ class _Sink:
 class ChannelSpec:
     """A channel between two tasks; `edge` is the edge's number."""
 
+    id: ChannelId
     name: str
     edge: int
     producer: TaskId
@@ -254,7 +256,7 @@ def shape_of(stages: tuple[StageSpec, ...], chaining: bool) -> Shape:
         edge, first = numbers[group.edge.source, group.edge.target], len(channels)
         for consumer, identity in group.channels.items():
             inputs[consumer].append(len(channels))
-            channels.append(ChannelSpec(str(identity), edge, group.producer, consumer, group.static))
+            channels.append(ChannelSpec(identity, str(identity), edge, group.producer, consumer, group.static))
         sent = tuple(range(first, len(channels)))
         outputs[group.producer].append(OutputSpec(edge, sent, group.key is not None, group.static))
     tasks = []

@@ -20,13 +20,13 @@ from dagster_checkpoints.execution.shared_files import store_file
 from dagster_checkpoints.execution.storage_errors import StorageError, StorageUnavailable
 from dagster_checkpoints.execution.storage_steps import DriverValues, StatePlace, drive
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import CheckpointMetadata
+from dagster_checkpoints.state import CheckpointMetadata, check_rescaling, rescaled_stages
 from dagster_checkpoints.storage.errors import CheckpointDiscarded
 from simulation.channels import Ghost, Snapshot
 from simulation.cuts import check_cut, check_ends
 from simulation.machine import LEASE, Machine, Upload
 from simulation.requests import Steps
-from simulation.restoring import RestorableCheckpoint, StartPoint, as_recorded, check_rescaling, options, read_restored
+from simulation.restoring import RestorableCheckpoint, StartPoint, as_recorded, options, read_restored
 from simulation.storage import LONG_AGO, Metadata, is_savepoint
 from simulation.task_data import TaskData
 from simulation.violations import check
@@ -173,8 +173,8 @@ class Writer(Machine):
         """Decide what an owned pipeline starts from.
 
         Raises:
-            NothingToRestoreError: there is no such thing, or it cannot be restored with other numbers of instances.
-            RestoreError: it does not fit.
+            NothingToRestoreError: there is no such thing.
+            RestoreError: it does not fit, or cannot be restored with other numbers of instances.
         """
         asks = options(self.store, self.owner, self.asked_start, copies=self.number)
         steps: Steps[StartPoint] = start_point.choose_start(self.owner.previous, self.owner.retained, asks, "the store")
@@ -185,8 +185,8 @@ class Writer(Machine):
         shapes, variant = self.world.shapes, self.asked_start.variant
         restored = read_restored(self.store, location, shapes)
         metadata = restored.metadata
-        if metadata.variant != variant:
-            check_rescaling(metadata, shapes[metadata.variant], shapes[variant])
+        before, after = shapes[metadata.variant].pipeline, shapes[variant].pipeline
+        check_rescaling(restored.plan, rescaled_stages(before.stages, after.stages))
         if not is_savepoint(location):
             self.register(location)
         pointer = msgspec.structs.replace(metadata.pointer, location=location)

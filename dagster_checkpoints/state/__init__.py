@@ -1,6 +1,6 @@
 """The content of a checkpoint. Read `metadata` (the values), `metadata_file` (their versioned form), `recording` (the record of
 a layout), `restore`, `inputs` and `plans` (whether it fits a pipeline), then `redistribution` with `key_groups` (which
-instance gets which state), and `claim` (who owns a savepoint)."""
+instance gets which state) and `rescaling` (what else changes with the instances), and `claim` (who owns a savepoint)."""
 
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.errors import (
@@ -64,6 +64,7 @@ from dagster_checkpoints.state.redistribution import (
     redistribute_operator_states,
     redistribute_unions,
 )
+from dagster_checkpoints.state.rescaling import check_rescaling, known_channel, least_watermark, rescaled_stages
 from dagster_checkpoints.state.restore import RestorePlan, check_union_states, validate_restore
 from dagster_checkpoints.state.views import EdgeView, PipelineView, StageView
 
@@ -111,6 +112,7 @@ __all__ = [
     "UnknownStage",
     "WatermarkAt",
     "WatermarkStatus",
+    "check_rescaling",
     "check_sources",
     "check_stateful_plans",
     "check_union_states",
@@ -120,6 +122,8 @@ __all__ = [
     "encode",
     "in_flight_files",
     "key_groups_of",
+    "known_channel",
+    "least_watermark",
     "owner_of",
     "recorded_chains",
     "recorded_inputs",
@@ -129,6 +133,7 @@ __all__ = [
     "redistribute_lists",
     "redistribute_operator_states",
     "redistribute_unions",
+    "rescaled_stages",
     "task_files",
     "validate_restore",
 ]

@@ -21,6 +21,7 @@ UNREACHED = {
     "execution/restored_channels.py": ("overtaken",),
     "state/key_groups.py": ("key_groups_of", "chosen_max_parallelism"),
     "state/redistribution.py": ("redistribute_key_groups", "redistribute_lists", "redistribute_unions"),
+    "state/rescaling.py": ("check_rescaling", "known_channel", "least_watermark", "rescaled_stages"),
     "state/metadata.py": ("EnumeratorState",),
 }
 """By module of the core, names in it, or settings, that no run reaches."""

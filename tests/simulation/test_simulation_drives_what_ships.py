@@ -18,7 +18,7 @@ FOLDER = Path(simulation.__file__).parent
 SHIPPED = FOLDER.parent / "dagster_checkpoints"
 
 DRIVERS = {
-    "deployment": {"execution/restored_channels.py", "state/redistribution.py"},
+    "deployment": {"execution/restored_channels.py", "state/redistribution.py", "state/rescaling.py"},
     "machine": {"execution/acquisition.py", "execution/ownership.py", "execution/shared_files.py", "storage/shared_state.py"},
     "operators": {"state/redistribution.py"},
     "process": {"coordination/coordinator.py", "execution/job_machine.py", "execution/start_point.py"},
@@ -34,7 +34,7 @@ DRIVERS = {
     "task": {"execution/task_machine.py", "execution/output_event_time.py"},
     "task_data": {"execution/task_machine.py", "execution/output_event_time.py", "execution/restored_channels.py"},
     "user_requests": {"execution/job_requests.py"},
-    "writing": {"execution/shared_files.py", "execution/storage_steps.py", "storage/shared_state.py"},
+    "writing": {"state/rescaling.py", "execution/shared_files.py", "execution/storage_steps.py", "storage/shared_state.py"},
 }
 """The drivers, and the shipped code that each of them calls in every search."""
 WORLD = {
