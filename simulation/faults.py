@@ -30,10 +30,12 @@ from dagster_checkpoints.execution.job_coordination import JobCoordination
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_requests import JobRequests
 from dagster_checkpoints.execution.ownership import OwnershipSteps
+from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.execution.shared_files import SharedNames
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.sinks import transactions
 from dagster_checkpoints.state import redistribution, restore
+from dagster_checkpoints.state.rescaling import check_rescaling, least_watermark
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
 
@@ -232,6 +234,9 @@ FAULTS = (
         "ends",
     ),
     Fault("the enumerator's splits are forgotten in a restore", restore._enumerators, "s.enumerator is not None", "False"),
+    Fault("the end of a finished producer is not sent again", first_elements, "if producer_finished", "if False", "ends"),
+    Fault("a rescaled instance begins with the latest event time", least_watermark, "min(", "max(", "rescaling"),
+    Fault("finished instances are restored as other instances", check_rescaling, "(waiting or ended)", "waiting", "rescaling"),
     # Attempts, requests, the end of a job
     Fault("a restart does not tell the ended sources that they shall end", JobMachine._deploy, "self._job.ended_sources", "()"),
     Fault(
