@@ -23,6 +23,7 @@ from dagster_checkpoints.coordination import (
     Tick,
     WriteMetadata,
 )
+from dagster_checkpoints.coordination.lifecycle import CheckpointCompletedNotice
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
 
 PART = "Coordinator"
@@ -83,6 +84,9 @@ def checkpoint(tasks: list[TaskId], coordinator: CheckpointCoordinator, number: 
         raise BenchFailed(f"checkpoint {number} is not complete after {len(events)} acknowledgements: {last}")
     actions = coordinator.handle(MetadataWritten(number, f"chk-{number}"), now)
     completed = time.perf_counter()
-    if not any(isinstance(action, NotifyTasks) and len(action.tasks) == len(tasks) for action in actions):
+    notice = CheckpointCompletedNotice(number)
+    if not any(
+        isinstance(action, NotifyTasks) and action.notice == notice and len(action.tasks) == len(tasks) for action in actions
+    ):
         raise BenchFailed(f"checkpoint {number} was not completed for every task")
     return CheckpointTimes(acknowledged - triggered, completed - began)
