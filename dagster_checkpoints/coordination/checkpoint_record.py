@@ -141,6 +141,9 @@ class CheckpointRecord(msgspec.Struct, frozen=True):
     reason: FailureReason | None = None
     message: str = ""
 
+    def __repr__(self) -> str:
+        return f"<CheckpointRecord {self.checkpoint_id} {self.status.value}, {self.acknowledged} of {self.expected} acknowledged>"
+
     @property
     def duration(self) -> float | None:
         """Seconds from the trigger to the end; None while it is in progress."""

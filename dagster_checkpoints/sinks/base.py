@@ -160,8 +160,8 @@ class TwoPhaseCommitSink(ABC):
     def restore_transaction(self, transaction: str, files: Mapping[str, Path]) -> None:  # noqa: B027 - optional
         """Make a savepoint's transaction pre-committed again, if it is neither pre-committed nor committed any more.
 
-        Called before ``recover``. Does nothing if the transaction is pre-committed or committed. Idempotent, and safe against a
-        crash at any moment.
+        Called after ``open`` and before ``recover``. Does nothing if the transaction is pre-committed or committed. Idempotent,
+        and safe against a crash at any moment.
 
         Args:
             transaction: one of the transactions that ``recover`` will get.

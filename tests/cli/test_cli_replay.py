@@ -76,4 +76,4 @@ def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
     assert replayed(tmp_path / "nothing").exit_code == 6
     (tmp_path / "x").write_text("hello\n")
     result = replayed(tmp_path / "x")
-    assert result.exit_code == 1 and "expected a trace of version 1, found 'hello" in result.stderr
+    assert result.exit_code == 1 and "expected a trace of version 2, found 'hello" in result.stderr

@@ -153,7 +153,7 @@ def test_what_a_trace_looks_like() -> None:
     coordinator = made(CheckpointCoordinator, "job", recorder, 2.5, graph=GRAPH, config=CheckpointConfig(interval=None))
     coordinator.handle(Tick(), 3.5)
     tick = '{"~":"record","v":["coordination.events:Tick",{}]}'
-    assert lines[0] == '{"trace":1,"about":{"pipeline":"Zürich"}}'
+    assert lines[0] == '{"trace":2,"about":{"pipeline":"Zürich"}}'
     assert lines[1].startswith('{"at":2.5,"machine":"job","kind":"coordination.coordinator:CheckpointCoordinator","arguments":{')
     assert lines[2:] == [f'{{"at":3.5,"machine":"job","event":{tick},"actions":[]}}']
     assert [entry.at for entry in read(lines)] == [2.5, 3.5]
@@ -201,12 +201,12 @@ OTHER_VERSION = {"trace": 99, "about": {"pipeline": "p" * 100}}
 @pytest.mark.parametrize(
     ("first", "read_says", "about_says"),
     [
-        ("", "expected a trace of version 1, found 'None' in its first line", "expected a trace of version 1, found '' in"),
-        ("no json", "expected a trace of version 1, found 'None' in", "expected a trace of version 1, found 'no json' in"),
+        ("", "expected a trace of version 2, found 'None' in its first line", "expected a trace of version 2, found '' in"),
+        ("no json", "expected a trace of version 2, found 'None' in", "expected a trace of version 2, found 'no json' in"),
         (
             json.dumps(OTHER_VERSION),
-            f"expected a trace of version 1, found {str(OTHER_VERSION)[:100]!r} in its first line",
-            f"expected a trace of version 1, found {json.dumps(OTHER_VERSION)[:100]!r} in its first line",
+            f"expected a trace of version 2, found {str(OTHER_VERSION)[:100]!r} in its first line",
+            f"expected a trace of version 2, found {json.dumps(OTHER_VERSION)[:100]!r} in its first line",
         ),
         (
             NO_OBJECT,
@@ -227,7 +227,7 @@ def test_a_file_that_is_no_trace_is_refused(first: str, read_says: str, about_sa
 
 def test_an_entry_that_is_no_object_is_refused() -> None:
     with pytest.raises(CorruptTrace, match=r"^line 2: expected an object, found '\[\]'$"):
-        list(read(['{"trace": 1, "about": {}}', "[]"]))
+        list(read(['{"trace": 2, "about": {}}', "[]"]))
 
 
 def test_a_machine_that_was_never_made_takes_no_event() -> None:
