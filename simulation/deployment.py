@@ -29,7 +29,8 @@ def deploy(process: Process, restored: Restored | None) -> set[TaskId]:
     shape = process.shape
     finished: set[TaskId] = set()
     states: Mapping[TaskId, Snapshot] = {}
-    process.tasks, process.ghosts, process.enumerators = {}, {}, _enumerators(shape, restored)
+    process.drop_tasks()
+    process.ghosts, process.enumerators = {}, _enumerators(shape, restored)
     if restored is not None:
         finished, states = set(restored.plan.finished), restored.metadata.states
         expected = restored.metadata.finished

@@ -241,8 +241,6 @@ class Machine(Performer, ABC):
 
     def forget(self) -> None:
         """Break the circles of references, so that no garbage collector has to."""
-        for task in self.tasks.values():
-            del task.process
         self.crash()
         self.io = deque()
         del self.world, self.names
@@ -253,7 +251,15 @@ class Machine(Performer, ABC):
         self.main.steps.close()
         if self.io_now is not None:
             self.io_now.steps.close()
-        self.tasks, self.running, self.uploads = {}, [], []
+        self.drop_tasks()
+        self.uploads = []
+
+    def drop_tasks(self) -> None:
+        """The tasks of an attempt are gone."""
+        for task in self.tasks.values():
+            task.operators.clear()  # these refer to it
+            del task.process
+        self.tasks, self.running = {}, []
 
     def renew_if_due(self) -> None:
         """The renewing thread. Nothing can come between its steps."""

@@ -48,14 +48,6 @@ class World:
         self.ended_early = False
         """Whether anybody has ever ended a source."""
         self.calm = False
-        self._steps: dict[str, Callable[..., bool]] = {
-            "start": self._start,
-            "open": self._open,
-            "time": self._pass_time,
-            "crash": self._crash,
-            "wake": self._wake,
-            "calm": self._calm_down,
-        }
 
     def perform(self, label: Label) -> bool:
         """Let it happen. False if it is impossible now; then nothing has changed."""
@@ -69,7 +61,7 @@ class World:
             process = self._process(label[1])
             possible = process is not None and _OF_PROCESSES[what](process, *label[2:])
         else:
-            possible = self._steps[what](*label[1:])
+            possible = _OF_WORLD[what](self, *label[1:])
         self.steps += possible
         return possible
 
@@ -249,6 +241,14 @@ class World:
             check(not staged, f"left over in the staging area of stage {sink.stage}: {staged}")
 
 
+_OF_WORLD: dict[str, Callable[..., bool]] = {
+    "start": World._start,
+    "open": World._open,
+    "time": World._pass_time,
+    "crash": World._crash,
+    "wake": World._wake,
+    "calm": World._calm_down,
+}
 _OF_TASKS: dict[str, Callable[..., bool]] = {
     "read": Task.emit_records,
     "take": Task.take,
