@@ -84,9 +84,6 @@ class ObjectStore(Protocol):
     def stream(self, key: str, chunk_size: int = 1024 * 1024) -> Iterator[bytes]:
         """The object's bytes in pieces; NotFound is raised when the first piece is read."""
 
-    def get_file(self, key: str, path: Path) -> None:
-        """Write the object to the file ``path``, which appears complete or not at all."""
-
     def put(self, key: str, data: bytes, mode: PutMode = "overwrite") -> str:
         """Write an object, completely or not at all, and return its etag.
 

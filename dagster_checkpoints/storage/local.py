@@ -86,16 +86,6 @@ class LocalStore:
             while chunk := file.read(chunk_size):
                 yield chunk
 
-    def get_file(self, key: str, path: Path) -> None:
-        temporary = path.with_name(f"{RESERVED_PREFIX}tmp-{uuid4().hex}")
-        try:
-            with temporary.open("wb") as target:
-                for chunk in self.stream(key):
-                    target.write(chunk)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
     def put(self, key: str, data: bytes, mode: PutMode = "overwrite") -> str:
         self._write(key, lambda target: target.write(data), mode)
         return _etag(data)

@@ -24,7 +24,6 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 
 from dagster_checkpoints.storage.base import (
-    RESERVED_PREFIX,
     ObjectInfo,
     ObjectStore,
     PutMode,
@@ -157,16 +156,6 @@ class S3Store:
                 yield from body.iter_chunks(chunk_size)
             finally:
                 body.close()
-
-    def get_file(self, key: str, path: Path) -> None:
-        temporary = path.with_name(f"{RESERVED_PREFIX}tmp-{uuid4().hex}")
-        try:
-            with temporary.open("wb") as target:
-                for chunk in self.stream(key):
-                    target.write(chunk)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def put(self, key: str, data: bytes, mode: PutMode = "overwrite") -> str:
         token = uuid4().hex

@@ -70,10 +70,6 @@ class FaultyStore:
         self._reach()
         return self.inner.stream(key, chunk_size)
 
-    def get_file(self, key: str, path: Path) -> None:
-        self._reach()
-        self.inner.get_file(key, path)
-
     def put(self, key: str, data: bytes, mode: PutMode = "overwrite") -> str:
         self._reach()
         self.puts += 1
