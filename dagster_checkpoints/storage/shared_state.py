@@ -64,16 +64,12 @@ class SharedStateRegistry:
             if name in self._names.get(checkpoint, ()):
                 self._stored.add(name)
 
-    def unregister(self, checkpoint: Hashable) -> frozenset[str]:
-        """Remove ``checkpoint`` for ever. Returns the files that no checkpoint names any more."""
-        with self._changed:
-            return self._unregister(checkpoint)
-
     @contextmanager
     def discarding(self, checkpoint: Hashable) -> Iterator[frozenset[str]]:
-        """Like :meth:`unregister`; inside the block the caller may delete the files."""
+        """Remove ``checkpoint`` for ever; inside the block the caller may delete the files that no checkpoint names any more."""
         with self._changed:
-            orphans = self._unregister(checkpoint) - self._deleting
+            self._discarded.add(checkpoint)
+            orphans = self._drop(checkpoint) - self._deleting
             self._deleting |= orphans
         try:
             yield orphans
@@ -140,10 +136,6 @@ class SharedStateRegistry:
                 f"{checkpoint} was aborted or deleted while its files were still being uploaded; its other files are not uploaded"
             )
         return self._names.setdefault(checkpoint, set())
-
-    def _unregister(self, checkpoint: Hashable) -> frozenset[str]:
-        self._discarded.add(checkpoint)
-        return self._drop(checkpoint)
 
     def _drop(self, checkpoint: Hashable) -> frozenset[str]:
         orphans = set()

@@ -12,7 +12,7 @@ from dagster_checkpoints.storage import CheckpointDiscarded, SharedStateRegistry
 
 _STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["register", "reserve", "stored", "unregister", "discard", "sweep", "lend", "return"]),
+        st.sampled_from(["register", "reserve", "stored", "discard", "sweep", "lend", "return"]),
         st.integers(1, 5),
         st.sets(st.sampled_from("abcd"), min_size=1),
     ),
@@ -60,11 +60,8 @@ def test_a_file_is_deleted_exactly_when_no_checkpoint_names_it(steps: list[tuple
         else:
             discarded.add(checkpoint)
             gone = names.pop(checkpoint, set()) - set().union(*names.values())
-            if action == "unregister":
-                assert registry.unregister(checkpoint) == gone
-            else:
-                with registry.discarding(checkpoint) as orphans:
-                    assert orphans == gone
+            with registry.discarding(checkpoint) as orphans:
+                assert orphans == gone
             stored -= gone
         assert registry.referenced() == set().union(*names.values())
         assert registry.checkpoints() == names.keys()
