@@ -171,7 +171,7 @@ _PERFORM: dict[type[object], Callable[[Any, Any], Any]] = {
     deletion.DeleteFiles: lambda on, asked: paused(on.store.delete_shared, on.owner.epoch, asked.names),
     deletion.IsRegistered: lambda on, asked: asked.location in on.registry.checkpoints(),
     deletion.ListFiles: lambda on, asked: [shared_name(name) for name in on.store.names("shared/")],
-    deletion.SweepFiles: lambda on, asked: on.run(deletion.sweep_files(on.owner.epoch, frozenset())),
+    deletion.SweepFiles: lambda on, asked: on.run(deletion.sweep_files(on.owner.epoch)),
 }
 
 

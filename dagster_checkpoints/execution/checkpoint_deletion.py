@@ -251,13 +251,12 @@ def sweep_metadata(ownership: OwnershipSteps) -> Steps[int]:
     return swept
 
 
-def sweep_files(epoch: int, keep: frozenset[str]) -> Steps[int]:
-    """Delete every shared file that is neither kept nor named by a checkpoint. Returns the number of files.
+def sweep_files(epoch: int) -> Steps[int]:
+    """Delete every shared file that no checkpoint names. Returns the number of files.
 
     Args:
         epoch: fencing epoch of this owner; files of later owners, which appear only after this owner has lost the pipeline, stay.
-        keep: names of files that stay.
     """
     found: Sequence[SharedName] = yield ListFiles()
-    deleted: int = yield DeleteUnnamed(frozenset(str(name) for name in found if name.epoch <= epoch) - keep)
+    deleted: int = yield DeleteUnnamed(frozenset(str(name) for name in found if name.epoch <= epoch))
     return deleted

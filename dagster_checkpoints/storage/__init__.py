@@ -20,7 +20,6 @@ from dagster_checkpoints.execution.pipeline_state import (
     describe_owner,
 )
 from dagster_checkpoints.storage.base import ObjectInfo, ObjectStore, PutMode, UpdateVersion
-from dagster_checkpoints.storage.checkpoint_metadata import StoredMetadata
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.errors import (
     AlreadyExists,
@@ -110,7 +109,6 @@ __all__ = [
     "StorageError",
     "StorageUnavailable",
     "StoredFile",
-    "StoredMetadata",
     "StoredSavepoint",
     "UnknownPipelineStateVersion",
     "UnknownRequest",

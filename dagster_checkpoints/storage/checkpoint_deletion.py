@@ -76,13 +76,13 @@ class CheckpointDeletion:
                 case SweepSavepoints():
                     return self._savepoints.sweep(ownership)
                 case SweepMetadata():
-                    return self.sweep_metadata(ownership)
+                    return self._sweep_metadata(ownership)
                 case SweepFiles():
-                    return self._shared.sweep(frozenset())
+                    return self._shared.sweep()
 
         drive(sweep(files), perform)
 
-    def sweep_metadata(self, ownership: Ownership) -> int:
+    def _sweep_metadata(self, ownership: Ownership) -> int:
         """Delete the metadata that earlier owners wrote of checkpoints they never completed. Returns its number."""
 
         def perform(request: object) -> object:

@@ -17,7 +17,7 @@ from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owne
 from dagster_checkpoints.storage.acquisition import acquire, read_state
 from dagster_checkpoints.storage.base import ObjectStore
 from dagster_checkpoints.storage.checkpoint_deletion import CheckpointDeletion
-from dagster_checkpoints.storage.checkpoint_metadata import MetadataFiles, StoredMetadata
+from dagster_checkpoints.storage.checkpoint_metadata import MetadataFiles
 from dagster_checkpoints.storage.errors import InvalidKey, OwnershipLost
 from dagster_checkpoints.storage.layout import CheckpointKey, Layout
 from dagster_checkpoints.storage.opening import open_store
@@ -213,10 +213,6 @@ class CheckpointStorage:
         state = self.read_state()
         return list(state.retained) if state else []
 
-    def stored_metadata(self) -> list[StoredMetadata]:
-        """Every ``_metadata`` in storage, newest first, whether its checkpoint was ever completed or not."""
-        return self._metadata.stored()
-
     def relative(self, location: str) -> str:
         """A location relative to the pipeline's directory, from a location, or a URL or absolute path below it."""
         relative = self._savepoints.relative(location)
@@ -289,40 +285,20 @@ class CheckpointStorage:
     def sweep(self, *, files: bool) -> None:
         """Delete what killed owners have left behind; for the owner, after it has registered what it restores.
 
+        That is: what earlier owners began to write in ``savepoints/`` and never completed, the metadata of checkpoints that they
+        never completed, and files in ``shared/`` that no checkpoint names. What users put into ``savepoints/`` and what a later
+        owner has stored stay. What a killed run began to write in another directory, which no owner sweeps, stays as well; its
+        ``_incomplete`` file describes it.
+
         Args:
-            files: whether every retained checkpoint could be read, so that files that none of them names may be deleted.
+            files: whether every retained checkpoint could be read, so that files that none of them names may be deleted. The
+                files that an unreadable one names would count as named by none: it keeps all of them, until it is deleted or
+                repaired.
+
+        Raises:
+            OwnershipLost: this run does not own the pipeline any more, or never did.
         """
         self._deletion.sweep(self._owner(), files=files)
-
-    def delete_unreferenced(self, referenced: Iterable[str] = ()) -> int:
-        """Delete every shared file that is neither in ``referenced`` nor named by a checkpoint of this owner.
-
-        Crashed owners have left such files behind; call it after :meth:`acquire`. Files that a later owner has stored stay.
-        Returns the number of files.
-
-        It must not be called while a retained checkpoint's metadata cannot be read: the files that it names would count as
-        named by no checkpoint. So one unreadable checkpoint keeps all the garbage, until it is deleted or repaired.
-
-        Args:
-            referenced: the names of all files that any metadata in storage names and that must stay usable.
-        """
-        return self._shared.sweep(frozenset(referenced))
-
-    def sweep_metadata(self) -> int:
-        """Delete the metadata of checkpoints that earlier owners wrote but never completed. Returns their number.
-
-        For the owner, after :meth:`acquire`, and after it has registered what it restores. The state files that only they named
-        are deleted by :meth:`delete_unreferenced`.
-        """
-        return self._deletion.sweep_metadata(self._owner())
-
-    def sweep_savepoints(self) -> int:
-        """Delete what earlier owners began to write in ``savepoints/`` and never completed. Returns their number.
-
-        For the owner, at any time after :meth:`acquire`: its own savepoints stay, as does what users put there. What a killed
-        run began to write in another directory, which no owner sweeps, stays; its ``_incomplete`` file describes it.
-        """
-        return self._savepoints.sweep(self._owner())
 
     def close(self) -> None:
         """Stop the transfer threads; does not release the ownership."""

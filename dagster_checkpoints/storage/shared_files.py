@@ -83,8 +83,8 @@ class SharedFiles:
             self._delete(orphans)
         return len(orphans)
 
-    def sweep(self, keep: frozenset[str]) -> int:
-        """Delete the files that neither ``keep`` nor a checkpoint names. Returns the number of files."""
+    def sweep(self) -> int:
+        """Delete the files that no checkpoint names. Returns the number of files."""
 
         def perform(request: ListFiles | DeleteUnnamed) -> object:
             if isinstance(request, ListFiles):
@@ -94,7 +94,7 @@ class SharedFiles:
                 self._delete(orphans)
             return len(orphans)
 
-        return drive(sweep_files(self._epoch(), keep), perform)
+        return drive(sweep_files(self._epoch()), perform)
 
     def _delete(self, names: frozenset[str]) -> None:
         def perform(request: DeleteFiles) -> None:

@@ -63,6 +63,10 @@ def _shared(storage: CheckpointStorage) -> set[str]:
     return {info.key.rpartition("/")[2] for info in storage.store.list("flights/shared/")}
 
 
+def _metadata(storage: CheckpointStorage) -> set[str]:
+    return {info.key.removeprefix("flights/checkpoints/") for info in storage.store.list("flights/checkpoints/")}
+
+
 def _files(stored: dict[str, StoredFile]) -> list[StateFile]:
     return [StateFile(f"restored/{name}", one.sha256, one.size, one.stored_by) for name, one in stored.items()]
 
@@ -233,7 +237,8 @@ def test_a_checkpoint_with_written_metadata_is_not_completed(owned: CheckpointSt
         owned.write_metadata(number, 1, b"")
     owner.complete(9, "checkpoints/chk-9-1")
     assert [found.checkpoint_id for found in owned.list_checkpoints()] == [9]
-    assert [found.checkpoint_id for found in owned.stored_metadata()] == [10, 9]
+    with pytest.raises(MissingCheckpoint, match=r"Checkpoints there: checkpoints/chk-10-1, checkpoints/chk-9-1\."):
+        owned.read_metadata("checkpoints/chk-8-1")
 
 
 def test_deleting_a_checkpoint_keeps_files_that_another_names(
@@ -246,7 +251,7 @@ def test_deleting_a_checkpoint_keeps_files_that_another_names(
         owner.complete(number, owned.write_metadata(number, 1, b""))
     assert owned.delete_checkpoint("checkpoints/chk-1-1") == 1
     assert _shared(owned) == _names(b"b", b"c")
-    assert [found.checkpoint_id for found in owned.stored_metadata()] == [2]
+    assert _metadata(owned) == {"chk-2-1/_metadata"}
     assert [found.checkpoint_id for found in owned.list_checkpoints()] == [2]
     owner.renew()
     assert [found.checkpoint_id for found in second.list_checkpoints()] == [2]
@@ -268,7 +273,8 @@ def test_files_of_a_dead_owner_are_swept(owned: CheckpointStorage, second: Check
     owned.store.put(f"flights/shared/{_sha256(b'older')}", b"older")  # by a release without epochs in names
     second.acquire(bob, LEASE)
     second.upload_files(3, _write(source, pending=b"pending", orphan=b"orphan"))
-    assert second.delete_unreferenced({kept.name}) == 2
+    second.register("checkpoints/chk-1-1", {kept.name})
+    second.sweep(files=True)
     assert _shared(second) == _names(b"kept") | _names(b"pending", b"orphan", epoch=2)
 
 
@@ -277,7 +283,7 @@ def test_files_of_other_programs_stay(owned: CheckpointStorage) -> None:
     for name in theirs:
         owned.store.put(f"flights/shared/{name}", b"somebody else's")
     owned.store.put("flights/shared/" + "0" * 64, b"orphan")
-    assert owned.delete_unreferenced() == 1
+    owned.sweep(files=True)
     assert {info.key.removeprefix("flights/shared/") for info in owned.store.list("flights/shared/")} == theirs
 
 
@@ -288,15 +294,15 @@ def test_an_owner_that_lost_the_pipeline_deletes_nothing(owned: CheckpointStorag
     actions: tuple[Callable[[], object], ...] = (
         lambda: owned.discard_states(1),
         lambda: owned.delete_checkpoint("checkpoints/chk-1-1"),
-        lambda: owned.delete_unreferenced(),
+        lambda: owned.sweep(files=True),
     )
     for action in actions:
         with pytest.raises(OwnershipLost):
             action()
     owned.store.put("flights/shared/" + "0" * 64, b"orphan")
     with pytest.raises(OwnershipLost):
-        owned.delete_unreferenced()
-    assert len(_shared(owned)) == 2 and len(owned.stored_metadata()) == 1
+        owned.sweep(files=True)
+    assert len(_shared(owned)) == 2 and len(_metadata(owned)) == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -408,6 +414,6 @@ def test_pipelines_can_share_a_root(store: Any, alice: Owner, source: Path) -> N
         opened.upload_files(1, _write(source, a=b"a"))
         owner.complete(1, opened.write_metadata(1, owner.epoch, opened.pipeline.encode()))
         opened.store.put(f"{opened.pipeline}/shared/{'0' * 64}", b"orphan")
-    assert storages[0].delete_unreferenced() == 1
+    storages[0].sweep(files=True)
     assert storages[0].read_metadata("checkpoints/chk-1-1") == b"flights"
     assert [len(list(store.list(f"{opened.pipeline}/shared/"))) for opened in storages] == [1, 2]

@@ -133,7 +133,7 @@ def test_a_deletion_that_arrives_after_a_takeover_deletes_no_file_of_the_new_own
     actions: dict[str, Callable[[], object]] = {
         "aborted": lambda: storage.discard_states(2),
         "subsumed": lambda: storage.delete_checkpoint(old),
-        "swept": lambda: storage.delete_unreferenced(),
+        "swept": lambda: storage.sweep(files=True),
         "lent": lambda: storage.savepoint_directory(4, "x").upload_files({"x": first.folder / "x"}),
     }
     actions[deletes]()
@@ -152,8 +152,8 @@ def test_a_sweep_by_an_owner_that_lost_the_pipeline_does_not_delete_later_files(
     later = Run(second, tmp_path / "b", bob)
     location = later.complete(1, "ab")
     clock.now = began
-    assert storage.delete_unreferenced() == 0
-    assert later.fetch(location) == "ab"
+    storage.sweep(files=True)
+    assert later.fetch(location) == "ab" and _shared(second) == later.read(location).files()
 
 
 def test_restored_files_keep_their_names_and_are_not_uploaded_again(
@@ -171,7 +171,8 @@ def test_restored_files_keep_their_names_and_are_not_uploaded_again(
             opened.delete_checkpoint(f"checkpoints/chk-{epoch + 10}-{epoch}")
             assert run.uploaded == new
             assert opened.delete_checkpoint(before) == (1 if epoch == 4 else 0)
-            assert opened.delete_unreferenced() == 0
+            assert _shared(opened) == run.read(location).files()
+            opened.sweep(files=True)
             savepoint = opened.savepoint_directory(epoch + 20, "x")
             stored = savepoint.upload_files({letter: run.folder / letter for letter in letters})
             assert not any(one.uploaded or one.stored_by for one in stored.values())  # copied from any name
@@ -224,7 +225,8 @@ def test_checkpoints_of_a_release_without_epochs_in_names_are_restored_and_delet
     with CheckpointStorage(storage.store, "flights") as opened:
         later = Run(opened, tmp_path / "b", bob)
         assert later.restore(location) == "ab"
-        assert opened.delete_unreferenced() == 1  # c
+        opened.sweep(files=True)
+        assert _shared(opened) == {_sha256(b"a"), _sha256(b"b")}
         newest = later.complete(2, "bd")
         assert later.names(newest) == {"b": 0, "d": 2} and later.uploaded == "d"
         assert opened.delete_checkpoint(location) == 1  # a
@@ -266,8 +268,7 @@ def test_listed_checkpoints_stay_complete_whenever_owners_are_suspended(tmp_path
             try:
                 if listed:
                     run.restore(chance.choice(listed).location)
-                storage.sweep_metadata()
-                storage.delete_unreferenced()
+                storage.sweep(files=True)
                 for _ in range(6):
                     number += 1
                     letters = chance.sample("abcdef", 3)
@@ -290,6 +291,6 @@ def test_listed_checkpoints_stay_complete_whenever_owners_are_suspended(tmp_path
         run = Run(storage, tmp_path / "last", Owner(run_id="last", host="x", pid=9))
         for pointer in run.owner.retained:
             run.restore(pointer.location)
-        storage.delete_unreferenced()
+        storage.sweep(files=True)
         named = frozenset[str]().union(*(run.read(pointer.location).files() for pointer in run.owner.retained))
         assert _shared(storage) == named and run.owner.retained

@@ -81,6 +81,10 @@ def _shared(storage: CheckpointStorage) -> set[str]:
     return _keys(storage, "flights/shared/")
 
 
+def _metadata(storage: CheckpointStorage) -> set[str]:
+    return _keys(storage, "flights/checkpoints/")
+
+
 def _complete(storage: CheckpointStorage, source: Path, number: int = 7, name: str = "x", target: str = "") -> SavepointDirectory:
     """A complete savepoint of two files."""
     directory = storage.savepoint_directory(number, name, target)
@@ -495,7 +499,7 @@ def test_an_interrupted_deletion_is_no_savepoint_and_is_swept(
     assert owned.list_savepoints() == [] and _keys(owned, "flights/savepoints/") != set()
     owned.ownership.release()  # type: ignore[union-attr]
     second.acquire(bob, LEASE)
-    assert second.sweep_savepoints() == 1
+    second.sweep(files=False)
     assert _keys(owned, "flights/savepoints/") == set()
 
 
@@ -519,9 +523,9 @@ def test_a_file_that_arrives_during_a_sweep_is_deleted_by_the_next_one(
     arrived: list[str] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kind, "delete", and_then_one_arrives)
-        assert second.sweep_savepoints() == 1
-    assert _keys(owned, "flights/savepoints/") != set()
-    assert second.sweep_savepoints() == 1
+        second.sweep(files=False)
+    assert {key.rpartition("/")[2] for key in _keys(owned, "flights/savepoints/")} == {"_incomplete", _sha256(b"b")}
+    second.sweep(files=False)
     assert _keys(owned, "flights/savepoints/") == set()
 
 
@@ -564,32 +568,34 @@ def test_only_incomplete_savepoints_of_a_killed_run_are_swept(
     store.put("flights/savepoints/odd/_incomplete", b"?")
     other = "flights/savepoints/savepoint-10-other"  # an incomplete copy of another pipeline's savepoint
     store.put(f"{other}/_incomplete", store.get(f"flights/{begun.location}/_incomplete").replace(b"flights", b"trains"))
-    assert owned.sweep_savepoints() == 0  # they are this owner's
     before = _keys(owned, "flights/savepoints/")
+    owned.sweep(files=False)
+    assert _keys(owned, "flights/savepoints/") == before  # they are this owner's
     owner = second.acquire(bob, LEASE)
     own = second.savepoint_directory(11, "own")
     own.upload_files(files)
     now = _keys(owned, "flights/savepoints/")
-    assert second.sweep_savepoints() == 1
+    second.sweep(files=False)
     gone = {key for key in now if key.startswith(begun.location.removeprefix("savepoints/"))}
     assert len(gone) == 2 and _keys(owned, "flights/savepoints/") == now - gone and before < now
     assert complete.verify({_sha256(b"a"): 1}) == [] and owner.epoch == 2
-    assert second.sweep_savepoints() == 0
+    second.sweep(files=False)
+    assert _keys(owned, "flights/savepoints/") == now - gone
 
 
 def test_a_process_without_ownership_sweeps_nothing(
     owned: CheckpointStorage, second: CheckpointStorage, clock: Any, source: Path
 ) -> None:
-    for sweep in (second.sweep_savepoints, second.sweep_metadata):
-        with pytest.raises(OwnershipLost, match="acquire"):
-            sweep()
-    owned.store.put("flights/savepoints/savepoint-1-x/_incomplete", b'{"pipeline": "flights", "epoch": 0}')
+    with pytest.raises(OwnershipLost, match="acquire"):
+        second.sweep(files=False)
     owned.write_metadata(1, 0, b"")
     clock.now += LEASE
-    for sweep in (owned.sweep_savepoints, owned.sweep_metadata):
-        with pytest.raises(OwnershipLost):
-            sweep()
-    assert len(_keys(owned, "flights/savepoints/")) == 1 and len(owned.stored_metadata()) == 1
+    with pytest.raises(OwnershipLost):
+        owned.sweep(files=False)
+    owned.store.put("flights/savepoints/savepoint-1-x/_incomplete", b'{"pipeline": "flights", "epoch": 0}')
+    with pytest.raises(OwnershipLost):
+        owned.sweep(files=False)
+    assert len(_keys(owned, "flights/savepoints/")) == 1 and len(_metadata(owned)) == 1
 
 
 def test_files_that_an_owner_stores_after_a_sweep_are_deleted_by_the_next_one(
@@ -598,9 +604,11 @@ def test_files_that_an_owner_stores_after_a_sweep_are_deleted_by_the_next_one(
     directory = owned.savepoint_directory(1, "x")
     directory.upload_files(_write(source, {"a": b"a"}))
     second.acquire(bob, LEASE)
-    assert second.sweep_savepoints() == 1
+    second.sweep(files=False)
+    assert _keys(second, "flights/savepoints/") == set()
     directory.upload_files(_write(source, {"b": b"b"}))  # the old owner has not found out yet
-    assert second.sweep_savepoints() == 1
+    assert _keys(second, "flights/savepoints/") != set()
+    second.sweep(files=False)
     assert _keys(second, "flights/savepoints/") == set()
 
 
@@ -612,12 +620,13 @@ def test_an_owner_that_was_swept_does_not_complete_its_savepoint(
     directory = owned.savepoint_directory(1, "x")
     stored = directory.upload_files(_write(source, {"a": b"a"}))
     inner, started = faulty.inner, clock.now
-    list_, put, swept = inner.list, inner.put, list[int]()
+    list_, put, swept = inner.list, inner.put, list[bool]()
 
     def take_over() -> None:
         inner.list, inner.put = list_, put
         second.acquire(bob, LEASE)
-        swept.append(second.sweep_savepoints())
+        second.sweep(files=False)
+        swept.append(not _keys(second, "flights/savepoints/"))
         clock.now = started  # the old owner's clock stopped
 
     def pausing_list(*given: Any) -> Any:
@@ -636,7 +645,7 @@ def test_an_owner_that_was_swept_does_not_complete_its_savepoint(
         inner.put = pausing_put
     with pytest.raises((OwnershipLost, MissingStateFile)):
         directory.write_metadata(b"", _sizes(stored))
-    assert swept == [0 if pause == "after writing" else 1]
+    assert swept == [pause != "after writing"]
     directory.delete()
     assert second.list_savepoints() == [] and _keys(second, "flights/savepoints/") == set()
 
@@ -651,19 +660,17 @@ def test_metadata_that_was_never_completed_is_swept(
         owned.write_metadata(number, 1, b"%d" % number)
     for number in (1, 2):
         owner.complete(number, f"checkpoints/chk-{number}-1")
-    assert owned.sweep_metadata() == 0  # of this owner, which may be completing it
+    owned.sweep(files=False)
+    assert len(_metadata(owned)) == 3  # of this owner, which may be completing the last one
     owner.release("FAILED")
     second.acquire(bob, LEASE)
     second.write_metadata(3, 2, b"own")
     second.register("checkpoints/chk-1-1", [f"{_sha256(b'1')}-1"])
-    assert second.sweep_metadata() == 1  # the other retained one may be unreadable, but it is retained
+    second.sweep(files=False)  # the other retained one may be unreadable, but it is retained
+    assert _metadata(second) == {"chk-3-2/_metadata", "chk-2-1/_metadata", "chk-1-1/_metadata"}
+    assert len(_shared(second)) == 3
     second.register("checkpoints/chk-2-1", [f"{_sha256(b'2')}-1"])
-    assert [found.location for found in second.stored_metadata()] == [
-        "checkpoints/chk-3-2",
-        "checkpoints/chk-2-1",
-        "checkpoints/chk-1-1",
-    ]
-    assert second.delete_unreferenced() == 1
+    second.sweep(files=True)
     assert _shared(second) == {f"{_sha256(b'1')}-1", f"{_sha256(b'2')}-1"}
 
 
@@ -671,7 +678,8 @@ def test_metadata_of_the_restored_savepoint_is_not_swept(owned: CheckpointStorag
     owned.write_metadata(1, 1, b"named by restore_from, though no longer retained")
     second.acquire(bob, LEASE)
     second.register("checkpoints/chk-1-1", [])
-    assert second.sweep_metadata() == 0
+    second.sweep(files=False)
+    assert _metadata(second) == {"chk-1-1/_metadata"}
 
 
 # -- random histories
@@ -745,8 +753,7 @@ def test_savepoints_and_checkpoints_never_harm_each_other(
         elif action == "delete" and complete:
             complete.pop(0)[0].delete()
         elif action == "sweep":
-            storage.sweep_savepoints()
-            storage.delete_unreferenced()
+            storage.sweep(files=True)
         flaky.fault = "fine"
         assert _shared(storage) == {f"{sha256}-1" for named in pending.values() for sha256 in named}
         assert {one.location for one in storage.list_savepoints()} == {directory.location for directory, _ in complete}
