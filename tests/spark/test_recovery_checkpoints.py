@@ -27,7 +27,7 @@ RETAINED = 3
 def take_checkpoint(job: Any) -> Any:
     before = len(job.checkpoints())
     job.wait_until(lambda: job.execution.coordinator is not None and bool(job.execution.coordinator.roots))
-    job.execution.trigger_checkpoint(f"asked-{before}")
+    job.ask("checkpoint")
     job.wait_until(lambda: len(job.checkpoints()) > before)
     return job.checkpoints()[-1]
 

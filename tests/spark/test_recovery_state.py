@@ -19,7 +19,7 @@ def take_checkpoint(job: Any) -> Any:
     """Request a checkpoint as soon as the job can take one, and wait until it is complete."""
     before = len(job.checkpoints())
     job.wait_until(lambda: job.execution.coordinator is not None and bool(job.execution.coordinator.roots))
-    job.execution.trigger_checkpoint(f"asked-{before}")
+    job.ask("checkpoint")
     job.wait_until(lambda: len(job.checkpoints()) > before)
     return job.checkpoints()[-1]
 

@@ -118,7 +118,7 @@ def test_watermarks_pass_six_unchained_stages_which_end_with_one_checkpoint(lab:
     job = lab.start(Pipeline("p", stages, chaining=False), interval=600.0)
 
     job.wait_until(lambda: job.execution.rows().get("tens", 0) >= len(due))
-    job.execution.trigger_checkpoint("now")
+    job.ask("checkpoint")
     job.wait_for(CheckpointDone)
     job.wait_until(lambda: len(lab.committed()) >= len(due))
     assert lab.committed() == due

@@ -126,11 +126,6 @@ class Channel:
         for segment in released:
             segment.release()
 
-    @property
-    def queued_bytes(self) -> int:
-        """The size of the segments that the consumer has not read yet, in bytes."""
-        return self._queued
-
     def wait_below(self, limit: int, timeout: float) -> bool:
         """Back-pressure: wait until less than `limit` bytes are queued, at most `timeout` seconds. Returns whether this is so."""
         with self._changed:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
-from dagster_checkpoints.coordination import CheckpointCoordinator, CheckpointRequested
+from dagster_checkpoints.coordination import CheckpointCoordinator
 from dagster_checkpoints.execution.job_events import CancelRequested, DrainRequested, EndSourceRequested, FatalError
 from dagster_checkpoints.execution.trace import Recorder
 from dagster_checkpoints.pipeline import Pipeline
@@ -120,10 +120,6 @@ class JobExecution:
         if not source.kind.is_source or (instance is not None and instance not in source.instances):
             raise KeyError(f"{stage!r} (instance {instance!r}) is no source of pipeline {self.pipeline.name!r}")
         self._queue.put(EndSourceRequested(stage, instance))
-
-    def trigger_checkpoint(self, request_id: str) -> None:
-        """Request a checkpoint now."""
-        self._queue.put(CheckpointRequested(request_id))
 
     def rows(self) -> Mapping[str, int]:
         """The number of rows that each stage has emitted since the job began (0 inside a chain); empty before the start."""
