@@ -96,10 +96,6 @@ class TaskSet(Set[TaskId]):
             [_both(mine, other) for mine, other in zip(self._masks, masks, strict=True)],
         )
 
-    def indices(self, vertex: int) -> tuple[int, ...]:
-        """The indices of the set's members in the vertex at this position of the graph."""
-        return tuple(_members(self._masks[vertex]))
-
     def mask(self, vertex: int) -> bytes:
         """One byte per instance of the vertex at this position: 1 for a member."""
         return self._masks[vertex]
@@ -225,15 +221,6 @@ class CheckpointPlan:
         return tuple(
             vertex.stages[0] for position, vertex in enumerate(self.graph.vertices) if _MEMBER in self.trigger.mask(position)
         )
-
-    def partly_finished(self) -> dict[str, tuple[int, ...]]:
-        """For every stage some but not all of whose instances have finished: the indices of those."""
-        result: dict[str, tuple[int, ...]] = {}
-        for position, vertex in enumerate(self.graph.vertices):
-            indices = self.finished.indices(position)
-            if 0 < len(indices) < vertex.parallelism:
-                result.update(dict.fromkeys(vertex.stages, indices))
-        return result
 
 
 def compute_plan(states: TaskStateTable, *, after_tasks_finish: bool = True) -> CheckpointPlan | NotAllRunning:

@@ -95,8 +95,6 @@ class ExecutionGraph:
     vertices: tuple[Vertex, ...]
     edges: tuple[VertexEdge, ...]
     _index: dict[str, int] = field(init=False, repr=False, compare=False)
-    _inputs: tuple[tuple[VertexEdge, ...], ...] = field(init=False, repr=False, compare=False)
-    _outputs: tuple[tuple[VertexEdge, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         index: dict[str, int] = {}
@@ -108,27 +106,13 @@ class ExecutionGraph:
                     f"Vertex {vertex.name!r} has parallelism {vertex.parallelism}; expected at least 1."
                 )
             index[vertex.name] = number
-        inputs: list[list[VertexEdge]] = [[] for _ in self.vertices]
-        outputs: list[list[VertexEdge]] = [[] for _ in self.vertices]
         for edge in self.edges:
             if not 0 <= edge.source < edge.target < len(self.vertices):
                 raise InvalidExecutionGraphError(
                     f"Edge {edge.source} -> {edge.target} among {len(self.vertices)} vertices: an edge "
                     f"leads from an earlier vertex to a later one. Put the vertices into topological order."
                 )
-            inputs[edge.target].append(edge)
-            outputs[edge.source].append(edge)
         object.__setattr__(self, "_index", index)
-        object.__setattr__(self, "_inputs", tuple(map(tuple, inputs)))
-        object.__setattr__(self, "_outputs", tuple(map(tuple, outputs)))
-
-    def inputs_of(self, vertex: int) -> tuple[VertexEdge, ...]:
-        """The edges that lead into vertex number `vertex`, in the order of `edges`."""
-        return self._inputs[vertex]
-
-    def outputs_of(self, vertex: int) -> tuple[VertexEdge, ...]:
-        """The edges that lead out of vertex number `vertex`, in the order of `edges`."""
-        return self._outputs[vertex]
 
     def index_of(self, name: str) -> int:
         """The number of the vertex called `name`.
@@ -149,11 +133,6 @@ class ExecutionGraph:
         for vertex in self.vertices:
             for index in range(vertex.parallelism):
                 yield TaskId(vertex.name, index)
-
-    @property
-    def instance_count(self) -> int:
-        """The number of tasks."""
-        return sum(vertex.parallelism for vertex in self.vertices)
 
 
 def build_chains(pipeline: Pipeline, breaks: frozenset[str] = frozenset()) -> tuple[Chain, ...]:

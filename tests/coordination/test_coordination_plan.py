@@ -82,22 +82,19 @@ def test_roots(states_of: States, row: str, trigger: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "finished", "wait", "fully", "partly"),
+    ("row", "finished", "wait", "fully"),
     [
-        ("V0 p2 -ALL-> V1 p1", "", "V0{0,1} V1{0}", set(), {}),
-        ("V0 p3 fin{0,1} -ALL-> V1 p1", "V0{0,1}", "V0{2} V1{0}", set(), {"v0": (0, 1)}),
-        ("V0 p2 fin{0,1} -ALL-> V1 p2 fin{1}", "V0{0,1} V1{1}", "V1{0}", {"v0"}, {"v1": (1,)}),
+        ("V0 p2 -ALL-> V1 p1", "", "V0{0,1} V1{0}", set()),
+        ("V0 p3 fin{0,1} -ALL-> V1 p1", "V0{0,1}", "V0{2} V1{0}", set()),
+        ("V0 p2 fin{0,1} -ALL-> V1 p2 fin{1}", "V0{0,1} V1{1}", "V1{0}", {"v0"}),
     ],
 )
-def test_collections(
-    states_of: States, row: str, finished: str, wait: str, fully: set[str], partly: dict[str, tuple[int, ...]]
-) -> None:
+def test_collections(states_of: States, row: str, finished: str, wait: str, fully: set[str]) -> None:
     plan = compute_plan(states_of(row))
     assert isinstance(plan, CheckpointPlan)
     assert plan.finished == tasks(finished)
     assert plan.wait == tasks(wait) == plan.commit
     assert plan.fully_finished == fully
-    assert plan.partly_finished() == partly
 
 
 @pytest.mark.parametrize("state", [s for s in TaskState if s not in (TaskState.RUNNING, TaskState.FINISHED)])
