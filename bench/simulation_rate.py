@@ -25,7 +25,7 @@ def pipelines_per_second(seconds: float) -> float:
     """The rate of one worker. Raises BenchFailed if a pipeline breaks an invariant."""
     search = Search(FIRST_SEED, 1, seconds)
     with redirect_stdout(StringIO()) as printed:
-        broken = search.go()
+        broken = search.run()
     if broken:
         raise BenchFailed(f"The simulator has found something:\n{printed.getvalue()}")
     return search.worlds / seconds

@@ -1,11 +1,11 @@
-"""A simulator that tries to break the protocol: whole pipelines over the real state machines, with everything going wrong.
+"""A simulator that tries to break the protocol: whole pipelines over the shipped state machines, with every kind of fault.
 
-`make simulate` runs random worlds for a given time; `python -m simulation --replay SEED` shows the shortest way to what a
-seed has found; `python -m simulation.faults` breaks the core on purpose and must find it.
+`make simulate` runs random worlds for a given time; `python -m simulation --replay SEED` shows the fewest steps that lead to a
+seed's violation; `python -m simulation.faults` injects deliberate faults into the shipped code and must find each.
 
-Read `scenario` (what a seed stands for) and `shapes` (the pipelines), then `world` (what can happen) and `schedules` (who
-chooses). A process is `requests` (how it performs the shipped storage steps), `machine`, `writing` and `process`; a task is
-`channels`, `task_data` and `task`, with what it computes in `operators`. `storage` and `sinks` survive a crash of the process,
-`restoring` and `deployment` are its start; what users ask of it is in `user_requests`.
-What must hold is checked where it happens, and in `cuts` and `expected`; `shrinking` makes short what broke it.
+Read `scenario` (what a seed determines) and `shapes` (the pipelines), then `world` (the possible steps) and `schedules` (the
+choice of steps). A process is `requests` (how it performs the shipped storage steps), `machine`, `writing` and `process`; a task
+is `channels`, `task_data` and `task`, with its computation in `operators`. `storage` and `sinks` survive a crash of the process,
+`restoring` and `deployment` start it; users' requests are in `user_requests`.
+Invariants are checked where they could break, and in `cuts` and `expected`; `shrinking` shortens a run that breaks one.
 """

@@ -12,17 +12,17 @@ from simulation.search import Search, trace
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation", description="Try to break the protocol.")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the search (%(default)s)")
     parser.add_argument("--seed", type=int, default=None, help="the first seed; random by default")
-    parser.add_argument("--workers", type=int, default=1, help="processes (%(default)s)")
-    parser.add_argument("--replay", type=int, default=None, metavar="SEED", help="shrink and print what this seed finds")
+    parser.add_argument("--workers", type=int, default=1, help="number of worker processes (%(default)s)")
+    parser.add_argument("--replay", type=int, default=None, metavar="SEED", help="shrink and print this seed's violation")
     options = parser.parse_args(arguments)
     if options.replay is not None:
-        found = trace(options.replay)
-        print(found or f"seed {options.replay} breaks no invariant")
-        return 1 if found else 0
+        report = trace(options.replay)
+        print(report or f"seed {options.replay} breaks no invariant")
+        return 1 if report else 0
     first = random.randrange(10**9) if options.seed is None else options.seed
-    return Search(first, options.workers, options.seconds).go()
+    return Search(first, options.workers, options.seconds).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a simulated task acknowledges with, and the channels between tasks. Values and queues only."""
+"""The snapshots of simulated tasks, and the channels between tasks. Values and queues only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from simulation.sinks import Name, Rows, Transaction
 
 
 class Channel:
-    """An ordered log from one task to another, as its consumer sees it. `sent` is the producer's end, if it has one.
+    """An ordered log from one task to another, as its consumer sees it.
 
     Attributes:
-        queue: what has arrived and was not read.
-        log: what the gate has read, and the query has not consumed.
+        queue: the elements that have arrived and that the gate has not read.
+        sent: the elements that are still at the producer; `queue` itself where the producer buffers none.
+        log: the elements that the gate has read and the query has not consumed.
         consumed: position of the first element of `log`.
-        watermark: what the marks that the query has come past say.
-        ended: likewise.
+        watermark: the highest watermark that the query has passed, in milliseconds.
+        ended: "none", or how the data ended at the mark that the query has passed: "drain" or "suspend".
     """
 
     __slots__ = ("consumed", "edge", "ended", "log", "name", "queue", "sent", "static", "watermark")
@@ -39,7 +40,7 @@ class Channel:
 
 
 class Output:
-    """Where rows go to one consumer stage, and the tally of those that have gone."""
+    """The channels of one task to one consumer stage, and the tally of the rows sent."""
 
     __slots__ = ("channels", "edge", "keyed", "sent", "static", "turn")
 
@@ -50,10 +51,10 @@ class Output:
 
 
 class Ghost(msgspec.Struct, eq=False):
-    """What only the simulator knows of a task: tallies of the rows that it has read, sent and written, ever.
+    """State that only the simulator keeps of a task, for its checks: tallies of all rows that it has ever read, sent and written.
 
     Attributes:
-        counted: by stage with union list state, what its operator counts.
+        counted: by stage with union list state, the number of rows that its operator has counted.
     """
 
     read: Mapping[int, int]
@@ -64,15 +65,15 @@ class Ghost(msgspec.Struct, eq=False):
 
 
 class Snapshot(msgspec.Struct, eq=False):
-    """What a task acknowledges with.
+    """The state that a task acknowledges a checkpoint with.
 
     Attributes:
-        output: by channel, what an unaligned barrier has overtaken on its way out.
+        output: by channel, the elements that an unaligned barrier has overtaken on the output.
         event_time: the watermark that the query has run under.
-        watermark: the watermark that was said last.
+        watermark: the watermark that was sent last.
         tables: by edge, the rows of the static table so far.
-        contents: of its state files.
-        files: their names in storage, once they are there.
+        contents: the contents of its state files.
+        files: their names in storage, once uploaded.
     """
 
     after_finish: bool = False

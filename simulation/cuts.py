@@ -1,18 +1,18 @@
-"""Whether a checkpoint is a consistent cut: over every edge exactly what was sent was read, or is in flight."""
+"""Whether a checkpoint is a consistent cut: on every edge, each row that was sent was read once, or is in flight."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
 from dagster_checkpoints.execution.elements import EndOfData, Mark
-from simulation.elements import in_words, tally
+from simulation.elements import describe, tally
 from simulation.shapes import Shape
 from simulation.storage import Metadata
 from simulation.violations import Violation
 
 
 def check_cut(shape: Shape, metadata: Metadata) -> None:
-    """Compare what all tasks had sent over each edge with what all had read, or the checkpoint holds in flight."""
+    """For each edge, compare the rows that were sent with those that were read or that the checkpoint holds in flight."""
     sent: defaultdict[int, int] = defaultdict(int)
     found: defaultdict[int, int] = defaultdict(int)
     for ghost in metadata.ghosts.values():
@@ -30,11 +30,11 @@ def check_cut(shape: Shape, metadata: Metadata) -> None:
         expected = sent[edge] * (shape.stages[target].instances if static else 1)
         if found[edge] != expected:
             what = f"checkpoint {metadata.pointer.checkpoint_id}, edge {shape.edges[edge - 1]}"
-            raise Violation(f"{what}: sent {in_words(expected)}, read or in flight {in_words(found[edge])}")
+            raise Violation(f"{what}: sent {describe(expected)}, read or in flight {describe(found[edge])}")
 
 
 def check_ends(shape: Shape, metadata: Metadata) -> None:
-    """Over every channel the end of the data was sent, and was read or is in flight; or neither."""
+    """On every channel the end of data was both sent and received (read or in flight), or neither."""
     for channel in shape.channels:
         producer, consumer = channel.producer, channel.consumer
         if consumer not in metadata.states:
@@ -48,7 +48,7 @@ def check_ends(shape: Shape, metadata: Metadata) -> None:
 
 
 def written(metadata: Metadata, shape: Shape) -> dict[int, int]:
-    """By stage with a sink: the tally of the rows that the checkpoint counts as written."""
+    """By stage with a sink, the tally of the rows that the checkpoint counts as written."""
     tails = {task.id: task.stages[-1] for task in shape.tasks}
     found = {n: 0 for n, spec in enumerate(shape.stages) if spec.sink}
     for task, ghost in metadata.ghosts.items():

@@ -1,4 +1,4 @@
-"""From a shape, and perhaps a checkpoint, to tasks and channels; mirrors the runtime's deployment."""
+"""Makes tasks and channels from a shape, and perhaps a checkpoint; mirrors the runtime's deployment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def deploy(process: Process, restored: Restored | None) -> set[TaskId]:
         expected = restored.metadata.finished
         check(finished == expected, "{} are restored as finished, not {}", finished, expected)
         process.ghosts = {task: restored.metadata.ghosts[task] for task in finished}
-        process.world.counts["rescalings"] += restored.metadata.variant != process.asked_start.variant
+        process.world.counts["rescalings"] += restored.metadata.variant != process.requested_start.variant
     channels = [Channel(spec, process.settings.config.unaligned) for spec in shape.channels]
     for number, spec in enumerate(shape.tasks):
         if spec.id not in finished:
@@ -78,7 +78,7 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
 
 
 def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, siblings: Sequence[Snapshot | None]) -> TaskSink:
-    """An instance's sink, and what it needs to know to open."""
+    """The sink of an instance, with the values that opening it needs."""
     restored = process.restored
     later = restored is not None and process.owner.has_later(restored.plan.checkpoint_id)
     return TaskSink(
@@ -96,7 +96,7 @@ def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, sibli
 
 
 def _enumerators(shape: Shape, restored: Restored | None) -> dict[int, deque[int]]:
-    """By source stage whose splits are assigned one after the other: those that nobody reads yet."""
+    """By source stage whose splits are assigned one at a time: the splits that are not assigned yet."""
     enumerated = [number for number, spec in enumerate(shape.stages) if spec.enumerated]
     if restored is None:
         return {number: deque(range(shape.stages[number].splits)) for number in enumerated}
@@ -105,7 +105,7 @@ def _enumerators(shape: Shape, restored: Restored | None) -> dict[int, deque[int
 
 
 def _check_unions(process: Process, metadata: Metadata) -> None:
-    """What is restored with union list state gets all of it, also what finished instances had."""
+    """Restored stages get all union list state of the checkpoint, also that of finished instances."""
     held, found = Counter[int](), Counter[int]()
     for ghost in metadata.ghosts.values():
         held.update(ghost.counted)
@@ -118,7 +118,7 @@ def _check_unions(process: Process, metadata: Metadata) -> None:
 def _with_other_instances(
     snapshot: Snapshot, inputs: Sequence[ChannelSpec], siblings: Sequence[Snapshot | None], before: Shape, after: Shape
 ) -> Snapshot:
-    """What a task is restored with in a job with other numbers of instances somewhere."""
+    """The snapshot that a task is restored with when other stages were rescaled."""
     rescaled = rescaled_stages(before.pipeline.stages, after.pipeline.stages)
     held = [{} if s is None else {name: pinned.snapshot for name, pinned in s.channels.items()} for s in siblings]
     known = [known_channel(channel.id, channel.static, held, rescaled) for channel in inputs]
@@ -130,7 +130,7 @@ def _with_other_instances(
 
 
 def _rescaled(index: int, inputs: Sequence[ChannelSpec], siblings: Sequence[Snapshot | None], parallelism: int) -> Snapshot:
-    """What an instance holds when there are more or fewer of them than in the checkpoint."""
+    """The snapshot that an instance is restored with when its own stage was rescaled."""
     states = [s for s in siblings if s is not None]
     lists: list[dict[str, Sequence[Any]]] = [{"splits": s.splits, "transactions": s.transactions} for s in states]
     share = redistribution.redistribute_lists(lists, parallelism)[index]

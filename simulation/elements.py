@@ -1,7 +1,7 @@
-"""The records that flow between simulated tasks, and their arithmetic. Marks are `execution.elements`' own.
+"""The records that flow between simulated tasks, and their arithmetic. Marks are those of `execution.elements`.
 
-A record is `(uid, ts, key)`: `uid` says which source record it is and by which edges it has come, so that every effect in the
-world has a name; `ts` is event time.
+A record is `(uid, ts, key)`: `uid` identifies the source record and the edges that it has passed, so that every effect in the
+world has its own id; `ts` is event time.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ KEY_GROUPS = 128
 WINDOW = 4
 """Length of a window in event time."""
 FLUSHED_TS = 10**6
-"""Event time of what a stage holds back until the end: later than any window."""
+"""Event time of the rows that a stage emits only at its end: later than any window."""
 EDGES = 32
-"""A pipeline has fewer edges."""
+"""Upper limit of the number of edges of a pipeline, exclusive."""
 
 ONE = 1 << 128
-"""For each row, added to the sum of their uids: so a tally of rows is one number."""
+"""A tally is one number: this for each row, plus the sum of the rows' uids."""
 
 _PRIME = (1 << 61) - 1
 
 
 def mix(*numbers: int) -> int:
-    """One number out of several: the same wherever and whenever it is computed."""
+    """A hash of several numbers: the same in every process."""
     mixed = 17
     for number in numbers:
         mixed = (mixed * 1_000_003 + number + 1) % _PRIME
@@ -42,7 +42,7 @@ def tally(uids: Collection[int]) -> int:
     return len(uids) * ONE + sum(uids)
 
 
-def in_words(tally: int) -> str:
+def describe(tally: int) -> str:
     return f"{tally // ONE} rows (sum {tally % ONE})"
 
 
@@ -62,5 +62,4 @@ def key_group(key: int) -> int:
 
 
 def owner_of(key: int, parallelism: int) -> int:
-    """The instance that owns a key."""
     return key_groups.owner_of(key_group(key), parallelism, KEY_GROUPS)

@@ -1,4 +1,4 @@
-"""What must come out of a pipeline, computed from its source records alone, stage by stage, without time or tasks."""
+"""The expected rows of a pipeline, computed from its source records alone, stage by stage, without time or tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def expected_rows(shape: Shape, positions: Positions) -> list[list[Row]]:
 
 
 def _emitted(number: int, spec: StageSpec, inputs: list[tuple[int, bool, list[Row]]]) -> list[Row]:
-    """What one instance emits that gets all rows of its tables first, then all others in one order of many."""
+    """The rows of a stage with one instance that gets all rows of its tables first, then all others in one possible order."""
     emitted: list[Row] = []
     alone = operator(number, replace(spec, instances=1), 0)
     alone.forward = _into(emitted)

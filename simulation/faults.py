@@ -1,7 +1,7 @@
 """Deliberate faults: shipped code with one rule broken, which the simulator must find. `python -m simulation.faults` tries all.
 
-A fault is a piece of the source text of one function, and what stands there instead for as long as the fault is tried. A fault
-whose text is no longer in the function is refused.
+A fault replaces a piece of the source text of one function while it is tried. A fault whose text is no longer in the function
+is refused.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Fault:
     """One rule broken.
 
     Attributes:
-        name: what the code does with the fault.
+        name: the behaviour of the code with the fault.
         function: the function, method or property that is broken.
-        old: a piece of its source text, which occurs there once.
-        new: what stands there instead.
-        theme: of the worlds to look in (`scenario.THEMES`), if it takes too long in all of them.
+        old: a piece of its source text, which occurs in it once.
+        new: the replacement.
+        theme: the theme (`scenario.THEMES`) of the worlds to search, if worlds of all themes take too long.
         also: another function, in which the same text is replaced in the same way.
     """
 
@@ -67,7 +67,7 @@ class StaleFault(Exception):
 
 @contextmanager
 def injected(fault: Fault) -> Iterator[None]:
-    """The fault is in the shipped code inside the block: in every reference to the function, for it is its code that changes.
+    """The shipped code has the fault inside the block: every reference to the function sees it, because its code object changes.
 
     Raises:
         StaleFault: the function's source does not have the fault's text, or has it more than once.
@@ -123,14 +123,14 @@ FAULTS = (
     Fault("event time goes back in a restore", WatermarkValve.restore, "self._recompute()", "self._output -= 1_000"),
     # How a task ends
     Fault(
-        "the first notice after the end lets a task go, though triggered before it",
+        "a task ends at the first notice after its end of data, though that checkpoint was triggered before it",
         TaskLifecycle._completed,
         "any(taken <= checkpoint_id for taken in self._after_finish)",
         "self.operators_finished",
     ),
     Fault("a suspend does not pause", TaskLifecycle._snapshot_taken, "self.operators_finished or self._paused", "True"),
     Fault(
-        "a failed suspend does not let its tasks go on",
+        "a failed suspend does not resume its tasks",
         TaskLifecycle._aborted,
         "checkpoint_id == self._stop",
         "checkpoint_id == self._stop and not self._paused",
@@ -141,10 +141,10 @@ FAULTS = (
         "in decided",
         "in sorted(decided, key=lambda action: isinstance(action, life.CommitUpTo))",
     ),
-    Fault("the data ends before the query has consumed what it was let through to", InputGate._end, " and self.caught_up", ""),
+    Fault("the data ends before the query has consumed the records released to it", InputGate._end, " and self.caught_up", ""),
     # Snapshots
     Fault(
-        "a snapshot is taken before the query has consumed what it was let through to",
+        "a snapshot is taken before the query has consumed the records released to it",
         InputGate._take_due,
         "self._open and not self.caught_up",
         "False",
@@ -174,14 +174,14 @@ FAULTS = (
     Fault("a savepoint is subsumed", PendingCheckpoints._subsume_older, " and not other.properties.is_savepoint", ""),
     Fault("a plain savepoint commits", PendingCheckpoints.complete, "if completed.properties.commits", "if True"),
     Fault(
-        "retention gives the newest up",
+        "retention drops the newest checkpoint",
         CompletedCheckpoints._subsume,
         "newest = {self.latest_id, *checkpoints[-1:]}",
         "newest = {self._checkpoints[0].checkpoint_id}",
     ),
     Fault("an unknown outcome discards", CheckpointCoordinator._dispatch, "discard=False", "discard=True"),
     Fault(
-        "tasks are told before the store names the checkpoint",
+        "tasks are notified before the store names the checkpoint",
         PendingCheckpoints._finalize_next,
         "return [WriteMetadata(",
         "return [NotifyTasks(frozenset(pending.plan.commit), CheckpointCompletedNotice(pending.checkpoint_id)), WriteMetadata(",
@@ -196,14 +196,14 @@ FAULTS = (
     ),
     Fault("union state of a partly finished stage is accepted", write_checkpoint, "check_union_states(metadata)", "pass"),
     Fault(
-        "a checkpoint lets some instances with union state go",
+        "a checkpoint is accepted in which some instances with union state have finished",
         restore.check_union_states,
         " or 0 < len(gone) < stage.parallelism",
         "",
     ),
     # Storage and its owners
     Fault("completion is not fenced", OwnershipSteps._adopt, "found.state.epoch != self.epoch", "False"),
-    Fault("a file's name does not say who stored it", SharedNames.own, "self._epoch()", "0", "going back"),
+    Fault("a file's name does not contain the epoch of its owner", SharedNames.own, "self._epoch()", "0", "going back"),
     Fault(
         "an older owner aborts what a newer one has staged",
         transactions.stages_for_newer_owner,
@@ -227,7 +227,7 @@ FAULTS = (
         "rescaling",
     ),
     Fault(
-        "broadcast state is that of the first instance, whoever has it",
+        "broadcast state is taken from the first instance only",
         redistribution.redistribute_broadcasts,
         "{**first, **(states or {})}",
         "{**(instances[0] or {})}",
@@ -238,7 +238,7 @@ FAULTS = (
     Fault("a rescaled instance begins with the latest event time", least_watermark, "min(", "max(", "rescaling"),
     Fault("finished instances are restored as other instances", check_rescaling, "(waiting or ended)", "waiting", "rescaling"),
     # Attempts, requests, the end of a job
-    Fault("a restart does not tell the ended sources that they shall end", JobMachine._deploy, "self._job.ended_sources", "()"),
+    Fault("a restart does not end the sources that a user has ended", JobMachine._deploy, "self._job.ended_sources", "()"),
     Fault(
         "a restart begins from the start of the run, though a newer checkpoint is complete",
         JobMachine._newest_known,
@@ -271,9 +271,9 @@ FAULTS = (
         "self._passed_over = passed_over",
         "self.actions += [DiscardCheckpoint(later) for later in passed_over]",
     ),
-    # These the simulator has found in the shipped code itself.
+    # Faults that the simulator found in the shipped code
     Fault(
-        "half an upload stays when nobody had acknowledged",
+        "a partial upload is not deleted when no task had acknowledged",
         PendingCheckpoints._abort,
         "actions.append(DiscardStates(",
         "pending.states and actions.append(DiscardStates(",
@@ -293,7 +293,7 @@ FAULTS = (
         "storage",
     ),
     Fault(
-        "an acknowledgement that comes late discards a completed checkpoint",
+        "a late acknowledgement discards a completed checkpoint",
         PendingCheckpoints._late,
         "checkpoint_id in self._stored_ids",
         "False",
@@ -303,7 +303,7 @@ FAULTS = (
 
 
 def find(fault: Fault, seconds: float, first_seed: int = 0) -> tuple[int, float, Outcome] | None:
-    """The first seed at which the simulator finds the fault, the seconds it took, and what it found."""
+    """The first seed at which the simulator finds the fault, the seconds it took, and the outcome; None if none does in time."""
     began = time.monotonic()
     with injected(fault):
         for seed in itertools.count(first_seed):
@@ -319,8 +319,8 @@ def find(fault: Fault, seconds: float, first_seed: int = 0) -> tuple[int, float,
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation.faults", description="Find every deliberate fault.")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each fault (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="the first (%(default)s)")
-    parser.add_argument("only", nargs="*", help="parts of names")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (%(default)s)")
+    parser.add_argument("only", nargs="*", help="parts of the names of the faults to try; all by default")
     options = parser.parse_args(arguments)
     missed = 0
     for fault in FAULTS:

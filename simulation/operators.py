@@ -1,8 +1,8 @@
-"""What the stages of a simulated pipeline compute: enough of every kind of state that a lost or doubled record shows.
+"""The operators of a simulated pipeline: they use every kind of state, so that a lost or repeated record changes the output.
 
-An operator is one instance of one stage. Rows go in by `take`, out by `forward`; event time comes by `advance`. What it
-computes must not depend on timing: `expected` computes the same from the source records alone. State is redistributed by the
-shipped functions.
+An operator is one instance of one stage. It gets rows by `take`, emits them by `forward`, and gets event time by `advance`. Its
+output must not depend on timing: `expected` computes the same from the source records alone. The shipped functions
+redistribute the state.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Forward = Callable[[int, int, int], None]
 
 
 class Operator:
-    """Passes rows on, under a new name that says by which edge they came and which static table they met."""
+    """Forwards rows under a new uid, which depends on the edge that they came by and on the static table."""
 
     at_start: ClassVar[Any] = None
-    """The state that a new start begins with."""
+    """The state at a new start."""
 
     def __init__(self, number: int, spec: StageSpec, index: int) -> None:
         self.number = number
@@ -47,17 +47,17 @@ class Operator:
         self.watermark = watermark
 
     def finish(self) -> None:
-        """No more rows: emit what was held back."""
+        """No more rows: emit the rows that were held back."""
 
     def snapshot(self) -> Any:
         return None
 
     def restore(self, states: Sequence[Any]) -> None:
-        """Take over this instance's share of what each instance had put into the checkpoint; None for one that had finished."""
+        """Restore this instance's share of the states of all instances; the state of a finished instance is None."""
 
 
 class _Keyed(Operator):
-    """Holds how many rows there were, and their sum, under names that end with the key."""
+    """Holds the number of rows, and the sum of their uids, under names that end with the key."""
 
     at_start: ClassVar[dict[tuple[int, ...], tuple[int, int]]] = {}
 
@@ -83,7 +83,7 @@ class _Keyed(Operator):
 
 
 class Window(_Keyed):
-    """Counts the rows of each key and window, and says so once when event time has passed the window's end."""
+    """Counts the rows of each key and window, and emits the count once event time has passed the window's end."""
 
     def take(self, uid: int, ts: int, key: int, edge: int) -> None:
         window = ts // WINDOW
@@ -99,7 +99,7 @@ class Window(_Keyed):
 
 
 class Totals(_Keyed):
-    """Passes rows on, and says at the end how many each key had."""
+    """Forwards rows, and emits at the end the count of each key."""
 
     def take(self, uid: int, ts: int, key: int, edge: int) -> None:
         uid = self.named(uid, edge)
@@ -150,7 +150,7 @@ class Union(Operator):
 
 
 class Broadcast(Operator):
-    """Passes rows on by a rule in broadcast state: every instance has the same one, whichever instances there were before."""
+    """Forwards rows; holds a rule in broadcast state, which every instance has, also after rescaling."""
 
     def snapshot(self) -> dict[str, int]:
         return {"rule": mix(self.number)}

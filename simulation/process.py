@@ -1,7 +1,7 @@
 """One simulated process: from acquiring the pipeline to its release; the second driver of `execution.job_machine`.
 
-It hands events to the job machine and performs the actions: at once, or, where they stop in front of writes, one step at a time.
-What must never happen is checked where it would be done. Everything in here is lost in a crash; `storage` and `sinks` are not.
+It hands events to the job machine and performs the actions: at once, or one step at a time where they write to storage.
+Invariants are checked where they could break. A crash loses everything in this module; `storage` and `sinks` survive it.
 Read `machine` and `writing` first.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints import coordination as told
+from dagster_checkpoints import coordination
 from dagster_checkpoints.coordination import CompletedCheckpoint, DiscardStates, FailureReason
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import job_actions as do
@@ -30,7 +30,7 @@ from dagster_checkpoints.state import RestoreError
 from simulation.deployment import deploy
 from simulation.machine import TURN
 from simulation.requests import OK, PAUSE, PUT, WAIT, Steps
-from simulation.restoring import From, Restored, StartPoint, read_restored
+from simulation.restoring import RequestedStart, Restored, StartPoint, read_restored
 from simulation.shapes import name_of
 from simulation.storage import is_savepoint
 from simulation.task_data import TaskData
@@ -43,16 +43,14 @@ if TYPE_CHECKING:
 
 
 class Process(Writer):
-    """See the module's text."""
+    """The main thread of a process, and its actions."""
 
-    __slots__ = (
-        "_requesters", "_slow",
-    )  # fmt: skip
+    __slots__ = ("_requesters", "_slow")
 
-    def __init__(self, world: World, number: int, start: From) -> None:
+    def __init__(self, world: World, number: int, start: RequestedStart) -> None:
         super().__init__(world, number, start)
         self._slow: deque[JobAction] = deque()
-        """Actions that stop in front of writes, in order."""
+        """Actions that stop before writes, in order."""
         self._requesters: list[UserRequest] = []
 
     def _run(self) -> Generator[str, str, None]:
@@ -70,30 +68,30 @@ class Process(Writer):
                 yield from self._perform_slowly(self._slow.popleft())
             else:
                 yield TURN
-                item = self.queue.popleft() if self.queue else told.Tick()
+                item = self.queue.popleft() if self.queue else coordination.Tick()
                 self.hand_in(on.FatalError(Failure(repr(item))) if isinstance(item, StorageError) else item)
         yield from self._perform_slowly(self._slow.popleft())
 
-    def knows_gone(self, owner: str) -> bool:
-        """Whether an owner has crashed, and had run on this process's machine: two processes in turn run on the same one."""
+    def is_owner_gone(self, owner: str) -> bool:
+        """Whether an owner has crashed that ran on this process's host: processes 2n and 2n + 1 share a host."""
         gone = self.world.processes[int(owner)].crashed and int(owner) // 2 == self.number // 2
         if gone:
             self.count("take-overs at once")
         return gone
 
     def sleep(self, seconds: float) -> Steps[None]:
-        self._sleeping_until, self._waits_for = self.world.now + seconds, None
+        self._sleeping_until, self._wait_condition = self.world.now + seconds, None
         yield WAIT
 
     def _guarded(self, act: Steps[Any]) -> Steps[JobMachineEvent]:
-        """Perform an action; what storage refuses is an event, too."""
+        """Perform an action; a storage or restore error becomes a FatalError event."""
         try:
             return (yield from act)  # type: ignore[no-any-return]
         except (StorageError, NothingToRestoreError, RestoreError) as error:
             return on.FatalError(Failure(repr(error)))
 
     def _perform_slowly(self, action: JobAction) -> Steps[None]:
-        """Perform an action that is answered with an event, or the last one."""
+        """Perform an action whose result is an event, or the release, which is the last action."""
         if isinstance(action, do.Release):
             return (yield from self._release(action))
         perform = _SLOWLY.get(type(action))
@@ -119,34 +117,34 @@ class Process(Writer):
             self.tasks[task].mailbox.append(message)
 
     def _check_named(self, checkpoint_id: int) -> None:
-        """Tasks commit what they are told of: a crash must not take it back."""
+        """Tasks commit at this notice: storage must name the checkpoint before, or a crash could lose it."""
         if (self.job_id, checkpoint_id) not in self.store.named:
-            raise Violation(f"tasks are told that {checkpoint_id} has completed, and the state has never named it")
+            raise Violation(f"tasks are notified that {checkpoint_id} has completed, and the state has never named it")
 
-    def _write_metadata(self, action: told.WriteMetadata) -> None:
+    def _write_metadata(self, action: coordination.WriteMetadata) -> None:
         ghosts = {task: self.ghosts[task] for task in action.checkpoint.plan.finished}
         self.io.append(lambda: self._write(action.checkpoint, ghosts))
 
     def _start_tasks(self, action: do.StartTasks) -> None:
         self.running = list(self.tasks.values())
 
-    def _triggered(self, action: told.CheckpointTriggered) -> None:
+    def _triggered(self, action: coordination.CheckpointTriggered) -> None:
         checkpoint_id, properties = action.checkpoint_id, action.properties
-        last = max(self._last_id, self.store.taken.get(self.job_id, 0))
+        last = max(self._last_id, self.store.highest_ids.get(self.job_id, 0))
         check(checkpoint_id > last or self.superseded, f"id {checkpoint_id} after {last}")
         self._last_id = checkpoint_id
         if properties.is_savepoint:
             self._savepoints[checkpoint_id] = f"savepoints/savepoint-{checkpoint_id}-{self.epoch}"
         self.world.counts["stops begun"] += properties.stops_job
 
-    def _completed(self, action: told.CheckpointCompleted) -> None:
+    def _completed(self, action: coordination.CheckpointCompleted) -> None:
         self.completed += not action.checkpoint.is_savepoint
         self.count("savepoints" if action.checkpoint.is_savepoint else "checkpoints")
 
     def _forget_savepoints(self, action: do.ForgetSavepoints) -> None:
         self.owner.forget_savepoints(action.retained)
 
-    def _failed(self, action: told.CheckpointFailed) -> None:
+    def _failed(self, action: coordination.CheckpointFailed) -> None:
         checkpoint_id, reason = action.checkpoint_id, action.reason
         savepoint = checkpoint_id is not None and checkpoint_id in self._savepoints
         check(not savepoint or reason is not FailureReason.CHECKPOINT_SUBSUMED, f"savepoint {checkpoint_id} was subsumed")
@@ -154,16 +152,16 @@ class Process(Writer):
         if checkpoint_id is not None and savepoint:
             self.io.append(lambda: self.discard_savepoint(checkpoint_id))
 
-    def _discard(self, action: told.DiscardCheckpoint) -> None:
-        """Without its newest checkpoint a job that runs would begin again after a crash; and before a run has a checkpoint of
-        its own, its user may still decide to go back to a later one than the run has started from."""
+    def _discard(self, action: coordination.DiscardCheckpoint) -> None:
+        """A running job keeps its newest checkpoint, or a crash would make it start from scratch. Passed-over ones are kept until
+        the run has completed a checkpoint: until then its user may still restore them."""
         checkpoint = action.checkpoint
         state = self.store.state
         needed = state is not None and state.job.status == "RUNNING" and state.newest is not None
         newest = state.newest.location if state is not None and state.newest is not None else ""
         check(not needed or newest != checkpoint.location, f"{newest} is deleted before storage says that the job has ended")
         passed_over = self._start is not None and checkpoint in self._start.passed_over
-        own = self.store.taken.get(self.job_id, 0) > checkpoint.checkpoint_id or self.shut_down
+        own = self.store.highest_ids.get(self.job_id, 0) > checkpoint.checkpoint_id or self.shut_down
         check(own or not passed_over, f"{checkpoint.location} is deleted before the run has a checkpoint of its own")
         self.io.append(lambda: self.delete(checkpoint.location))
 
@@ -173,7 +171,7 @@ class Process(Writer):
         previous = self.owner.previous
         yield from self._read()
         if is_job_over(previous) and previous.newest is not None:
-            self.dirty = True  # its end could not be said: what is left is swept once the newest is named no more
+            self.dirty = True  # recording its end failed: its files are swept once the state no longer names the newest
         self._start = start = self.choose_start()
         self.count("restores" if start.restored is not None else "new starts")
         self.job_id = previous.job.job_id + (not start.resume)
@@ -193,7 +191,7 @@ class Process(Writer):
             self.lineage = (*parents, (self.job_id, None))
 
     def _read(self) -> Steps[None]:
-        """Ask storage, which may be away, for something that a new owner may have deleted."""
+        """Read an object from storage, which may be unavailable; a new owner may have deleted the object."""
         if (yield PUT) not in (None, OK):
             raise StorageUnavailable
         if self.superseded:
@@ -203,7 +201,7 @@ class Process(Writer):
         assert self._start is not None
         begun = self.owner.begin_job(resume=self._start.resume, restored=self._start.pointer)
         job_id = yield from self.owned(begun)
-        check(job_id == self.job_id, "the job has another id than its tasks were told")
+        check(job_id == self.job_id, "the job has another id than its tasks were given")
         return on.JobBegun()
 
     def _claim(self, action: do.ClaimSavepoint) -> Steps[on.SavepointClaimed]:
@@ -223,7 +221,7 @@ class Process(Writer):
             except StorageUnavailable as error:
                 self.count("failed fetches")
                 return on.DeployFailed(Failure(repr(error)), may_pass=True)
-            self.store.check_whole(restored.location)
+            self.store.check_complete(restored.location)
         self.attempt, self.restored, self.ended_sources = action.attempt, restored, action.ended_sources
         finished = deploy(self, restored)
         if restored is not None and not is_savepoint(restored.location):
@@ -244,7 +242,6 @@ class Process(Writer):
         return on.NewestRead(restore_point(read_restored(self.store, action.checkpoint.location, self.world.shapes)))
 
     def _stop_tasks(self, action: do.StopTasks) -> Steps[on.TasksStopped]:
-        """Those that had not finished are cancelled."""
         yield from ()
         for task in self.running:
             if not task.done:
@@ -269,7 +266,7 @@ class Process(Writer):
     def _finish_work(self, action: do.FinishWork) -> Steps[on.WorkEnded]:
         self.shut_down = True
         self.uploads.clear()
-        self._sleeping_until, self._waits_for = 0.0, lambda: not self.io_ready()
+        self._sleeping_until, self._wait_condition = 0.0, lambda: not self.io_ready()
         while self.io_ready():
             yield WAIT
         self._take_requests()
@@ -293,19 +290,19 @@ class Process(Writer):
     # Users
 
     def ask(self, kind: str, stage: int, seconds: float) -> bool:
-        """Users ask for something: what they ask for comes into the queue, once for each of them."""
+        """Users send a request: the queue gets it once for each of them."""
         world = self.world
         if not world.calm and not world.spend(kind):
             return False
         world.ended_early = world.ended_early or kind in ("end_all", "end_source", "drain")
         if kind == "end_all":
-            self.told_to_end = True
+            self.end_requested = True
             self.queue.append(on.DrainRequested())
             return True
         users = 1 + (len(world.requests) % 3 == 0)
         request = UserRequest(f"r{len(world.requests)}", kind, seconds, stage, users)
         world.requests.append(request)
-        self.asked.append(request)
+        self.user_requests.append(request)
         for _ in range(users):
             self._requesters.append(request)
             self.queue.append(RequestReceived(request.as_received(), len(self._requesters) - 1, self.world.now))
@@ -323,15 +320,15 @@ class Process(Writer):
             request = self._requesters[requester]
             request.answer(action)
             if request.names_savepoint and action.location not in self.store.claimed:
-                self.store.check_whole(action.location)
+                self.store.check_complete(action.location)
 
     # Tasks
 
     def repeat(self, which: int) -> bool:
-        """An acknowledgement or a decline comes a second time, late: perhaps after the job's end."""
-        if which >= len(self.said) or not self.world.spend("repeat"):
+        """Deliver an acknowledgement or a decline a second time, perhaps after the job's end."""
+        if which >= len(self.sent_reports) or not self.world.spend("repeat"):
             return False
-        item = self.said[which]
+        item = self.sent_reports[which]
         if self.shut_down and not isinstance(item.event, on.TaskFailure):
             for action in self.coordinator.handle(item.event, self.world.now):
                 if isinstance(action, DiscardStates):
@@ -377,12 +374,12 @@ _AT_ONCE: dict[type[object], Callable[[Process, Any], None]] = {
     do.AttemptRestarting: lambda process, action: process.count("restarts"),
     do.TaskHasFinished: lambda process, action: process.count("finished tasks"),
     AnswerRequest: Process._answer,
-    told.WriteMetadata: Process._write_metadata,
-    told.DiscardStates: lambda process, action: process.io.append(lambda: process.run(discard_states(action.checkpoint_id))),
-    told.DiscardCheckpoint: Process._discard,
-    told.CheckpointTriggered: Process._triggered,
-    told.CheckpointCompleted: Process._completed,
-    told.CheckpointFailed: Process._failed,
-    told.RequestCompleted: lambda process, action: None,
-    told.RequestNotCompleted: lambda process, action: None,
+    coordination.WriteMetadata: Process._write_metadata,
+    DiscardStates: lambda process, action: process.io.append(lambda: process.run(discard_states(action.checkpoint_id))),
+    coordination.DiscardCheckpoint: Process._discard,
+    coordination.CheckpointTriggered: Process._triggered,
+    coordination.CheckpointCompleted: Process._completed,
+    coordination.CheckpointFailed: Process._failed,
+    coordination.RequestCompleted: lambda process, action: None,
+    coordination.RequestNotCompleted: lambda process, action: None,
 }

@@ -1,6 +1,6 @@
-"""The world's performer of the shipped storage steps: what each of their requests is in a store of objects by path.
+"""Performs the requests of the shipped storage steps in the simulator's store of objects by path.
 
-It stops in front of each write (`PUT`) and between a check and what relies on it (`PAUSE`): anything can happen in between.
+Stops before each write (`PUT`) and between a check and the step that relies on it (`PAUSE`): other steps can come in between.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from simulation.storage import Metadata, Store, is_savepoint
 from simulation.violations import check
 
 PUT, PAUSE, WAIT = "put", "pause", "wait"
-"""What a procedure stops for: a write whose outcome is about to be decided, a moment, another procedure's end or a time."""
+"""What a procedure stops for: a write whose outcome is to be decided; a pause; the end of another procedure, or a time."""
 OK, UNAVAILABLE, LOST, LANDED = "ok", "unavailable", "lost", "landed"
-"""Outcomes of a write. The writer does not learn the last two: the write was lost, or it has landed."""
+"""Outcomes of a write. In the last two the writer gets an unknown outcome: the write was lost, or it has landed."""
 
 T = TypeVar("T")
 Steps = Generator[str, str, T]
-"""What a thread of a process does: it stops, is sent the outcome, and goes on."""
+"""Steps of a thread: it stops, is sent the outcome, and continues."""
 
 
 class Performer:
-    """Performs shipped storage steps: the part of a process that does so.
+    """The part of a process that performs the shipped storage steps.
 
     Attributes:
-        owner: its right to the pipeline, once acquired.
-        locked: whether `state.json` is being written: a lease that runs out now cannot be renewed.
-        location: of the checkpoint or savepoint that the thread for input and output writes or deletes.
-        metadata: what that thread writes.
+        owner: the ownership of the pipeline, once acquired.
+        locked: whether `state.json` is being written: a lease that expires now cannot be renewed.
+        location: the checkpoint or savepoint that the input/output thread writes or deletes.
+        metadata: the metadata that this thread writes.
     """
 
     __slots__ = ("location", "locked", "metadata", "owner", "registry", "store")
@@ -51,7 +51,7 @@ class Performer:
         self.metadata: Metadata | None = None
 
     def run(self, steps: storage_steps.Steps[T]) -> Steps[T]:
-        """Perform the requests of shipped steps, which see the shipped errors that a request raises."""
+        """Perform the requests of shipped steps; errors of a request are thrown into the steps."""
         try:
             request = next(steps)
             while True:
@@ -68,11 +68,11 @@ class Performer:
             return result
 
     def perform(self, request: object) -> Any:
-        """The answer to a request, or steps to it."""
+        """The answer to a request, or steps that return it."""
         return _PERFORM[type(request)](self, request)
 
     def owned(self, steps: storage_steps.Steps[T]) -> Steps[T]:
-        """Perform a procedure of the owner, after the one that is under way."""
+        """Perform a procedure of the owner, after the one that is running."""
         while self.locked:
             yield WAIT
         self.locked = True
@@ -92,7 +92,7 @@ class Performer:
         check(self.store.metadata(self.location) is self.metadata, "there are two {}", self.location)
 
     def check_files(self) -> None:
-        if self.metadata is None or self.store.lacks(self.location, self.metadata):
+        if self.metadata is None or self.store.missing_files(self.location, self.metadata):
             raise MissingStateFile
 
     def delete_orphans(self, removing: AbstractContextManager[frozenset[str]]) -> Steps[int]:
@@ -102,7 +102,7 @@ class Performer:
 
 
 def write(put: Callable[[], bool], refused: Exception, answer: Any = None) -> Steps[Any]:
-    """Write under a condition. Whether that lands, and whether the writer learns it, is the world's to decide."""
+    """Write under a condition. The world decides whether the write lands and whether the writer learns it."""
     outcome = (yield PUT) or OK
     if outcome == UNAVAILABLE:
         raise storage_errors.StorageUnavailable
@@ -115,67 +115,68 @@ def write(put: Callable[[], bool], refused: Exception, answer: Any = None) -> St
 
 
 def paused(act: Callable[..., T], *arguments: Any) -> Steps[T]:
-    """A moment passes, then it happens."""
     yield PAUSE
     return act(*arguments)
 
 
-def _put_state(on: Performer, expected: storage_steps.StateVersion | None, asked: Any) -> Steps[str]:
+def _put_state(p: Performer, expected: storage_steps.StateVersion | None, request: Any) -> Steps[str]:
     refused = storage_errors.AlreadyExists if expected is None else storage_errors.Precondition
-    return write(lambda: on.store.put_state(expected, asked.state), refused("it was changed"), asked.state.token)
+    return write(lambda: p.store.put_state(expected, request.state), refused("it was changed"), request.state.token)
 
 
 _PERFORM: dict[type[object], Callable[[Any, Any], Any]] = {
     # state.json
-    storage_steps.ReadState: lambda on, asked: on.store.read_state(),
-    storage_steps.CreateState: lambda on, asked: _put_state(on, None, asked),
-    storage_steps.ReplaceState: lambda on, asked: _put_state(on, asked.expected, asked),
-    acquisition.CheckOwnerGone: lambda on, asked: on.knows_gone(asked.owner.run_id),
-    acquisition.AnnounceWatch: lambda on, asked: None,
-    acquisition.Sleep: lambda on, asked: on.sleep(asked.seconds),
-    writing.ReserveId: lambda on, asked: on.owned(on.owner.reserve(asked.checkpoint_id)),
-    writing.RenewLease: lambda on, asked: on.owned(on.owner.renew()),
-    writing.CompleteCheckpoint: lambda on, asked: on.owned(on.owner.complete(asked.checkpoint_id, asked.location, asked.kind)),
-    deletion.ForgetCheckpoint: lambda on, asked: on.owned(on.owner.forget(asked.location)),
+    storage_steps.ReadState: lambda p, request: p.store.read_state(),
+    storage_steps.CreateState: lambda p, request: _put_state(p, None, request),
+    storage_steps.ReplaceState: lambda p, request: _put_state(p, request.expected, request),
+    acquisition.CheckOwnerGone: lambda p, request: p.is_owner_gone(request.owner.run_id),
+    acquisition.AnnounceWatch: lambda p, request: None,
+    acquisition.Sleep: lambda p, request: p.sleep(request.seconds),
+    writing.ReserveId: lambda p, request: p.owned(p.owner.reserve(request.checkpoint_id)),
+    writing.RenewLease: lambda p, request: p.owned(p.owner.renew()),
+    writing.CompleteCheckpoint: lambda p, request: p.owned(
+        p.owner.complete(request.checkpoint_id, request.location, request.kind)
+    ),
+    deletion.ForgetCheckpoint: lambda p, request: p.owned(p.owner.forget(request.location)),
     # The start
-    start_point.RegisterFiles: lambda on, asked: on.register(asked.location),
-    start_point.ReadRestorable: lambda on, asked: on.restorable(asked.location),
-    start_point.ResolveName: lambda on, asked: start_point.NamedPlace(asked.name, is_savepoint(asked.name)),
+    start_point.RegisterFiles: lambda p, request: p.register(request.location),
+    start_point.ReadRestorable: lambda p, request: p.restorable(request.location),
+    start_point.ResolveName: lambda p, request: start_point.NamedPlace(request.name, is_savepoint(request.name)),
     # Metadata
-    writing.BuildMetadata: lambda on, asked: on.built(on.metadata),
-    writing.StoreMetadata: lambda on, asked: on.for_location(writing.write_metadata()),
-    writing.StoreSavepoint: lambda on, asked: on.for_location(writing.complete_savepoint(on.location, confirm=True)),
-    writing.CreateObject: lambda on, asked: write(on.create_metadata, storage_errors.AlreadyExists("it was created")),
-    writing.CompareObject: lambda on, asked: on.compare_metadata(),
-    writing.CheckStateFiles: lambda on, asked: on.check_files(),
-    deletion.DeleteMetadata: lambda on, asked: paused(on.store.delete, f"{asked.location}/_metadata"),
-    deletion.ListMetadata: lambda on, asked: [deletion.FoundMetadata(*found) for found in on.store.checkpoints()],
-    deletion.SweepMetadata: lambda on, asked: on.run(deletion.sweep_metadata(on.owner)),
+    writing.BuildMetadata: lambda p, request: p.recorded_metadata(p.metadata),
+    writing.StoreMetadata: lambda p, request: p.for_location(writing.write_metadata()),
+    writing.StoreSavepoint: lambda p, request: p.for_location(writing.complete_savepoint(p.location, confirm=True)),
+    writing.CreateObject: lambda p, request: write(p.create_metadata, storage_errors.AlreadyExists("it was created")),
+    writing.CompareObject: lambda p, request: p.compare_metadata(),
+    writing.CheckStateFiles: lambda p, request: p.check_files(),
+    deletion.DeleteMetadata: lambda p, request: paused(p.store.delete, f"{request.location}/_metadata"),
+    deletion.ListMetadata: lambda p, request: [deletion.FoundMetadata(*found) for found in p.store.checkpoints()],
+    deletion.SweepMetadata: lambda p, request: p.run(deletion.sweep_metadata(p.owner)),
     # A savepoint's directory
-    deletion.MarkIncomplete: lambda on, asked: paused(on.mark_incomplete, on.location),
-    deletion.RemoveMark: lambda on, asked: paused(on.store.delete, f"{on.location}/_incomplete"),
-    deletion.RemoveMarkIfEmpty: lambda on, asked: paused(on.store.delete_mark_if_empty, on.location),
-    deletion.ReadMark: lambda on, asked: on.store.objects.get(f"{asked.location}/_incomplete"),
-    deletion.DeleteSavepointMetadata: lambda on, asked: paused(on.store.delete, f"{on.location}/_metadata"),
-    deletion.DeleteSavepointFiles: lambda on, asked: paused(on.store.delete_below, f"{on.location}/state/"),
-    deletion.DeleteSavepoint: lambda on, asked: on.delete_savepoint(asked.location),
-    deletion.DiscardSavepoint: lambda on, asked: on.discard_savepoint(asked.checkpoint_id),
-    deletion.HasMetadata: lambda on, asked: on.store.metadata(asked.location) is not None,
-    deletion.ListSavepointDirectories: lambda on, asked: [f"savepoints/{name}" for name in on.store.names("savepoints/")],
-    deletion.SweepSavepoints: lambda on, asked: on.run(deletion.sweep_savepoints(on.owner, "simulated")),
+    deletion.MarkIncomplete: lambda p, request: paused(p.mark_incomplete, p.location),
+    deletion.RemoveMark: lambda p, request: paused(p.store.delete, f"{p.location}/_incomplete"),
+    deletion.RemoveMarkIfEmpty: lambda p, request: paused(p.store.delete_mark_if_empty, p.location),
+    deletion.ReadMark: lambda p, request: p.store.objects.get(f"{request.location}/_incomplete"),
+    deletion.DeleteSavepointMetadata: lambda p, request: paused(p.store.delete, f"{p.location}/_metadata"),
+    deletion.DeleteSavepointFiles: lambda p, request: paused(p.store.delete_below, f"{p.location}/state/"),
+    deletion.DeleteSavepoint: lambda p, request: p.delete_savepoint(request.location),
+    deletion.DiscardSavepoint: lambda p, request: p.discard_savepoint(request.checkpoint_id),
+    deletion.HasMetadata: lambda p, request: p.store.metadata(request.location) is not None,
+    deletion.ListSavepointDirectories: lambda p, request: [f"savepoints/{name}" for name in p.store.names("savepoints/")],
+    deletion.SweepSavepoints: lambda p, request: p.run(deletion.sweep_savepoints(p.owner, "simulated")),
     # Shared files
-    shared_files.PutFile: lambda on, asked: on.store.objects.update({f"shared/{asked.name}": on.owner.epoch}),
-    deletion.DiscardFiles: lambda on, asked: on.delete_orphans(on.registry.discarding(asked.location)),
-    deletion.DiscardPendingFiles: lambda on, asked: on.delete_orphans(on.discarding(asked.checkpoint_id)),
-    deletion.DeleteUnnamed: lambda on, asked: on.delete_orphans(on.registry.sweeping(asked.names)),
-    deletion.DeleteFiles: lambda on, asked: paused(on.store.delete_shared, on.owner.epoch, asked.names),
-    deletion.IsRegistered: lambda on, asked: asked.location in on.registry.checkpoints(),
-    deletion.ListFiles: lambda on, asked: [shared_name(name) for name in on.store.names("shared/")],
-    deletion.SweepFiles: lambda on, asked: on.run(deletion.sweep_files(on.owner.epoch)),
+    shared_files.PutFile: lambda p, request: p.store.objects.update({f"shared/{request.name}": p.owner.epoch}),
+    deletion.DiscardFiles: lambda p, request: p.delete_orphans(p.registry.discarding(request.location)),
+    deletion.DiscardPendingFiles: lambda p, request: p.delete_orphans(p.discarding(request.checkpoint_id)),
+    deletion.DeleteUnnamed: lambda p, request: p.delete_orphans(p.registry.sweeping(request.names)),
+    deletion.DeleteFiles: lambda p, request: paused(p.store.delete_shared, p.owner.epoch, request.names),
+    deletion.IsRegistered: lambda p, request: request.location in p.registry.checkpoints(),
+    deletion.ListFiles: lambda p, request: [shared_name(name) for name in p.store.names("shared/")],
+    deletion.SweepFiles: lambda p, request: p.run(deletion.sweep_files(p.owner.epoch)),
 }
 
 
 def shared_name(name: str) -> shared_files.SharedName:
-    """From the name of a file in shared/, whose bytes the simulator keeps instead of their sha256."""
+    """Parse the name of a file in shared/; the simulator uses the content in place of its sha256."""
     content, _, epoch = name.partition("-")
     return shared_files.SharedName(content, int(epoch or 0))

@@ -1,4 +1,4 @@
-"""What a simulated process starts from: what users ask for, and how checkpoints are read; the choice is the shipped one."""
+"""The start of a simulated process: the start that users request, and reading checkpoints; the shipped code chooses."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from simulation.violations import check
 
 
 @dataclass(frozen=True)
-class From:
-    """What a user asks a run to start from.
+class RequestedStart:
+    """The start that a user requests.
 
     Attributes:
         what: "latest", "none", "retained" or "savepoint".
-        which: of the retained ones, or of the savepoints: how many back from the newest.
-        copied: the savepoint was copied elsewhere first.
-        claim: it becomes the pipeline's own.
-        variant: of the pipeline: other numbers of instances.
+        which: index in the retained checkpoints, or in the savepoints, newest first.
+        copied: whether the savepoint is copied elsewhere first.
+        claim: whether the pipeline becomes the owner of the savepoint.
+        variant: index of the variant of the pipeline.
     """
 
     what: str = "latest"
@@ -54,7 +54,7 @@ class From:
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that fits."""
+    """A checkpoint that fits the pipeline."""
 
     metadata: Metadata
     plan: RestorePlan
@@ -67,55 +67,54 @@ RestorableCheckpoint = start_point.RestorableCheckpoint[Restored]
 
 @dataclass(frozen=True)
 class StartOptions:
-    """What the run configuration says of the start."""
+    """The settings of the run configuration for the start."""
 
     restore_from: str
     claim_mode: ClaimMode
     allow_older_checkpoint: bool = False
 
 
-def options(store: Store, owner: OwnershipSteps, asked: From, copies: int) -> StartOptions:
-    """What a user writes to start from what is asked for.
+def start_options(store: Store, owner: OwnershipSteps, requested: RequestedStart, copies: int) -> StartOptions:
+    """The settings for a requested start.
 
     Raises:
-        NothingToRestoreError: there is no such thing.
+        NothingToRestoreError: the requested checkpoint or savepoint does not exist.
     """
-    restore_from = asked.what
-    if asked.what in ("retained", "savepoint"):
-        found = (_retained if asked.what == "retained" else _savepoints)(store, owner)
-        if asked.which >= len(found):
+    restore_from = requested.what
+    if requested.what in ("retained", "savepoint"):
+        found = (_retained if requested.what == "retained" else _savepoints)(store, owner)
+        if requested.which >= len(found):
             raise NothingToRestoreError("storage holds fewer of them")
-        restore_from = found[asked.which]
-    if asked.copied:
+        restore_from = found[requested.which]
+    if requested.copied:
         restore_from = store.copy_savepoint(restore_from, copies)
-    return StartOptions(restore_from, ClaimMode.CLAIM if asked.claim else ClaimMode.NO_CLAIM)
+    return StartOptions(restore_from, ClaimMode.CLAIM if requested.claim else ClaimMode.NO_CLAIM)
 
 
 def _savepoints(store: Store, owner: OwnershipSteps) -> list[str]:
-    """The savepoints that a user may begin from, newest first."""
+    """The savepoints that a user may restore, newest first."""
     own = [f"savepoints/{name}" for name in reversed(store.names("savepoints/"))]
-    return [location for location in own if store.metadata(location) is not None and location not in store.given_up]
+    return [location for location in own if store.metadata(location) is not None and location not in store.abandoned]
 
 
 def _retained(store: Store, owner: OwnershipSteps) -> list[str]:
-    """The retained checkpoints that a user may well go back to."""
-    # One that was deleted may still be listed, if a process died just then.
+    """The retained checkpoints that a user may restore, newest first."""
+    # A deleted one may still be listed if a process crashed in between.
     retained = [p for p in owner.retained if store.metadata(p.location) is not None]
     newest, job_id = owner.previous.newest, owner.previous.job.job_id
-    # What a job went back behind, or what a new one began in spite of, lost its uncommitted transactions then.
+    # Checkpoints after the newest, or of an earlier job, have lost their uncommitted transactions.
     return [p.location for p in retained if p.job_id == job_id and (newest is None or p.checkpoint_id <= newest.checkpoint_id)]
 
 
 def read_restored(store: Store, location: str, shapes: Sequence[Shape]) -> Restored:
-    """Read a checkpoint or savepoint, and check that it fits: through the real format and the real rules."""
-    metadata = store.check_whole(location)
+    """Read a checkpoint or savepoint through the shipped format, and check that it fits by the shipped rules."""
+    metadata = store.check_complete(location)
     shape = shapes[metadata.variant]
     recorded = decode(encode(as_recorded(metadata, shape)), location)
     return Restored(metadata, validate_restore(shape.pipeline, recorded), location)
 
 
 def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
-    """The checkpoint in the shipped form."""
     snapshots = {spec.id: _recorded(metadata.states[spec.id], shape, spec) for spec in shape.tasks if spec.id in metadata.states}
     stages = recorded_stages(shape.pipeline, shape.chains, metadata.finished)
     return CheckpointMetadata(
@@ -130,17 +129,17 @@ def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
 
 
 def _with_enumerator(stage: StageMetadata, spec: StageSpec, metadata: Metadata) -> StageMetadata:
-    """With what the enumerator of a source's splits knows: what the readers had when they took their snapshots."""
+    """Add the enumerator's state to a source: derived from the positions in the readers' snapshots."""
     if not spec.enumerated:
         return stage
     read = [ghost.splits for task, ghost in metadata.ghosts.items() if task.vertex == stage.name]
     at = {split: position for splits in read for split, position in splits}
     check(len(at) == sum(map(len, read)), f"a split of {stage.name} is read twice: {read}")
-    over = [split for split, position in at.items() if position >= spec.records_of(split)]
+    finished = [split for split, position in at.items() if position >= spec.records_of(split)]
     enumerator = EnumeratorState(
         discovered=tuple(str(split) for split in range(spec.splits) if split not in at),
-        assigned=tuple(str(split) for split in at if split not in over),
-        finished=tuple(map(str, over)),
+        assigned=tuple(str(split) for split in at if split not in finished),
+        finished=tuple(map(str, finished)),
     )
     return msgspec.structs.replace(stage, enumerator=enumerator)
 
@@ -151,7 +150,7 @@ _IN_FLIGHT = (Segment((), 1),)
 
 
 def _recorded(snapshot: Snapshot, shape: Shape, spec: TaskSpec) -> TaskSnapshot:
-    """A restore reads of the channels only whether elements are in flight, also those that were overtaken on an output."""
+    """A task as shipped metadata. Of a channel a restore reads only whether elements are in flight, also on an output."""
     stages = {name_of(n): _UNION if shape.stages[n].kind == "union" else _NONE for n in spec.stages}
     waiting = [name for name, pinned in snapshot.channels.items() if pinned.in_flight]
     waiting += [name for name, elements in snapshot.output.items() if elements]

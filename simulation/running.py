@@ -1,4 +1,4 @@
-"""One world from its beginning to its end."""
+"""Runs one world from its beginning to its end."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from simulation.violations import Violation
 from simulation.world import Label, World
 
 LONGEST = 10_000
-"""No world needs so many steps: one that does never ends."""
+"""Maximum number of steps: a world that exceeds it is taken as endless."""
 
 
 @dataclass
 class Outcome:
-    """How a run went."""
+    """The result of a run."""
 
     labels: list[Label] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     error: Exception | None = None
 
 
-def run(scenario: Scenario, recorded: Sequence[Label] = (), *, record: bool = True, go_on: bool = True) -> Outcome:
-    """Run a world: first the recorded steps as far as they are possible, then by chance until everything is over.
+def run(scenario: Scenario, recorded: Sequence[Label] = (), *, record: bool = True, to_end: bool = True) -> Outcome:
+    """Run a world: first the recorded steps as far as they are possible, then random ones until the job has ended.
 
     Args:
         scenario: the world.
-        recorded: the steps.
-        record: whether the outcome has the steps that were taken.
-        go_on: False to stop behind the recorded steps: what is found must be found by then.
+        recorded: the recorded steps; none by default.
+        record: whether to record the steps in the outcome.
+        to_end: False to stop after the recorded steps.
     """
     world = World(scenario)
     outcome = Outcome()
     labels = outcome.labels
     try:
-        for label in _steps(world, recorded, go_on):
+        for label in _steps(world, recorded, to_end):
             if record:
                 labels.append(label)
             if not world.perform(label) and record:
                 labels.pop()
             if world.steps > LONGEST:
-                raise Violation(f"not over after {LONGEST} steps")
-        if go_on:
-            _check_over(world)
+                raise Violation(f"not ended after {LONGEST} steps")
+        if to_end:
+            _check_ended(world)
     except Exception as error:
         outcome.error = error
     outcome.counts = world.counts
@@ -55,9 +55,9 @@ def run(scenario: Scenario, recorded: Sequence[Label] = (), *, record: bool = Tr
     return outcome
 
 
-def _steps(world: World, recorded: Sequence[Label], go_on: bool) -> Iterator[Label]:
+def _steps(world: World, recorded: Sequence[Label], to_end: bool) -> Iterator[Label]:
     yield from recorded
-    if not go_on:
+    if not to_end:
         return
     schedule, soft_limit = RandomSchedule(world.scenario.seed, world), world.scenario.soft_limit
     while True:
@@ -69,13 +69,13 @@ def _steps(world: World, recorded: Sequence[Label], go_on: bool) -> Iterator[Lab
             return
 
 
-def _check_over(world: World) -> None:
+def _check_ended(world: World) -> None:
     if world.active:
         where = [
             f"process {p.number}: {[f'{t.id} {t.life.state.name}' for t in p.running]}, pending {p.coordinator.pending_ids}"
             for p in world.active
             if hasattr(p, "job") and p.job.coordinator is not None
         ]
-        raise Violation(f"deadlock: nothing can happen any more; {'; '.join(where)}")
+        raise Violation(f"deadlock: no step is possible; {'; '.join(where)}")
     if not any(process.status == "FINISHED" for process in world.processes):
         raise Violation(f"no run has finished: {[process.status for process in world.processes]}")

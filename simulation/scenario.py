@@ -1,4 +1,4 @@
-"""What a seed stands for: pipeline, settings, how much goes wrong, what the users do. Values only."""
+"""The values that a seed determines: the pipeline, its settings, the faults and the users' requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dagster_checkpoints.coordination import (
 from simulation.shapes import ANY, ENDING, STATEFUL, StageSpec, random_stages, rescaled
 
 SHAPES = 1500
-"""So many different pipelines; schedules, settings and faults are different for every seed."""
+"""Number of different pipelines; schedules, settings and faults differ for every seed."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,20 @@ class Settings:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A world before it begins.
+    """The parameters of a world.
 
     Attributes:
         seed: of the schedule.
+        chaining: whether stages are chained.
         variants: the pipeline, and versions of it with other numbers of instances.
-        budgets: how often each fault may happen, and users ask for something; "restart": for another run, from somewhere.
-        weights: of what happens by itself: task, mail, main, upload, io, tick, network.
-        soft_limit: after so many steps nothing goes wrong any more, and the job is brought to its end.
-        lazy: how often an unbounded source has nothing to say when it is asked.
-        patience: so many checkpoints are waited for before a job without an end of its own is ended.
-        newest_first: the newest upload ends first.
-        going_back: runs often begin from something else than the newest checkpoint.
-        asynchronous: queries follow their gates at a pace of their own, and not at once.
+        budgets: maximum number of each fault and of each request of users; "restart": of further runs.
+        weights: of the other steps: task, mail, main, upload, io, tick, network.
+        soft_limit: number of steps after which there are no more faults, and a user ends the job.
+        lazy: probability that an unbounded source has no record when it could read one.
+        patience: number of checkpoints that must complete before a user ends a job with unbounded sources.
+        newest_first: whether the newest upload ends first.
+        going_back: whether runs often start from another checkpoint than the newest.
+        asynchronous: whether queries follow their gates in steps of their own, and not at once.
     """
 
     seed: int
@@ -65,7 +66,7 @@ class Scenario:
 
 
 def random_scenario(seed: int, theme: str = "") -> Scenario:
-    """The scenario of a seed; of this theme, or of any."""
+    """The scenario of a seed, of the given theme; of a random one by default."""
     r = random.Random(seed)
     chosen = r.choices(list(THEMES), [often for often, _ in THEMES.values()])[0]
     theme = theme or chosen
@@ -87,11 +88,11 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     settings = Settings(config, restart, idle)
     budgets = _budgets(r, theme, settings)
     if "union" in kinds and not settings.config.checkpoints_after_tasks_finish:
-        budgets["drain"] = 0  # who has ended by himself would have it fail, and the job begin anew
+        budgets["drain"] = 0  # a task that has ended on its own would make it fail, and the job would start again from scratch
     if "union" in kinds:
-        budgets["lose"] = 0  # all instances of a stage with union list state must go with the same checkpoint
+        budgets["lose"] = 0  # all instances of a stage with union list state must finish with the same checkpoint
         if not settings.config.checkpoints_after_tasks_finish:
-            budgets["checkpoint"] = 0  # declined, and too many of them fail a job that could not begin again
+            budgets["checkpoint"] = 0  # declined, and too many declines fail a job that could not start again
     tasks = sum(stage.instances for stage in stages)
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))
     chaining = seed // SHAPES % 4 != 3
@@ -160,9 +161,9 @@ THEMES: dict[str, tuple[int, str]] = {
     "going back": (6, "pause:123 crash:01 upload:012 decline:012 checkpoint:123 savepoint:012 suspend:01 task:001 restart:234"),
     "rescaling": (5, "suspend:12 savepoint:12 crash:01 task:001 end_source:01 checkpoint:012 restart:345"),
 }
-"""What a world is about, how often, and how many of each fault and ask: one of the digits.
+"""By theme: its weight, and the possible budgets of each fault and request, one digit each.
 
-Faults that belong together find more than a little of everything.
+Related faults together find more than a few of every kind.
 """
 
 
@@ -171,6 +172,6 @@ def _budgets(r: random.Random, theme: str, settings: Settings) -> Counter[str]:
     budgets = Counter({what: int(r.choice(numbers)) for what, numbers in parts})
     budgets["end_source"] += r.random() < 0.15
     if not settings.config.checkpoints_after_tasks_finish:
-        # Tasks commit by themselves at their end: nothing is promised to who crashes then.
+        # Tasks commit at their own end: a crash may repeat rows then.
         return Counter({what: budgets[what] for what in ("checkpoint", "savepoint", "end_source", "end_all")})
     return budgets

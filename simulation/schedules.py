@@ -1,4 +1,4 @@
-"""What happens next in a world: chosen by chance, with a seed. A recorded list of steps is repeated by `running`."""
+"""The random choice of the next step of a world, from a seed. `running` repeats recorded steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from simulation.world import DEADLINE, Label, World
 from simulation.writing import UPLOADED
 
 _TASKS_FIRST, _MAIN_FIRST, _UPLOAD_FIRST, _IO_FIRST = (0, 1, 2, 3), (1, 0, 2, 3), (2, 1, 0, 3), (3, 1, 2, 0)
-"""In which order to look for something that is possible: tasks, main thread, uploads, input and output."""
-ASKED_BY_CALM = ("drain", "end_all", "suspend")
+"""The order in which to look for a possible step: 0 tasks, 1 main thread, 2 uploads, 3 input/output thread."""
+ENDING_REQUESTS = ("drain", "end_all", "suspend")
 
 
 class RandomSchedule:
-    """Chooses at random, by the scenario's weights; fair, because everything possible has its chance."""
+    """Chooses at random, by the scenario's weights; fair: every possible step has a probability above 0."""
 
     def __init__(self, seed: int, world: World) -> None:
         self._random = random.Random(seed)
@@ -27,59 +27,60 @@ class RandomSchedule:
         self._buffered = world.scenario.settings.config.unaligned
         if not self._buffered:
             self._net = 0.0
-        self._times_out = not world.scenario.settings.config.overtakes_at_once
-        self._all_of_it = self._task + self._mail + self._net
-        # Who loses a lease over a slow write crashes; where tasks commit by themselves at their end, that repeats rows.
-        self._in_time = not world.scenario.settings.config.checkpoints_after_tasks_finish
+        self._timeouts = not world.scenario.settings.config.overtakes_at_once
+        self._task_total = self._task + self._mail + self._net
+        # A process that loses its lease during a slow write crashes; where tasks commit at their own end, that repeats rows.
+        self._keeps_lease = not world.scenario.settings.config.checkpoints_after_tasks_finish
         self._lazy = world.scenario.lazy
         self._newest_first = world.scenario.newest_first
         self._write_failed = False
-        self._then: Label | None = None
-        # Where runs go back, somebody who is paused in the middle of it sleeps until others have gone on.
-        self._trouble, self._wakes, self._at_once = (0.2, 0.04, 0.2) if world.scenario.going_back else (0.06, 0.3, 0.5)
+        self._next_label: Label | None = None
+        # Where runs restore older checkpoints, a process that is paused while it does so sleeps until others have progressed.
+        chances = (0.2, 0.04, 0.2) if world.scenario.going_back else (0.06, 0.3, 0.5)
+        self._fault_chance, self._wake_chance, self._open_chance = chances
 
     def next(self) -> Label | None:
-        """A step that is possible now; None when nothing is, ever."""
-        if self._then is not None:
-            then, self._then = self._then, None
-            return then
+        """A step that is possible now; None when no step will ever be."""
+        if self._next_label is not None:
+            followup, self._next_label = self._next_label, None
+            return followup
         world = self._world
         active = world.active
         if not active:
             return self._next_process()
         alone = len(active) == 1 and not active[0].paused and active[0] is world.processes[-1]
-        label = None if alone else self._beside_others()
+        label = None if alone else self._other_process()
         if label is not None:
             return label
         if world.calm:
             if self._chance() < 0.1:
-                label = self._bring_to_an_end()
+                label = self._end_job()
                 if label is not None:
                     return label
-        elif self._chance() < self._trouble:
-            label = self._something_goes_wrong()
+        elif self._chance() < self._fault_chance:
+            label = self._fault_or_request()
             if label is not None:
                 return label
         first = 0 if len(active) == 1 else int(self._chance() * len(active))
         for process in active[first:] + active[:first]:
             if not process.paused:
-                label = self._of(process)
+                label = self._process_step(process)
                 if label is not None:
                     return label
-        return self._nothing_left()
+        return self._pass_time()
 
-    def _beside_others(self) -> Label | None:
-        """Who is paused wakes; another process is started beside one that is paused, or owns nothing any more."""
+    def _other_process(self) -> Label | None:
+        """A paused process wakes; or another process starts beside one that is paused or no longer the owner."""
         world = self._world
         current = world.current
         if current is None and all(process.paused for process in world.active) and (world.calm or self._chance() < 0.5):
             return ("wake", world.active[0].number)
         if (current is None and self._chance() < 0.05) or (current is not None and current.paused and self._chance() < 0.5):
-            return self._next_process()  # it will have to watch a lease
+            return self._next_process()  # it has to wait for the lease to expire
         return None
 
-    def _nothing_left(self) -> Label | None:
-        """Time passes, or somebody acts."""
+    def _pass_time(self) -> Label | None:
+        """No process can take a step: time passes, a paused process wakes, or the job is ended."""
         world = self._world
         due = world.next_time()
         if due is not None:
@@ -87,15 +88,15 @@ class RandomSchedule:
         for process in world.active:
             if process.paused:
                 return ("wake", process.number)
-        return self._bring_to_an_end() if world.calm else ("calm",)
+        return self._end_job() if world.calm else ("calm",)
 
-    def _of(self, process: Process) -> Label | None:
-        """What goes on in a process: one of the things that are possible, by their weights."""
-        tasks = self._all_of_it if process.running else 0.0
+    def _process_step(self, process: Process) -> Label | None:
+        """A possible step of a process, by the weights."""
+        tasks = self._task_total if process.running else 0.0
         main = self._main if process.main.at != TURN or process.queue else 0.0
         upload = self._upload if process.uploads else 0.0
         io = self._io if process.io or process.io_now is not None else 0.0
-        tick = 0.0 if self._world.calm or (self._in_time and process.locked) else self._tick
+        tick = 0.0 if self._world.calm or (self._keeps_lease and process.locked) else self._tick
         drawn = self._chance() * (tasks + main + upload + io + tick)
         if drawn < tasks:
             order = _TASKS_FIRST
@@ -112,39 +113,34 @@ class RandomSchedule:
         for kind in order:
             label: Label | None = None
             if kind == 0:
-                label = self._of_tasks(process) if tasks else None
+                label = self._task_step(process) if tasks else None
             elif kind == 1:
                 label = ("main", process.number, self._outcome(process.main), self._times()) if process.ready() else None
             elif kind == 2:
-                label = self._uploaded(process) if upload else None
-            elif io and process.io_may_go_on():
-                label = (
-                    "io",
-                    process.number,
-                    self._outcome(process.io_now),
-                    self._times_io(),
-                )
+                label = self._upload_step(process) if upload else None
+            elif io and process.io_can_continue():
+                label = ("io", process.number, self._outcome(process.io_now), self._times_io())
             if label is not None:
                 return label
         return None
 
-    def _of_tasks(self, process: Process) -> Label | None:
-        """The first task, from a random one on, that can do something."""
+    def _task_step(self, process: Process) -> Label | None:
+        """A step of the first task that has one, beginning at a random task."""
         running, chance, number = process.running, self._chance, process.number
         first = int(chance() * len(running))
-        mail, buffered, all_of_it = self._mail, self._buffered, self._all_of_it
+        mail, buffered, total = self._mail, self._buffered, self._task_total
         for task in running[first:] + running[:first] if first else running:
             if not task.started:
-                return ("open", number, task.number, chance() < self._at_once)
-            drawn = chance() * all_of_it
+                return ("open", number, task.number, chance() < self._open_chance)
+            drawn = chance() * total
             if drawn < mail and task.mailbox:
                 return ("mail", number, task.number, self._times())
             if buffered and drawn < mail + self._net:
-                label = self._network(number, task)
+                label = self._network_step(number, task)
                 if label is not None:
                     return label
             if not task.source:
-                label = self._work(number, task)
+                label = self._gate_step(number, task)
                 if label is not None:
                     return label
             elif task.can_read() and not (self._lazy and not self._world.calm and chance() < self._lazy):
@@ -152,12 +148,12 @@ class RandomSchedule:
             if task.mailbox:
                 return ("mail", number, task.number, self._times())
             if buffered:
-                label = self._network(number, task)
+                label = self._network_step(number, task)
                 if label is not None:
                     return label
         return None
 
-    def _work(self, number: int, task: Task) -> Label | None:
+    def _gate_step(self, number: int, task: Task) -> Label | None:
         asynchronous = task.asynchronous and task.can_run_query()
         if asynchronous and self._chance() < 0.5:
             return ("query", number, task.number)
@@ -171,17 +167,17 @@ class RandomSchedule:
         return ("query", number, task.number) if asynchronous else None
 
     def _times(self) -> int:
-        """How much is done at one go: only one thing, or some."""
+        """How many times a step is repeated: 1, or up to 4."""
         return 1 if self._chance() < 0.4 else 4
 
     def _times_io(self) -> int:
-        """Where somebody may be interrupted at a write, he stops at each."""
+        """As `_times`; 1 as long as a fault may interrupt a write."""
         budgets = self._world.budgets
         interrupted = not self._world.calm and (budgets["pause"] or budgets["crash"] or budgets["write"])
         return 1 if interrupted else self._times()
 
-    def _network(self, number: int, task: Task) -> Label | None:
-        """Elements arrive, barriers are announced, alignments time out."""
+    def _network_step(self, number: int, task: Task) -> Label | None:
+        """Elements arrive, a barrier is announced, or an alignment times out."""
         if not task.inputs:
             return None
         count = len(task.inputs)
@@ -189,7 +185,7 @@ class RandomSchedule:
         chance = self._chance()
         if chance < 0.2 and task.can_announce(task.inputs[channel]) is not None:
             return ("announce", number, task.number, channel)
-        if self._times_out and task.can_time_out():
+        if self._timeouts and task.can_time_out():
             return ("align", number, task.number)
         for n in range(channel, channel + count):
             if task.inputs[n % count].sent:
@@ -197,17 +193,17 @@ class RandomSchedule:
         return None
 
     def _outcome(self, thread: Thread | None) -> str:
-        """Of the write that it stands in front of, if it does."""
+        """The outcome of the write before which the thread has stopped; OK if it has not."""
         world = self._world
         may_fail = thread is not None and thread.at == PUT and not world.calm and world.budgets["write"]
         if not may_fail or self._chance() > (0.7 if self._write_failed else 0.2):
             self._write_failed = False
             return OK
-        self._write_failed = True  # troubles do not come alone
+        self._write_failed = True  # failed writes come in series
         world.budgets["write"] -= 1
         return self._random.choice((UNAVAILABLE, LOST, LANDED))
 
-    def _uploaded(self, process: Process) -> Label | None:
+    def _upload_step(self, process: Process) -> Label | None:
         uploads = process.uploads
         upload = uploads[-1 if self._newest_first else int(self._chance() * len(uploads))]
         if not process.may_upload(upload):
@@ -221,20 +217,20 @@ class RandomSchedule:
 
     # Faults, users
 
-    def _something_goes_wrong(self) -> Label | None:
+    def _fault_or_request(self) -> Label | None:
         world, r = self._world, self._random
         process = world.active[int(self._chance() * len(world.active))]
         number = process.number
         if process.paused:
-            # Best when it can do harm: in the middle of opening a sink, where a newer owner has staged something by now.
+            # Preferably where it can do harm: while it opens a sink in which a newer owner has staged transactions by now.
             harm = [t.number for t in process.running if t.opening and t.sink and t.sink.newer_staged]
-            if world.current is process or self._chance() >= (0.5 if harm else self._wakes):
+            if world.current is process or self._chance() >= (0.5 if harm else self._wake_chance):
                 return None
             if harm:
-                self._then = ("open", number, harm[0], True)
+                self._next_label = ("open", number, harm[0], True)
             return ("wake", number)
-        if process.shut_down and process.said and world.budgets["repeat"]:
-            return ("repeat", number, int(self._chance() * len(process.said)))
+        if process.shut_down and process.sent_reports and world.budgets["repeat"]:
+            return ("repeat", number, int(self._chance() * len(process.sent_reports)))
         left = [what for what, budget in world.budgets.items() if budget and what not in ("write", "upload", "restart")]
         if not left:
             return ("calm",) if self._chance() < 0.05 else None
@@ -244,32 +240,32 @@ class RandomSchedule:
             seconds = r.choice((2.0, 30.0, DEADLINE)) if process.config.checkpoints_after_tasks_finish else DEADLINE
             return ("ask", number, what, r.randrange(len(process.shape.stages)), seconds)
         if what in ("crash", "pause", "cancel"):
-            stands = process.io_now is not None and process.io_now.at in (PUT, PAUSE)
-            writing = process.main.at == PUT or stands or opening
+            io_stopped = process.io_now is not None and process.io_now.at in (PUT, PAUSE)
+            writing = process.main.at == PUT or io_stopped or opening
             return (what, number) if writing or self._chance() < 0.3 else None
         if what == "repeat":
-            return ("repeat", number, int(self._chance() * len(process.said))) if process.said else None
+            return ("repeat", number, int(self._chance() * len(process.sent_reports))) if process.sent_reports else None
         if not process.running:
             return None
         if what == "lose":
-            told = [t.number for t in process.running if any(t.may_miss(m) for m in t.mailbox)]
-            return ("lose", number, r.choice(told)) if told else None
+            losable = [t.number for t in process.running if any(t.may_be_lost(m) for m in t.mailbox)]
+            return ("lose", number, r.choice(losable)) if losable else None
         task = r.choice(process.running)
         if task.source and process.settings.idle and self._chance() < 0.5:
             return ("idle", number, task.number)
         return ("fail", number, task.number, "now" if what == "task" else what)
 
     def _next_process(self) -> Label | None:
-        """Another run, from somewhere; or nothing more, when the last one has finished in peace."""
+        """Start another run; None when the last one has finished and no restart is left."""
         world, r = self._world, self._random
         last = world.processes[-1] if world.processes else None
         if world.active and world.calm:
             return None
         if last is None:
             return ("start", "latest", 0, False, False, 0)
-        over = last.over and last.status == "FINISHED" and last.ended_by != "suspend"
+        job_ended = last.ended and last.status == "FINISHED" and last.ended_by != "suspend"
         again = world.budgets["restart"] > 0 and not world.calm
-        if over and not again:
+        if job_ended and not again:
             return None
         if not again:
             if not world.calm:
@@ -277,20 +273,20 @@ class RandomSchedule:
             return ("start", "latest", 0, False, False, world.variant_of_newest())
         world.budgets["restart"] -= 1
         latest, earlier = (6, 6) if world.scenario.going_back else (12, 4)
-        # After the job's own end "latest" is a new start. A user seldom names what is not there.
-        retained = earlier if world.store.pointers() and not over else 1
-        savepoint = (6 if over else earlier) if world.store.promised else 1
-        what = r.choices(("latest", "retained", "savepoint", "none"), (1 if over else latest, retained, savepoint, 1))[0]
-        variant = r.randrange(len(world.shapes)) if r.random() < 0.3 else (last.asked_start.variant + 1) % len(world.shapes)
+        # After the job's end "latest" is a new start. A user seldom names a checkpoint that does not exist.
+        retained = earlier if world.store.pointers() and not job_ended else 1
+        savepoint = (6 if job_ended else earlier) if world.store.reported else 1
+        what = r.choices(("latest", "retained", "savepoint", "none"), (1 if job_ended else latest, retained, savepoint, 1))[0]
+        variant = r.randrange(len(world.shapes)) if r.random() < 0.3 else (last.requested_start.variant + 1) % len(world.shapes)
         return ("start", what, r.randrange(2), what == "savepoint" and r.random() < 0.3, r.random() < 0.3, variant)
 
-    def _bring_to_an_end(self) -> Label | None:
-        """When the unbounded sources have nothing more to say, somebody ends the job; again if that fails."""
+    def _end_job(self) -> Label | None:
+        """When the unbounded sources have no more records, a user ends the job; again if that fails."""
         world = self._world
         process = world.current
         if process is None or process.paused:
             return None
-        if process.told_to_end or any(not r.answered for r in process.asked):
+        if process.end_requested or any(not r.answered for r in process.user_requests):
             return None
         quiet = process.running and all(t.source != "unbounded" or not t.can_read() for t in process.running)
         open_ended = any(t.source == "unbounded" and t.started for t in process.running)
@@ -298,7 +294,7 @@ class RandomSchedule:
         patience = 0 if world.has_union else world.scenario.patience
         if not quiet or not open_ended or process.completed < patience:
             return None
-        kind = self._random.choice(ASKED_BY_CALM)
+        kind = self._random.choice(ENDING_REQUESTS)
         if not world.scenario.settings.config.checkpoints_after_tasks_finish:
             kind = "end_all"
         if kind == "suspend" and self._chance() < 0.5:

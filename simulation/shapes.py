@@ -1,4 +1,4 @@
-"""Random pipelines: real `Pipeline`s of real `Stage`s, laid out in chains by `build_chains`, wired once and then shared.
+"""Random pipelines: shipped `Pipeline`s of shipped `Stage`s, chained by `build_chains`, wired once and then shared.
 
 Must not know schedules or faults. Shapes are immutable and cached: a shape costs more to make than a run of it.
 """
@@ -34,13 +34,13 @@ DERIVED = ("map", "map", "map", "window", "totals", "buffer", "union", "broadcas
 
 @dataclass(frozen=True)
 class Family:
-    """Which pipelines there are, and how often.
+    """The distribution of random pipelines.
 
     Attributes:
-        stages: weights of their numbers of stages, from 1 on.
-        instances: weights of their largest numbers of instances, from 1 on.
-        bounded: how often a source ends by itself.
-        derived: the kinds of the other stages.
+        stages: weights of the numbers of stages 1, 2, ...
+        instances: weights of the maximum numbers of instances 1, 2, ...
+        bounded: probability that a source is bounded.
+        derived: the kinds of the other stages, equally probable.
     """
 
     stages: tuple[int, ...] = (2, 6, 6, 3, 1, 1)
@@ -53,14 +53,14 @@ ANY = Family()
 STATEFUL = Family(
     (0, 2, 1), (0, 1, 1), 0.3, ("window", "window", "totals", "totals", "buffer", "buffer", "union", "union", "broadcast")
 )
-"""With state to spread, and sources that do not end soon."""
+"""Pipelines with state to redistribute, and mostly unbounded sources."""
 ENDING = Family((0, 2, 1), (0, 1, 1), 0.85, ("map", "map", "window", "totals", "buffer", "broadcast", "broadcast"))
-"""With instances that end one after the other."""
+"""Pipelines whose instances end one after the other."""
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of a stage: the number of the stage that it reads, and how."""
+    """One input of a stage: the number of the stage that it reads, and the shipped input."""
 
     source: int
     how: StageInput
@@ -83,11 +83,11 @@ class StageSpec:
     inputs: tuple[InputSpec, ...] = ()
     sink: bool = False
     records: int = 0
-    """Of the first split of a source; each further one has two less."""
+    """Records of the first split of a source; each further split has two fewer."""
     splits: int = 0
-    """Of a source; dealt out to its instances."""
+    """Number of splits of a source, which are distributed over its instances."""
     enumerated: bool = False
-    """Splits are assigned one after the other, to whoever has none left."""
+    """Whether splits are assigned one at a time, to an instance that has none left."""
 
     def records_of(self, split: int) -> int:
         return max(self.records - 2 * split, 0)
@@ -125,7 +125,7 @@ class ChannelSpec:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """What one task sends to one consumer stage: the channels' numbers, and whether rows are dealt out by key."""
+    """The output of one task to one consumer stage: the channels' numbers, and whether rows are distributed by key."""
 
     edge: int
     channels: tuple[int, ...]
@@ -140,14 +140,14 @@ class TaskSpec:
     id: TaskId
     stages: tuple[int, ...]
     edges: tuple[int, ...]
-    """Of each stage, the number of the edge inside the chain that leads to it; 0 for the first."""
+    """For each stage, the number of the edge inside the chain that leads to it; 0 for the first."""
     inputs: tuple[int, ...]
     outputs: tuple[OutputSpec, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """A pipeline and everything that follows from it."""
+    """A pipeline and the values derived from it."""
 
     stages: tuple[StageSpec, ...]
     pipeline: Pipeline
@@ -225,13 +225,13 @@ def _instances(r: random.Random, width: int) -> int:
 
 
 def rescaled(stages: tuple[StageSpec, ...], chaining: bool, seed: int) -> tuple[StageSpec, ...] | None:
-    """The same pipeline with other numbers of instances, in the same chains; None if there is none to be had."""
+    """The same pipeline with other numbers of instances, in the same chains; None if the random choice gives none."""
     r = random.Random(seed)
     chains = shape_of(stages, chaining).chains
     of: dict[int, int] = {}
     for chain in chains:
         own = [number_of(name) for name in chain.stages]
-        # Where equal keys need not meet in one instance there can be only one.
+        # A keyed stage with an input that is not keyed can have only one instance.
         alone = any(
             stages[n].kind in ("window", "totals") and not all(i.keyed or i.static for i in stages[n].inputs) for n in own
         )

@@ -1,6 +1,6 @@
-"""From a run that found something to the shortest one that finds the same.
+"""Shortens a run that breaks an invariant to the fewest steps that break the same one.
 
-Steps are labels, and a label that is impossible is left out, so that any part of a run is a run.
+Steps are labels, and an impossible label is left out, so any part of a run is a run.
 """
 
 from __future__ import annotations
@@ -14,38 +14,37 @@ from simulation.scenario import Scenario
 from simulation.world import Label
 
 LONGEST_SHOWN = 400
-ENDLESS = ("Violation: not over", "Violation: deadlock")
-"""What is found at the end of a run only."""
+ENDLESS = ("Violation: not ended", "Violation: deadlock")
+"""Violations that are found only at the end of a run."""
 
 
 def kind_of(error: Exception | None) -> str:
-    """What was found, without the numbers in it."""
+    """The kind of violation: its text without numbers."""
     text = f"{type(error).__name__}: {error}" if error is not None else ""
     return re.sub(r"\d+(\.\d+)?|\[.*?\]|\{.*?\}", "#", text)[:60]
 
 
 def shrink(scenario: Scenario, outcome: Outcome, seconds: float = 30.0) -> Outcome:
-    """The fewest steps that still find the same kind of thing.
+    """Find the fewest steps that break the same invariant.
 
-    First the beginning that matters, behind which nothing goes wrong and chance brings the world to its end; then what
-    chance has done there.
+    First shortens the beginning, which random steps without faults complete; then these random steps too.
     """
     until = time.monotonic() + seconds
     wanted = kind_of(outcome.error)
 
-    def again(labels: Sequence[Label], go_on: bool) -> Outcome | None:
-        found = run(scenario, [*labels, ("calm",)] if go_on else labels, go_on=go_on)
+    def repeated(labels: Sequence[Label], to_end: bool) -> Outcome | None:
+        found = run(scenario, [*labels, ("calm",)] if to_end else labels, to_end=to_end)
         return found if kind_of(found.error) == wanted else None
 
-    beginning = _fewest(outcome.labels, lambda labels: again(labels, True) is not None, until - seconds / 2)
-    best = again(beginning, True) or outcome
+    beginning = _fewest(outcome.labels, lambda labels: repeated(labels, True) is not None, until - seconds / 2)
+    best = repeated(beginning, True) or outcome
     if wanted.startswith(ENDLESS):
         return best
-    return again(_fewest(best.labels, lambda labels: again(labels, False) is not None, until), False) or best
+    return repeated(_fewest(best.labels, lambda labels: repeated(labels, False) is not None, until), False) or best
 
 
 def _fewest(labels: Sequence[Label], found: Callable[[Sequence[Label]], bool], until: float) -> Sequence[Label]:
-    """Leave out ever smaller parts, from the end to the beginning."""
+    """Leave out smaller and smaller parts, from the end to the beginning."""
     if not found(labels):
         return labels
     size = max(len(labels) // 2, 1)
@@ -63,7 +62,7 @@ def _fewest(labels: Sequence[Label], found: Callable[[Sequence[Label]], bool], u
 
 
 def show(scenario: Scenario, outcome: Outcome) -> str:
-    """What somebody needs to understand and repeat it."""
+    """The seed, the pipeline, the settings and the steps, as text."""
     lines = [f"seed {scenario.seed}: {type(outcome.error).__name__}: {outcome.error}", ""]
     for number, variant in enumerate(scenario.variants):
         lines.append(f"variant {number}:")

@@ -1,7 +1,7 @@
-"""The world outside: where sinks commit to. Survives every crash.
+"""The external system that sinks commit to. Survives every crash.
 
-What a directory of committed rows does: transactions are staged, committed under the name of checkpoint, job and instance, and
-taken out of sight when the job goes back to an older checkpoint. When that happens is decided by `dagster_checkpoints.sinks`.
+Behaves as a directory of committed rows: transactions are staged, committed under checkpoint, job and instance, and hidden when
+the job goes back to an older checkpoint. `dagster_checkpoints.sinks` decides when.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from simulation.violations import check
 
 Rows = tuple[int, ...]
 Target = tuple[int, int, int]
-"""(checkpoint, job, instance) under which rows are visible."""
+"""(checkpoint, job, instance) under which rows are committed."""
 Name = tuple[int, str, int, int]
-"""(epoch of the owner, attempt, instance, number) of what is staged."""
+"""(epoch of the owner, attempt, instance, number) of a staged transaction."""
 
 
 class SinkError(Exception):
@@ -28,34 +28,34 @@ class SinkError(Exception):
 
 
 class Transaction(NamedTuple):
-    """The text that goes into a checkpoint."""
+    """A transaction as a checkpoint records it."""
 
     name: Name
     target: Target
 
 
 class SinkSystem:
-    """What one stage has written, all instances and all times."""
+    """The rows that all instances of one stage have ever written."""
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
         self.staged: dict[Name, tuple[int, Rows]] = {}
-        """Whose instance's staging area each is in, and its rows."""
+        """By transaction: the instance in whose staging area it is, and its rows."""
         self.visible: dict[Target, Rows] = {}
         self.hidden: dict[Target, Rows] = {}
         self.branches: dict[tuple[int, int], Branches] = defaultdict(Branches)
         """By job and instance."""
         self.fences: dict[int, int] = {}
-        """By instance, the newest owner that has opened its sink: an older one must not abort or take back any more."""
+        """By instance, the epoch of the newest owner that has opened its sink: older owners may not abort or hide rows."""
 
     def take_fence(self, instance: int, epoch: int) -> None:
-        """From now on older owners are kept away. Raises SinkError if this is one."""
+        """Fence older owners off. Raises SinkError if a newer owner has done so."""
         if self.fences.get(instance, 0) > epoch:
             raise SinkError(f"stage {self.stage}: instance {instance} belongs to a newer owner")
         self.fences[instance] = epoch
 
     def commit(self, transaction: Transaction) -> None:
-        """Show its rows, unless it has done so before. Raises SinkError if it is neither staged nor committed."""
+        """Make its rows visible, unless they were before. Raises SinkError if it is neither staged nor committed."""
         name, target = transaction
         _, rows = self.staged.pop(name, (0, None))
         if rows is None and target not in self.visible:
@@ -64,7 +64,7 @@ class SinkSystem:
         check(rows is None or rows == found, "stage {}: two transactions for {}: {} and {}", self.stage, target, rows, found)
 
     def settle(self, job: int, instance: int, restored: int) -> None:
-        """Show exactly what is on the way to the checkpoint that the job is restored from."""
+        """Show exactly the rows on the timeline of the checkpoint that the job is restored from."""
         visible, hidden = ([t for t in rows if t[1:] == (job, instance)] for rows in (self.visible, self.hidden))
         moves = settlement(self.branches[job, instance], restored, visible, hidden, itemgetter(0))
         for target in moves.hide:
@@ -73,13 +73,13 @@ class SinkSystem:
             self.visible.setdefault(target, self.hidden.pop(target))
 
     def rows(self, lineage: Iterable[tuple[int, int | None]]) -> list[int]:
-        """Visible rows of a job and of those it has come from: (job, up to which checkpoint), None for all."""
+        """The visible rows of a lineage: (job, its last checkpoint that counts), None for all checkpoints."""
         found: list[int] = []
         for job, upto in lineage:
-            # A savepoint has brought along what the job that it is of may have hidden since.
+            # A savepoint contains rows that its job may have hidden since.
             targets = self.visible if upto is None else {**self.hidden, **self.visible}
-            for (checkpoint, whose, instance), rows in targets.items():
-                if whose == job and (upto is None or self.branches[job, instance].is_ancestor(checkpoint, upto)):
+            for (checkpoint, of_job, instance), rows in targets.items():
+                if of_job == job and (upto is None or self.branches[job, instance].is_ancestor(checkpoint, upto)):
                     found += rows
         return found
 
@@ -89,14 +89,14 @@ class TaskSink:
     """One instance's sink in one attempt.
 
     Attributes:
-        epoch: of the owner.
-        transactions: what the checkpoint holds for this instance; None at a new start.
-        take_back_after: the checkpoint, if later ones were completed.
-        held: the rows of transactions, which a savepoint has brought along.
-        others: transactions that the checkpoint holds for any instance.
-        rows: of the current transaction.
+        epoch: the owner's epoch.
+        transactions: the transactions that the checkpoint holds for this instance; None at a new start.
+        take_back_after: the restored checkpoint, if later ones were completed.
+        savepoint_rows: by transaction, the rows that a savepoint contains.
+        others: the transactions that the checkpoint holds for any instance.
+        rows: the rows of the current transaction.
         pending: the transactions that are not committed.
-        origins: by job and instance, the checkpoint that it continues from; until its first checkpoint since.
+        origins: by job and instance, the checkpoint that it continues from, until its next checkpoint.
     """
 
     system: SinkSystem
@@ -107,7 +107,7 @@ class TaskSink:
     epoch: int
     transactions: Sequence[Transaction] | None
     take_back_after: int | None
-    held: Mapping[Name, Rows]
+    savepoint_rows: Mapping[Name, Rows]
     others: Sequence[Transaction]
     rows: list[int] = field(default_factory=list)
     pending: step.PendingTransactions[Transaction] = field(default_factory=step.PendingTransactions)
@@ -115,24 +115,24 @@ class TaskSink:
     number: int = 0
 
     def open(self) -> Generator[None]:
-        """Commit what the checkpoint holds, abort all else. Stops between a check and what relies on it."""
+        """Commit the checkpoint's transactions, abort all others. Stops between a check and the step that relies on it."""
         system = self.system
         system.take_fence(self.instance, self.epoch)
         yield
         steps: Sequence[Any] = step.new_start()
         if self.transactions is not None:
             for name, target in self.transactions:
-                if name in self.held and target not in system.visible:
-                    system.staged[name] = (self.instance, self.held[name])
+                if name in self.savepoint_rows and target not in system.visible:
+                    system.staged[name] = (self.instance, self.savepoint_rows[name])
             steps = step.recovery(self.transactions, self.take_back_after)
         for due in steps:
             match due:
                 case step.TakeFence():
-                    # No stop in front of taking back: no file system renames under a fence, so an owner that is paused for a
-                    # whole lease just there hides what newer owners have committed (`sinks.fence`).
+                    # No stop between fence and hiding: an owner paused there for a whole lease would hide rows that newer
+                    # owners have committed, because no file system renames under a fence (`sinks.fence`).
                     system.take_fence(self.instance, self.epoch)
                 case step.Settle(restored):
-                    for mine in self._mine():
+                    for mine in self._own_instances():
                         system.settle(*mine, restored)
                 case step.Commit(transaction):
                     self._commit(transaction)
@@ -143,7 +143,7 @@ class TaskSink:
                     self._continue_from(restored)
 
     def pre_commit(self, checkpoint_id: int) -> tuple[Transaction, ...]:
-        """Close the current transaction. Returns all that are not committed yet."""
+        """Close the current transaction. Returns all transactions that are not committed yet."""
         system = self.system
         for mine, origin in list(self.origins.items()):
             if step.begins_timeline(origin, checkpoint_id):
@@ -159,7 +159,7 @@ class TaskSink:
         return self.pending.all
 
     def pin(self) -> dict[Name, Rows]:
-        """For a savepoint: the rows of all that is not committed yet."""
+        """For a savepoint: the rows of all transactions that are not committed yet."""
         return {t.name: self.system.staged[t.name][1] for t in self.pending.all if t.name in self.system.staged}
 
     def commit_up_to(self, checkpoint_id: int | None) -> None:
@@ -171,14 +171,14 @@ class TaskSink:
         try:
             self.system.commit(transaction)
         except SinkError as error:
-            # Of what a checkpoint holds nothing may be lost while its owner is the newest.
+            # A transaction of a checkpoint may be lost only if there is a newer owner.
             check(self.system.fences[self.instance] > self.epoch, str(error))
             raise
 
     def _continue_from(self, restored: int | None) -> None:
-        """From a checkpoint of its own that later ones were taken back for, or from the job's beginning: 0."""
+        """Set the origins: the restored checkpoint, if later ones were taken back; 0 at the beginning of the job."""
         targets = [*self.system.visible, *(transaction.target for transaction in self.others)]
-        for mine in self._mine():
+        for mine in self._own_instances():
             if restored is not None or all(target[1:] != mine for target in targets):
                 self.origins[mine] = restored or 0
 
@@ -191,11 +191,11 @@ class TaskSink:
 
     @property
     def newer_staged(self) -> bool:
-        """Whether a newer owner has staged something here."""
+        """Whether a newer owner has staged a transaction."""
         return any(step.stages_for_newer_owner(self.epoch, name[0]) for name in self.system.staged)
 
-    def _mine(self) -> list[tuple[int, int]]:
-        """This instance, and for the first one those that are no more, after a change of parallelism."""
+    def _own_instances(self) -> list[tuple[int, int]]:
+        """This instance; for instance 0 also the instances that no longer exist after a change of parallelism."""
         gone: set[int] = set()
         if self.instance == 0:
             targets = (*self.system.visible, *self.system.hidden)

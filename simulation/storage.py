@@ -1,4 +1,4 @@
-"""Durable storage of one pipeline, as objects by path; survives every crash. What must never happen to it is checked here."""
+"""Durable storage of one pipeline, as objects by path; survives every crash. Checks its invariants at each write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass(eq=False)
 class Metadata:
-    """What a checkpoint or savepoint holds. `ghosts` is what only the simulator knows of its tasks."""
+    """The content of a checkpoint or savepoint. `ghosts`: by task, the state that only the simulator keeps."""
 
     pointer: CheckpointPointer
     variant: int
@@ -30,58 +30,58 @@ class Metadata:
 
 
 class Store:
-    """`state.json`, and objects by path; those of a checkpoint or savepoint below its location. Each method is one request."""
+    """`state.json`, and objects by path; those of a checkpoint or savepoint are below its location. A method is one request."""
 
     def __init__(self) -> None:
         self.state: PipelineState | None = None
         self.objects: dict[str, Any] = {}
         self.tokens = map(str, count(1))
-        self.promised: set[str] = set()
-        """Savepoints that users were told of, or have copied."""
+        self.reported: set[str] = set()
+        """Savepoints that were reported to users as complete, or that users have copied."""
         self.claimed: set[str] = set()
-        """Savepoints that users have given away."""
-        self.given_up: set[str] = set()
-        """Savepoints that their owners have given up."""
+        """Savepoints that users have let a pipeline claim."""
+        self.abandoned: set[str] = set()
+        """Savepoints that their owners have abandoned."""
         self.named: set[tuple[int, int]] = set()
-        """(job, checkpoint) of everything that the state has ever named as completed."""
-        self.taken: dict[int, int] = {}
-        """By job: the highest id of anything that was completed."""
+        """(job, checkpoint) of all checkpoints and savepoints that the state has ever named as completed."""
+        self.highest_ids: dict[int, int] = {}
+        """By job, the highest id of a completed checkpoint or savepoint."""
 
     # Reading
 
     def metadata(self, location: str) -> Metadata | None:
-        """Of a checkpoint or savepoint; None if it is not complete."""
+        """The metadata of a checkpoint or savepoint; None if it is not complete."""
         return self.objects.get(f"{location}/_metadata")
 
     def checkpoints(self) -> list[tuple[str, int]]:
-        """Location of each checkpoint that has metadata, and epoch of its owner."""
+        """Location of each checkpoint with metadata, and the epoch of its owner."""
         return [(f"checkpoints/{name}", int(name.rpartition("-")[2])) for name in self.names("checkpoints/")]
 
     def names(self, folder: str) -> list[str]:
-        """What is directly below a folder, whose path ends with a slash."""
+        """The names directly below a folder, whose path ends with a slash."""
         size = len(folder)
         return list(dict.fromkeys(path[size:].partition("/")[0] for path in self.objects if path.startswith(folder)))
 
     def pointers(self) -> tuple[CheckpointPointer, ...]:
-        """Of everything that a restore may begin from, as the state says."""
+        """All checkpoints and savepoints that the state names as restorable."""
         return self.state.restorable_checkpoints if self.state is not None else ()
 
-    def lacks(self, location: str, metadata: Metadata) -> list[str]:
-        """The files of a checkpoint or savepoint that are not there."""
+    def missing_files(self, location: str, metadata: Metadata) -> list[str]:
+        """The files of a checkpoint or savepoint that storage does not have."""
         folder = f"{location}/state/" if is_savepoint(location) else "shared/"
         return sorted(file for file in metadata.files if folder + file not in self.objects)
 
-    def check_whole(self, location: str) -> Metadata:
-        """A checkpoint or savepoint that is relied upon has its metadata and every file that this names."""
+    def check_complete(self, location: str) -> Metadata:
+        """Check that a checkpoint or savepoint has metadata and every file that this names. Returns the metadata."""
         metadata = self.metadata(location)
         if metadata is None:
             raise Violation(f"{location} has no metadata")
-        missing = self.lacks(location, metadata)
+        missing = self.missing_files(location, metadata)
         check(not missing, "{} lacks {}", location, missing)
         return metadata
 
     def left_over(self) -> list[str]:
-        """What no checkpoint that is listed, and no complete savepoint, names."""
+        """The objects that no listed checkpoint and no complete savepoint names."""
         listed = [pointer.location for pointer in self.pointers()]
         checkpoints = [metadata for location in listed if not is_savepoint(location) and (metadata := self.metadata(location))]
         named = {f"shared/{file}" for metadata in checkpoints for file in metadata.files}
@@ -95,7 +95,7 @@ class Store:
         return None if self.state is None else StoredState(self.state, self.state.token)
 
     def put_state(self, expected: StateVersion | None, proposed: PipelineState) -> bool:
-        """Replace the state if it is the version expected. Its token is its version."""
+        """Replace the state if its version, which is its token, is the expected one."""
         old = self.state
         if (None if old is None else old.token) != expected:
             return False
@@ -112,28 +112,28 @@ class Store:
             completed = newest.epoch == proposed.epoch
             grows = old.newest is None or old.newest.checkpoint_id < newest.checkpoint_id
             check(grows or not completed, "{} after {}", newest, old.newest)
-            metadata = self.check_whole(newest.location)
-            self._take_id(metadata.pointer)
+            metadata = self.check_complete(newest.location)
+            self._record_id(metadata.pointer)
             self.named.add((metadata.pointer.job_id, metadata.pointer.checkpoint_id))
 
-    def _take_id(self, pointer: CheckpointPointer) -> None:
-        """Something of this id is complete."""
-        self.taken[pointer.job_id] = max(self.taken.get(pointer.job_id, 0), pointer.checkpoint_id)
+    def _record_id(self, pointer: CheckpointPointer) -> None:
+        """Record the id of a completed checkpoint or savepoint."""
+        self.highest_ids[pointer.job_id] = max(self.highest_ids.get(pointer.job_id, 0), pointer.checkpoint_id)
 
     # Writing and deleting
 
     def create(self, path: str, value: Any) -> bool:
-        """Create an object. False if there is one."""
+        """Create an object. False if the path is taken."""
         if path in self.objects:
             return False
         self.objects[path] = value
         return True
 
-    def promise(self, location: str) -> None:
-        """A user is told that this savepoint is complete."""
+    def report_savepoint(self, location: str) -> None:
+        """Record that a savepoint was reported to a user as complete."""
         if location not in self.claimed:  # while its owner was paused
-            self.promised.add(location)
-            self._take_id(self.check_whole(location).pointer)
+            self.reported.add(location)
+            self._record_id(self.check_complete(location).pointer)
 
     def copy_savepoint(self, location: str, number: int) -> str:
         """A user copies a savepoint elsewhere."""
@@ -141,24 +141,23 @@ class Store:
         self.objects.update(
             {copy + path.removeprefix(location): value for path, value in self.objects.items() if path.startswith(f"{location}/")}
         )
-        self.promised.add(copy)
+        self.reported.add(copy)
         return copy
 
     def delete(self, *paths: str) -> None:
-        """Delete objects, if they are there."""
         listed = {pointer.location: self.metadata(pointer.location) for pointer in self.pointers()}
         for path in paths:
-            place = path.removesuffix("/_metadata")
-            if place != path:
-                check(place not in listed, "{} was deleted, and is listed as retained", place)
-                check(place not in self.promised - self.claimed, "the user's savepoint {} was deleted by the system", place)
+            location = path.removesuffix("/_metadata")
+            if location != path:
+                check(location not in listed, "{} was deleted, and is listed as retained", location)
+                check(location not in self.reported - self.claimed, "the user's savepoint {} was deleted by the system", location)
             elif path.startswith("shared/"):
                 named = [by for by, m in listed.items() if m is not None and not is_savepoint(by) and path[7:] in m.files]
                 check(not named, "{} was deleted, and {} name it", path, named)
             self.objects.pop(path, None)
 
     def delete_shared(self, epoch: int, names: Iterable[str]) -> None:
-        """Delete files in `shared/`, whose values are the epochs of the owners that stored them; for the owner of this epoch."""
+        """Delete files in `shared/`, as the owner of this epoch. Their values are the epochs of the owners that stored them."""
         paths = [f"shared/{name}" for name in names]
         later = [path for path in paths if self.objects.get(path, 0) > epoch]
         check(not later, "owner {} deletes {}, which a later owner has stored", epoch, later)
@@ -168,7 +167,7 @@ class Store:
         self.delete(*[path for path in self.objects if path.startswith(folder)])
 
     def delete_mark_if_empty(self, location: str) -> None:
-        """An incomplete savepoint's mark stays as long as there are state files."""
+        """Delete an incomplete savepoint's mark, unless it still has state files."""
         if not self.names(f"{location}/state/"):
             self.delete(f"{location}/_incomplete")
 

@@ -1,7 +1,7 @@
-"""A simulated task: one instance of a chain, whose machine is the product's own, driven step by step.
+"""A simulated task: one instance of a chain, which drives the shipped task machine step by step.
 
-The world gives the machine what has happened, `perform` does what it answers, over the data plane in memory. What may fail does
-so here, and the order of things is checked independently of the machine.
+The world hands events to the machine, `perform` performs its actions over the data plane in memory. Injected failures are raised
+in this module, and the order of events is checked independently of the machine.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ RUNNING = life.LifecycleState.RUNNING
 
 
 class Task(TaskData):
-    """See the module's text."""
+    """The control side of a task; its data side is `TaskData`."""
 
     __slots__ = (
-        "aborted", "asynchronous", "completed", "gate_moved", "mailbox", "open_to", "ordered", "pinned", "planned", "told",
+        "aborted", "asynchronous", "completed", "gate_moved", "mailbox", "open_to", "open_watermark", "ordered", "pinned",
+        "planned",
     )  # fmt: skip
 
     def __init__(
@@ -48,22 +49,22 @@ class Task(TaskData):
         super().__init__(process, number, spec, inputs, outputs, sink, restored)
         scenario = process.world.scenario
         self.asynchronous = scenario.asynchronous
-        """Whether the query follows the gate at a pace of its own, and not at once."""
+        """Whether the query follows the gate in steps of its own, and not at once."""
         self.ordered = not self.asynchronous or number % 2 == 0
-        """Whether the query reads the watermark before the positions of the records that it speaks of."""
+        """Whether the query reads the watermark before the positions of the records that it refers to."""
         self.mailbox: deque[TaskMessage] = deque()
         self.completed = 0
         self.aborted: set[int] = set()
-        """Checkpoints of whose abort the task was told."""
+        """Checkpoints of whose abort the task was notified."""
         self.pinned: dict[int, Snapshot] = {}
         self.open_to: dict[str, int] = {}
-        self.told: int | None = None
+        self.open_watermark: int | None = None
         self.gate_moved = False
         """Whether the gate has moved since the query read it last."""
         self.planned: tuple[dict[str, int] | None, int | None] | None = None
-        """What the query has read of the gate: the other half comes with the batch."""
+        """The positions or the watermark that the query has read of the gate; the batch reads the other one."""
 
-    # What the world lets happen: each step says whether it was possible; what a task raises ends it, and is told to the loop
+    # Steps: each returns whether it was possible; an error of the task ends it, and is reported to the job machine
 
     def attempt_step(self, step: Callable[..., bool], arguments: Sequence[Any]) -> bool:
         """Take a step. False if it is impossible now; then nothing has changed."""
@@ -79,11 +80,11 @@ class Task(TaskData):
         self.process.task_failed(self, message)
 
     def handle(self, event: on.TaskEvent) -> None:
-        """Something has happened: do what the machine answers."""
+        """Hand an event to the machine and perform its actions."""
         self.perform(self.machine.handle(event, self.process.world.now))
 
     def open(self, at_once: bool) -> bool:
-        """Open the sink, one step of it or all of them, and then begin."""
+        """Take one step of opening the sink, or all of them, and then start."""
         restored = self.restored
         if self.sink is not None:
             if self.opening is None:
@@ -94,26 +95,26 @@ class Task(TaskData):
         self.opening = None
         self.started = True
         if restored is not None and restored.after_finish:
-            self.said_max = self.finished_operators = True
+            self.max_watermark_sent = self.finished_operators = True
         elif self.source and restored is not None:
-            self.say(WatermarkStatus(False))
+            self.send_event_time(WatermarkStatus(False))
         self.handle(on.TaskOpened())
         return True
 
     def can_read(self) -> bool:
-        """Whether a source has something to do."""
+        """Whether a source can read a record or reach its end."""
         life = self.life
         if not self.started or self.done or life._paused or life._state is not RUNNING:
             return False
         return self.left > 0 or self.source == "bounded"
 
     def emit_records(self, times: int) -> bool:
-        """A source emits its next records, or finds that there are none left."""
+        """A source emits up to `times` records, or reaches its end."""
         if not self.source or not self.can_read():
             return False
         for _ in range(times):
             if self.output.idle:
-                self.say(WatermarkStatus(False))
+                self.send_event_time(WatermarkStatus(False))
             self.process.count("records")
             if not self.read_record():
                 self.handle(on.SourceExhausted())
@@ -125,15 +126,15 @@ class Task(TaskData):
         possible = self.source and self.process.settings.idle and self.started and not self.output.idle
         if not possible or not self.machine.running or self.machine.paused:
             return False
-        self.say(WatermarkStatus(True))
+        self.send_event_time(WatermarkStatus(True))
         return True
 
     def can_take(self, channel: Channel) -> bool:
-        """Whether the gate reads something of a channel."""
+        """Whether an element waits on the channel and the gate reads the channel."""
         return self.started and not self.done and bool(channel.queue) and self.gate.reads(channel.name)
 
     def take(self, number: int, times: int) -> bool:
-        """Give the gate what has arrived on a channel."""
+        """Hand up to `times` elements that have arrived on a channel to the gate."""
         if number >= len(self.inputs) or not self.can_take(self.inputs[number]):
             return False
         channel = self.inputs[number]
@@ -150,12 +151,12 @@ class Task(TaskData):
                 channel.log.append(element)
         self.perform(actions)
         if gate.open and channel.log and isinstance(channel.log[-1], EndOfData | EndOfPartition):
-            self.consume(channel, channel.consumed)  # an end that moves nothing is no reason for a batch
+            self.consume(channel, channel.consumed)  # an end of data without records starts no batch
             self.check_watermark()
         return True
 
     def can_run_query(self) -> bool:
-        """Whether a query that follows at its own pace has something to do."""
+        """Whether a query that follows the gate in steps of its own has something to do."""
         return (self.gate_moved or self.planned is not None) and not self.done and not self.life._paused
 
     def run_query(self) -> bool:
@@ -163,14 +164,14 @@ class Task(TaskData):
         if not self.can_run_query():
             return False
         if self.planned is None:
-            self.planned = (None, self.told) if self.ordered else (self.open_to, None)
+            self.planned = (None, self.open_watermark) if self.ordered else (self.open_to, None)
             self.gate_moved = False
             return True
         (positions, watermark), self.planned = self.planned, None
         if positions is None:
             positions = self.open_to
         else:
-            watermark = self.told
+            watermark = self.open_watermark
         self._run_batch(positions, watermark)
         return True
 
@@ -188,17 +189,17 @@ class Task(TaskData):
         if gate.has_news:
             self.handle(on.BetweenBatches())
         if self.stateful and not self.gate_moved and gate.caught_up and gate.watermark > MIN_WATERMARK_MS:
-            told = self.event_time >= gate.watermark
-            check(told, "{} is not told event time {}, and has consumed everything in front of it", self.id, gate.watermark)
+            reached = self.event_time >= gate.watermark
+            check(reached, "{} has not received event time {}, and has consumed every record before it", self.id, gate.watermark)
 
     def can_announce(self, channel: Channel) -> int | None:
-        """Where the first barrier waits in the channel, if the gate may look into it."""
+        """Position in the queue of the channel's first barrier; None if there is none or the gate does not read the channel."""
         if not self.started or self.done or not self.gate.reads(channel.name):
             return None
         return next((n for n, element in enumerate(channel.queue) if isinstance(element, BarrierMark)), None)
 
     def announce(self, number: int) -> bool:
-        """The gate is told of a barrier that waits in the channel."""
+        """Announce a barrier that waits in the channel to the gate."""
         at = self.can_announce(self.inputs[number]) if number < len(self.inputs) else None
         if at is None:
             return False
@@ -208,7 +209,7 @@ class Task(TaskData):
         return True
 
     def can_time_out(self) -> bool:
-        """Whether an alignment has lasted for too long."""
+        """Whether the timeout of an alignment has passed."""
         deadline = self.machine.next_deadline()
         return deadline is not None and deadline <= self.process.world.now and self.started and not self.life._paused
 
@@ -219,7 +220,6 @@ class Task(TaskData):
         return True
 
     def receive(self, number: int, elements: int) -> bool:
-        """Elements arrive on a channel."""
         channel = self.inputs[number] if number < len(self.inputs) else None
         if channel is None or channel.sent is channel.queue or not channel.sent:
             return False
@@ -227,13 +227,13 @@ class Task(TaskData):
             channel.queue.append(channel.sent.popleft())
         return True
 
-    # Mail
+    # Messages
 
-    def may_miss(self, message: TaskMessage) -> bool:
-        """Whether the job must come to its end although this notice never arrives: a later checkpoint's says as much.
+    def may_be_lost(self, message: TaskMessage) -> bool:
+        """Whether the job must reach its end even if this notice is lost, because a later checkpoint's notice replaces it.
 
-        That of one triggered after the end of the data. None is later than a stop's savepoint; and a task waits for the outcome
-        of each one that had begun before its end, whatever later ones say.
+        True for a checkpoint triggered after the end of the data. Not for a stop's savepoint, because no later one follows; nor
+        for one triggered before the end of the data, because a task waits for the outcome of each of these.
         """
         if not isinstance(message, life.CheckpointCompletedNotice | life.CheckpointAbortedNotice):
             return False
@@ -241,7 +241,7 @@ class Task(TaskData):
 
     def lose_notice(self) -> bool:
         """The next notice of a checkpoint's outcome does not reach the task."""
-        message = next((m for m in self.mailbox if self.may_miss(m)), None)
+        message = next((m for m in self.mailbox if self.may_be_lost(m)), None)
         if message is None or not self.process.world.spend("lose"):
             return False
         self.mailbox.remove(message)
@@ -249,7 +249,7 @@ class Task(TaskData):
         return True
 
     def take_mail(self, times: int) -> bool:
-        """Give the machine the messages that wait, in their order."""
+        """Hand up to `times` messages to the machine, in their order."""
         if not self.started or not self.mailbox:
             return False
         for _ in range(times):
@@ -261,7 +261,7 @@ class Task(TaskData):
     def _take_message(self, message: TaskMessage) -> None:
         if isinstance(message, life.CheckpointCompletedNotice):
             if message.checkpoint_id <= self.completed:
-                raise Violation(f"{self.id} was told of {message.checkpoint_id} after {self.completed}")
+                raise Violation(f"{self.id} was notified of {message.checkpoint_id} after {self.completed}")
             self.completed = message.checkpoint_id
         elif isinstance(message, life.CheckpointAbortedNotice):
             self.aborted.add(message.checkpoint_id)
@@ -270,7 +270,7 @@ class Task(TaskData):
         self.handle(message)
 
     def fail_soon(self, where: str) -> bool:
-        """The task raises: at once, or the next time that it does something."""
+        """The task raises: at once, or the next time that it does what `where` names."""
         if not self.started or self.fail_at or not self.process.world.spend("task" if where == "now" else where):
             return False
         if where == "now":
@@ -279,30 +279,30 @@ class Task(TaskData):
             self.fail_at = where
         return True
 
-    # What the machine answers
+    # Actions of the machine
 
     def perform(self, actions: Sequence[Any]) -> None:
         for action in actions:
             _PERFORM[type(action)](self, action)
         if self.gate_moved and not self.asynchronous and not self.life._paused and self.life._state is RUNNING:
             self.gate_moved = False
-            self._run_batch(self.open_to, self.told)
+            self._run_batch(self.open_to, self.open_watermark)
 
     def _open_gate(self, action: on.OpenTo) -> None:
         self.open_to = action.positions  # type: ignore[assignment]
         if action.watermark is not None:
-            self.told = action.watermark
+            self.open_watermark = action.watermark
         self.gate_moved = True
 
     def _forward(self, action: on.Forward) -> None:
         if isinstance(action.mark, WatermarkAt | WatermarkStatus):
-            self.say(action.mark)
+            self.send_event_time(action.mark)
         else:
             self.send(action.mark)
 
     def _watermark_reached(self, action: on.WatermarkReached) -> None:
         self.event_time = max(self.event_time, action.ms)
-        self.say(action)
+        self.send_event_time(action)
 
     def _add_to_table(self, action: on.AddToTable) -> None:
         self.add_to_table(self.by_name[action.channel], action.records)
@@ -352,7 +352,7 @@ class Task(TaskData):
         check(self.machine.paused, "{} is to pause and is not paused", self.id)
 
     def _resume(self, action: life.ResumeOperators) -> None:
-        check(not self.machine.paused, "{} is to go on and is paused", self.id)
+        check(not self.machine.paused, "{} is to resume and is paused", self.id)
 
     def _commit(self, action: life.CommitUpTo) -> None:
         check(not self.closed, "{} is notified after close()", self.id)
@@ -382,7 +382,7 @@ class Task(TaskData):
 
 
 def _nothing(task: Task, action: Any) -> None:
-    """What has no counterpart in memory."""
+    """An action without a counterpart in memory."""
 
 
 _PERFORM: dict[type[object], Callable[[Task, Any], None]] = {

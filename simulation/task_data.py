@@ -1,7 +1,6 @@
-"""The data plane of a simulated task, in memory: operators, rows on their way in and out, a source's position, tables, its sink.
+"""The data plane of a simulated task, in memory: operators, inputs and outputs, a source's position, tables, the sink.
 
-The order of a stage's events is checked where they happen. Must not know when any of it is done: `execution.task_machine` says
-so.
+Checks the order of a stage's events. Must not know when they are due: `execution.task_machine` decides that.
 """
 
 from __future__ import annotations
@@ -10,11 +9,7 @@ from collections import defaultdict
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.coordination import (
-    MAX_WATERMARK_MS,
-    MIN_WATERMARK_MS,
-    CheckpointBarrier,
-)
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS, CheckpointBarrier
 from dagster_checkpoints.execution.elements import BarrierMark, CancelMark, EndOfData, Mark, WatermarkAt
 from dagster_checkpoints.execution.input_gate import InputGate
 from dagster_checkpoints.execution.output_event_time import OutputEventTime
@@ -33,18 +28,18 @@ if TYPE_CHECKING:
 
 
 class TaskFailure(Exception):
-    """Something in a task raises."""
+    """An injected failure of a task."""
 
 
 class TaskData:
-    """What all tasks have in common."""
+    """The data side of a task."""
 
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
         "attempt", "by_name", "closed", "contents", "done", "ended_with", "enumerated", "event_time", "fail_at", "failed",
-        "finished_operators", "gate", "head", "id", "inputs", "inputs_ended", "left", "life", "machine",
-        "number", "opening", "operators", "output", "outputs", "process", "read", "records_of", "restored", "said_max",
-        "sink", "source", "splits", "started", "stateful", "stopped_by", "streams", "tables", "valve_seen", "written",
+        "finished_operators", "gate", "head", "id", "inputs", "inputs_ended", "left", "life", "machine", "max_watermark_sent",
+        "number", "opening", "operators", "output", "outputs", "process", "read", "records_of", "restored", "sink", "source",
+        "splits", "started", "stateful", "stopped_by", "streams", "tables", "valve_seen", "written",
     )  # fmt: skip
 
     def __init__(
@@ -72,49 +67,49 @@ class TaskData:
             op.forward = _into(after, edge)
         self.operators[-1].forward = self.emit
         self.stateful = any(op.spec.kind == "window" for op in self.operators)
-        """Whether the query acts on event time, and so is told the watermark."""
+        """Whether the query depends on event time, and so receives the watermark."""
         head = shape.stages[spec.stages[0]]
         self.source = head.kind if head.is_source else ""
         self.head = spec.stages[0]
         self.records_of = head.records_of
         self.enumerated = head.enumerated
         self.splits: list[list[int]] = []
-        """Of a source: [split, position]."""
+        """[split, position] of each split that the source reads."""
         self.left = 0
-        """Records of its splits that it has not read."""
+        """Number of records of its splits that it has not read."""
         self.started = False
         self.opening: Generator[None] | None = None
-        """What is left of opening the sink."""
+        """The remaining steps of opening the sink; None when it is not being opened."""
         self.done = False
         self.failed = False
         self.tables: dict[int, set[int]] = {c.edge: set() for c in inputs if c.static}
-        """At-least-once: by edge, the rows of a static table."""
+        """By edge, the uids of the rows of a static table."""
         self.output = OutputEventTime()
         self.restored = restored
         self.event_time = MIN_WATERMARK_MS
-        """The latest watermark that the query has run under, or that has gone straight on: what comes is not earlier."""
+        """The latest watermark that the query has run under, or that was forwarded: no later record is earlier."""
         self.valve_seen = MIN_WATERMARK_MS
         self.read: defaultdict[int, int] = defaultdict(int)
         """By edge, the tally of the rows that were read."""
         self.written = 0
         self.contents: tuple[str, ...] = ()
         self.fail_at = ""
-        """What will raise the next time it happens."""
+        """The operation that fails the next time: "snapshot", "decline", "commit" or "finish"; "" for none."""
         self.stopped_by: int | None = None
-        """The stop's savepoint whose snapshot was taken: no record may be processed any more."""
-        self.said_max = False
+        """The stop's savepoint whose snapshot was taken: no record may be processed after it."""
+        self.max_watermark_sent = False
         self.inputs_ended: set[tuple[int, int]] = set()
-        """(stage, input) whose end was told."""
+        """(stage, input) whose end of input was signalled."""
         self.finished_operators = False
         self.closed = False
         self.ended_with: int | None = None
         self.machine = self._make_machine(restored)
         self.life = self.machine._life
-        """To be looked at only."""
-        self.gate: InputGate = self.machine.gate  # type: ignore[assignment]  # a source has none, and asks for none
+        """For reading only."""
+        self.gate: InputGate = self.machine.gate  # type: ignore[assignment]  # a source has none, and uses none
 
     def _make_machine(self, restored: Snapshot | None) -> TaskMachine:
-        """The machine of this attempt, over what was restored."""
+        """The machine of this attempt, with the restored channels."""
         saved = {} if restored is None else restored.channels
         channels = []
         for channel in self.inputs:
@@ -124,7 +119,7 @@ class TaskData:
         return TaskMachine(self.id, self.process.config, channels, valve, finished_before=finished)
 
     def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[Any]]) -> None:
-        """Take over a snapshot; `stages` is what the instances of each stage of the chain held."""
+        """Restore a snapshot; `stages`: for each stage of the chain, the states of all its instances."""
         may_be_idle = None if self.source and self.process.settings.idle else False
         self.output = OutputEventTime(watermark=snapshot.watermark, idle=may_be_idle)
         for op, states in zip(self.operators, stages, strict=True):
@@ -155,18 +150,18 @@ class TaskData:
     # A source
 
     def source_time(self) -> int:
-        """The watermark of what is still to come."""
+        """The watermark of the records that are not read yet."""
         if self.enumerated:
-            return source_watermark(0)  # a split that is assigned later begins at its beginning
+            return source_watermark(0)  # a split that is assigned later is read from position 0
         times = [self._split_time(split, position) for split, position in self.splits]
         return min(times, default=MAX_WATERMARK_MS)
 
     def _split_time(self, split: int, position: int) -> int:
-        over = self.source == "bounded" and position >= self.records_of(split)
-        return MAX_WATERMARK_MS if over else source_watermark(position)
+        exhausted = self.source == "bounded" and position >= self.records_of(split)
+        return MAX_WATERMARK_MS if exhausted else source_watermark(position)
 
     def assign(self, split: int, position: int) -> None:
-        """A source reads this split, too, from this position on."""
+        """Add a split to the source, from this position on."""
         self.splits.append([split, position])
         self.left += max(self.records_of(split) - position, 0)
 
@@ -196,17 +191,17 @@ class TaskData:
     # The query
 
     def consume(self, channel: Channel, position: int) -> None:
-        """Process the records of a channel up to a position, and come past the marks behind them."""
+        """Process the records of a channel up to a position, and pass the marks behind them."""
         log, exactly_once = channel.log, self.process.settings.exactly_once
         while log and (channel.consumed < position or isinstance(log[0], Mark)):
             element = log.popleft()
             channel.consumed += 1
             if isinstance(element, Mark):
-                self._come_past(channel, element, exactly_once)
+                self._pass_mark(channel, element, exactly_once)
             else:
-                self._take(channel, element)
+                self._process_record(channel, element)
 
-    def _take(self, channel: Channel, row: Row) -> None:
+    def _process_record(self, channel: Channel, row: Row) -> None:
         if self.finished_operators:
             raise Violation(f"{self.id} processes a record after finish()")
         if self.stopped_by is not None:
@@ -217,53 +212,53 @@ class TaskData:
         self.read[channel.edge] += ONE + uid
         self.operators[0].take(uid, ts, key, channel.edge)
 
-    def _come_past(self, channel: Channel, mark: Mark, exactly_once: bool) -> None:
+    def _pass_mark(self, channel: Channel, mark: Mark, exactly_once: bool) -> None:
         if channel.ended != "none":
             return
         if isinstance(mark, WatermarkAt):
             if channel.watermark >= MAX_WATERMARK_MS and exactly_once:
-                raise Violation(f"{self.id}: {channel.name} says {mark.ms} after MAX_WATERMARK")
+                raise Violation(f"{self.id}: {channel.name} sends watermark {mark.ms} after MAX_WATERMARK")
             channel.watermark = max(channel.watermark, mark.ms)
         elif isinstance(mark, EndOfData):
             channel.ended = "drain" if mark.drain else "suspend"
 
     def check_watermark(self) -> None:
-        """Event time is the minimum over the channels, as far as the query has come."""
+        """Event time is the minimum over the channels, up to the positions that the query has consumed."""
         if not self.process.knows_event_time or any(c.log for c in self.streams):
             return
         least = min((c.watermark for c in self.streams if c.ended != "drain"), default=MAX_WATERMARK_MS)
         found, self.valve_seen = self.gate.watermark, max(least, self.valve_seen)
         if found != self.valve_seen:
-            raise Violation(f"{self.id}: event time is {found}, the channels say {least}")
+            raise Violation(f"{self.id}: event time is {found}, the minimum of the channels is {least}")
 
     def add_to_table(self, channel: Channel, row: Row) -> None:
         uid, table = row[0], self.tables[channel.edge]
         if uid in table:
-            # At-least-once: a table is a set of rows, in which one that comes again changes nothing.
+            # At-least-once: a table is a set of rows, so a repeated row changes nothing.
             check(not self.process.settings.exactly_once, f"{self.id} gets the row {uid} of a table a second time")
             return
         table.add(uid)
         self.read[channel.edge] += ONE + uid
 
     def advance(self, watermark: int) -> None:
-        """Event time moves in every operator, then it is sent on."""
+        """Advance event time in every operator, then send it."""
         self._advance_operators(watermark)
         self.event_time = max(self.event_time, watermark)
-        self.say(WatermarkReached(watermark))
+        self.send_event_time(WatermarkReached(watermark))
 
     def _advance_operators(self, watermark: int) -> None:
-        """Each of them hears of it once: of MAX_WATERMARK, too."""
+        """Each operator gets a watermark once, MAX_WATERMARK too."""
         for op in self.operators:
             if watermark > op.watermark:
                 if op.finished:
-                    raise Violation(f"{self.id}: stage {op.number} hears of event time {watermark} after finish()")
+                    raise Violation(f"{self.id}: stage {op.number} gets event time {watermark} after finish()")
                 op.advance(watermark)
 
     def finish_operators(self) -> None:
         check(not self.finished_operators, "{} finishes a second time", self.id)
         check(self.stopped_by is None, "{} finishes after the stop's savepoint {}", self.id, self.stopped_by)
         left = [c.name for c in self.streams if any(not isinstance(element, Mark) for element in c.log)]
-        check(not left, "{} finishes, and has not processed the records of {}", self.id, left)
+        check(not left, "{} finishes before it has processed the records of {}", self.id, left)
         if self.fail_at == "finish":
             self.fail_at = ""
             raise TaskFailure("finish raises")
@@ -303,22 +298,21 @@ class TaskData:
                 channels[output.turn].sent.append(row)
 
     def send(self, mark: Mark) -> None:
-        """A mark to every channel."""
         for output in self.outputs:
             for channel in output.channels:
                 channel.sent.append(mark)
 
-    def say(self, event: Any) -> None:
-        """Something of event time, if it is news."""
+    def send_event_time(self, event: Any) -> None:
+        """Send the marks that follow from an event of event time, if any."""
         for mark in self.output.handle(event):
             if isinstance(mark, WatermarkAt):
-                check(not self.said_max, "{} says a watermark after MAX_WATERMARK", self.id)
-                self.said_max = mark.ms >= MAX_WATERMARK_MS
-                check(not self.said_max or self.finished_operators, "{} says MAX_WATERMARK before finish()", self.id)
+                check(not self.max_watermark_sent, "{} sends a watermark after MAX_WATERMARK", self.id)
+                self.max_watermark_sent = mark.ms >= MAX_WATERMARK_MS
+                check(not self.max_watermark_sent or self.finished_operators, "{} sends MAX_WATERMARK before finish()", self.id)
             self.send(mark)
 
     def overtake(self, taken: Snapshot, barrier: CheckpointBarrier) -> None:
-        """The barrier goes in front of what waits on the outputs."""
+        """Put the barrier before all elements that wait on the outputs, and keep these in the snapshot."""
         for output in self.outputs:
             for channel in output.channels:
                 if channel.sent is channel.queue:
@@ -331,13 +325,13 @@ class TaskData:
 
     # Snapshots
 
-    def pin(self, asked: PinSnapshot) -> Snapshot:
-        """Everything that the task acknowledges with."""
+    def pin(self, action: PinSnapshot) -> Snapshot:
+        """Take the snapshot that the task acknowledges with."""
         transactions: tuple[Transaction, ...] = ()
         with_rows: dict[Name, Rows] = {}
         if self.sink is not None:
-            transactions = self.sink.pre_commit(asked.barrier.checkpoint_id)
-            if asked.barrier.properties.is_savepoint:
+            transactions = self.sink.pre_commit(action.barrier.checkpoint_id)
+            if action.barrier.properties.is_savepoint:
                 with_rows = self.sink.pin()
         after_finish = self.machine.operators_finished
         if not after_finish:
@@ -347,8 +341,8 @@ class TaskData:
         ghost = self.ghost()
         return Snapshot(
             after_finish=after_finish,
-            channels={pinned.snapshot.channel: pinned for pinned in asked.inputs.channels},
-            valve=asked.inputs.valve_watermark,
+            channels={pinned.snapshot.channel: pinned for pinned in action.inputs.channels},
+            valve=action.inputs.valve_watermark,
             event_time=self.event_time if self.streams else None,
             watermark=self.output.watermark,
             stages=tuple([op.snapshot() for op in self.operators]),
@@ -361,9 +355,9 @@ class TaskData:
         )
 
     def _content(self) -> str:
-        """Of the file that a snapshot adds: the same records give the same content, in any process and attempt."""
+        """The content of the file that a snapshot adds: the same for the same records, in any process and attempt."""
         done = sum(self.read.values()) // ONE + sum(position for _, position in self.splits)
-        return f"{self.process.asked_start.variant}.{self.number}@{done}"
+        return f"{self.process.requested_start.variant}.{self.number}@{done}"
 
     def ghost(self) -> Ghost:
         return Ghost(
@@ -394,5 +388,5 @@ def _into(after: Operator, edge: int) -> Forward:
 
 
 def table_sum(tables: dict[int, set[int]]) -> int:
-    """What a static table is, as one number."""
+    """The content of the static tables as one number."""
     return mix(*(sum(tables[edge]) for edge in sorted(tables)))

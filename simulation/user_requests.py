@@ -1,4 +1,4 @@
-"""What simulated users ask of a process, and what they are answered."""
+"""The requests of simulated users, and their answers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from simulation.violations import check
 
 @dataclass(eq=False)
 class UserRequest:
-    """A request of one user, or of several that ask with the same id.
+    """A request of one user, or of several with the same request id.
 
     Attributes:
         kind: "checkpoint", "savepoint", "suspend", "drain" or "end_source".
-        stage: of "end_source": the number of the stage.
+        seconds: time limit of the request.
+        stage: for "end_source", the number of the stage.
         answers: one for each user.
     """
 
@@ -32,17 +33,16 @@ class UserRequest:
         return len(self.answers) == self.users
 
     def as_received(self) -> Request:
-        """What the job is handed."""
         kind: Any = "stop" if self.kind in ("suspend", "drain") else self.kind
         return Request(self.request_id, kind, self.seconds, self.kind == "drain", name_of(self.stage))
 
     def answer(self, answer: AnswerRequest) -> None:
-        """One of the users is answered."""
-        check(not self.answered, f"request {self.request_id} is answered once more than it was asked")
+        """Record the answer to one of the users."""
+        check(not self.answered, f"request {self.request_id} has more answers than users")
         check(answer.request_id == self.request_id, f"{self.request_id} gets the answer of {answer.request_id}")
         self.answers += (answer,)
 
     @property
     def names_savepoint(self) -> bool:
-        """Whether its users are told of a savepoint that they may rely upon."""
+        """Whether the answer names a savepoint that the users may rely on."""
         return bool(self.answers) and self.answers[-1].done and self.kind in ("savepoint", "suspend", "drain")

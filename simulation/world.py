@@ -1,7 +1,7 @@
-"""The world: durable storage, sinks, the processes that live, the users; and everything that can happen next.
+"""The world: durable storage, sinks, the live processes, the users; and every possible step.
 
-A step is a label, a tuple that begins with what happens; `perform` does it if it is possible now. Whoever chooses the steps
-(`schedules`) chooses everything: there is no other chance in here, so a list of labels is a run.
+A step is a label, a tuple that begins with the kind of step; `perform` takes it if it is possible now. `schedules` chooses the
+steps; nothing else in a world is random, so a list of labels determines a run.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from simulation.cuts import written
-from simulation.elements import in_words, tally
+from simulation.elements import describe, tally
 from simulation.expected import expected_rows
 from simulation.machine import LEASE
 from simulation.process import Process
-from simulation.restoring import From
+from simulation.restoring import RequestedStart
 from simulation.scenario import Scenario
 from simulation.shapes import shape_of
 from simulation.sinks import SinkSystem
@@ -30,7 +30,7 @@ DEADLINE = 200.0
 
 
 class World:
-    """See the module's text."""
+    """One pipeline with its storage, sinks, processes and users."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -46,11 +46,11 @@ class World:
         self.active: list[Process] = []
         self.requests: list[UserRequest] = []
         self.ended_early = False
-        """Whether anybody has ever ended a source."""
+        """Whether a user has ever ended a source."""
         self.calm = False
 
     def perform(self, label: Label) -> bool:
-        """Let it happen. False if it is impossible now; then nothing has changed."""
+        """Take a step. False if it is impossible now; then nothing has changed."""
         what = label[0]
         possible = False
         step = _OF_TASKS.get(what)
@@ -67,24 +67,24 @@ class World:
 
     @property
     def current(self) -> Process | None:
-        """The process that owns the pipeline, or else the one that was started last and tries to."""
+        """The process that owns the pipeline, or else the last one started, if it is still acquiring the pipeline."""
         last = self.processes[-1] if self.processes else None
-        if last is not None and not last.over and not last.paused and not last.epoch:
+        if last is not None and not last.ended and not last.paused and not last.epoch:
             return last
         state = self.store.state
         for process in self.active:
             if state is not None and process.epoch == state.epoch:
                 return process
-        return last if last is not None and not last.over else None
+        return last if last is not None and not last.ended else None
 
     def variant_of_newest(self) -> int:
-        """Of the pipeline, with which a restore certainly fits."""
+        """The variant of the pipeline that the newest checkpoint was taken with: a restore always fits it."""
         newest = self.store.state.newest if self.store.state is not None else None
-        return 0 if newest is None else self.store.check_whole(newest.location).variant
+        return 0 if newest is None else self.store.check_complete(newest.location).variant
 
     def _process(self, number: int) -> Process | None:
         process = self.processes[number] if number < len(self.processes) else None
-        return None if process is None or process.over or process.paused else process
+        return None if process is None or process.ended or process.paused else process
 
     def _task(self, number: int, task: int) -> Task | None:
         process = self._process(number)
@@ -95,17 +95,17 @@ class World:
 
     # Processes
 
-    def _start(self, *asked: Any) -> bool:
+    def _start(self, *start: Any) -> bool:
         if self.current is not None and not self.current.paused:
             return False
-        process = Process(self, len(self.processes), From(*asked))
+        process = Process(self, len(self.processes), RequestedStart(*start))
         self.processes.append(process)
         self.active.append(process)
         self.counts["processes"] += 1
         return True
 
     def process_ended(self, process: Process) -> None:
-        """A process has come to its end by itself."""
+        """A process has ended without a crash."""
         self.active.remove(process)
         if process.status == "FINISHED":
             self.counts["finishes"] += 1
@@ -116,7 +116,7 @@ class World:
     def _pass_time(self, seconds: float) -> bool:
         until = self.now + seconds
         while self.now < until:
-            # Whoever is not paused renews his lease in time.
+            # A process that is not paused renews its lease in time.
             self.now = min(self.now + LEASE / 4, until)
             for process in self.active:
                 if not process.paused:
@@ -124,7 +124,7 @@ class World:
         return True
 
     def next_time(self) -> float | None:
-        """When time alone makes something happen."""
+        """The earliest time at which a process or task acts without another step; None if there is none."""
         times = [t for p in self.active if not p.paused and (t := p.next_time()) is not None]
         if self.scenario.settings.config.unaligned:
             tasks = [task for p in self.active if not p.paused for task in p.running]
@@ -133,20 +133,20 @@ class World:
 
     # Tasks
 
-    def _open(self, number: int, task: int, all_of_them: bool) -> bool:
+    def _open(self, number: int, task: int, all_tasks: bool) -> bool:
         found = self._task(number, task)
         if found is None or found.started or found not in found.process.running:
             return False
-        for one in list(found.process.running) if all_of_them else (found,):
+        for one in list(found.process.running) if all_tasks else (found,):
             if not one.started:
-                one.attempt_step(Task.open, (all_of_them,))
+                one.attempt_step(Task.open, (all_tasks,))
         self._check_opened(found.process)
         return True
 
     # Faults
 
     def spend(self, what: str) -> bool:
-        """Whether something may go wrong once more."""
+        """Whether this fault may happen once more; counts it if so."""
         if self.calm or not self.budgets.get(what):
             return False
         self.budgets[what] -= 1
@@ -154,7 +154,7 @@ class World:
 
     def _crash(self, number: int) -> bool:
         process = self.processes[number] if number < len(self.processes) else None
-        if process is None or process.over or not self.spend("crash"):
+        if process is None or process.ended or not self.spend("crash"):
             return False
         process.crash()
         self.active.remove(process)
@@ -163,7 +163,7 @@ class World:
 
     def _wake(self, number: int) -> bool:
         process = self.processes[number] if number < len(self.processes) else None
-        if process is None or process.over or not process.paused:
+        if process is None or process.ended or not process.paused:
             return False
         process.paused = False
         for other in self.processes[number:]:
@@ -171,14 +171,13 @@ class World:
         return True
 
     def _calm_down(self) -> bool:
-        """Nothing goes wrong any more."""
         self.calm = True
         return True
 
     # Invariants
 
     def _check_opened(self, process: Process) -> None:
-        """When every sink has recovered, it shows exactly what the checkpoint counts as written."""
+        """When every sink has recovered, it shows exactly the rows that the checkpoint counts as written."""
         restored = process.restored
         waits = process.config.checkpoints_after_tasks_finish
         opened = all(task.started for task in process.running) and not any(task.failed for task in process.tasks.values())
@@ -191,17 +190,17 @@ class World:
         for stage, expected in written(metadata, self.shapes[metadata.variant]).items():
             found = tally(self.sinks[stage].rows(process.lineage))
             what = f"{when} of {metadata.pointer.location}, stage {stage}"
-            check(found == expected, f"{what}: {in_words(found)} are committed, {in_words(expected)} were written")
+            check(found == expected, f"{what}: {describe(found)} are committed, {describe(expected)} were written")
 
     def _check_finished(self, process: Process) -> None:
-        for request in process.asked:
+        for request in process.user_requests:
             check(request.answered, f"request {request.request_id} was never answered")
         if process.superseded:
-            return  # what is committed is another one's affair by now
+            return  # another owner may have committed more by now
         if process.ended_by == "suspend":
             stopped = process.job.requests.stopped
             assert stopped is not None
-            self._check_written(process, self.store.check_whole(stopped.location), "after the suspend")
+            self._check_written(process, self.store.check_complete(stopped.location), "after the suspend")
         else:
             self._check_effects(process)
         if not process.dirty and not process.owner.lost:
@@ -218,13 +217,13 @@ class World:
             for stage, read in positions.items():
                 spec = shape.stages[stage]
                 left = [s for s in range(spec.splits) if dict(read).get(s, 0) < spec.records_of(s)]
-                check(spec.kind != "bounded" or not left, f"stage {stage} has finished without the rest of its splits {left}")
+                check(spec.kind != "bounded" or not left, f"stage {stage} has finished before the end of its splits {left}")
         rows = expected_rows(shape, positions)
         for stage, sink in self.sinks.items():
             committed = sorted(sink.rows(process.lineage))
             wanted = sorted(uid for uid, _, _ in rows[stage])
             if not self.scenario.settings.exactly_once:
-                # A source that goes back and is ended then has been read further before: what came of that is no fault.
+                # A source that went back and then ended had been read further before: the effects of that are allowed.
                 wanted = sorted(set(wanted))
                 committed = sorted(set(committed) & set(wanted))
             if committed != wanted:
@@ -236,7 +235,7 @@ class World:
         check(not left, f"left over: {left}")
         ran = {(task.stages[-1], task.id.index) for task in process.shape.tasks if task.id in process.tasks}
         for sink in self.sinks.values():
-            # An instance that had finished before does not open its sink again, and so clears nothing up.
+            # An instance that was restored as finished does not open its sink, and so deletes nothing from staging.
             staged = [name for name, (instance, _) in sink.staged.items() if (sink.stage, instance) in ran]
             check(not staged, f"left over in the staging area of stage {sink.stage}: {staged}")
 

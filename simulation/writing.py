@@ -1,4 +1,4 @@
-"""A process's dealings with storage: its ownership, uploads of snapshots, metadata, deletions.
+"""The storage side of a process: ownership, uploads of snapshots, metadata, deletions.
 
 Must not know when checkpoints are taken.
 """
@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from dagster_checkpoints import coordination as told
-from dagster_checkpoints.coordination import CheckpointSnapshot, FailureReason
+from dagster_checkpoints import coordination
+from dagster_checkpoints.coordination import Acknowledged, CheckpointSnapshot, Declined, FailureReason
 from dagster_checkpoints.execution import acquisition, checkpoint_deletion, checkpoint_writing, start_point
 from dagster_checkpoints.execution.job_events import TaskReport
 from dagster_checkpoints.execution.ownership import OwnershipSteps
@@ -26,53 +26,53 @@ from simulation.channels import Ghost, Snapshot
 from simulation.cuts import check_cut, check_ends
 from simulation.machine import LEASE, Machine, Upload
 from simulation.requests import Steps
-from simulation.restoring import RestorableCheckpoint, StartPoint, as_recorded, options, read_restored
+from simulation.restoring import RestorableCheckpoint, StartPoint, as_recorded, read_restored, start_options
 from simulation.storage import LONG_AGO, Metadata, is_savepoint
 from simulation.task_data import TaskData
 from simulation.violations import check
 
 UPLOADED = "uploaded"
 _WITHOUT_UNION_STATES = CheckpointMetadata("simulated", 0, (), ())
-"""Of a pipeline in which no stage has any."""
+"""The metadata of a pipeline without union list state."""
 
 
 class Writer(Machine):
-    """What runs beside the tasks: uploads, and one thread for input and output."""
+    """The uploads and the input/output thread of a process."""
 
     __slots__ = ()
 
     def report(self, attempt: int, event: object) -> None:
-        """Something that a task, or an upload, of this attempt has done comes into the queue."""
+        """Queue an event of a task or an upload of this attempt."""
         item = TaskReport(attempt, event)  # type: ignore[arg-type]
-        if isinstance(event, told.Acknowledged | told.Declined):
-            self.said.append(item)
+        if isinstance(event, Acknowledged | Declined):
+            self.sent_reports.append(item)
         self.queue.append(item)
 
     # Uploads
 
     def submit_upload(
-        self, task: TaskData, barrier: told.CheckpointBarrier, snapshot: Snapshot, statistics: told.TaskStatistics
+        self, task: TaskData, barrier: coordination.CheckpointBarrier, snapshot: Snapshot, statistics: coordination.TaskStatistics
     ) -> None:
         self.uploads.append(Upload(task, task.attempt, barrier, snapshot, statistics))
 
     def may_upload(self, upload: Upload) -> bool:
-        """False if it has to wait for a deletion."""
+        """Whether an upload can run; False if it has to wait for a deletion."""
         if not self.registry._deleting or upload.barrier.properties.is_savepoint:
             return True
         return not any(map(self.being_deleted, upload.snapshot.contents))
 
     def upload(self, task_number: int, checkpoint_id: int, attempt: int, outcome: str) -> bool:
-        """An upload ends. False if there is none, or it has to wait for a deletion."""
+        """End an upload. False if there is none, or it has to wait for a deletion."""
         wanted = (task_number, checkpoint_id, attempt)
         upload = next((u for u in self.uploads if (u.task.number, u.barrier.checkpoint_id, u.attempt) == wanted), None)
         if upload is None or not self.may_upload(upload):
             return False
         task, snapshot = upload.task.id, upload.snapshot
-        event: told.Acknowledged | told.Declined = told.Acknowledged(task, checkpoint_id, snapshot, upload.statistics)
+        event: Acknowledged | Declined = Acknowledged(task, checkpoint_id, snapshot, upload.statistics)
         try:
             snapshot.files = self._store_files(upload, outcome == UPLOADED)
         except StorageError:
-            event = told.Declined(task, checkpoint_id, FailureReason.IO_EXCEPTION, "the upload failed")
+            event = Declined(task, checkpoint_id, FailureReason.IO_EXCEPTION, "the upload failed")
         self.report(attempt, event)
         self.uploads.remove(upload)
         return True
@@ -82,7 +82,7 @@ class Writer(Machine):
         checkpoint_id, names = upload.barrier.checkpoint_id, upload.snapshot.contents
         location, store = self._location(checkpoint_id), self.store
         if upload.barrier.properties.is_savepoint:
-            if location in store.given_up:
+            if location in store.abandoned:
                 raise CheckpointDiscarded
             self.mark_incomplete(location)
             if uploaded:
@@ -95,7 +95,7 @@ class Writer(Machine):
         return names
 
     def _location(self, checkpoint_id: int) -> str:
-        """Of a checkpoint or savepoint of this process."""
+        """The location of a checkpoint or savepoint of this process."""
         return self._savepoints.get(checkpoint_id, f"checkpoints/chk-{checkpoint_id}-{self.epoch}")
 
     # Metadata
@@ -108,25 +108,25 @@ class Writer(Machine):
         if result.keep:
             self._kept.add(checkpoint_id)
         outcome = result.outcome
-        if isinstance(outcome, told.MetadataWritten) and properties.is_savepoint:
-            self.store.promise(metadata.pointer.location)
-        if isinstance(outcome, told.MetadataWritten) and properties.commits and not self.superseded:
+        if isinstance(outcome, coordination.MetadataWritten) and properties.is_savepoint:
+            self.store.report_savepoint(metadata.pointer.location)
+        if isinstance(outcome, coordination.MetadataWritten) and properties.commits and not self.superseded:
             self._check_staged(metadata)
-        if isinstance(outcome, told.MetadataWriteFailed) and outcome.reason is FailureReason.CHECKPOINT_DECLINED:
+        if isinstance(outcome, coordination.MetadataWriteFailed) and outcome.reason is FailureReason.CHECKPOINT_DECLINED:
             stuck = self.config.checkpoints_after_tasks_finish and self._union_partly_finished(metadata)
             check(not stuck, f"no checkpoint is possible any more: {outcome.message}")
         self.queue.append(outcome)
 
     def _check_staged(self, metadata: Metadata) -> None:
-        """What the sinks have pre-committed for a checkpoint is there when the checkpoint is complete."""
+        """The transactions of a completed checkpoint are staged or committed."""
         tails = {task.id: task.stages[-1] for task in self.shape.tasks}
         for task, state in metadata.states.items():
             for name, target in state.transactions:
                 sink = self.world.sinks[tails[task]]
-                there = name in sink.staged or target in sink.visible
-                check(there, "{} is complete, and transaction {} of {} is lost", metadata.pointer.location, name, task)
+                exists = name in sink.staged or target in sink.visible
+                check(exists, "{} is complete, and transaction {} of {} is lost", metadata.pointer.location, name, task)
 
-    def built(self, metadata: Metadata) -> CheckpointMetadata:
+    def recorded_metadata(self, metadata: Metadata) -> CheckpointMetadata:
         before = self.restored.metadata.finished if self.restored is not None else frozenset()
         check(before <= metadata.finished, "{} had finished and run again", before - metadata.finished)
         if self.settings.exactly_once:
@@ -135,7 +135,7 @@ class Writer(Machine):
         return as_recorded(metadata, self.shape) if self.world.has_union else _WITHOUT_UNION_STATES
 
     def _union_partly_finished(self, metadata: Metadata) -> bool:
-        """Whether some, but not all, instances of a stage with union list state have finished: there is no way on."""
+        """Whether some, but not all, instances of a stage with union list state have finished: no checkpoint can complete."""
         stages = self.shape.stages
         tasks = [task.id for task in self.shape.tasks if any(stages[n].kind == "union" for n in task.stages)]
         gone, left = ({task.vertex for task in tasks if (task in metadata.finished) is over} for over in (True, False))
@@ -153,7 +153,7 @@ class Writer(Machine):
         )
         return Metadata(
             pointer=pointer,
-            variant=self.asked_start.variant,
+            variant=self.requested_start.variant,
             states=states,
             finished=frozenset(snapshot.plan.finished),
             ghosts={**ghosts, **{task: state.ghost for task, state in states.items()}},
@@ -164,25 +164,25 @@ class Writer(Machine):
     # The start
 
     def acquire(self) -> Steps[OwnershipSteps]:
-        """Become the owner. The lease of another one is looked at once, at its end."""
+        """Become the owner. The lease of another owner is read again once, at its end."""
         values = DriverValues(lambda: self.world.now, lambda: LONG_AGO, self.store.tokens.__next__)
         owner = Owner(run_id=str(self.number), host="", pid=0)
         return self.run(acquisition.acquire(StatePlace("simulated", "", ""), owner, LEASE, values, poll=LEASE))
 
     def choose_start(self) -> StartPoint:
-        """Decide what an owned pipeline starts from.
+        """Choose the start of an owned pipeline.
 
         Raises:
-            NothingToRestoreError: there is no such thing.
+            NothingToRestoreError: the requested checkpoint or savepoint does not exist.
             RestoreError: it does not fit, or cannot be restored with other numbers of instances.
         """
-        asks = options(self.store, self.owner, self.asked_start, copies=self.number)
-        steps: Steps[StartPoint] = start_point.choose_start(self.owner.previous, self.owner.retained, asks, "the store")
+        choices = start_options(self.store, self.owner, self.requested_start, copies=self.number)
+        steps: Steps[StartPoint] = start_point.choose_start(self.owner.previous, self.owner.retained, choices, "the store")
         return drive(steps, self.perform)
 
     def restorable(self, location: str) -> RestorableCheckpoint:
         """A checkpoint or savepoint from which the pipeline can start; its shared files are kept from now on."""
-        shapes, variant = self.world.shapes, self.asked_start.variant
+        shapes, variant = self.world.shapes, self.requested_start.variant
         restored = read_restored(self.store, location, shapes)
         metadata = restored.metadata
         before, after = shapes[metadata.variant].pipeline, shapes[variant].pipeline
@@ -194,7 +194,7 @@ class Writer(Machine):
 
     def register(self, location: str) -> None:
         """Keep the shared files of a checkpoint from deletion."""
-        self.registry.register(location, self.store.check_whole(location).files)
+        self.registry.register(location, self.store.check_complete(location).files)
 
     # Deletion
 
@@ -204,7 +204,7 @@ class Writer(Machine):
         return self.run(checkpoint_deletion.delete_checkpoint(location, is_savepoint(location)))
 
     def sweep(self) -> Steps[None]:
-        """Delete what killed processes have left behind."""
+        """Delete the files that crashed processes have left."""
         assert self._start is not None
         return self.run(checkpoint_deletion.sweep(self._start.sweep))
 
@@ -216,10 +216,9 @@ class Writer(Machine):
         return self.registry.discarding(f"checkpoints/chk-{checkpoint_id}-{self.epoch}")
 
     def discard_savepoint(self, checkpoint_id: int) -> Steps[None]:
-        """Delete a savepoint that has failed."""
         location = self._savepoints.get(checkpoint_id)
         if location is not None and checkpoint_id not in self._kept:
-            self.store.given_up.add(location)
+            self.store.abandoned.add(location)
             yield from self.delete_savepoint(location)
 
     def delete_savepoint(self, location: str) -> Steps[None]:

@@ -97,7 +97,7 @@ def test_what_one_worker_finds_ends_all_of_them_and_is_printed(capsys: pytest.Ca
     with injected(fault):
         assert main(["--seconds", "3000", "--workers", "2", "--seed", "0"]) == 1
     shown = capsys.readouterr()
-    assert "has found something" in shown.err
+    assert "breaks an invariant" in shown.err
     assert " steps:" in shown.out  # the way there
     assert "pipelines in" in shown.out  # the report
 
@@ -118,7 +118,7 @@ def test_a_run_that_finds_nothing_says_what_it_has_seen(
 def test_a_recorded_run_is_the_same_run_again() -> None:
     scenario = random_scenario(7)
     first = run(scenario)
-    again = run(scenario, first.labels, go_on=False)
+    again = run(scenario, first.labels, to_end=False)
     assert again.error is None
     assert again.labels == first.labels
     assert again.counts["checkpoints"] == first.counts["checkpoints"]
