@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -44,9 +44,9 @@ class Output:
 
     __slots__ = ("channels", "edge", "keyed", "sent", "static", "turn")
 
-    def __init__(self, spec: OutputSpec, channels: list[Channel]) -> None:
+    def __init__(self, spec: OutputSpec, channels: Sequence[Channel]) -> None:
         self.edge, self.keyed, self.static = spec.edge, spec.keyed, spec.static
-        self.channels = channels
+        self.channels = [channels[n] for n in spec.channels]
         self.turn = self.sent = 0
 
 

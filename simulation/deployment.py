@@ -11,7 +11,7 @@ from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import known_channel, least_watermark, redistribution, rescaled_stages
-from simulation.channels import Channel, Ghost, Output, Snapshot
+from simulation.channels import Channel, Ghost, Snapshot
 from simulation.operators import Union
 from simulation.shapes import ChannelSpec, Shape, TaskSpec, name_of
 from simulation.sinks import TaskSink
@@ -63,9 +63,8 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
         mine = states.get(id) if instances == head.instances else _rescaled(id.index, inputs, siblings, head.instances)
         if mine is not None and before is not shape:
             mine = _with_other_instances(mine, inputs, siblings, before, shape)
-    outputs = [Output(output, [channels[channel] for channel in output.channels]) for output in spec.outputs]
     sink = _sink(process, spec.stages[-1], id.index, mine, siblings) if tail.sink else None
-    task = Task(process, number, spec, [channels[channel] for channel in spec.inputs], outputs, sink, mine)
+    task = Task(process, number, channels, sink, mine)
     if mine is not None:
         task.restore(mine, [[s and s.stages[n] for s in siblings] for n in range(len(spec.stages))])
     elif restored is None and head.is_source and not head.enumerated:

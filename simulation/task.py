@@ -16,10 +16,10 @@ from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import task_events as on
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, Mark, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.messages import TaskMessage
-from simulation.channels import Channel, Output, Snapshot
-from simulation.shapes import TaskSpec
+from simulation.channels import Channel, Snapshot
+from simulation.elements import mix
 from simulation.sinks import SinkError, TaskSink
-from simulation.task_data import TaskData, TaskFailure, table_sum
+from simulation.task_data import TaskData, TaskFailure
 from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
@@ -40,13 +40,11 @@ class Task(TaskData):
         self,
         process: Process,
         number: int,
-        spec: TaskSpec,
-        inputs: Sequence[Channel],
-        outputs: Sequence[Output],
+        channels: Sequence[Channel],
         sink: TaskSink | None,
         restored: Snapshot | None,
     ) -> None:
-        super().__init__(process, number, spec, inputs, outputs, sink, restored)
+        super().__init__(process, number, channels, sink, restored)
         scenario = process.world.scenario
         self.asynchronous = scenario.asynchronous
         """Whether the query follows the gate in steps of its own, and not at once."""
@@ -61,7 +59,7 @@ class Task(TaskData):
         self.open_watermark: int | None = None
         self.gate_moved = False
         """Whether the gate has moved since the query read it last."""
-        self.planned: tuple[dict[str, int] | None, int | None] | None = None
+        self.planned: tuple[dict[str, int], int | None] | None = None
         """The positions or the watermark that the query has read of the gate; the batch reads the other one."""
 
     # Steps: each returns whether it was possible; an error of the task ends it, and is reported to the job machine
@@ -85,7 +83,6 @@ class Task(TaskData):
 
     def open(self, at_once: bool) -> bool:
         """Take one step of opening the sink, or all of them, and then start."""
-        restored = self.restored
         if self.sink is not None:
             if self.opening is None:
                 self.opening = self.sink.open()
@@ -94,9 +91,7 @@ class Task(TaskData):
                     return True
         self.opening = None
         self.started = True
-        if restored is not None and restored.after_finish:
-            self.max_watermark_sent = self.finished_operators = True
-        elif self.source and restored is not None:
+        if self.source and not self.finished_operators:
             self.send_event_time(WatermarkStatus(False))
         self.handle(on.TaskOpened())
         return True
@@ -164,15 +159,13 @@ class Task(TaskData):
         if not self.can_run_query():
             return False
         if self.planned is None:
-            self.planned = (None, self.open_watermark) if self.ordered else (self.open_to, None)
-            self.gate_moved = False
+            self.planned, self.gate_moved = (self.open_to, self.open_watermark), False
             return True
         (positions, watermark), self.planned = self.planned, None
-        if positions is None:
-            positions = self.open_to
+        if self.ordered:
+            self._run_batch(self.open_to, watermark)
         else:
-            watermark = self.open_watermark
-        self._run_batch(positions, watermark)
+            self._run_batch(positions, self.open_watermark)
         return True
 
     def _run_batch(self, positions: dict[str, int], watermark: int | None) -> None:
@@ -300,16 +293,9 @@ class Task(TaskData):
         else:
             self.send(action.mark)
 
-    def _watermark_reached(self, action: on.WatermarkReached) -> None:
-        self.event_time = max(self.event_time, action.ms)
-        self.send_event_time(action)
-
-    def _add_to_table(self, action: on.AddToTable) -> None:
-        self.add_to_table(self.by_name[action.channel], action.records)
-
     def _build(self, action: on.BuildQuery) -> None:
         if self.tables:
-            self.operators[0].table = table_sum(self.tables)
+            self.operators[0].table = mix(*(sum(self.tables[edge]) for edge in sorted(self.tables)))
         self.handle(on.QueryBuilt(bool(self.streams), self.stateful, self.ordered))
 
     def _pin_snapshot(self, action: on.PinSnapshot) -> None:
@@ -331,9 +317,6 @@ class Task(TaskData):
             self.stopped_by = checkpoint_id
         self.handle(on.SnapshotPinned(checkpoint_id))
 
-    def _overtake(self, action: on.Overtake) -> None:
-        self.overtake(self.pinned[action.barrier.checkpoint_id], action.barrier)
-
     def _store(self, action: on.StoreSnapshot) -> None:
         taken = self.pinned.pop(action.barrier.checkpoint_id)
         for name, captured in action.captured.items():
@@ -341,18 +324,9 @@ class Task(TaskData):
             taken.channels[name] = type(pinned)(pinned.snapshot, (*pinned.in_flight, *captured))
         self.process.submit_upload(self, action.barrier, taken, action.statistics)
 
-    def _drop(self, action: on.DropSnapshot) -> None:
-        self.pinned.pop(action.checkpoint_id, None)
-
     def _finish(self, action: life.FinishOperators) -> None:
         self.finish_operators()
         self.handle(life.OperatorsFinished())
-
-    def _pause(self, action: life.PauseOperators) -> None:
-        check(self.machine.paused, "{} is to pause and is not paused", self.id)
-
-    def _resume(self, action: life.ResumeOperators) -> None:
-        check(not self.machine.paused, "{} is to resume and is paused", self.id)
 
     def _commit(self, action: life.CommitUpTo) -> None:
         check(not self.closed, "{} is notified after close()", self.id)
@@ -377,33 +351,26 @@ class Task(TaskData):
         self.done = True
         self.process.task_ended(self)
 
-    def _report(self, action: on.Report) -> None:
-        self.process.report(self.attempt, action.event)
 
-
-def _nothing(task: Task, action: Any) -> None:
-    """An action without a counterpart in memory."""
-
-
-_PERFORM: dict[type[object], Callable[[Task, Any], None]] = {
+_PERFORM: dict[type[object], Callable[[Task, Any], object]] = {
     on.OpenTo: Task._open_gate,
     on.Forward: Task._forward,
-    on.WatermarkReached: Task._watermark_reached,
-    on.AddToTable: Task._add_to_table,
+    on.WatermarkReached: lambda task, action: task.advance(action.ms),
+    on.AddToTable: lambda task, action: task.add_to_table(action.channel, action.records),
     on.BuildQuery: Task._build,
     on.StartQuery: lambda task, action: task.handle(on.QueryRunning()),
     on.EvaluateOnce: lambda task, action: task.handle(on.Evaluated()),
     on.PinSnapshot: Task._pin_snapshot,
-    on.Overtake: Task._overtake,
+    on.Overtake: lambda task, action: task.overtake(task.pinned[action.barrier.checkpoint_id], action.barrier),
     on.StoreSnapshot: Task._store,
-    on.DropSnapshot: Task._drop,
-    on.NotifyOperatorsAborted: _nothing,
-    on.StopSource: _nothing,
-    on.KillQuery: _nothing,
-    on.Report: Task._report,
+    on.DropSnapshot: lambda task, action: task.pinned.pop(action.checkpoint_id, None),
+    on.NotifyOperatorsAborted: lambda task, action: None,
+    on.StopSource: lambda task, action: None,
+    on.KillQuery: lambda task, action: None,
+    on.Report: lambda task, action: task.process.report(task.attempt, action.event),
     life.FinishOperators: Task._finish,
-    life.PauseOperators: Task._pause,
-    life.ResumeOperators: Task._resume,
+    life.PauseOperators: lambda task, action: check(task.machine.paused, "{} is to pause and is not paused", task.id),
+    life.ResumeOperators: lambda task, action: check(not task.machine.paused, "{} is to resume and is paused", task.id),
     life.CommitUpTo: Task._commit,
     life.CloseOperators: Task._close,
     life.TaskFinished: Task._finished,

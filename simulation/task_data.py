@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Generator, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS, CheckpointBarrier
@@ -16,10 +17,10 @@ from dagster_checkpoints.execution.output_event_time import OutputEventTime
 from dagster_checkpoints.execution.restored_channels import gate_channel
 from dagster_checkpoints.execution.task_events import PinSnapshot, WatermarkReached
 from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.pipeline import TaskId
 from simulation.channels import Channel, Ghost, Output, Snapshot
-from simulation.elements import ONE, Row, mix, owner_of, source_row, source_watermark
+from simulation.elements import ONE, Row, owner_of, source_row, source_watermark
 from simulation.operators import Forward, Operator, Union, operator
-from simulation.shapes import TaskSpec
 from simulation.sinks import Name, Rows, TaskSink, Transaction
 from simulation.violations import Violation, check
 
@@ -36,31 +37,28 @@ class TaskData:
 
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
-        "attempt", "by_name", "closed", "contents", "done", "ended_with", "enumerated", "event_time", "fail_at", "failed",
-        "finished_operators", "gate", "head", "id", "inputs", "inputs_ended", "left", "life", "machine", "max_watermark_sent",
-        "number", "opening", "operators", "output", "outputs", "process", "read", "records_of", "restored", "sink", "source",
-        "splits", "started", "stateful", "stopped_by", "streams", "tables", "valve_seen", "written",
+        "attempt", "closed", "contents", "done", "ended_with", "event_time", "fail_at", "failed", "finished_operators",
+        "gate", "head", "id", "inputs", "left", "life", "machine", "max_watermark_sent", "number", "opening", "operators",
+        "output", "outputs", "process", "read", "records_of", "sink", "source", "splits", "started", "stateful",
+        "stopped_by", "streams", "tables", "valve_seen", "written",
     )  # fmt: skip
 
     def __init__(
         self,
         process: Process,
         number: int,
-        spec: TaskSpec,
-        inputs: Sequence[Channel],
-        outputs: Sequence[Output],
+        channels: Sequence[Channel],
         sink: TaskSink | None,
         restored: Snapshot | None,
     ) -> None:
-        shape = process.shape
+        shape, spec = process.shape, process.shape.tasks[number]
         self.process = process
-        self.attempt = process.attempt
+        self.attempt: int = process.attempt
         self.number = number
-        self.id = spec.id
-        self.inputs = tuple(inputs)
-        self.streams = tuple(c for c in inputs if not c.static)
-        self.by_name = {c.name: c for c in inputs}
-        self.outputs = tuple(outputs)
+        self.id: TaskId = spec.id
+        self.inputs = tuple([channels[n] for n in spec.inputs])
+        self.streams = tuple([c for c in self.inputs if not c.static])
+        self.outputs = tuple([Output(output, channels) for output in spec.outputs])
         self.sink = sink
         self.operators = [operator(stage, shape.stages[stage], spec.id.index) for stage in spec.stages]
         for op, after, edge in zip(self.operators, self.operators[1:], spec.edges[1:], strict=False):
@@ -72,7 +70,6 @@ class TaskData:
         self.source = head.kind if head.is_source else ""
         self.head = spec.stages[0]
         self.records_of = head.records_of
-        self.enumerated = head.enumerated
         self.splits: list[list[int]] = []
         """[split, position] of each split that the source reads."""
         self.left = 0
@@ -82,10 +79,9 @@ class TaskData:
         """The remaining steps of opening the sink; None when it is not being opened."""
         self.done = False
         self.failed = False
-        self.tables: dict[int, set[int]] = {c.edge: set() for c in inputs if c.static}
+        self.tables: dict[int, set[int]] = {c.edge: set() for c in self.inputs if c.static}
         """By edge, the uids of the rows of a static table."""
         self.output = OutputEventTime()
-        self.restored = restored
         self.event_time = MIN_WATERMARK_MS
         """The latest watermark that the query has run under, or that was forwarded: no later record is earlier."""
         self.valve_seen = MIN_WATERMARK_MS
@@ -98,25 +94,19 @@ class TaskData:
         self.stopped_by: int | None = None
         """The stop's savepoint whose snapshot was taken: no record may be processed after it."""
         self.max_watermark_sent = False
-        self.inputs_ended: set[tuple[int, int]] = set()
-        """(stage, input) whose end of input was signalled."""
         self.finished_operators = False
         self.closed = False
         self.ended_with: int | None = None
-        self.machine = self._make_machine(restored)
+        self.machine: TaskMachine = self._make_machine(restored or Snapshot())
         self.life = self.machine._life
         """For reading only."""
         self.gate: InputGate = self.machine.gate  # type: ignore[assignment]  # a source has none, and uses none
 
-    def _make_machine(self, restored: Snapshot | None) -> TaskMachine:
+    def _make_machine(self, restored: Snapshot) -> TaskMachine:
         """The machine of this attempt, with the restored channels."""
-        saved = {} if restored is None else restored.channels
-        channels = []
-        for channel in self.inputs:
-            before = saved.get(channel.name)
-            channels.append(gate_channel(channel.name, channel.static, 0, None if before is None else before.snapshot))
-        valve, finished = (None, False) if restored is None else (restored.valve, restored.after_finish)
-        return TaskMachine(self.id, self.process.config, channels, valve, finished_before=finished)
+        saved = [(c, restored.channels.get(c.name)) for c in self.inputs]
+        channels = [gate_channel(c.name, c.static, 0, pinned.snapshot if pinned else None) for c, pinned in saved]
+        return TaskMachine(self.id, self.process.config, channels, restored.valve, finished_before=restored.after_finish)
 
     def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[Any]]) -> None:
         """Restore a snapshot; `stages`: for each stage of the chain, the states of all its instances."""
@@ -146,19 +136,16 @@ class TaskData:
             output.sent = ghost.sent.get(output.edge, 0)
         self.written = ghost.written
         self.contents = snapshot.contents
+        self.max_watermark_sent = self.finished_operators = snapshot.after_finish
 
     # A source
 
     def source_time(self) -> int:
         """The watermark of the records that are not read yet."""
-        if self.enumerated:
+        if self.operators[0].spec.enumerated:
             return source_watermark(0)  # a split that is assigned later is read from position 0
-        times = [self._split_time(split, position) for split, position in self.splits]
-        return min(times, default=MAX_WATERMARK_MS)
-
-    def _split_time(self, split: int, position: int) -> int:
-        exhausted = self.source == "bounded" and position >= self.records_of(split)
-        return MAX_WATERMARK_MS if exhausted else source_watermark(position)
+        unread = [position for split, position in self.splits if self.source != "bounded" or position < self.records_of(split)]
+        return source_watermark(min(unread)) if unread else MAX_WATERMARK_MS
 
     def assign(self, split: int, position: int) -> None:
         """Add a split to the source, from this position on."""
@@ -167,16 +154,15 @@ class TaskData:
 
     def read_record(self) -> bool:
         """Emit the next record. False if there is none left."""
+        if self.stopped_by is not None:
+            raise Violation(f"{self.id} reads a split after the stop's savepoint {self.stopped_by}")
         if not self.left and self.process.enumerators.get(self.head):
-            check(self.stopped_by is None, "{} takes a split after the stop's savepoint {}", self.id, self.stopped_by)
             self.assign(self.process.enumerators[self.head].popleft(), 0)
             return True
         if not self.left:
             return False
         self.left -= 1
-        split = min([split for split in self.splits if split[1] < self.records_of(split[0])], key=_position)
-        if self.stopped_by is not None:
-            raise Violation(f"{self.id} read a record after the stop's savepoint {self.stopped_by}")
+        split = min([split for split in self.splits if split[1] < self.records_of(split[0])], key=itemgetter(1))
         uid, ts, key = source_row(self.head, split[0], split[1])
         split[1] += 1
         self.operators[0].forward(uid, ts, key)
@@ -192,12 +178,12 @@ class TaskData:
 
     def consume(self, channel: Channel, position: int) -> None:
         """Process the records of a channel up to a position, and pass the marks behind them."""
-        log, exactly_once = channel.log, self.process.settings.exactly_once
+        log = channel.log
         while log and (channel.consumed < position or isinstance(log[0], Mark)):
             element = log.popleft()
             channel.consumed += 1
             if isinstance(element, Mark):
-                self._pass_mark(channel, element, exactly_once)
+                self._pass_mark(channel, element)
             else:
                 self._process_record(channel, element)
 
@@ -212,11 +198,11 @@ class TaskData:
         self.read[channel.edge] += ONE + uid
         self.operators[0].take(uid, ts, key, channel.edge)
 
-    def _pass_mark(self, channel: Channel, mark: Mark, exactly_once: bool) -> None:
+    def _pass_mark(self, channel: Channel, mark: Mark) -> None:
         if channel.ended != "none":
             return
         if isinstance(mark, WatermarkAt):
-            if channel.watermark >= MAX_WATERMARK_MS and exactly_once:
+            if channel.watermark >= MAX_WATERMARK_MS and self.process.settings.exactly_once:
                 raise Violation(f"{self.id}: {channel.name} sends watermark {mark.ms} after MAX_WATERMARK")
             channel.watermark = max(channel.watermark, mark.ms)
         elif isinstance(mark, EndOfData):
@@ -231,14 +217,15 @@ class TaskData:
         if found != self.valve_seen:
             raise Violation(f"{self.id}: event time is {found}, the minimum of the channels is {least}")
 
-    def add_to_table(self, channel: Channel, row: Row) -> None:
-        uid, table = row[0], self.tables[channel.edge]
+    def add_to_table(self, name: str, row: Row) -> None:
+        uid, edge = row[0], next(channel.edge for channel in self.inputs if channel.name == name)
+        table = self.tables[edge]
         if uid in table:
             # At-least-once: a table is a set of rows, so a repeated row changes nothing.
             check(not self.process.settings.exactly_once, f"{self.id} gets the row {uid} of a table a second time")
             return
         table.add(uid)
-        self.read[channel.edge] += ONE + uid
+        self.read[edge] += ONE + uid
 
     def advance(self, watermark: int) -> None:
         """Advance event time in every operator, then send it."""
@@ -264,10 +251,6 @@ class TaskData:
             raise TaskFailure("finish raises")
         self._advance_operators(MAX_WATERMARK_MS)
         for op in self.operators:
-            for i in op.spec.inputs:
-                ended = (op.number, i.source)
-                check(ended not in self.inputs_ended, "{}: end_input of {} a second time", self.id, ended)
-                self.inputs_ended.add(ended)
             check(op.watermark >= MAX_WATERMARK_MS, "{}: stage {} finishes at event time {}", self.id, op.number, op.watermark)
             op.finish()
             op.finished = True
@@ -286,11 +269,9 @@ class TaskData:
         for output in self.outputs:
             output.sent += ONE + uid
             channels = output.channels
-            if output.static:
+            if output.static or len(channels) == 1:
                 for channel in channels:
                     channel.sent.append(row)
-            elif len(channels) == 1:
-                channels[0].sent.append(row)
             elif output.keyed:
                 channels[owner_of(key, len(channels))].sent.append(row)
             else:
@@ -315,13 +296,9 @@ class TaskData:
         """Put the barrier before all elements that wait on the outputs, and keep these in the snapshot."""
         for output in self.outputs:
             for channel in output.channels:
-                if channel.sent is channel.queue:
-                    taken.output[channel.name] = ()
-                    channel.sent.append(BarrierMark(barrier))
-                else:
-                    overtaken = (e for e in channel.sent if not isinstance(e, BarrierMark | CancelMark))
-                    taken.output[channel.name] = tuple(overtaken)
-                    channel.sent.appendleft(BarrierMark(barrier))
+                overtaken = (e for e in channel.sent if not isinstance(e, BarrierMark | CancelMark))
+                taken.output[channel.name] = tuple(overtaken)
+                channel.sent.appendleft(BarrierMark(barrier))
 
     # Snapshots
 
@@ -374,10 +351,6 @@ class TaskData:
             self.sink.rows = []
 
 
-def _position(split: list[int]) -> int:
-    return split[1]
-
-
 def _into(after: Operator, edge: int) -> Forward:
     def forward(uid: int, ts: int, key: int) -> None:
         if after.finished:
@@ -385,8 +358,3 @@ def _into(after: Operator, edge: int) -> Forward:
         after.take(uid, ts, key, edge)
 
     return forward
-
-
-def table_sum(tables: dict[int, set[int]]) -> int:
-    """The content of the static tables as one number."""
-    return mix(*(sum(tables[edge]) for edge in sorted(tables)))
