@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from dagster_checkpoints.execution.elements import EndOfData, Mark
-from simulation.elements import describe, tally
+from simulation.elements import describe, tally, total
 from simulation.shapes import Shape
 from simulation.storage import Metadata
 from simulation.violations import Violation
@@ -13,13 +11,8 @@ from simulation.violations import Violation
 
 def check_cut(shape: Shape, metadata: Metadata) -> None:
     """For each edge, compare the rows that were sent with those that were read or that the checkpoint holds in flight."""
-    sent: defaultdict[int, int] = defaultdict(int)
-    found: defaultdict[int, int] = defaultdict(int)
-    for ghost in metadata.ghosts.values():
-        for edge, rows in ghost.sent.items():
-            sent[edge] += rows
-        for edge, rows in ghost.read.items():
-            found[edge] += rows
+    sent = total(ghost.sent for ghost in metadata.ghosts.values())
+    found = total(ghost.read for ghost in metadata.ghosts.values())
     edge_of = {channel.name: channel.edge for channel in shape.channels}
     for state in metadata.states.values():
         waiting = [*state.output.items(), *((name, pinned.in_flight) for name, pinned in state.channels.items())]

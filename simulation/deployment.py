@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import known_channel, least_watermark, redistribution, rescaled_stages
 from simulation.channels import Channel, Ghost, Snapshot
-from simulation.operators import Union
-from simulation.shapes import ChannelSpec, Shape, TaskSpec, name_of
+from simulation.elements import total
+from simulation.shapes import ChannelSpec, Shape, TaskSpec, name_of, number_of
 from simulation.sinks import TaskSink
 from simulation.task import Task
 from simulation.violations import check
@@ -96,20 +96,15 @@ def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, sibli
 
 def _enumerators(shape: Shape, restored: Restored | None) -> dict[int, deque[int]]:
     """By source stage whose splits are assigned one at a time: the splits that are not assigned yet."""
-    enumerated = [number for number, spec in enumerate(shape.stages) if spec.enumerated]
     if restored is None:
-        return {number: deque(range(shape.stages[number].splits)) for number in enumerated}
-    known = restored.plan.enumerators
-    return {n: deque(map(int, known[name_of(n)].discovered)) for n in enumerated if name_of(n) in known}
+        return {number: deque(range(spec.splits)) for number, spec in enumerate(shape.stages) if spec.enumerated}
+    return {number_of(name): deque(map(int, state.discovered)) for name, state in restored.plan.enumerators.items()}
 
 
 def _check_unions(process: Process, metadata: Metadata) -> None:
     """Restored stages get all union list state of the checkpoint, also that of finished instances."""
-    held, found = Counter[int](), Counter[int]()
-    for ghost in metadata.ghosts.values():
-        held.update(ghost.counted)
-    for op in (op for task in process.tasks.values() for op in task.operators if isinstance(op, Union)):
-        found[op.number] += op.held
+    held = total(ghost.counted for ghost in metadata.ghosts.values())
+    found = total(task.ghost().counted for task in process.tasks.values())
     for stage, counted in found.items():
         check(counted == held[stage], f"stage {stage} is restored with {counted} of {held[stage]} in its union list state")
 
@@ -133,11 +128,8 @@ def _rescaled(index: int, inputs: Sequence[ChannelSpec], siblings: Sequence[Snap
     states = [s for s in siblings if s is not None]
     lists: list[dict[str, Sequence[Any]]] = [{"splits": s.splits, "transactions": s.transactions} for s in states]
     share = redistribution.redistribute_lists(lists, parallelism)[index]
-    read, sent = Counter[int](), Counter[int]()
     ghosts = [s.ghost for s in states] if index == 0 else []
-    for ghost in ghosts:
-        read.update(ghost.read)
-        sent.update(ghost.sent)
+    read, sent = total(ghost.read for ghost in ghosts), total(ghost.sent for ghost in ghosts)
     whole_tables = {c.edge: states[0].ghost.read[c.edge] for c in inputs if c.static and c.edge in states[0].ghost.read}
     return Snapshot(
         tables=states[0].tables,

@@ -6,7 +6,8 @@ world has its own id; `ts` is event time.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
 from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.state import key_groups
@@ -40,6 +41,14 @@ def mix(*numbers: int) -> int:
 
 def tally(uids: Collection[int]) -> int:
     return len(uids) * ONE + sum(uids)
+
+
+def total(tallies: Iterable[Mapping[int, int]]) -> Counter[int]:
+    """By key, the sum of all values."""
+    found = Counter[int]()
+    for each in tallies:
+        found.update(each)
+    return found
 
 
 def describe(tally: int) -> str:

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from simulation.elements import Row, mix, source_row
-from simulation.operators import Forward, operator
+from simulation.operators import operator
 from simulation.shapes import Shape, StageSpec
 
 Positions = Mapping[int, Iterable[tuple[int, int]]]
 """By source stage: (split, how many of its records were read)."""
-_LAST = 10**9
-"""Later than any window."""
 
 
 def expected_rows(shape: Shape, positions: Positions) -> list[list[Row]]:
@@ -32,17 +31,13 @@ def _emitted(number: int, spec: StageSpec, inputs: list[tuple[int, bool, list[Ro
     """The rows of a stage with one instance that gets all rows of its tables first, then all others in one possible order."""
     emitted: list[Row] = []
     alone = operator(number, replace(spec, instances=1), 0)
-    alone.forward = _into(emitted)
+    alone.forward = lambda uid, ts, key: emitted.append((uid, ts, key))
     tables = [sum(uid for uid, _, _ in rows) for _, static, rows in inputs if static]
     if tables:
         alone.table = mix(*tables)
     for edge, static, rows in inputs:
         for uid, ts, key in () if static else rows:
             alone.take(uid, ts, key, edge)
-    alone.advance(_LAST)
+    alone.advance(MAX_WATERMARK_MS)
     alone.finish()
     return emitted
-
-
-def _into(emitted: list[Row]) -> Forward:
-    return lambda uid, ts, key: emitted.append((uid, ts, key))

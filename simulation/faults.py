@@ -13,7 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -72,16 +72,11 @@ def injected(fault: Fault) -> Iterator[None]:
     Raises:
         StaleFault: the function's source does not have the fault's text, or has it more than once.
     """
-    functions = [getattr(each, "fget", each) for each in (fault.function, fault.also) if each is not None]
-    broken = [_broken(fault, function) for function in functions]
-    sound = [function.__code__ for function in functions]
-    try:
-        for function, code in zip(functions, broken, strict=True):
-            function.__code__ = code
+    with ExitStack() as restore:
+        for function in [getattr(each, "fget", each) for each in (fault.function, fault.also) if each is not None]:
+            restore.callback(setattr, function, "__code__", function.__code__)
+            function.__code__ = _broken(fault, function)
         yield
-    finally:
-        for function, code in zip(functions, sound, strict=True):
-            function.__code__ = code
 
 
 def _broken(fault: Fault, function: Callable[..., Any]) -> CodeType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -35,21 +35,27 @@ from simulation.violations import check
 
 @dataclass(frozen=True)
 class RequestedStart:
-    """The start that a user requests.
+    """The start that a user requests: the settings of the run configuration.
 
     Attributes:
-        what: "latest", "none", "retained" or "savepoint".
+        restore_from: "latest", "none", "retained" or "savepoint"; a location instead of the last two when storage was read.
         which: index in the retained checkpoints, or in the savepoints, newest first.
         copied: whether the savepoint is copied elsewhere first.
         claim: whether the pipeline becomes the owner of the savepoint.
         variant: index of the variant of the pipeline.
+        allow_older_checkpoint: whether older ones are tried; no simulated user allows it.
     """
 
-    what: str = "latest"
+    restore_from: str = "latest"
     which: int = 0
     copied: bool = False
     claim: bool = False
     variant: int = 0
+    allow_older_checkpoint: bool = False
+
+    @property
+    def claim_mode(self) -> ClaimMode:
+        return ClaimMode.CLAIM if self.claim else ClaimMode.NO_CLAIM
 
 
 @dataclass(frozen=True)
@@ -65,33 +71,24 @@ StartPoint = start_point.StartPoint[Restored]
 RestorableCheckpoint = start_point.RestorableCheckpoint[Restored]
 
 
-@dataclass(frozen=True)
-class StartOptions:
-    """The settings of the run configuration for the start."""
-
-    restore_from: str
-    claim_mode: ClaimMode
-    allow_older_checkpoint: bool = False
-
-
-def start_options(store: Store, owner: OwnershipSteps, requested: RequestedStart, copies: int) -> StartOptions:
-    """The settings for a requested start.
+def start_options(store: Store, owner: OwnershipSteps, requested: RequestedStart, copies: int) -> RequestedStart:
+    """The request, with the location of the checkpoint or savepoint that it stands for.
 
     Raises:
         NothingToRestoreError: the requested checkpoint or savepoint does not exist.
     """
-    restore_from = requested.what
-    if requested.what in ("retained", "savepoint"):
-        found = (_retained if requested.what == "retained" else _savepoints)(store, owner)
+    restore_from = requested.restore_from
+    if restore_from in ("retained", "savepoint"):
+        found = _retained(store, owner) if restore_from == "retained" else _savepoints(store)
         if requested.which >= len(found):
             raise NothingToRestoreError("storage holds fewer of them")
         restore_from = found[requested.which]
     if requested.copied:
         restore_from = store.copy_savepoint(restore_from, copies)
-    return StartOptions(restore_from, ClaimMode.CLAIM if requested.claim else ClaimMode.NO_CLAIM)
+    return replace(requested, restore_from=restore_from)
 
 
-def _savepoints(store: Store, owner: OwnershipSteps) -> list[str]:
+def _savepoints(store: Store) -> list[str]:
     """The savepoints that a user may restore, newest first."""
     own = [f"savepoints/{name}" for name in reversed(store.names("savepoints/"))]
     return [location for location in own if store.metadata(location) is not None and location not in store.abandoned]

@@ -73,10 +73,9 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     stateful = theme == "rescaling" or (theme == "tasks" and r.random() < 0.5)
     stages = random_stages(seed % SHAPES, STATEFUL if stateful else ENDING if theme == "ends" else ANY)
     kinds = {stage.kind for stage in stages}
-    stateless = not kinds & {"window", "totals"}
     barriers = r.choices(
         ("aligned", "unaligned", "timeout", "at_least_once"),
-        (6, 2, 2, 3 if stateless and "union" not in kinds else 0),
+        (6, 2, 2, 3 if kinds.isdisjoint(("window", "totals", "union")) else 0),
     )[0]
     idle = "window" not in kinds and r.random() < 0.3
     config, restart, timeout = _config(r, theme), _restart(r), r.choice((0.0, 1.0, 3.0))
@@ -87,8 +86,6 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         config = replace(config, unaligned=True, aligned_checkpoint_timeout=aligned, max_concurrent=1)
     settings = Settings(config, restart, idle)
     budgets = _budgets(r, theme, settings)
-    if "union" in kinds and not settings.config.checkpoints_after_tasks_finish:
-        budgets["drain"] = 0  # a task that has ended on its own would make it fail, and the job would start again from scratch
     if "union" in kinds:
         budgets["lose"] = 0  # all instances of a stage with union list state must finish with the same checkpoint
         if not settings.config.checkpoints_after_tasks_finish:
