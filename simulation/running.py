@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from simulation.scenario import Scenario
 from simulation.schedules import RandomSchedule
@@ -37,7 +38,7 @@ def run(scenario: Scenario, recorded: Sequence[Label] = (), *, record: bool = Tr
     outcome = Outcome()
     labels = outcome.labels
     try:
-        for label in _steps(world, recorded, to_end):
+        for label in chain(recorded, iter(RandomSchedule(world).next, None) if to_end else ()):
             if record:
                 labels.append(label)
             if not world.perform(label) and record:
@@ -53,20 +54,6 @@ def run(scenario: Scenario, recorded: Sequence[Label] = (), *, record: bool = Tr
     for process in world.processes:
         process.forget()
     return outcome
-
-
-def _steps(world: World, recorded: Sequence[Label], to_end: bool) -> Iterator[Label]:
-    yield from recorded
-    if not to_end:
-        return
-    schedule, soft_limit = RandomSchedule(world.scenario.seed, world), world.scenario.soft_limit
-    while True:
-        if world.steps > soft_limit and not world.calm:
-            yield ("calm",)
-        elif (label := schedule.next()) is not None:
-            yield label
-        else:
-            return
 
 
 def _check_ended(world: World) -> None:

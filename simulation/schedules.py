@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect
+from collections.abc import Callable
 
 from simulation.machine import TURN, Thread
 from simulation.process import Process
@@ -11,63 +13,53 @@ from simulation.task import Task
 from simulation.world import DEADLINE, Label, World
 from simulation.writing import UPLOADED
 
-_TASKS_FIRST, _MAIN_FIRST, _UPLOAD_FIRST, _IO_FIRST = (0, 1, 2, 3), (1, 0, 2, 3), (2, 1, 0, 3), (3, 1, 2, 0)
-"""The order in which to look for a possible step: 0 tasks, 1 main thread, 2 uploads, 3 input/output thread."""
-ENDING_REQUESTS = ("drain", "end_all", "suspend")
-
 
 class RandomSchedule:
     """Chooses at random, by the scenario's weights; fair: every possible step has a probability above 0."""
 
-    def __init__(self, seed: int, world: World) -> None:
-        self._random = random.Random(seed)
-        self._chance = self._random.random
+    def __init__(self, world: World) -> None:
+        scenario, config = world.scenario, world.scenario.settings.config
         self._world = world
-        self._task, self._mail, self._main, self._upload, self._io, self._tick, self._net = world.scenario.weights
-        self._buffered = world.scenario.settings.config.unaligned
-        if not self._buffered:
-            self._net = 0.0
-        self._timeouts = not world.scenario.settings.config.overtakes_at_once
-        self._task_total = self._task + self._mail + self._net
-        # A process that loses its lease during a slow write crashes; where tasks commit at their own end, that repeats rows.
-        self._keeps_lease = not world.scenario.settings.config.checkpoints_after_tasks_finish
-        self._lazy = world.scenario.lazy
-        self._newest_first = world.scenario.newest_first
+        self._scenario = scenario
+        self._random = random.Random(scenario.seed)
+        self._chance = self._random.random
+        task, self._mail, self._main, self._upload, self._io, self._tick, network = scenario.weights
+        self._buffered = config.unaligned
+        network *= self._buffered
+        self._mail_or_network, self._task_total = self._mail + network, task + self._mail + network
+        self._timeouts = not config.overtakes_at_once
+        self._after_finish = config.checkpoints_after_tasks_finish
         self._write_failed = False
         self._next_label: Label | None = None
         # Where runs restore older checkpoints, a process that is paused while it does so sleeps until others have progressed.
-        chances = (0.2, 0.04, 0.2) if world.scenario.going_back else (0.06, 0.3, 0.5)
+        chances = (0.2, 0.04, 0.2) if scenario.going_back else (0.06, 0.3, 0.5)
         self._fault_chance, self._wake_chance, self._open_chance = chances
 
     def next(self) -> Label | None:
         """A step that is possible now; None when no step will ever be."""
+        world = self._world
+        if world.steps > self._scenario.soft_limit and not world.calm:
+            return ("calm",)
         if self._next_label is not None:
             followup, self._next_label = self._next_label, None
             return followup
-        world = self._world
         active = world.active
         if not active:
             return self._next_process()
         alone = len(active) == 1 and not active[0].paused and active[0] is world.processes[-1]
-        label = None if alone else self._other_process()
-        if label is not None:
+        if label := (not alone and self._other_process()) or self._disturbance():
             return label
-        if world.calm:
-            if self._chance() < 0.1:
-                label = self._end_job()
-                if label is not None:
-                    return label
-        elif self._chance() < self._fault_chance:
-            label = self._fault_or_request()
-            if label is not None:
-                return label
         first = 0 if len(active) == 1 else int(self._chance() * len(active))
         for process in active[first:] + active[:first]:
-            if not process.paused:
-                label = self._process_step(process)
-                if label is not None:
-                    return label
+            if not process.paused and (label := self._process_step(process)):
+                return label
         return self._pass_time()
+
+    def _disturbance(self) -> Label | None:
+        """A fault or a user's request; once the world is calm, only the request that ends the job."""
+        if self._world.calm:
+            return self._end_job() if self._chance() < 0.1 else None
+        return self._fault_or_request() if self._chance() < self._fault_chance else None
 
     def _other_process(self) -> Label | None:
         """A paused process wakes; or another process starts beside one that is paused or no longer the owner."""
@@ -93,65 +85,52 @@ class RandomSchedule:
     def _process_step(self, process: Process) -> Label | None:
         """A possible step of a process, by the weights."""
         tasks = self._task_total if process.running else 0.0
-        main = self._main if process.main.at != TURN or process.queue else 0.0
-        upload = self._upload if process.uploads else 0.0
-        io = self._io if process.io or process.io_now is not None else 0.0
-        tick = 0.0 if self._world.calm or (self._keeps_lease and process.locked) else self._tick
-        drawn = self._chance() * (tasks + main + upload + io + tick)
-        if drawn < tasks:
-            order = _TASKS_FIRST
-        elif drawn < tasks + main:
-            order = _MAIN_FIRST
-        elif drawn < tasks + main + upload:
-            order = _UPLOAD_FIRST
-        elif drawn < tasks + main + upload + io:
-            order = _IO_FIRST
-        elif tick:
-            return ("time", 1.0)
-        else:
-            order = _TASKS_FIRST
-        for kind in order:
-            label: Label | None = None
-            if kind == 0:
-                label = self._task_step(process) if tasks else None
-            elif kind == 1:
-                label = ("main", process.number, self._outcome(process.main), self._times()) if process.ready() else None
-            elif kind == 2:
-                label = self._upload_step(process) if upload else None
-            elif io and process.io_can_continue():
-                label = ("io", process.number, self._outcome(process.io_now), self._times_io())
-            if label is not None:
+        main = tasks + (self._main if process.main.at != TURN or process.queue else 0.0)
+        upload = main + (self._upload if process.uploads else 0.0)
+        io = upload + (self._io if process.io_ready() else 0.0)
+        # A process that loses its lease during a slow write crashes; where tasks commit at their own end, that repeats rows.
+        keeps_lease = self._world.calm or (process.locked and not self._after_finish)
+        time = io if keeps_lease else io + self._tick
+        for step in _ORDERS[bisect((tasks, main, upload, io, time), self._chance() * time)]:
+            if label := step(self, process):
                 return label
         return None
+
+    def _main_step(self, process: Process) -> Label | None:
+        return ("main", process.number, self._outcome(process.main), self._times()) if process.ready() else None
+
+    def _io_step(self, process: Process) -> Label | None:
+        if not process.io_ready() or not process.io_can_continue():
+            return None
+        return ("io", process.number, self._outcome(process.io_now), self._times_io())
 
     def _task_step(self, process: Process) -> Label | None:
         """A step of the first task that has one, beginning at a random task."""
         running, chance, number = process.running, self._chance, process.number
-        first = int(chance() * len(running))
-        mail, buffered, total = self._mail, self._buffered, self._task_total
+        first = int(chance() * len(running)) if running else 0
         for task in running[first:] + running[:first] if first else running:
             if not task.started:
                 return ("open", number, task.number, chance() < self._open_chance)
-            drawn = chance() * total
-            if drawn < mail and task.mailbox:
-                return ("mail", number, task.number, self._times())
-            if buffered and drawn < mail + self._net:
-                label = self._network_step(number, task)
-                if label is not None:
-                    return label
-            if not task.source:
-                label = self._gate_step(number, task)
-                if label is not None:
-                    return label
-            elif task.can_read() and not (self._lazy and not self._world.calm and chance() < self._lazy):
-                return ("read", number, task.number, self._times())
-            if task.mailbox:
-                return ("mail", number, task.number, self._times())
-            if buffered:
-                label = self._network_step(number, task)
-                if label is not None:
-                    return label
+            drawn = chance() * self._task_total
+            label = (
+                (drawn < self._mail and self._mail_step(number, task))
+                or (drawn < self._mail_or_network and self._network_step(number, task))
+                or (self._source_step(number, task) if task.source else self._gate_step(number, task))
+                or self._mail_step(number, task)
+                or self._network_step(number, task)
+            )
+            if label:
+                return label
         return None
+
+    def _mail_step(self, number: int, task: Task) -> Label | None:
+        return ("mail", number, task.number, self._times()) if task.mailbox else None
+
+    def _source_step(self, number: int, task: Task) -> Label | None:
+        lazy = 0.0 if self._world.calm else self._scenario.lazy
+        if not task.can_read() or (lazy and self._chance() < lazy):
+            return None
+        return ("read", number, task.number, self._times())
 
     def _gate_step(self, number: int, task: Task) -> Label | None:
         asynchronous = task.asynchronous and task.can_run_query()
@@ -178,7 +157,7 @@ class RandomSchedule:
 
     def _network_step(self, number: int, task: Task) -> Label | None:
         """Elements arrive, a barrier is announced, or an alignment times out."""
-        if not task.inputs:
+        if not self._buffered or not task.inputs:
             return None
         count = len(task.inputs)
         channel = int(self._chance() * count)
@@ -205,7 +184,9 @@ class RandomSchedule:
 
     def _upload_step(self, process: Process) -> Label | None:
         uploads = process.uploads
-        upload = uploads[-1 if self._newest_first else int(self._chance() * len(uploads))]
+        if not uploads:
+            return None
+        upload = uploads[-1 if self._scenario.newest_first else int(self._chance() * len(uploads))]
         if not process.may_upload(upload):
             return None
         outcome = UPLOADED
@@ -229,22 +210,25 @@ class RandomSchedule:
             if harm:
                 self._next_label = ("open", number, harm[0], True)
             return ("wake", number)
-        if process.shut_down and process.sent_reports and world.budgets["repeat"]:
-            return ("repeat", number, int(self._chance() * len(process.sent_reports)))
+        reports, opening = process.sent_reports, any(task.opening for task in process.running)
         left = [what for what, budget in world.budgets.items() if budget and what not in ("write", "upload", "restart")]
-        if not left:
+        if process.shut_down and reports and "repeat" in left:
+            what = "repeat"
+        elif opening and self._scenario.going_back and "pause" in left:
+            what = "pause"
+        elif left:
+            what = r.choice(left)
+        else:
             return ("calm",) if self._chance() < 0.05 else None
-        opening = any(task.opening for task in process.running)
-        what = "pause" if opening and world.scenario.going_back and world.budgets["pause"] else r.choice(left)
         if what in ("checkpoint", "savepoint", "suspend", "drain", "end_source", "end_all"):
-            seconds = r.choice((2.0, 30.0, DEADLINE)) if process.config.checkpoints_after_tasks_finish else DEADLINE
+            seconds = r.choice((2.0, 30.0, DEADLINE)) if self._after_finish else DEADLINE
             return ("ask", number, what, r.randrange(len(process.shape.stages)), seconds)
         if what in ("crash", "pause", "cancel"):
             io_stopped = process.io_now is not None and process.io_now.at in (PUT, PAUSE)
             writing = process.main.at == PUT or io_stopped or opening
             return (what, number) if writing or self._chance() < 0.3 else None
         if what == "repeat":
-            return ("repeat", number, int(self._chance() * len(process.sent_reports))) if process.sent_reports else None
+            return ("repeat", number, int(self._chance() * len(reports))) if reports else None
         if not process.running:
             return None
         if what == "lose":
@@ -258,19 +242,14 @@ class RandomSchedule:
     def _next_process(self) -> Label | None:
         """Start another run; None when the last one has finished and no restart is left."""
         world, r = self._world, self._random
-        last = world.processes[-1] if world.processes else None
         if world.active and world.calm:
             return None
-        if last is None:
-            return ("start", "latest", 0, False, False, 0)
-        job_ended = last.ended and last.status == "FINISHED" and last.ended_by != "suspend"
-        again = world.budgets["restart"] > 0 and not world.calm
-        if job_ended and not again:
-            return None
-        if not again:
-            if not world.calm:
-                return ("calm",)
-            return ("start", "latest", 0, False, False, world.variant_of_newest())
+        last = world.processes[-1] if world.processes else None
+        job_ended = last is not None and last.ended and last.status == "FINISHED" and last.ended_by != "suspend"
+        if last is None or world.calm or not world.budgets["restart"]:
+            if job_ended:
+                return None
+            return ("start", "latest", 0, False, False, world.variant_of_newest()) if last is None or world.calm else ("calm",)
         world.budgets["restart"] -= 1
         latest, earlier = (6, 6) if world.scenario.going_back else (12, 4)
         # After the job's end "latest" is a new start. A user seldom names a checkpoint that does not exist.
@@ -284,19 +263,30 @@ class RandomSchedule:
         """When the unbounded sources have no more records, a user ends the job; again if that fails."""
         world = self._world
         process = world.current
-        if process is None or process.paused:
+        if process is None or process.paused or process.end_requested or any(not r.answered for r in process.user_requests):
             return None
-        if process.end_requested or any(not r.answered for r in process.user_requests):
-            return None
-        quiet = process.running and all(t.source != "unbounded" or not t.can_read() for t in process.running)
-        open_ended = any(t.source == "unbounded" and t.started for t in process.running)
+        unbounded = [task for task in process.running if task.source == "unbounded"]
         # With union state there may be no checkpoint before all instances have reached their end.
-        patience = 0 if world.has_union else world.scenario.patience
-        if not quiet or not open_ended or process.completed < patience:
+        patience = 0 if world.has_union else self._scenario.patience
+        if not any(t.started for t in unbounded) or any(t.can_read() for t in unbounded) or process.completed < patience:
             return None
-        kind = self._random.choice(ENDING_REQUESTS)
-        if not world.scenario.settings.config.checkpoints_after_tasks_finish:
+        kind = self._random.choice(("drain", "end_all", "suspend"))
+        if not self._after_finish:
             kind = "end_all"
-        if kind == "suspend" and self._chance() < 0.5:
+        elif kind == "suspend" and self._chance() < 0.5:
             kind = "drain"
         return ("ask", process.number, kind, 0, DEADLINE)
+
+
+_TASK, _MAIN, _UPLOAD, _IO = (
+    RandomSchedule._task_step, RandomSchedule._main_step, RandomSchedule._upload_step, RandomSchedule._io_step,
+)  # fmt: skip
+_ORDERS: tuple[tuple[Callable[[RandomSchedule, Process], Label | None], ...], ...] = (
+    (_TASK, _MAIN, _UPLOAD, _IO),
+    (_MAIN, _TASK, _UPLOAD, _IO),
+    (_UPLOAD, _MAIN, _TASK, _IO),
+    (_IO, _MAIN, _UPLOAD, _TASK),
+    (lambda schedule, process: ("time", 1.0),),
+    (_MAIN,),
+)
+"""The order in which to look for a possible step, by the weight that is drawn; the last one if all weights are 0."""
