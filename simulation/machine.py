@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_checkpoints.coordination import CheckpointBarrier, CheckpointCoordinator, TaskStatistics
-from dagster_checkpoints.execution.job_events import TaskReport
+from dagster_checkpoints.execution.job_events import Failure, FatalError, TaskReport
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.ownership import SAFETY
 from dagster_checkpoints.execution.shared_files import SharedNames
@@ -73,11 +73,13 @@ class Machine(Performer, ABC):
         number: position in the list of all processes of the world, from 0.
         knows_event_time: whether the watermark of a task follows from its channels alone, and no record is late.
         epoch: of its ownership; 0 until it has acquired the pipeline.
+        slow: the main thread's queued actions that take steps.
         io: queued work of the input/output thread; `io_now` is the work that it has begun.
         enumerators: by source stage, the splits that are not assigned yet.
         completed: number of completed checkpoints.
         dirty: whether a fault has left files that only a later run can delete.
         end_requested: whether a user has ended all sources.
+        user_requests: by requester number, the request.
         sent_reports: the last acknowledgements and declines; each may be delivered a second time.
         checked: the last attempt whose restored sinks were compared with the checkpoint.
     """
@@ -88,7 +90,7 @@ class Machine(Performer, ABC):
         "attempt", "checked", "completed", "config", "crashed", "dirty", "end_requested", "ended", "ended_by",
         "ended_sources", "enumerators", "epoch", "ghosts", "io", "io_now", "job", "job_id", "knows_event_time", "lineage",
         "main", "names", "number", "paused", "queue", "requested_start", "restored", "running", "sent_reports", "settings",
-        "shape", "shut_down", "status", "tasks", "uploads", "user_requests", "world",
+        "shape", "shut_down", "slow", "status", "tasks", "uploads", "user_requests", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, number: int, start: RequestedStart) -> None:
@@ -108,6 +110,7 @@ class Machine(Performer, ABC):
         self.io: deque[Callable[[], Steps[Any]]] = deque()
         self.io_now: Thread | None = None
         self.main = Thread(self._run())
+        self.slow: deque[Steps[Any]] = deque()
         self.uploads: list[Upload] = []
         self.tasks: dict[TaskId, Task] = {}
         self.running: list[Task] = []
@@ -238,7 +241,8 @@ class Machine(Performer, ABC):
     def forget(self) -> None:
         """Break the reference cycles, so that the garbage collector does not have to."""
         self.crash()
-        self.io = deque()
+        self.io.clear()
+        self.slow.clear()
         del self.world, self.names
 
     def crash(self) -> None:
@@ -264,10 +268,10 @@ class Machine(Performer, ABC):
         try:
             for step in self.owned(self.owner.renew()):
                 assert step is PUT
-        except StorageError as error:
+        except OwnershipLost as error:
             self._loss_reported = True
-            if not any(isinstance(item, OwnershipLost) for item in self.queue):
-                self.queue.append(error)
+            if not any(isinstance(item, FatalError) for item in self.queue):
+                self.queue.append(FatalError(Failure(repr(error))))
 
     @abstractmethod
     def _run(self) -> Generator[str, str, None]:

@@ -7,10 +7,9 @@ Read `machine` and `writing` first.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_checkpoints import coordination
 from dagster_checkpoints.coordination import CompletedCheckpoint, DiscardStates, FailureReason
@@ -18,11 +17,10 @@ from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.checkpoint_deletion import discard_states
-from dagster_checkpoints.execution.job_actions import JobAction
 from dagster_checkpoints.execution.job_events import Failure, JobMachineEvent
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
-from dagster_checkpoints.execution.job_requests import AnswerRequest, RequestReceived, SourceInstance
+from dagster_checkpoints.execution.job_requests import AnswerRequest, Request, RequestReceived, SourceInstance
 from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer, restore_point
 from dagster_checkpoints.execution.start_point import NothingToRestoreError, is_job_over
 from dagster_checkpoints.execution.storage_errors import OwnershipLost, StorageError, StorageUnavailable
@@ -30,28 +28,19 @@ from dagster_checkpoints.state import RestoreError
 from simulation.deployment import deploy
 from simulation.machine import TURN
 from simulation.requests import OK, PAUSE, PUT, WAIT, Steps
-from simulation.restoring import RequestedStart, Restored, StartPoint, read_restored
+from simulation.restoring import Restored, read_restored
 from simulation.shapes import name_of
 from simulation.storage import is_savepoint
 from simulation.task_data import TaskData
 from simulation.user_requests import UserRequest
-from simulation.violations import Violation, check
+from simulation.violations import check
 from simulation.writing import Writer
-
-if TYPE_CHECKING:
-    from simulation.world import World
 
 
 class Process(Writer):
     """The main thread of a process, and its actions."""
 
-    __slots__ = ("_requesters", "_slow")
-
-    def __init__(self, world: World, number: int, start: RequestedStart) -> None:
-        super().__init__(world, number, start)
-        self._slow: deque[JobAction] = deque()
-        """Actions that stop before writes, in order."""
-        self._requesters: list[UserRequest] = []
+    __slots__ = ()
 
     def _run(self) -> Generator[str, str, None]:
         try:
@@ -62,15 +51,18 @@ class Process(Writer):
             return
         self.count("take-overs" if self.owner.previous.lease is not None else "acquisitions")
         self.job = JobMachine("simulated", self.config, self.settings.restart, self.epoch)
-        self.hand_in((yield from self._guarded(self._choose())))
+        self.slow.append(self._choose())
         while self.job.phase is not JobPhase.OVER:
-            if self._slow:
-                yield from self._perform_slowly(self._slow.popleft())
+            if self.slow:
+                try:
+                    event = yield from self.slow.popleft()
+                except (StorageError, NothingToRestoreError, RestoreError) as error:
+                    event = on.FatalError(Failure(repr(error)))
             else:
                 yield TURN
-                item = self.queue.popleft() if self.queue else coordination.Tick()
-                self.hand_in(on.FatalError(Failure(repr(item))) if isinstance(item, StorageError) else item)
-        yield from self._perform_slowly(self._slow.popleft())
+                event = self.queue.popleft() if self.queue else coordination.Tick()
+            self.hand_in(event)
+        yield from self.slow.popleft()
 
     def is_owner_gone(self, owner: str) -> bool:
         """Whether an owner has crashed that ran on this process's host: processes 2n and 2n + 1 share a host."""
@@ -83,43 +75,22 @@ class Process(Writer):
         self._sleeping_until, self._wait_condition = self.world.now + seconds, None
         yield WAIT
 
-    def _guarded(self, act: Steps[Any]) -> Steps[JobMachineEvent]:
-        """Perform an action; a storage or restore error becomes a FatalError event."""
-        try:
-            return (yield from act)  # type: ignore[no-any-return]
-        except (StorageError, NothingToRestoreError, RestoreError) as error:
-            return on.FatalError(Failure(repr(error)))
-
-    def _perform_slowly(self, action: JobAction) -> Steps[None]:
-        """Perform an action whose result is an event, or the release, which is the last action."""
-        if isinstance(action, do.Release):
-            return (yield from self._release(action))
-        perform = _SLOWLY.get(type(action))
-        if perform is None:
-            raise Violation(f"nothing performs {action}")
-        self.hand_in((yield from self._guarded(perform(self, action))))
-
     # Actions that need no storage
 
     def hand_in(self, event: JobMachineEvent) -> None:
         for action in self.job.handle(event, self.world.now):
-            perform = _AT_ONCE.get(type(action))
-            if perform is None:
-                self._slow.append(action)
-            else:
-                perform(self, action)
+            steps = _PERFORM[type(action)](self, action)
+            if steps is not None:
+                self.slow.append(steps)
 
     def _send(self, action: do.SendToTasks) -> None:
         message = action.message
         if isinstance(message, life.CheckpointCompletedNotice):
-            self._check_named(message.checkpoint_id)
+            # Tasks commit at this notice: storage must name the checkpoint before, or a crash could lose it.
+            named = (self.job_id, message.checkpoint_id) in self.store.named
+            check(named, "tasks are notified that {} has completed, and the state has never named it", message.checkpoint_id)
         for task in action.tasks:
             self.tasks[task].mailbox.append(message)
-
-    def _check_named(self, checkpoint_id: int) -> None:
-        """Tasks commit at this notice: storage must name the checkpoint before, or a crash could lose it."""
-        if (self.job_id, checkpoint_id) not in self.store.named:
-            raise Violation(f"tasks are notified that {checkpoint_id} has completed, and the state has never named it")
 
     def _write_metadata(self, action: coordination.WriteMetadata) -> None:
         ghosts = {task: self.ghosts[task] for task in action.checkpoint.plan.finished}
@@ -141,9 +112,6 @@ class Process(Writer):
         self.completed += not action.checkpoint.is_savepoint
         self.count("savepoints" if action.checkpoint.is_savepoint else "checkpoints")
 
-    def _forget_savepoints(self, action: do.ForgetSavepoints) -> None:
-        self.owner.forget_savepoints(action.retained)
-
     def _failed(self, action: coordination.CheckpointFailed) -> None:
         checkpoint_id, reason = action.checkpoint_id, action.reason
         savepoint = checkpoint_id is not None and checkpoint_id in self._savepoints
@@ -157,9 +125,9 @@ class Process(Writer):
         the run has completed a checkpoint: until then its user may still restore them."""
         checkpoint = action.checkpoint
         state = self.store.state
-        needed = state is not None and state.job.status == "RUNNING" and state.newest is not None
-        newest = state.newest.location if state is not None and state.newest is not None else ""
-        check(not needed or newest != checkpoint.location, f"{newest} is deleted before storage says that the job has ended")
+        needed = state.newest if state is not None and state.job.status == "RUNNING" else None
+        deleted = needed is not None and needed.location == checkpoint.location
+        check(not deleted, "{} is deleted before storage says that the job has ended", needed)
         passed_over = self._start is not None and checkpoint in self._start.passed_over
         own = self.store.highest_ids.get(self.job_id, 0) > checkpoint.checkpoint_id or self.shut_down
         check(own or not passed_over, f"{checkpoint.location} is deleted before the run has a checkpoint of its own")
@@ -175,20 +143,12 @@ class Process(Writer):
         self._start = start = self.choose_start()
         self.count("restores" if start.restored is not None else "new starts")
         self.job_id = previous.job.job_id + (not start.resume)
-        self._set_lineage(start)
-        return beginning_chosen(start)
-
-    def _set_lineage(self, start: StartPoint) -> None:
-        restored = start.restored
-        if restored is None:
-            self.lineage = ((self.job_id, None),)
-        elif start.resume:
-            self.lineage = restored.metadata.lineage
-        else:
-            parents = tuple(
-                (job, restored.plan.checkpoint_id if upto is None else upto) for job, upto in restored.metadata.lineage
-            )
+        self.lineage = start.restored.metadata.lineage if start.restored is not None else ()
+        if not start.resume:
+            restored_id = start.pointer.checkpoint_id if start.pointer is not None else None
+            parents = tuple((job, restored_id if upto is None else upto) for job, upto in self.lineage)
             self.lineage = (*parents, (self.job_id, None))
+        return beginning_chosen(start)
 
     def _read(self) -> Steps[None]:
         """Read an object from storage, which may be unavailable; a new owner may have deleted the object."""
@@ -299,13 +259,13 @@ class Process(Writer):
             self.end_requested = True
             self.queue.append(on.DrainRequested())
             return True
-        users = 1 + (len(world.requests) % 3 == 0)
-        request = UserRequest(f"r{len(world.requests)}", kind, seconds, stage, users)
-        world.requests.append(request)
-        self.user_requests.append(request)
-        for _ in range(users):
-            self._requesters.append(request)
-            self.queue.append(RequestReceived(request.as_received(), len(self._requesters) - 1, self.world.now))
+        number = len(world.requests)
+        request = Request(f"r{number}", _REQUESTS.get(kind, kind), seconds, kind == "drain", name_of(stage))
+        user_request = UserRequest(request, users=1 + (number % 3 == 0))
+        world.requests.append(user_request)
+        for _ in range(user_request.users):
+            self.queue.append(RequestReceived(request, len(self.user_requests), world.now))
+            self.user_requests.append(user_request)
         return True
 
     def cancel(self) -> bool:
@@ -317,9 +277,8 @@ class Process(Writer):
 
     def _answer(self, action: AnswerRequest) -> None:
         for requester in action.requesters:
-            request = self._requesters[requester]
-            request.answer(action)
-            if request.names_savepoint and action.location not in self.store.claimed:
+            names_savepoint = self.user_requests[requester].answer(action)
+            if names_savepoint and action.location not in self.store.claimed:
                 self.store.check_complete(action.location)
 
     # Tasks
@@ -332,7 +291,7 @@ class Process(Writer):
         if self.shut_down and not isinstance(item.event, on.TaskFailure):
             for action in self.coordinator.handle(item.event, self.world.now):
                 if isinstance(action, DiscardStates):
-                    _AT_ONCE[DiscardStates](self, action)
+                    _PERFORM[DiscardStates](self, action)
         else:
             self.queue.append(item)
         self.count("repeated messages")
@@ -355,7 +314,10 @@ class Process(Writer):
             )
 
 
-_SLOWLY: dict[type[object], Callable[[Process, Any], Steps[JobMachineEvent]]] = {
+_REQUESTS: dict[str, Any] = {"suspend": "stop", "drain": "stop"}
+"""The kinds of users' requests that have another name in a control request."""
+_PERFORM: dict[type[object], Callable[[Process, Any], Steps[Any] | None]] = {
+    # Actions that take steps: the result is an event, except for the release, which is the last action
     do.Deploy: Process._deploy,
     do.BeginJob: Process._begin,
     do.ClaimSavepoint: Process._claim,
@@ -364,11 +326,11 @@ _SLOWLY: dict[type[object], Callable[[Process, Any], Steps[JobMachineEvent]]] = 
     do.StopTasks: Process._stop_tasks,
     do.EndJob: Process._end_job,
     do.FinishWork: Process._finish_work,
-}
-_AT_ONCE: dict[type[object], Callable[[Process, Any], None]] = {
+    do.Release: Process._release,
+    # Actions without a result
     do.SendToTasks: Process._send,
     do.StartTasks: Process._start_tasks,
-    do.ForgetSavepoints: Process._forget_savepoints,
+    do.ForgetSavepoints: lambda process, action: process.owner.forget_savepoints(action.retained),
     do.Sweep: lambda process, action: process.io.append(process.sweep),
     do.AttemptBegan: lambda process, action: process.count("attempts"),
     do.AttemptRestarting: lambda process, action: process.count("restarts"),

@@ -194,7 +194,7 @@ class World:
 
     def _check_finished(self, process: Process) -> None:
         for request in process.user_requests:
-            check(request.answered, f"request {request.request_id} was never answered")
+            check(request.answered, f"{request.request} was never answered")
         if process.superseded:
             return  # another owner may have committed more by now
         if process.ended_by == "suspend":
