@@ -351,7 +351,7 @@ def test_an_aligned_gate_that_announces_all_the_same_aborts_nothing() -> None:
     assert run(AlignedBarrierHandler("ab"), "a1 b?2 b1") == "block(a) - snapshot1+unblock(a)"
 
 
-def test_what_overtakes_keeps_its_other_properties() -> None:
+def test_an_unaligned_barrier_keeps_its_other_properties() -> None:
     [start, _] = UnalignedBarrierHandler("a").handle(
         BarrierReceived("a", CheckpointBarrier(7, 70.0, CheckpointProperties(periodic=True, forced=True)))
     )
@@ -388,7 +388,7 @@ def test_an_event_of_something_else_is_refused(handler: BarrierHandler) -> None:
         handler.handle(TakeSnapshot(barrier("1")))  # type: ignore[arg-type]
 
 
-def test_what_stands_still_can_be_asked_for() -> None:
+def test_blocked_channels_can_be_read() -> None:
     handler = AlignedWithTimeoutBarrierHandler("abc", timeout=TIMEOUT)
     assert (handler.pending_id, handler.blocked) == (None, ())
     run(handler, "c1 a1")
@@ -399,7 +399,7 @@ def test_what_stands_still_can_be_asked_for() -> None:
     assert (handler.pending_id, handler.blocked) == (None, ())
 
 
-def test_what_is_pending_at_least_once_can_be_asked_for() -> None:
+def test_pending_checkpoints_at_least_once_can_be_read() -> None:
     handler = TrackingBarrierHandler("ab")
     run(handler, "a2 b1")
     assert handler.pending_ids == (1, 2)

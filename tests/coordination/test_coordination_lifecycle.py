@@ -103,7 +103,7 @@ def test_final_checkpoint(events: str, commits: list[int], closes: bool) -> None
         assert len(actions[-1]) == 4
 
 
-def test_the_way_to_the_end() -> None:
+def test_the_steps_to_the_end_of_a_task() -> None:
     life = TaskLifecycle()
     assert life.handle(EndOfDataReceived(True)) == [FinishOperators()]
     assert life.state is LifecycleState.FINISHING
@@ -113,7 +113,7 @@ def test_the_way_to_the_end() -> None:
     assert life.operators_finished
 
 
-def test_restored_after_finish_does_not_finish_again_and_says_that_its_data_has_ended() -> None:
+def test_a_task_restored_after_finish_does_not_finish_again_and_reports_its_end_of_data() -> None:
     life = TaskLifecycle()
     assert life.handle(RestoredAfterFinish()) == [EmitEndOfData(True)]
     assert life.operators_finished
@@ -121,7 +121,7 @@ def test_restored_after_finish_does_not_finish_again_and_says_that_its_data_has_
 
 
 @pytest.mark.parametrize("events", ["end finished", "restored"])
-def test_with_checkpointing_off_nobody_waits(events: str) -> None:
+def test_with_checkpointing_off_no_task_waits(events: str) -> None:
     life = TaskLifecycle(checkpointing=False)
     actions = [action for text in events.split() for action in life.handle(event(text))]
     assert actions[-5:] == [EmitEndOfData(True), CommitUpTo(None), *CLOSE]
@@ -245,7 +245,7 @@ def described(actions: list[LifecycleAction]) -> str:
         "a1 s1 s1",
     ],
 )
-def test_what_cannot_come_is_refused(events: str) -> None:
+def test_an_impossible_event_is_refused(events: str) -> None:
     life = TaskLifecycle()
     *before, last = events.split()
     for text in before:

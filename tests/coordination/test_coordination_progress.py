@@ -68,7 +68,9 @@ def after(graph: ExecutionGraph, events: str) -> TaskProgress:
         ("+1 cA +70 x cB", 131),
     ],
 )
-def test_who_is_just_finishing(graph_of: Callable[[str], ExecutionGraph], events: str, waited_for_until: float | None) -> None:
+def test_which_tasks_are_just_finishing(
+    graph_of: Callable[[str], ExecutionGraph], events: str, waited_for_until: float | None
+) -> None:
     progress = after(graph_of("V0 p1; V1 p1"), events)
     assert progress.any_finishing == (waited_for_until is not None)
     assert progress.finishing_expires_at == waited_for_until

@@ -56,7 +56,7 @@ def test_strategies(strategy: RestartStrategy, failures: list[float], delays: li
         (FailureRateRestart(max_failures=1, interval=10), 2, "2 failures within 10 s .*max_failures=1"),
     ],
 )
-def test_who_gives_up_says_at_which_limit(strategy: RestartStrategy, failures: int, words: str) -> None:
+def test_a_strategy_that_refuses_a_restart_names_its_limit(strategy: RestartStrategy, failures: int, words: str) -> None:
     fresh = strategy.fresh()
     *_, answer = [fresh.on_failure(0) for _ in range(failures)]
     assert isinstance(answer, GiveUp)
@@ -74,7 +74,7 @@ def test_a_fresh_strategy_has_no_past() -> None:
 
 
 @pytest.mark.parametrize("multiplier", [10, 10.0])
-def test_the_delay_stays_at_its_maximum_for_ever(multiplier: float) -> None:
+def test_the_delay_stays_at_its_maximum(multiplier: float) -> None:
     strategy = ExponentialDelayRestart(initial=1, maximum=5, multiplier=multiplier, reset_after=1e9)
     answers = [strategy.on_failure(n) for n in range(1000)]
     assert isinstance(answers[-1], RestartAfter)

@@ -72,7 +72,7 @@ def test_equal_requests_run_in_the_order_in_which_they_came() -> None:
         (SAVEPOINT, 0, 4.9, "runs"),
     ],
 )
-def test_which_may_run(properties: CheckpointProperties, pending: int, now: float, outcome: str) -> None:
+def test_which_requests_may_run(properties: CheckpointProperties, pending: int, now: float, outcome: str) -> None:
     requests = queue(min_pause=5)
     request = CheckpointRequest(properties, 0)
     requests.add(request)
@@ -121,7 +121,7 @@ def test_a_full_queue_drops_its_lowest_entry() -> None:
         ("e e e x", False, True),
     ],
 )
-def test_what_waits_in_the_queue_can_be_asked_for(requests: str, periodic: bool, end_of_data: bool) -> None:
+def test_the_queued_requests_can_be_read(requests: str, periodic: bool, end_of_data: bool) -> None:
     waiting = queue(max_queued=2)
     for now, word in enumerate(requests.split()):
         if word == "x":
@@ -131,7 +131,7 @@ def test_what_waits_in_the_queue_can_be_asked_for(requests: str, periodic: bool,
     assert (waiting.has_periodic, waiting.has_end_of_data) == (periodic, end_of_data)
 
 
-def test_who_is_not_in_the_queue_cannot_be_withdrawn() -> None:
+def test_a_request_that_is_not_queued_cannot_be_withdrawn() -> None:
     requests = queue()
     assert not requests.withdraw("a")
     for name in "abc":
@@ -160,7 +160,7 @@ PRE_FLIGHT = {
 
 
 @pytest.mark.parametrize("reason", list(FailureReason))
-def test_what_counts_and_what_is_pre_flight(reason: FailureReason) -> None:
+def test_which_failures_count_and_which_are_pre_flight(reason: FailureReason) -> None:
     assert FailureCounter(0).failed(1, reason) == (reason in COUNTED) == reason.counts
     assert reason.pre_flight == (reason in PRE_FLIGHT)
 
@@ -235,7 +235,7 @@ def test_a_savepoint_has_a_target_only_if_it_is_given_one() -> None:
     assert CheckpointProperties.for_savepoint(request_id="asked") == replace(SAVEPOINT, request_id="asked")
 
 
-def test_a_finished_job_never_gives_up_a_savepoint() -> None:
+def test_a_finished_job_never_deletes_a_savepoint() -> None:
     stopping = CheckpointProperties.for_savepoint(stops_job=True)
     store = CompletedCheckpoints(3, [CompletedCheckpoint(2, "sp", stopping), CompletedCheckpoint(1, "c")])
     assert store.latest is not None and store.latest.location == "sp"

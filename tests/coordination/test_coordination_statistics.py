@@ -163,7 +163,7 @@ def test_finished_instances_have_no_part(graph_of: Graphs) -> None:
     assert (v1.expected, v1.acknowledged, v1.acknowledged_after) == (1, 0, None)
 
 
-def test_a_failed_checkpoint_keeps_what_was_known(graph_of: Graphs) -> None:
+def test_a_failed_checkpoint_keeps_its_known_statistics(graph_of: Graphs) -> None:
     job = Job(graph_of)
     job.trigger()
     job.do(Acknowledged(A0, 1, None, TaskStatistics(new_bytes=5)))

@@ -89,7 +89,7 @@ def test_valve(channels: str, row: str, outputs: str) -> None:
     assert valve.watermark == max([s for s in seen if s is not None], default=MIN_WATERMARK_MS)
 
 
-def test_the_bounds_lie_outside_of_what_a_user_can_write() -> None:
+def test_the_bounds_are_outside_of_the_values_that_a_user_can_write() -> None:
     assert MIN_WATERMARK_MS < YEAR_1 and YEAR_9999 < MAX_WATERMARK_MS
     valve = WatermarkValve("a")
     assert valve.advance("a", YEAR_9999) == YEAR_9999
@@ -97,7 +97,7 @@ def test_the_bounds_lie_outside_of_what_a_user_can_write() -> None:
 
 
 @pytest.mark.parametrize(("row", "idle"), [("", False), ("a~", False), ("a~ b~", True), ("a~ b$", True), ("a$ b$", False)])
-def test_a_task_is_idle_when_no_open_channel_speaks(row: str, idle: bool) -> None:
+def test_a_task_is_idle_when_no_open_channel_is_active(row: str, idle: bool) -> None:
     valve = WatermarkValve("ab")
     for text in row.split():
         step(valve, text)
@@ -108,13 +108,13 @@ def test_a_task_is_idle_when_no_open_channel_speaks(row: str, idle: bool) -> Non
 
 
 @pytest.mark.parametrize(("drain", "ended"), [(True, "drain"), (False, "suspend")])
-def test_a_snapshot_says_how_a_channel_ended(drain: bool, ended: str) -> None:
+def test_a_snapshot_records_how_a_channel_ended(drain: bool, ended: str) -> None:
     valve = WatermarkValve("ab")
     valve.end("a", drain=drain)
     assert {name: channel.ended for name, channel in valve.snapshot().channels.items()} == {"a": ended, "b": "none"}
 
 
-def test_a_restore_that_moves_nothing_says_so() -> None:
+def test_a_restore_that_does_not_change_the_watermark_returns_none() -> None:
     assert WatermarkValve("ab").restore(ValveState()) is None
     valve = WatermarkValve("a")
     valve.advance("a", 5)
@@ -183,7 +183,7 @@ def histories(draw: st.DrawFn) -> list[str]:
 
 
 @given(histories())
-def test_the_watermark_never_goes_back_and_an_answer_is_a_move(history: list[str]) -> None:
+def test_the_watermark_never_goes_back_and_only_changes_are_returned(history: list[str]) -> None:
     valve = WatermarkValve("abc")
     before = valve.watermark
     for text in history:
@@ -206,7 +206,7 @@ def test_without_idleness_it_is_the_minimum(history: list[str]) -> None:
 
 
 @given(histories(), st.integers(0, 30))
-def test_a_restore_goes_on_where_the_snapshot_was_taken(history: list[str], cut: int) -> None:
+def test_a_restore_continues_where_the_snapshot_was_taken(history: list[str], cut: int) -> None:
     valve = WatermarkValve("abc")
     for text in history[:cut]:
         step(valve, text)

@@ -194,14 +194,14 @@ def test_finished_tasks_count_as_acknowledged_at_once(graph_of: Graphs) -> None:
     assert notified(actions, CheckpointCompletedNotice) == [({TaskId("V0", 1), B}, 1)]
 
 
-def test_a_completed_checkpoint_says_which_stages_had_finished_and_where_it_began(graph_of: Graphs) -> None:
+def test_a_completed_checkpoint_records_its_finished_stages_and_its_triggered_tasks(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), finished=[A])
     job.checkpoint()
     (completed,) = pick(job.complete(1), CheckpointCompleted)
     assert (completed.checkpoint.fully_finished, completed.checkpoint.roots) == ({"v0"}, ("v1",))
 
 
-def test_ids_start_at_1_and_go_on_after_the_restored_one(graph_of: Graphs) -> None:
+def test_ids_start_at_1_and_continue_after_the_restored_one(graph_of: Graphs) -> None:
     assert Job(graph_of(CHAIN)).checkpoint() == 1
     job = Job(graph_of(CHAIN), next_checkpoint_id=43)
     assert job.checkpoint() == 43
@@ -450,7 +450,7 @@ def test_without_an_interval_there_is_the_final_checkpoint_and_none_before(graph
     assert triggered(job.at(50)) == []
 
 
-def test_without_an_interval_one_can_be_asked_for(graph_of: Graphs) -> None:
+def test_without_an_interval_a_checkpoint_can_be_requested(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), interval=None)
     assert job.checkpoint() == 1
 
@@ -550,7 +550,7 @@ def test_the_interval_during_a_backlog(graph_of: Graphs, longer: float | None, e
         ([BacklogChanged(A, True), TasksRestarting()], None),
     ],
 )
-def test_who_works_off_a_backlog(graph_of: Graphs, events: list[CoordinatorEvent], due: float | None) -> None:
+def test_which_sources_have_a_backlog(graph_of: Graphs, events: list[CoordinatorEvent], due: float | None) -> None:
     job = Job(graph_of("V0 p2 -ALL-> V1 p1"), interval_during_backlog=0.0)
     for event in events:
         job.do(event)
@@ -718,7 +718,7 @@ def test_the_newest_are_retained(graph_of: Graphs) -> None:
     assert [c.checkpoint_id for c in job.coordinator.completed] == [3, 4]
 
 
-def test_discarding_comes_after_everybody_was_told(graph_of: Graphs) -> None:
+def test_states_are_discarded_after_all_tasks_were_notified(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN))
     job.checkpoint()
     job.complete(1)
@@ -727,7 +727,7 @@ def test_discarding_comes_after_everybody_was_told(graph_of: Graphs) -> None:
     assert kinds.index(CheckpointCompleted) < kinds.index(NotifyTasks) < kinds.index(DiscardCheckpoint)
 
 
-def test_restored_checkpoints_are_given_up_like_any_other(graph_of: Graphs) -> None:
+def test_restored_checkpoints_are_subsumed_like_any_other(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), completed=[CompletedCheckpoint(7, "old")], next_checkpoint_id=8)
     assert pick(job.complete(job.checkpoint()), DiscardCheckpoint)[0].checkpoint.location == "old"
 
@@ -809,7 +809,7 @@ def test_checkpoints_that_expire_together_fail_the_job_once(graph_of: Graphs) ->
 
 
 @pytest.mark.parametrize("drain", [False, True])
-def test_a_stop_that_is_asked_for_while_the_job_fails_is_answered_by_the_restart(graph_of: Graphs, drain: bool) -> None:
+def test_a_stop_requested_while_the_job_fails_is_answered_by_the_restart(graph_of: Graphs, drain: bool) -> None:
     job = Job(graph_of(CHAIN), interval=None)
     for task in job.tasks:
         job.do(EndOfDataReached(task))
@@ -874,7 +874,7 @@ def test_a_write_that_failed_discards_and_one_of_unknown_outcome_does_not(graph_
     assert failure.message == FailureReason.FINALIZE_CHECKPOINT_FAILURE.value
 
 
-def test_outcomes_of_what_is_not_being_written_are_ignored(graph_of: Graphs) -> None:
+def test_write_outcomes_of_checkpoints_that_are_not_being_written_are_ignored(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN))
     job.checkpoint()
     assert job.do(MetadataWritten(1, "x")) == []
@@ -905,7 +905,7 @@ def test_when_every_task_is_at_its_end_one_checkpoint_is_triggered_at_once(graph
     assert job.completed_ids == [1]
 
 
-def test_finished_tasks_need_not_reach_it_again(graph_of: Graphs) -> None:
+def test_finished_tasks_need_not_reach_the_end_of_data_again(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), finished=[A])
     job.do(EndOfDataReached(B))
     assert triggered(job.do(EndOfDataReached(C))) == [(1, B)]
@@ -959,7 +959,7 @@ def test_a_pending_one_that_serves_every_task_makes_it_needless(graph_of: Graphs
     assert failed(job.actions) == []
 
 
-def test_a_checkpoint_asked_for_serves_as_well(graph_of: Graphs) -> None:
+def test_a_requested_checkpoint_serves_as_the_final_one(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), max_concurrent=1)
     job.checkpoint()
     for task in job.tasks:
@@ -1048,7 +1048,7 @@ def test_nothing_is_triggered_while_a_task_is_just_finishing(graph_of: Graphs, p
     assert failed(job.actions) == []
 
 
-def test_but_not_for_ever(graph_of: Graphs) -> None:
+def test_a_checkpoint_waits_for_a_committing_task_only_until_the_timeout(graph_of: Graphs) -> None:
     job = job_whose_first_task_is_leaving(graph_of, timeout=60.0)
     assert triggered(job.at(59)) == []
     assert job.coordinator.next_deadline() == 60
@@ -1166,7 +1166,7 @@ def test_so_does_one_that_a_better_request_has_pushed_out(graph_of: Graphs) -> N
     assert triggered(job.complete(1)) == [(3, A)]
 
 
-def test_when_only_some_tasks_are_at_their_end_the_next_periodic_one_serves(graph_of: Graphs) -> None:
+def test_when_only_some_tasks_are_at_their_end_the_next_periodic_checkpoint_serves(graph_of: Graphs) -> None:
     job = Job(graph_of("V0 p2 -ALL-> V1 p1"))
     job.do(EndOfDataReached(TaskId("V0", 0)))
     assert triggered(job.actions) == []
@@ -1186,7 +1186,7 @@ def test_a_chain_of_any_depth_ends_with_one_checkpoint(graph_of: Graphs, depth: 
     assert failed(job.actions) == []
 
 
-def test_without_checkpoints_after_tasks_finish_nobody_waits(graph_of: Graphs) -> None:
+def test_without_checkpoints_after_tasks_finish_no_task_waits(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), checkpoints_after_tasks_finish=False)
     for task in job.tasks:
         job.do(EndOfDataReached(task))
@@ -1196,7 +1196,7 @@ def test_without_checkpoints_after_tasks_finish_nobody_waits(graph_of: Graphs) -
 # Restart, shutdown
 
 
-def test_a_restart_aborts_everything_and_keeps_what_is_complete(graph_of: Graphs) -> None:
+def test_a_restart_aborts_pending_checkpoints_and_keeps_completed_ones(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=3)
     job.do(Declined(A, job.checkpoint()))
     job.complete(job.checkpoint())
@@ -1235,7 +1235,7 @@ def test_a_drain_ends_with_the_final_checkpoint_alone(graph_of: Graphs) -> None:
     assert triggered(job.do(EndOfDataReached(C))) == [(2, A)]
 
 
-def test_what_is_no_event_is_refused(graph_of: Graphs) -> None:
+def test_an_unknown_event_is_refused(graph_of: Graphs) -> None:
     with pytest.raises(AssertionError, match="'no event'"):
         Job(graph_of(CHAIN)).do("no event")  # type: ignore[arg-type]
 
@@ -1306,7 +1306,7 @@ def test_only_a_finished_job_gives_its_checkpoints_up(
     assert [a.checkpoint.location for a in pick(actions, DiscardCheckpoint)] == discarded
 
 
-def test_after_shutdown_nothing_is_triggered_and_everybody_is_answered(graph_of: Graphs) -> None:
+def test_after_shutdown_nothing_is_triggered_and_every_request_is_answered(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN))
     job.checkpoint()
     job.ack(1, A)
@@ -1322,7 +1322,7 @@ def test_after_shutdown_nothing_is_triggered_and_everybody_is_answered(graph_of:
     assert job.do(Tick()) == []
 
 
-def test_shutdown_keeps_the_states_of_what_is_being_written(graph_of: Graphs) -> None:
+def test_shutdown_keeps_the_states_of_a_checkpoint_being_written(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN))
     job.checkpoint()
     job.ack(1)
@@ -1373,7 +1373,7 @@ def test_settings_outside_their_range_are_refused_by_name(
     assert [getattr(config(value), name) for value in taken] == taken
 
 
-def test_the_plan_and_its_roots_can_be_asked_for(graph_of: Graphs) -> None:
+def test_the_plan_and_its_roots_can_be_read(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), finished=[A])
     assert isinstance(job.coordinator.plan(), CheckpointPlan)
     assert job.coordinator.roots == ("v1",)

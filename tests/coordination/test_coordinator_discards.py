@@ -15,7 +15,7 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, Vertex
 
 
-def test_an_upload_that_broke_off_leaves_nothing_although_nobody_had_acknowledged() -> None:
+def test_a_partial_upload_is_discarded_even_if_no_task_had_acknowledged() -> None:
     graph = ExecutionGraph((Vertex("V0", ("v0",), 1),), ())
     coordinator = CheckpointCoordinator(graph, CheckpointConfig(interval=None))
     coordinator.handle(TaskStateChanged(TaskId("V0", 0), TaskState.RUNNING), 0.0)

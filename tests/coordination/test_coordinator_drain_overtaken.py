@@ -35,7 +35,7 @@ def draining(*events: CoordinatorEvent) -> tuple[CheckpointCoordinator, list[Coo
     return coordinator, actions
 
 
-def test_the_savepoint_is_taken_once_more_without_who_has_ended() -> None:
+def test_the_savepoint_is_taken_again_without_the_ended_tasks() -> None:
     finished = TaskStateChanged(ONE, TaskState.FINISHED)
     coordinator, actions = draining(finished, Acknowledged(OTHER, 3), MetadataWritten(3, "savepoints/savepoint-3"))
     assert [a.checkpoint_id for a in actions if isinstance(a, CheckpointTriggered)] == [1, 2, 3]
@@ -52,7 +52,7 @@ def test_a_task_that_declines_because_it_closes_fails_the_drain() -> None:
     assert [a.checkpoint_id for a in actions if isinstance(a, CheckpointTriggered)] == [1, 2]
 
 
-def test_with_nobody_left_the_job_has_ended_by_itself() -> None:
+def test_without_running_tasks_the_job_has_ended_on_its_own() -> None:
     _, actions = draining(TaskStateChanged(ONE, TaskState.FINISHED), TaskStateChanged(OTHER, TaskState.FINISHED))
     answers = [(a.request_id, a.reason) for a in actions if isinstance(a, RequestNotCompleted)]
     assert answers == [("r", FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)]

@@ -157,7 +157,7 @@ def triggered(actions: Iterable[CoordinatorAction]) -> list[int]:
 # Savepoints of a job that runs on
 
 
-def test_a_savepoint_commits_nothing_and_is_not_what_a_restart_begins_from(graph_of: Graphs) -> None:
+def test_a_savepoint_commits_nothing_and_no_restart_begins_from_it(graph_of: Graphs) -> None:
     job = Job(graph_of, "savepoint ack1")
     actions = job.do("written1")
     assert notified(actions, SavepointCompletedNotice) == [(set(TASKS), 1)]
@@ -166,7 +166,7 @@ def test_a_savepoint_commits_nothing_and_is_not_what_a_restart_begins_from(graph
     assert job.coordinator.latest_completed is None
 
 
-def test_a_savepoint_lets_nobody_go(graph_of: Graphs) -> None:
+def test_no_task_ends_with_a_savepoint(graph_of: Graphs) -> None:
     # Every task took it after its finish(), and none may end with it: the final checkpoint follows.
     job = Job(graph_of, "checkpoint savepoint ends ack2 written2")
     assert triggered(job.do("ack1 written1")) == []
@@ -175,7 +175,7 @@ def test_a_savepoint_lets_nobody_go(graph_of: Graphs) -> None:
     assert triggered(job.do("ack1 written1 ack2 written2")) == []
 
 
-def test_what_was_asked_for_is_carried_along(graph_of: Graphs) -> None:
+def test_the_request_is_carried_in_the_properties(graph_of: Graphs) -> None:
     properties = CheckpointProperties.for_savepoint(request_id="asked")
     job = Job(graph_of)
     announced, *triggers = job.handle(CheckpointRequested("r", properties))
@@ -215,7 +215,7 @@ def test_a_drain_waits_for_the_end_of_the_data_and_takes_the_final_checkpoints_p
     assert triggered(job.do("ends +50 ack1 written1 +50")) == [1]
 
 
-def test_other_checkpoints_are_aborted_when_it_begins(graph_of: Graphs) -> None:
+def test_other_checkpoints_are_aborted_when_a_stop_begins(graph_of: Graphs) -> None:
     job = Job(graph_of, "checkpoint savepoint", max_queued=5)
     job.handle(CheckpointRequested("queued"))
     actions = job.do("suspend")
@@ -227,7 +227,7 @@ def test_other_checkpoints_are_aborted_when_it_begins(graph_of: Graphs) -> None:
     assert pick(job.actions, FailJob) == []
 
 
-def test_one_that_is_being_finalized_is_waited_for(graph_of: Graphs) -> None:
+def test_a_stop_waits_for_a_checkpoint_that_is_being_finalized(graph_of: Graphs) -> None:
     job = Job(graph_of, "checkpoint ack1", max_concurrent=2)
     assert triggered(job.do("suspend +30")) == []
     actions = job.do("written1")
@@ -235,7 +235,7 @@ def test_one_that_is_being_finalized_is_waited_for(graph_of: Graphs) -> None:
     assert job.answers == {"checkpoint": "at-1"}
 
 
-def test_nobody_may_end_in_the_middle_of_it(graph_of: Graphs) -> None:
+def test_no_task_may_end_during_a_stop(graph_of: Graphs) -> None:
     job = Job(graph_of)
     job.handle(EndOfDataReached(A))
     job.do("checkpoint")
@@ -245,7 +245,7 @@ def test_nobody_may_end_in_the_middle_of_it(graph_of: Graphs) -> None:
     assert triggered(job.do("A-finished")) == [2]
 
 
-def test_somebody_who_does_not_end_is_not_waited_for_for_ever(graph_of: Graphs) -> None:
+def test_a_stop_waits_for_a_task_that_does_not_end_only_until_the_timeout(graph_of: Graphs) -> None:
     job = Job(graph_of)
     job.handle(EndOfDataReached(A))
     job.do("checkpoint")
@@ -267,7 +267,7 @@ def test_somebody_who_does_not_end_is_not_waited_for_for_ever(graph_of: Graphs) 
         ("ends ack1 written1", "its savepoint has completed"),
     ],
 )
-def test_while_it_is_under_way_other_requests_are_refused(graph_of: Graphs, stop: str, so_far: str, how_far: str) -> None:
+def test_during_a_stop_other_requests_are_refused(graph_of: Graphs, stop: str, so_far: str, how_far: str) -> None:
     job = Job(graph_of, f"{stop} {so_far}")
     actions = job.do("checkpoint savepoint again")
     refusals = pick(actions, RequestNotCompleted)
@@ -283,7 +283,7 @@ def test_while_it_is_under_way_other_requests_are_refused(graph_of: Graphs, stop
     ("words", "message"), [("A-failed", "task V0[0] is FAILED, not RUNNING"), ("finish", "every task has finished")]
 )
 @pytest.mark.parametrize("stop", ["suspend", "drain"])
-def test_no_stop_without_tasks_that_run(graph_of: Graphs, stop: str, words: str, message: str) -> None:
+def test_a_stop_without_running_tasks_is_refused(graph_of: Graphs, stop: str, words: str, message: str) -> None:
     job = Job(graph_of, f"{words} {stop}")
     (refusal,) = pick(job.actions, RequestNotCompleted)
     assert refusal.reason is FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
@@ -291,12 +291,12 @@ def test_no_stop_without_tasks_that_run(graph_of: Graphs, stop: str, words: str,
     assert job.coordinator.stopping is None
 
 
-def test_a_stop_that_has_waited_for_tasks_to_finish_and_finds_one_gone_is_answered(graph_of: Graphs) -> None:
+def test_a_stop_that_waited_for_finishing_tasks_and_finds_one_ended_is_answered(graph_of: Graphs) -> None:
     job = Job(graph_of, "ends ack1 suspend A-failed written1 +100")
     assert job.answers == {"stop": "NOT_ALL_REQUIRED_TASKS_RUNNING"}
 
 
-def test_requests_that_have_waited_for_the_end_of_the_tasks_are_all_answered(graph_of: Graphs) -> None:
+def test_all_requests_that_waited_for_the_end_of_the_tasks_are_answered(graph_of: Graphs) -> None:
     job = Job(graph_of, "ends ack1 written1 savepoint checkpoint")
     assert job.answers == {}
     job.do("finish")
@@ -311,7 +311,7 @@ def test_a_stop_before_all_tasks_run_changes_nothing(graph_of: Graphs) -> None:
 
 
 @pytest.mark.parametrize("stop", ["suspend", "drain"])
-def test_a_job_that_ends_by_itself_first(graph_of: Graphs, stop: str) -> None:
+def test_a_job_that_ends_on_its_own_first(graph_of: Graphs, stop: str) -> None:
     job = Job(graph_of, f"ends ack1 {stop} written1 finish")
     assert job.answers == {"stop": "CHECKPOINT_COORDINATOR_SHUTDOWN"}
     assert "every task has finished" in pick(job.actions, RequestNotCompleted)[0].message
@@ -331,7 +331,7 @@ def test_a_stop_that_arrives_while_waiting_for_the_final_checkpoint_replaces_it(
     assert job.answers == {"stop": "at-2"}
 
 
-def test_a_suspend_that_fails_there_is_followed_by_the_final_checkpoint(graph_of: Graphs) -> None:
+def test_a_suspend_that_fails_then_is_followed_by_the_final_checkpoint(graph_of: Graphs) -> None:
     job = Job(graph_of, "ends suspend declined2")
     assert triggered(job.do("+1")) == [3]
     assert triggered(job.do("ack3 written3 finish +100")) == []
@@ -351,7 +351,7 @@ WAYS_TO_FAIL = {
 
 
 @pytest.mark.parametrize("stop", ["suspend", "drain ends"])
-def test_a_task_that_ends_by_itself_in_the_middle_is_left_out_of_the_next_try(graph_of: Graphs, stop: str) -> None:
+def test_a_task_that_ends_on_its_own_during_a_stop_is_not_part_of_the_next_try(graph_of: Graphs, stop: str) -> None:
     job = Job(graph_of, f"{stop} A-finished")
     assert [(a.checkpoint_id, a.reason) for a in pick(job.actions, CheckpointFailed)] == [
         (1, FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING)
@@ -366,7 +366,7 @@ def test_a_task_that_ends_by_itself_in_the_middle_is_left_out_of_the_next_try(gr
 
 
 @pytest.mark.parametrize("words", WAYS_TO_FAIL)
-def test_after_a_failed_suspend_checkpoints_go_on(graph_of: Graphs, words: str) -> None:
+def test_after_a_failed_suspend_checkpoints_continue(graph_of: Graphs, words: str) -> None:
     job = Job(graph_of, f"+3 suspend {words}")
     assert job.answers == {"stop": WAYS_TO_FAIL[words]}
     assert job.coordinator.stopping is None
@@ -404,7 +404,7 @@ def test_a_suspend_can_be_tried_again(graph_of: Graphs) -> None:
     assert job.answers == {"stop": "CHECKPOINT_DECLINED", "second stop": "at-2"}
 
 
-def test_no_stop_of_a_job_that_may_not_have_checkpoints_after_tasks_finish(graph_of: Graphs) -> None:
+def test_a_stop_is_refused_without_checkpoints_after_tasks_finish(graph_of: Graphs) -> None:
     job = Job(graph_of, "A-finished suspend", checkpoints_after_tasks_finish=False)
     (refusal,) = pick(job.actions, RequestNotCompleted)
     assert "checkpoints_after_tasks_finish" in refusal.message
@@ -436,13 +436,13 @@ def test_a_stop_that_waits_can_be_withdrawn(graph_of: Graphs, stop: str) -> None
     assert bool(triggered(job.do("+20"))) == (stop == "suspend")
 
 
-def test_another_request_that_is_withdrawn_does_not_concern_it(graph_of: Graphs) -> None:
+def test_withdrawing_another_request_does_not_affect_a_stop(graph_of: Graphs) -> None:
     job = Job(graph_of, "drain")
     assert job.handle(RequestWithdrawn("another", "too late")) == []
     assert triggered(job.do("ends")) == [1]
 
 
-def test_what_is_being_written_is_not_withdrawn(graph_of: Graphs) -> None:
+def test_a_checkpoint_being_written_is_not_withdrawn(graph_of: Graphs) -> None:
     job = Job(graph_of, "suspend ack1")
     assert job.do("withdrawn") == []
     job.do("written1")
@@ -477,7 +477,7 @@ def test_a_restart_fails_the_stop(graph_of: Graphs, words: str) -> None:
     assert len(triggered(job.do("+10"))) == 1
 
 
-def test_a_restart_after_the_savepoint_begins_from_it_and_goes_on(graph_of: Graphs) -> None:
+def test_a_restart_after_the_savepoint_begins_from_it_and_continues(graph_of: Graphs) -> None:
     job = Job(graph_of, "checkpoint ack1 written1 suspend ack2 written2")
     job.do("B-failed restart")
     latest = job.coordinator.latest_completed
@@ -491,7 +491,7 @@ def test_a_restart_after_the_savepoint_begins_from_it_and_goes_on(graph_of: Grap
 
 
 @pytest.mark.parametrize("words", ["drain", "suspend", "checkpoint ack1 suspend"])
-def test_a_shutdown_answers_it(graph_of: Graphs, words: str) -> None:
+def test_a_shutdown_answers_the_stop(graph_of: Graphs, words: str) -> None:
     job = Job(graph_of, words)
     job.handle(Shutdown(JobStatus.CANCELED))
     assert job.answers["stop"] == "CHECKPOINT_COORDINATOR_SHUTDOWN"

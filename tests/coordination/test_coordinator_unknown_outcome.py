@@ -44,7 +44,7 @@ def after_unknown_outcome_of_the_newer(
     return coordinator, actions + coordinator.handle(Acknowledged(TASK, 1, "a"), 5.0)
 
 
-def test_an_older_checkpoint_is_given_up() -> None:
+def test_an_older_checkpoint_is_aborted() -> None:
     coordinator, actions = after_unknown_outcome_of_the_newer(CHECKPOINT)
     failed = [(a.checkpoint_id, a.reason) for a in actions if isinstance(a, CheckpointFailed)]
     assert failed == [(2, FailureReason.FINALIZE_CHECKPOINT_FAILURE), (1, FailureReason.CHECKPOINT_SUBSUMED)]
@@ -54,13 +54,13 @@ def test_an_older_checkpoint_is_given_up() -> None:
     assert coordinator.pending_ids == ()
 
 
-def test_an_older_savepoint_goes_on() -> None:
+def test_an_older_savepoint_continues() -> None:
     _, actions = after_unknown_outcome_of_the_newer(SAVEPOINT)
     assert [a.checkpoint.checkpoint_id for a in actions if isinstance(a, WriteMetadata)] == [1]
 
 
 @pytest.mark.parametrize("older", [CHECKPOINT, SAVEPOINT], ids=["checkpoint", "savepoint"])
-def test_a_savepoint_subsumes_nothing_whatever_becomes_of_it(older: CheckpointProperties) -> None:
+def test_a_savepoint_subsumes_nothing_whatever_its_outcome(older: CheckpointProperties) -> None:
     coordinator, actions = after_unknown_outcome_of_the_newer(older, SAVEPOINT)
     assert [a.checkpoint_id for a in actions if isinstance(a, CheckpointFailed)] == [2]
     assert [a.checkpoint.checkpoint_id for a in actions if isinstance(a, WriteMetadata)] == [1]
@@ -68,7 +68,7 @@ def test_a_savepoint_subsumes_nothing_whatever_becomes_of_it(older: CheckpointPr
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_one_that_turns_out_to_be_stored_resets_the_failure_count(stored: bool) -> None:
+def test_a_checkpoint_that_turns_out_to_be_stored_resets_the_failure_count(stored: bool) -> None:
     config = CheckpointConfig(interval=None, tolerable_failed_checkpoints=1)
     coordinator = CheckpointCoordinator(ExecutionGraph((Vertex("V0", ("v0",), 1),), ()), config)
 

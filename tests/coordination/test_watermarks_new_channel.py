@@ -20,7 +20,7 @@ def test_a_channel_that_has_not_spoken_still_holds_back_after_a_second_restore()
     assert again.advance("new", 25) == 25
 
 
-def test_one_that_has_spoken_and_is_behind_holds_back_too() -> None:
+def test_a_new_channel_that_lags_behind_holds_event_time_back() -> None:
     valve = WatermarkValve(["old", "new"])
     valve.restore(ValveState(10, {"old": ChannelWatermark(10)}))
     valve.advance("new", 5)

@@ -96,7 +96,9 @@ def test_a_silent_owner_is_watched_for_its_whole_lease() -> None:
         (0.5, 30.0, True, 0.5),
     ],
 )
-def test_how_often_another_lease_is_looked_at(poll: float | None, lease: float, same_kernel: bool, expected: float) -> None:
+def test_how_often_the_lease_of_another_owner_is_read(
+    poll: float | None, lease: float, same_kernel: bool, expected: float
+) -> None:
     found = Owner(run_id="a", host="h", pid=1, boot_id="b", namespaces="n", started=5)
     asks = Owner(run_id="b", host="h", pid=2, boot_id="b" if same_kernel else "c", namespaces="n", started=6)
     held = msgspec.structs.replace(OWNED.state, lease=Lease(owner=found, seconds=lease, acquired_at=NOW, renewed_at=NOW))
@@ -112,7 +114,7 @@ def test_how_often_another_lease_is_looked_at(poll: float | None, lease: float, 
     )
 
 
-def test_the_last_look_is_at_the_leases_end() -> None:
+def test_the_last_read_is_at_the_end_of_the_lease() -> None:
     clock = Clock()
     steps = acquire(PLACE, BOB, LEASE, clock.values(), poll=20.0)
     looks = (asleep(clock, 20.0), ALIVE, (READ, OWNED), asleep(clock, 10.0), ALIVE, (READ, OWNED))
@@ -120,7 +122,7 @@ def test_the_last_look_is_at_the_leases_end() -> None:
 
 
 @pytest.mark.parametrize("missed", [None, StorageUnavailable("away")])
-def test_a_look_that_shows_nothing_is_no_harm(missed: Any) -> None:
+def test_a_missed_read_of_the_lease_is_harmless(missed: Any) -> None:
     clock = Clock()
     steps = acquire(PLACE, BOB, LEASE, clock.values(), poll=LEASE)
     exchanges = ((READ, OWNED), ALIVE, (AnnounceWatch, None), asleep(clock, LEASE), ALIVE, (READ, missed))
@@ -159,7 +161,7 @@ def test_a_write_that_has_landed_without_an_answer_is_recognised(error: Exceptio
     assert owner.epoch == 4
 
 
-def test_a_write_that_has_not_landed_is_tried_again_from_what_is_there() -> None:
+def test_a_write_that_has_not_landed_is_tried_again_from_the_stored_state() -> None:
     clock = Clock()
     steps = acquire(PLACE, BOB, LEASE, clock.values())
     other = StoredState(msgspec.structs.replace(FREE.state, token="other", epoch=8), "v5")
@@ -183,7 +185,7 @@ def test_a_write_that_certainly_failed_is_an_error(error: Exception) -> None:
         follow(acquire(PLACE, BOB, LEASE, Clock().values()), (READ, FREE), (ReplaceState, error))
 
 
-def test_a_pipeline_that_changes_hands_all_the_time_is_given_up() -> None:
+def test_acquisition_fails_if_the_owner_changes_again_and_again() -> None:
     rounds = [(READ, FREE), (ReplaceState, Precondition("no")), (READ, FREE)] * 5
     with pytest.raises(PipelineOwned) as found:
         follow(acquire(PLACE, BOB, LEASE, Clock().values()), *rounds)
@@ -194,7 +196,7 @@ def test_a_pipeline_that_changes_hands_all_the_time_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
-def test_a_lease_has_a_length(seconds: float) -> None:
+def test_a_lease_without_a_length_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="more than 0 seconds"):
         drive(acquire(PLACE, BOB, seconds, Clock().values()), lambda request: None)
 
@@ -218,11 +220,11 @@ FULL = Owner(run_id="a", host="h", pid=1, boot_id="b", namespaces="n", started=5
         ({"namespaces": "other"}, False),
     ],
 )
-def test_who_sees_the_process_of_an_owner(changes: dict[str, Any], expected: bool) -> None:
+def test_which_process_can_check_whether_an_owner_is_gone(changes: dict[str, Any], expected: bool) -> None:
     assert shares_kernel(FULL, msgspec.structs.replace(FULL, **changes)) is expected
 
 
 @pytest.mark.parametrize("unknown", [{"boot_id": ""}, {"namespaces": ""}, {"started": 0}])
-def test_an_owner_of_which_too_little_is_known_is_never_seen(unknown: dict[str, Any]) -> None:
+def test_an_owner_with_incomplete_identity_cannot_be_checked(unknown: dict[str, Any]) -> None:
     found = msgspec.structs.replace(FULL, **unknown)
     assert not shares_kernel(found, found)

@@ -68,7 +68,7 @@ def test_a_savepoint_is_none_without_its_metadata() -> None:
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(0, []), (1, [1]), (500, [500]), (501, [500, 1])])
-def test_before_each_deletion_it_is_asked_whether_this_process_may(count: int, sizes: list[int]) -> None:
+def test_ownership_is_checked_before_each_deletion(count: int, sizes: list[int]) -> None:
     names = [f"{n:04}" for n in range(count)]
     asked: list[int] = []
     batches = [tuple(names[500 * n : 500 * n + size]) for n, size in enumerate(sizes)]
@@ -101,7 +101,7 @@ def test_files_are_swept_last_and_only_if_all_checkpoints_could_be_read(files: b
         (None, None, False),
     ],
 )
-def test_a_savepoint_is_swept_only_if_an_earlier_owner_says_that_it_writes_it(mark: Any, complete: Any, swept: bool) -> None:
+def test_a_savepoint_is_swept_only_if_it_has_the_mark_of_an_earlier_owner(mark: Any, complete: Any, swept: bool) -> None:
     owner = owned(Clock(), state(epoch=3))
     exchanges: list[tuple[Any, Any]] = [(ListSavepointDirectories(), ["a"]), (ReadMark("a"), mark)]
     if complete is not None:
@@ -111,7 +111,7 @@ def test_a_savepoint_is_swept_only_if_an_earlier_owner_says_that_it_writes_it(ma
     assert follow(sweep_savepoints(owner, "flights"), *exchanges) == swept
 
 
-def test_every_savepoint_is_looked_at() -> None:
+def test_a_sweep_checks_every_savepoint() -> None:
     marks = [
         (ReadMark("a"), None),
         (ReadMark("b"), IncompleteMark("flights", 1)),
@@ -143,7 +143,7 @@ def test_metadata_is_swept_only_if_an_earlier_owner_wrote_it_in_vain(
     assert follow(sweep_metadata(owner), *exchanges, *deleted) == swept
 
 
-def test_all_metadata_is_looked_at() -> None:
+def test_a_sweep_checks_all_metadata() -> None:
     owner = owned(Clock(), state(epoch=3))
     first = [(IsRegistered("a"), False), (DeleteMetadata("a"), None), (IsRegistered("b"), True)]
     last = [(IsRegistered("c"), False), (DeleteMetadata("c"), None)]

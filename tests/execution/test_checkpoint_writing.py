@@ -67,7 +67,7 @@ def written(properties: CheckpointProperties) -> list[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("properties", [CHECKPOINT, SAVEPOINT, STOP])
-def test_what_is_written_in_order(properties: CheckpointProperties) -> None:
+def test_the_order_of_writes(properties: CheckpointProperties) -> None:
     assert follow(write_checkpoint(7, properties), *written(properties)) == WriteResult(MetadataWritten(7, "place"), keep=True)
 
 

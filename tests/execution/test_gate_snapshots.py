@@ -37,6 +37,6 @@ def test_a_snapshot_that_is_taken_and_those_before_it_are_forgotten() -> None:
         (SnapshotInputsComplete(7), False),
     ],
 )
-def test_what_is_due_belongs_to_a_checkpoint(action: DueAction, takes_snapshot: bool) -> None:
+def test_a_due_snapshot_belongs_to_a_checkpoint(action: DueAction, takes_snapshot: bool) -> None:
     due = SnapshotDue(action, 1.0)
     assert (due.checkpoint_id, due.takes_snapshot) == (7, takes_snapshot)

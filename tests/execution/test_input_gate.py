@@ -142,7 +142,7 @@ def test_nothing_is_read_before_the_query_has_started() -> None:
 @pytest.mark.parametrize(
     "answer", [QueryBuilt(), QueryRunning(), Evaluated(), SnapshotPinned(1), SnapshotFailed(1), TaskOpened()]
 )
-def test_an_answer_that_was_not_asked_for_is_refused(answer: object) -> None:
+def test_an_unexpected_answer_is_refused(answer: object) -> None:
     drive = Driver("a").started()
     text = "answers no action of the gate, which waits for nothing"
     with pytest.raises(UnexpectedEvent, match=rf"{type(answer).__name__}\(.*{text}"):
@@ -155,7 +155,7 @@ def test_another_answer_than_the_one_waited_for_is_refused() -> None:
         drive(QueryBuilt())
 
 
-def test_what_is_no_event_is_refused_and_unknown_channels_are_named() -> None:
+def test_unknown_events_are_refused_and_unknown_channels_are_named() -> None:
     drive = Driver("a", "b").started()
     with pytest.raises(UnexpectedEvent, match="is no event of an input gate"):
         drive(EndOfData(True))
@@ -173,7 +173,7 @@ def test_positions_begin_at_the_restored_ones() -> None:
     assert drive.read("a", ROW, WatermarkAt(4)) == [OpenTo({"a": 8}, 4)]
 
 
-def test_a_restored_watermark_is_told_when_the_query_is_built() -> None:
+def test_a_restored_watermark_is_reported_when_the_query_is_built() -> None:
     drive = Driver("a", restored={"a": ChannelWatermark(30)}, valve=20)
     assert drive.gate.watermark == 30
     drive(TaskOpened())
@@ -188,7 +188,7 @@ def test_a_restored_watermark_of_all_channels_holds_though_one_is_new() -> None:
 # Taking in
 
 
-def test_marks_alone_do_not_open_the_gate_but_their_watermark_is_told() -> None:
+def test_marks_alone_do_not_open_the_gate_but_their_watermark_is_reported() -> None:
     drive = Driver("a", "b").started()
     assert drive.read("a", WatermarkAt(5)) == []
     assert drive.read("b", WatermarkAt(3), ROW, WatermarkAt(4)) == [OpenTo({"a": 0, "b": 2}, 4)]
@@ -196,14 +196,14 @@ def test_marks_alone_do_not_open_the_gate_but_their_watermark_is_told() -> None:
     assert drive.read("b", WatermarkAt(10)) == []
 
 
-def test_the_watermark_does_not_go_back_and_one_behind_the_end_counts_no_more() -> None:
+def test_the_watermark_does_not_go_back_and_one_after_the_end_is_ignored() -> None:
     drive = Driver("a").started()
     assert opened(drive.read("a", WatermarkAt(5), WatermarkAt(3))) == [({"a": 0}, 5)]
     drive.read("a", ROW, EndOfData(True))
     assert drive.gate.watermark == MAX_WATERMARK_MS
 
 
-def test_an_idle_channel_is_left_out_and_one_that_speaks_again_is_not() -> None:
+def test_an_idle_channel_does_not_count_until_it_is_active_again() -> None:
     drive = Driver("a", "b").started()
     drive.read("a", WatermarkAt(5))
     assert opened(drive.read("b", WatermarkStatus(True))) == [({"a": 0, "b": 0}, 5)]
@@ -211,7 +211,7 @@ def test_an_idle_channel_is_left_out_and_one_that_speaks_again_is_not() -> None:
     assert opened(drive.read("a", WatermarkAt(9))) == [({"a": 0, "b": 0}, 6)]
 
 
-def test_idleness_goes_on_only_when_everything_is_consumed() -> None:
+def test_idleness_is_forwarded_only_when_everything_is_consumed() -> None:
     drive = Driver("a").started()
     drive.read("a", ROW, WatermarkStatus(True))
     assert drive.gate.has_news
@@ -225,7 +225,7 @@ def test_idleness_goes_on_only_when_everything_is_consumed() -> None:
     assert drive(BetweenBatches()) == [Forward(WatermarkStatus(False))]
 
 
-def test_a_status_or_an_end_behind_the_end_means_nothing() -> None:
+def test_a_status_or_an_end_after_the_end_is_ignored() -> None:
     drive = Driver("a", "b").started()
     drive.read("a", EndOfData(False), EndOfData(True), WatermarkStatus(True), WatermarkAt(7))
     drive.read("b", WatermarkAt(3))
@@ -236,7 +236,7 @@ def test_a_status_or_an_end_behind_the_end_means_nothing() -> None:
 # Which watermark is told, and when
 
 
-def test_a_query_that_asks_in_another_order_is_told_once_the_records_are_consumed() -> None:
+def test_an_unordered_query_gets_the_watermark_once_the_records_are_consumed() -> None:
     drive = Driver("a").started(QueryBuilt(ordered=False))
     assert drive.read("a", ROW, WatermarkAt(5)) == [OpenTo({"a": 1}, None)]
     assert drive.read("a", ROW, WatermarkAt(7)) == [OpenTo({"a": 3}, None)]
@@ -249,7 +249,7 @@ def test_a_query_that_asks_in_another_order_is_told_once_the_records_are_consume
     assert drive.read("a", ROW) == [OpenTo({"a": 6}, 8)]
 
 
-def test_what_is_consumed_on_one_channel_does_not_release_what_waits_for_another() -> None:
+def test_consuming_one_channel_does_not_release_marks_that_wait_for_another() -> None:
     drive = Driver("a", "b").started(QueryBuilt(ordered=False))
     drive.read("a", ROW, WatermarkAt(5))
     drive.read("b", ROW, WatermarkAt(6))
@@ -257,7 +257,7 @@ def test_what_is_consumed_on_one_channel_does_not_release_what_waits_for_another
     assert drive.consumed(b=1) == [OpenTo({"a": 1, "b": 1}, 5)]
 
 
-def test_what_was_consumed_stays_consumed() -> None:
+def test_consumed_positions_do_not_go_back() -> None:
     drive = Driver("a").started()
     drive.read("a", ROW, ROW)
     drive.consumed(a=2)
@@ -265,7 +265,7 @@ def test_what_was_consumed_stays_consumed() -> None:
     assert drive.gate.caught_up
 
 
-def test_without_state_the_watermark_goes_straight_on_behind_its_records() -> None:
+def test_without_state_the_watermark_is_forwarded_behind_its_records() -> None:
     drive = Driver("a").started(QueryBuilt(takes_watermark=False))
     drive.read("a", ROW, WatermarkAt(5))
     assert drive.gate.has_news
@@ -277,7 +277,7 @@ def test_without_state_the_watermark_goes_straight_on_behind_its_records() -> No
     assert drive(BetweenBatches()) == []
 
 
-def test_without_state_a_restored_watermark_goes_on_at_once_and_the_end_of_event_time_never() -> None:
+def test_without_state_a_restored_watermark_is_forwarded_at_once_but_never_max_watermark() -> None:
     drive = Driver("a", "b", restored={"a": ChannelWatermark(5), "b": ChannelWatermark(5)}, valve=5)
     drive.started(QueryBuilt(takes_watermark=False))
     assert drive(BetweenBatches()) == [WatermarkReached(5)]
@@ -287,7 +287,7 @@ def test_without_state_a_restored_watermark_goes_on_at_once_and_the_end_of_event
     assert drive(BetweenBatches()) == []  # said behind what `finish` returns
 
 
-def test_with_state_nothing_goes_straight_on() -> None:
+def test_with_state_no_watermark_is_forwarded() -> None:
     drive = Driver("a").started()
     drive.read("a", WatermarkAt(5))
     assert not drive.gate.has_news
@@ -297,7 +297,7 @@ def test_with_state_nothing_goes_straight_on() -> None:
 # Barriers
 
 
-def test_a_channel_stands_still_from_its_barrier_until_the_snapshot() -> None:
+def test_a_channel_is_blocked_from_its_barrier_until_the_snapshot() -> None:
     drive = Driver("a", "b").started()
     assert drive.read("a", ROW, mark(1), ROW) == [OpenTo({"a": 1, "b": 0}, None)]
     assert drive.gate.scanned("a") == 2
@@ -315,7 +315,7 @@ def test_a_channel_stands_still_from_its_barrier_until_the_snapshot() -> None:
     assert drive.gate.reads("a") and drive.gate.reads("b")
 
 
-def test_what_a_snapshot_holds_of_the_inputs() -> None:
+def test_the_inputs_part_of_a_snapshot() -> None:
     drive = Driver("a", "b").started()
     drive.read("a", WatermarkAt(5), ROW, mark(1))
     drive.read("b", WatermarkStatus(True), ROW, EndOfData(False), mark(1))
@@ -357,7 +357,7 @@ def test_without_an_alignment_the_snapshot_is_due_since_its_trigger() -> None:
     assert (due.pin.barrier, due.since) == (barrier(1), since)
 
 
-def test_a_cancel_mark_unblocks_goes_on_and_is_told_to_the_coordinator() -> None:
+def test_a_cancel_mark_unblocks_is_forwarded_and_is_reported_to_the_coordinator() -> None:
     drive = Driver("a", "b").started()
     drive.read("a", mark(1))
     reason = FailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER
@@ -365,19 +365,19 @@ def test_a_cancel_mark_unblocks_goes_on_and_is_told_to_the_coordinator() -> None
     assert drive.gate.reads("a")
 
 
-def test_a_cancel_mark_of_a_checkpoint_that_was_not_seen_goes_on_too() -> None:
+def test_a_cancel_mark_of_an_unknown_checkpoint_is_forwarded() -> None:
     drive = Driver("a", "b").started()
     reason = FailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER
     assert drive.read("a", CancelMark(5)) == [Forward(CancelMark(5)), AbortAlignment(5, reason)]
 
 
-def test_a_channel_that_stands_still_does_not_keep_another_one_from_being_read() -> None:
+def test_a_blocked_channel_does_not_keep_another_one_from_being_read() -> None:
     drive = Driver("a", "b").started()
     assert drive(ElementsArrived((("a", (mark(1), ROW)), ("b", (ROW,))))) == [OpenTo({"a": 0, "b": 1}, None)]
     assert (drive.gate.scanned("a"), drive.gate.scanned("b")) == (1, 1)
 
 
-def test_an_abort_of_the_coordinator_s_goes_on_and_is_not_told_back() -> None:
+def test_an_abort_by_the_coordinator_is_forwarded_and_not_reported_back() -> None:
     drive = Driver("a", "b").started()
     drive.read("a", mark(1))
     assert drive(life.CheckpointAbortedNotice(1)) == [Forward(CancelMark(1))]
@@ -387,7 +387,7 @@ def test_an_abort_of_the_coordinator_s_goes_on_and_is_not_told_back() -> None:
     assert drive.due_checkpoints == ()
 
 
-def test_a_newer_barrier_begins_a_new_alignment_time() -> None:
+def test_a_newer_barrier_restarts_the_alignment_time() -> None:
     drive = Driver("a", "b").started()
     drive.read("a", mark(1))
     drive(life.CheckpointAbortedNotice(1))
@@ -408,7 +408,7 @@ def test_an_aborted_snapshot_that_is_due_is_not_taken() -> None:
     assert pins(drive.consumed(a=1)) == []
 
 
-def test_a_snapshot_that_fails_lets_the_gate_go_on() -> None:
+def test_after_a_failed_snapshot_the_gate_continues() -> None:
     drive = Driver("a").started()
     assert pins(drive.read("a", mark(1))) == [1]
     assert drive(SnapshotFailed(1)) == []
@@ -442,7 +442,7 @@ def test_the_data_ends_when_everything_is_consumed() -> None:
     assert drive.consumed(a=2) == []
 
 
-def test_the_end_of_the_data_is_a_suspend_s_if_one_channel_s_is() -> None:
+def test_the_data_ends_with_a_suspend_if_one_channel_ends_with_one() -> None:
     drive = Driver("a", "b").started()
     drive.read("a", EndOfData(True))
     assert drive.read("b", EndOfData(False))[-1] == life.EndOfDataReceived(False)
@@ -565,7 +565,7 @@ def test_all_static_inputs_are_waited_for() -> None:
     assert drive.read("t", EndOfData(True)) == [BuildQuery()]
 
 
-def test_a_plan_without_streams_is_evaluated_once_behind_what_is_due() -> None:
+def test_a_plan_without_streams_is_evaluated_once_after_the_due_snapshots() -> None:
     drive = Driver("s", static=["s"])
     drive(TaskOpened())
     assert drive.read("s", EndOfData(True), mark(1)) == [BuildQuery()]
@@ -586,7 +586,7 @@ def test_a_plan_that_is_evaluated_once_sends_no_restored_watermark() -> None:
     assert not drive.gate.has_news and drive(BetweenBatches()) == []
 
 
-def test_the_end_of_a_partition_stands_for_every_barrier() -> None:
+def test_the_end_of_a_partition_counts_as_every_barrier() -> None:
     drive = Driver("a", "b", "s", static=["s"])
     drive(TaskOpened())
     drive.read("a", EndOfData(True), EndOfPartition())
@@ -598,7 +598,7 @@ def test_the_end_of_a_partition_stands_for_every_barrier() -> None:
 # At-least-once
 
 
-def test_at_least_once_nothing_stands_still_and_what_follows_a_barrier_comes_again() -> None:
+def test_at_least_once_no_channel_is_blocked_and_records_after_a_barrier_are_repeated() -> None:
     drive = Driver("a", "b", config=AT_LEAST_ONCE).started()
     drive.read("a", WatermarkAt(5), mark(1), ROW, WatermarkAt(9), EndOfData(True))
     assert drive.gate.reads("a")
@@ -615,7 +615,7 @@ def test_at_least_once_nothing_stands_still_and_what_follows_a_barrier_comes_aga
     assert due.pin.inputs.channels[0].snapshot == ChannelSnapshot("a", 6, 9, False, "drain")
 
 
-def test_at_least_once_what_was_held_behind_the_barrier_comes_again() -> None:
+def test_at_least_once_records_held_behind_the_barrier_are_repeated() -> None:
     drive = Driver("a", "s", static=["s"], config=AT_LEAST_ONCE)
     drive(TaskOpened())
     drive.read("a", "r1", mark(1), "r2")
@@ -645,7 +645,7 @@ def test_at_least_once_an_abort_forgets_its_own_barriers_only() -> None:
 # Unaligned
 
 
-def test_an_unaligned_barrier_overtakes_and_what_it_overtook_is_captured() -> None:
+def test_the_elements_that_an_unaligned_barrier_overtakes_are_captured() -> None:
     drive = Driver("a", "b", config=UNALIGNED).started()
     (due,) = drive.read("a", mark(1))
     assert due.pin.overtaking
@@ -668,7 +668,7 @@ def test_an_unaligned_snapshot_waits_until_the_query_has_caught_up() -> None:
     assert pins(drive.consumed(b=1)) == [1]
 
 
-def test_an_announced_barrier_overtakes_what_is_not_read() -> None:
+def test_an_announced_barrier_overtakes_unread_elements() -> None:
     drive = Driver("a", "b", config=UNALIGNED).started()
     (due,) = drive(UnreadBarrier("a", barrier(1), ("r1", CancelMark(0), WatermarkAt(3))))
     assert due.pin.overtaking
@@ -680,7 +680,7 @@ def test_an_announced_barrier_overtakes_what_is_not_read() -> None:
     assert opened(drive.read("a", "r1", CancelMark(0), WatermarkAt(3), mark(1))) == [({"a": 1, "b": 0}, 3)]
 
 
-def test_what_was_read_before_an_announced_barrier_overtakes_is_not_captured() -> None:
+def test_elements_read_before_an_announced_barrier_overtakes_are_not_captured() -> None:
     drive = Driver("a", "b", config=TIMEOUT).started()
     assert drive(UnreadBarrier("a", barrier(1), ("r1", "r2"))) == []
     assert drive.gate.next_deadline() == 5.0
@@ -694,7 +694,7 @@ def test_what_was_read_before_an_announced_barrier_overtakes_is_not_captured() -
     assert drive.gate.next_deadline() is None
 
 
-def test_an_unaligned_snapshot_that_is_given_up_is_dropped() -> None:
+def test_an_abandoned_unaligned_snapshot_is_dropped() -> None:
     drive = Driver("a", "b", config=UNALIGNED).started()
     drive.read("a", mark(1))
     drive(SnapshotPinned(1))
@@ -717,7 +717,7 @@ def test_an_unaligned_snapshot_that_fails_is_not_completed() -> None:
     assert drive.gate.reads("a")
 
 
-def test_a_savepoint_is_aligned_though_barriers_may_overtake() -> None:
+def test_a_savepoint_is_aligned_even_if_checkpoints_are_unaligned() -> None:
     drive = Driver("a", "b", config=UNALIGNED).started()
     savepoint = CheckpointBarrier(1, 0.0, CheckpointProperties.for_savepoint())
     assert drive.read("a", BarrierMark(savepoint), ROW) == []

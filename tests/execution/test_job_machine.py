@@ -88,7 +88,7 @@ def test_a_job_that_claims_its_savepoint_does_so_once_it_has_begun() -> None:
     assert job.do(on.SavepointClaimed()) == [do.AttemptBegan(1, RESTORED), do.ConfirmOwnership()]
 
 
-def test_the_coordinator_goes_on_from_what_was_restored() -> None:
+def test_the_coordinator_continues_from_the_restored_checkpoint() -> None:
     job = Job(beginning=RESUMED)
     job.begin()
     coordinator = job.machine.coordinator
@@ -107,7 +107,7 @@ def test_a_new_start_restores_nothing() -> None:
     assert job.machine.coordinator.statistics.counts.restored == 0
 
 
-def test_storage_that_is_silent_is_asked_again_after_a_while() -> None:
+def test_storage_without_an_answer_is_asked_again_after_a_delay() -> None:
     job = Job()
     job.do(on.BeginningChosen(JobBeginning()))
     job.deploy()
@@ -174,7 +174,7 @@ def test_a_start_that_cannot_be_read_is_followed_by_an_older_one() -> None:
 # Running
 
 
-def test_what_the_coordinator_asks_for_is_sent_to_the_tasks_in_its_words() -> None:
+def test_the_coordinators_messages_are_sent_to_the_tasks() -> None:
     job = Job(retained=1)
     job.begin()
     actions = job.ask("checkpoint")
@@ -221,7 +221,7 @@ def test_acknowledgements_are_answered_with_nothing() -> None:
     assert job.report(Acknowledged(A, 1)) == [], "a duplicate"
 
 
-def test_checkpoints_of_which_a_resumed_job_makes_no_use_are_deleted_after_its_first_own_one() -> None:
+def test_checkpoints_that_a_resumed_job_does_not_use_are_deleted_after_its_first_checkpoint() -> None:
     job = Job(beginning=RESUMED)
     actions = job.begin()
     job.ask("checkpoint")
@@ -243,7 +243,7 @@ def test_a_report_of_another_attempt_is_ignored() -> None:
     assert job.machine.finished == frozenset() and job.machine.phase is JobPhase.RUNNING
 
 
-def test_a_report_is_ignored_once_the_tasks_are_told_to_stop() -> None:
+def test_a_report_is_ignored_once_the_tasks_are_stopping() -> None:
     job = Job()
     job.begin()
     job.report(on.TaskFailure(A, BROKEN))
@@ -261,7 +261,7 @@ def test_periodic_checkpoints_are_triggered_when_they_are_due() -> None:
     assert len(pick(job.do(Tick(), after=1.0), CheckpointTriggered)) == 1
 
 
-def test_a_job_may_be_asked_for_a_checkpoint_without_an_answer() -> None:
+def test_a_checkpoint_can_be_requested_without_an_answer() -> None:
     job = Job()
     job.begin()
     assert pick(job.do(CheckpointRequested("by hand", CheckpointProperties())), CheckpointTriggered)
@@ -283,7 +283,7 @@ def test_a_request_waits_until_every_task_runs() -> None:
     assert pick(job.report(TaskStateChanged(C, TaskState.RUNNING)), CheckpointTriggered)
 
 
-def test_a_request_is_not_handed_over_before_the_tasks_are_started() -> None:
+def test_a_request_is_not_passed_on_before_the_tasks_are_started() -> None:
     job = Job()
     job.do(on.BeginningChosen(JobBeginning()))
     job.deploy()
@@ -294,7 +294,7 @@ def test_a_request_is_not_handed_over_before_the_tasks_are_started() -> None:
     assert pick(job.confirm(), CheckpointTriggered)
 
 
-def test_a_request_is_given_up_at_its_deadline_also_before_the_start() -> None:
+def test_a_request_fails_at_its_deadline_also_before_the_start() -> None:
     job = Job()
     job.ask("checkpoint", seconds=5.0)
     assert job.machine.next_deadline() == job.now + 5.0
@@ -354,7 +354,7 @@ def test_a_stop_that_is_refused_is_answered_and_ends_nothing() -> None:
     assert job.machine.requests.stop is not None and job.machine.requests.stop.request_id == "first"
 
 
-def test_a_drain_whose_savepoint_fails_restarts_the_job_and_its_sources_go_on() -> None:
+def test_a_drain_whose_savepoint_fails_restarts_the_job_and_its_sources_continue() -> None:
     job = Job()
     job.begin()
     job.ask("stop", drain=True, seconds=5.0)
@@ -368,7 +368,7 @@ def test_a_drain_whose_savepoint_fails_restarts_the_job_and_its_sources_go_on() 
     assert job.confirm()[-1] == do.Deploy(2, None, frozenset())
 
 
-def test_a_suspend_that_fails_lets_the_job_go_on() -> None:
+def test_after_a_failed_suspend_the_job_continues() -> None:
     job = Job()
     job.begin()
     job.ask("stop")
@@ -419,7 +419,7 @@ def test_a_drain_ends_every_source_that_has_not_finished_and_is_remembered() -> 
     assert job.confirm()[-1] == do.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
 
 
-def test_a_drain_behind_a_stop_goes_on_when_the_stop_fails() -> None:
+def test_a_drain_behind_a_stop_continues_when_the_stop_fails() -> None:
     job = Job()
     job.begin()
     job.ask("stop")
@@ -428,7 +428,7 @@ def test_a_drain_behind_a_stop_goes_on_when_the_stop_fails() -> None:
     assert sent(actions)[-1] == ((A, B), EndInput())
 
 
-def test_a_drain_behind_a_stop_goes_on_after_the_restart() -> None:
+def test_a_drain_behind_a_stop_continues_after_the_restart() -> None:
     job = Job(interval=10.0)
     job.begin()
     job.ask("stop")
@@ -471,7 +471,7 @@ def test_a_failed_attempt_is_followed_by_another_after_the_delay() -> None:
     assert pick(job.run_tasks(), CheckpointTriggered), "of the request that has waited"
 
 
-def test_a_restart_waits_for_the_outcome_of_what_is_being_finalized() -> None:
+def test_a_restart_waits_for_the_outcome_of_the_checkpoint_being_finalized() -> None:
     job = Job()
     job.begin()
     job.ask("checkpoint")
@@ -484,7 +484,7 @@ def test_a_restart_waits_for_the_outcome_of_what_is_being_finalized() -> None:
     assert actions[-1] == do.ConfirmOwnership()
 
 
-def test_a_restart_begins_from_the_checkpoint_that_storage_says_is_the_newest() -> None:
+def test_a_restart_begins_from_the_newest_checkpoint_in_storage() -> None:
     job = Job(beginning=RESUMED)
     job.begin()
     job.fail()
@@ -514,7 +514,7 @@ def test_a_restart_without_a_checkpoint_of_its_own_begins_where_the_run_began(
     assert job.machine.coordinator is not None and job.machine.coordinator.state_of(B) is TaskState.CREATED
 
 
-def test_a_second_restart_forgets_what_the_first_one_was_told() -> None:
+def test_a_second_restart_ignores_the_newest_checkpoint_of_the_first() -> None:
     job = Job()
     job.begin()
     job.fail()
@@ -556,7 +556,7 @@ def test_a_stage_that_cannot_be_built_again_is_another_failure() -> None:
 
 
 @pytest.mark.parametrize("unusable", [False, True])
-def test_what_cannot_be_restored_in_a_restart_ends_the_job(unusable: bool) -> None:
+def test_a_restart_whose_restore_fails_ends_the_job(unusable: bool) -> None:
     job = Job()
     job.begin()
     job.fail()
@@ -610,7 +610,7 @@ def test_tasks_that_cannot_be_started_are_a_failure_of_the_attempt() -> None:
 
 
 @pytest.mark.parametrize("restart", [FixedDelayRestart(2, 5.0), NoRestart()])
-def test_the_requester_of_a_stop_whose_commits_fail_is_told_where_the_savepoint_is(restart: Any) -> None:
+def test_the_answer_to_a_stop_whose_commits_fail_names_the_savepoint(restart: Any) -> None:
     job = Job(restart)
     job.begin()
     job.ask("stop")
@@ -667,7 +667,7 @@ def test_the_first_failure_of_an_attempt_is_the_one_that_counts() -> None:
 
 @pytest.mark.parametrize("requested", [on.CancelRequested(), on.FatalError(BROKEN)])
 @pytest.mark.parametrize("when", ["running", "stopping", "restarting", "reading", "deploying", "finalizing"])
-def test_a_job_is_ended_whenever_that_is_asked_for(when: str, requested: JobMachineEvent) -> None:
+def test_a_job_can_be_ended_in_every_phase(when: str, requested: JobMachineEvent) -> None:
     job = Job()
     job.begin()
     tasks = when in ("running", "finalizing")
@@ -698,7 +698,7 @@ def test_a_job_is_ended_whenever_that_is_asked_for(when: str, requested: JobMach
     assert len(pick(actions, AnswerRequest)) == (when == "finalizing")
 
 
-def test_of_two_ends_that_are_asked_for_the_first_counts() -> None:
+def test_the_first_of_two_end_requests_counts() -> None:
     job = Job()
     job.begin()
     job.do(on.CancelRequested())
@@ -718,7 +718,7 @@ def test_a_job_is_canceled_while_its_final_checkpoint_is_pending() -> None:
     assert job.machine.outcome == JobOutcome(JobStatus.CANCELED)
 
 
-def test_a_canceled_job_discards_what_its_pending_checkpoints_have_uploaded() -> None:
+def test_a_canceled_job_discards_the_uploads_of_its_pending_checkpoints() -> None:
     job = Job()
     job.begin()
     job.ask("checkpoint")
@@ -751,7 +751,7 @@ def test_the_end_of_a_job_is_recorded_before_its_checkpoints_are_deleted() -> No
     assert job.machine.outcome == JobOutcome(JobStatus.FINISHED, ended_by="end_of_data")
 
 
-def test_an_end_that_storage_does_not_say_deletes_nothing() -> None:
+def test_an_end_that_storage_does_not_record_deletes_nothing() -> None:
     job = finished()
     job.do(on.TasksStopped())
     assert job.do(on.JobEndNotRecorded()) == [do.FinishWork()]
@@ -764,7 +764,7 @@ def test_checkpoints_that_the_configuration_keeps_are_kept() -> None:
     assert job.do(on.JobEndRecorded()) == [do.FinishWork()]
 
 
-def test_a_drained_job_says_so() -> None:
+def test_a_drained_job_is_recorded_as_drained() -> None:
     job = Job()
     job.begin()
     job.do(on.DrainRequested())
@@ -782,7 +782,7 @@ def test_a_canceled_drain_has_not_ended_by_the_drain() -> None:
     assert job.machine.outcome == JobOutcome(JobStatus.CANCELED)
 
 
-def test_what_is_being_written_has_an_outcome_before_the_job_ends() -> None:
+def test_a_checkpoint_being_written_has_an_outcome_before_the_job_ends() -> None:
     job = Job()
     job.begin()
     job.ask("savepoint")
@@ -824,7 +824,7 @@ def test_requests_that_come_late_are_answered() -> None:
     assert job.machine.next_deadline() is None
 
 
-def test_a_request_to_a_job_that_could_not_start_is_told_so() -> None:
+def test_a_request_to_a_job_that_could_not_start_is_answered_with_the_failure() -> None:
     job = Job()
     job.ask("checkpoint")
     job.do(on.FatalError(BROKEN))
@@ -909,7 +909,7 @@ def in_phase(phase: JobPhase) -> Job:
 
 @pytest.mark.parametrize("phase", JobPhase)
 @pytest.mark.parametrize("event", RESULTS, ids=lambda event: type(event).__name__)
-def test_a_result_of_what_was_not_asked_for_is_refused(phase: JobPhase, event: JobMachineEvent) -> None:
+def test_an_unexpected_result_is_refused(phase: JobPhase, event: JobMachineEvent) -> None:
     job = in_phase(phase)
     if isinstance(event, EXPECTED[phase]):
         job.do(event)
@@ -928,13 +928,13 @@ def test_a_result_of_what_was_not_asked_for_is_refused(phase: JobPhase, event: J
     [on.DrainRequested(), on.EndSourceRequested("live"), CheckpointRequested("r"), MetadataWritten(1, "chk-1")],
     ids=lambda event: type(event).__name__,
 )
-def test_what_needs_tasks_is_refused_before_the_first_deployment(phase: JobPhase, event: JobMachineEvent) -> None:
+def test_events_that_need_tasks_are_refused_before_the_first_deployment(phase: JobPhase, event: JobMachineEvent) -> None:
     with pytest.raises(UnexpectedEvent, match=f"cannot take {type(event).__name__}.* needs tasks before the first attempt"):
         in_phase(phase).do(event)
     assert in_phase(phase).do(Tick()) == []
 
 
 @pytest.mark.parametrize("phase", [JobPhase.CHOOSING, JobPhase.RUNNING])
-def test_what_is_no_event_is_refused(phase: JobPhase) -> None:
+def test_an_unknown_event_is_refused(phase: JobPhase) -> None:
     with pytest.raises(AssertionError, match="'no event'"):
         in_phase(phase).do("no event")  # type: ignore[arg-type]

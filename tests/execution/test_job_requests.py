@@ -75,7 +75,7 @@ def answers(actions: Any) -> list[AnswerRequest]:
         ),
     ],
 )
-def test_a_request_waits_until_all_tasks_run_and_is_handed_over_once(request_: Request, event: Any) -> None:
+def test_a_request_waits_until_all_tasks_run_and_is_passed_on_once(request_: Request, event: Any) -> None:
     requests = requests_with(request_)
     assert requests.advance("r", 10.0, None) == []
     assert requests.is_waiting("r") and requests.is_open("r") and requests.due_ids(10.0) == ("r",)
@@ -101,7 +101,7 @@ def test_a_request_that_waits_too_long_is_answered_at_its_deadline() -> None:
     assert requests.due_ids(12.5) == () and not requests.is_open("r") and not requests.is_waiting("r")
 
 
-def test_a_request_that_is_handed_over_is_withdrawn_at_its_deadline_once() -> None:
+def test_a_request_that_was_passed_on_is_withdrawn_at_its_deadline_once() -> None:
     requests = requests_with(Request("r", "savepoint", 30.0), Request("later", "checkpoint", 90.0))
     assert requests.advance("r", 11.0, SOURCES)
     assert requests.next_deadline() == 40.0
@@ -129,7 +129,7 @@ def test_the_same_request_again_is_done_once_and_answered_to_every_requester() -
     assert requests.failed("r", FailureReason.IO_EXCEPTION, "late", restarting=False) == []
 
 
-def test_a_stop_suspends_and_was_not_asked_for_by_a_termination_unless_it_says_so() -> None:
+def test_a_request_to_stop_is_a_suspend_without_termination_by_default() -> None:
     request = Request("r", "stop", 1.0)
     assert (request.drain, request.termination, request.stage, request.instance) == (False, False, "", None)
     assert not Stopped(True, 1, "s").termination
@@ -143,7 +143,7 @@ def test_a_stop_suspends_and_was_not_asked_for_by_a_termination_unless_it_says_s
     ("stage", "instance", "ended"),
     [("live", None, ("live[EWR]", "live[JFK]")), ("live", "JFK", ("live[JFK]",)), ("history", None, ("history[0]",))],
 )
-def test_a_source_ends_and_the_requester_is_told_which_instances(stage: str, instance: str | None, ended: Any) -> None:
+def test_a_source_ends_and_the_answer_names_its_instances(stage: str, instance: str | None, ended: Any) -> None:
     requests = requests_with(Request("e", "end_source", 60.0, stage=stage, instance=instance))
     assert requests.advance("e", 10.0, SOURCES) == [EndSources(stage, instance), AnswerRequest("e", (1,), ended=ended)]
 
@@ -152,7 +152,7 @@ def test_a_source_ends_and_the_requester_is_told_which_instances(stage: str, ins
     ("stage", "instance", "found"),
     [("delays", None, "'delays'"), ("live", "LGA", "'live[LGA]'"), ("history", "EWR", "'history[EWR]'")],
 )
-def test_what_is_no_source_cannot_end(stage: str, instance: str | None, found: str) -> None:
+def test_a_stage_that_is_not_a_source_cannot_be_ended(stage: str, instance: str | None, found: str) -> None:
     requests = requests_with(Request("e", "end_source", 60.0, stage=stage, instance=instance))
     [answer] = answers(requests.advance("e", 10.0, SOURCES))
     assert answer.reason is FailureReason.TRIGGER_CHECKPOINT_FAILURE
@@ -161,7 +161,7 @@ def test_what_is_no_source_cannot_end(stage: str, instance: str | None, found: s
     )
 
 
-def test_no_source_ends_by_itself_during_a_stop() -> None:
+def test_no_single_source_is_ended_during_a_stop() -> None:
     requests = stop()
     requests.receive(RequestReceived(Request("e", "end_source", 60.0, stage="live"), 2, 10.0))
     expected = AnswerRequest(
@@ -185,7 +185,7 @@ def test_a_drain_ends_the_sources_when_it_is_accepted_and_a_suspend_does_not() -
 
 @pytest.mark.parametrize("drain", [False, True])
 @pytest.mark.parametrize("termination", [False, True])
-def test_a_stop_is_answered_when_the_job_is_over(drain: bool, termination: bool) -> None:
+def test_a_stop_is_answered_when_the_job_has_ended(drain: bool, termination: bool) -> None:
     requests = stop(drain, termination=termination)
     assert requests.completed("s", SAVEPOINT) == []
     assert requests.stopped == Stopped(drain, 7, "savepoints/s-7", termination)
@@ -265,7 +265,7 @@ def test_a_drain_ends_every_source() -> None:
     assert requests.resume_drain() == []
 
 
-def test_a_drain_waits_behind_a_stop_and_goes_on_when_it_fails() -> None:
+def test_a_drain_waits_behind_a_stop_and_continues_when_it_fails() -> None:
     requests = stop()
     assert requests.drain() == []
     assert requests.resume_drain() == [], "it still waits"
@@ -275,7 +275,7 @@ def test_a_drain_waits_behind_a_stop_and_goes_on_when_it_fails() -> None:
 
 
 @pytest.mark.parametrize(("drain", "restarting"), [(True, False), (True, True), (False, True)])
-def test_a_drain_that_waits_behind_a_stop_goes_on_after_the_restart(drain: bool, restarting: bool) -> None:
+def test_a_drain_that_waits_behind_a_stop_continues_after_the_restart(drain: bool, restarting: bool) -> None:
     requests = stop(drain)
     requests.drain()
     actions = requests.failed("s", FailureReason.IO_EXCEPTION, "full", restarting=restarting)
@@ -296,7 +296,7 @@ def test_a_drain_that_waits_behind_a_stop_goes_on_after_the_restart(drain: bool,
         (None, "", "before it began"),
     ],
 )
-def test_what_is_open_at_the_end_is_answered(status: JobStatus | None, message: str, text: str) -> None:
+def test_open_requests_are_answered_at_the_end(status: JobStatus | None, message: str, text: str) -> None:
     requests = requests_with(Request("a", "checkpoint", 60.0), Request("b", "stop", 60.0))
     requests.advance("a", 10.0, SOURCES)
     reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN

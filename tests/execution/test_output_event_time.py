@@ -10,7 +10,7 @@ from dagster_checkpoints.execution.output_event_time import OutputEventTime
 from dagster_checkpoints.execution.task_events import WatermarkReached
 
 
-def test_a_watermark_is_said_once_and_never_goes_back() -> None:
+def test_a_watermark_is_sent_once_and_never_goes_back() -> None:
     said = OutputEventTime()
     assert said.watermark is None
     assert not said.idle
@@ -27,7 +27,7 @@ def test_the_lateness_that_a_stage_declares_is_taken_off() -> None:
     assert said.handle(WatermarkAt(4)) == [WatermarkAt(4)]  # as it is
 
 
-def test_the_end_of_event_time_is_said_behind_finish_only() -> None:
+def test_max_watermark_is_sent_only_after_finish() -> None:
     said = OutputEventTime()
     assert said.handle(WatermarkReached(MAX_WATERMARK_MS)) == []
     assert said.handle(WatermarkReached(MAX_WATERMARK_MS + 1)) == []
@@ -36,7 +36,7 @@ def test_the_end_of_event_time_is_said_behind_finish_only() -> None:
     assert said.handle(WatermarkAt(MAX_WATERMARK_MS)) == []
 
 
-def test_a_restored_task_goes_on_from_what_it_had_said() -> None:
+def test_a_restored_task_continues_from_its_last_watermark() -> None:
     said = OutputEventTime(watermark=5)
     assert said.watermark == 5
     assert said.handle(WatermarkReached(5)) == []
@@ -44,7 +44,7 @@ def test_a_restored_task_goes_on_from_what_it_had_said() -> None:
 
 
 @pytest.mark.parametrize(("before", "said_first"), [(False, False), (None, True), (True, True)])
-def test_whether_a_task_is_idle_is_said_when_it_changes_or_is_not_known(before: bool | None, said_first: bool) -> None:
+def test_idleness_is_sent_when_it_changes_or_is_unknown(before: bool | None, said_first: bool) -> None:
     said = OutputEventTime(idle=before)
     assert said.idle is (before is True)
     assert said.handle(WatermarkStatus(False)) == ([WatermarkStatus(False)] if said_first else [])

@@ -64,7 +64,7 @@ def test_a_renewal_replaces_the_version_that_was_seen_last() -> None:
     assert follow(owner.renew(), (ReplaceState("v2", again), "v3")) is True
 
 
-def test_a_renewal_says_when_it_was_made() -> None:
+def test_a_renewal_records_its_time() -> None:
     later = NOW + timedelta(seconds=10)
     clock = Clock()
     owner = owned(clock, state(), values=msgspec.structs.replace(clock.values(), wall=lambda: later))
@@ -115,7 +115,7 @@ def test_an_unknown_outcome_is_not_resolved_behind_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("error", [AWAY, WriteConflict("409")])
-def test_what_fails_behind_an_unknown_outcome_may_have_landed(error: Exception) -> None:
+def test_a_failure_after_an_unknown_outcome_may_have_landed(error: Exception) -> None:
     owner = owned(Clock(), state())
     with pytest.raises(type(error)):
         follow(owner.complete(3, "x", "checkpoint"), (ReplaceState, error))
@@ -140,7 +140,7 @@ def _next(owner: OwnershipSteps, token: str) -> PipelineState:
     )
 
 
-def test_a_write_that_is_always_refused_is_given_up() -> None:
+def test_a_write_that_is_always_refused_fails() -> None:
     owner = owned(Clock(), state())
 
     def refuse(request: Any) -> Any:
@@ -214,7 +214,7 @@ def _writes(owner: OwnershipSteps) -> list[Callable[[], Steps[Any]]]:
 
 
 @pytest.mark.parametrize("number", range(7))
-def test_nothing_is_asked_for_behind_the_deadline_or_a_release(number: int) -> None:
+def test_no_request_is_made_after_the_deadline_or_a_release(number: int) -> None:
     clock = Clock()
     owner = owned(clock, state())
     clock.seconds = owner.deadline - 0.001
@@ -234,7 +234,7 @@ def test_nothing_is_asked_for_behind_the_deadline_or_a_release(number: int) -> N
         follow(_writes(released)[number]())
 
 
-def test_a_release_is_said_once_and_frees_the_lease() -> None:
+def test_a_release_is_written_once_and_frees_the_lease() -> None:
     clock = Clock()
     owner = owned(clock, state())
     follow(owner.release("CANCELED"), (ReplaceState, "v2"))
@@ -277,7 +277,7 @@ def test_a_job_begins() -> None:
     assert owner.state.newest is None and owner.state.retained == (pointer(4),)
 
 
-def test_a_job_begins_from_what_it_restores() -> None:
+def test_a_job_begins_from_its_restored_checkpoint() -> None:
     owner = owned(Clock(), state(pointer(4), pointer(3)))
     follow(owner.begin_job(resume=True, restored=pointer(3, job_id=55)), (ReplaceState, "v2"))
     assert owner.state.newest == pointer(3) and owner.state.retained == (pointer(4), pointer(3))
@@ -319,7 +319,7 @@ def test_a_claimed_savepoint_is_retained_as_the_pipelines_own() -> None:
     assert owner.state.newest == ours and owner.state.highest_checkpoint_id == 11
 
 
-def test_what_is_to_be_deleted_is_listed_no_more() -> None:
+def test_a_checkpoint_is_removed_from_the_list_before_its_deletion() -> None:
     owner = owned(Clock(), state(pointer(5), pointer(4)))
     follow(owner.forget("checkpoints/chk-4-1"), (ReplaceState, "v2"))
     assert owner.state.retained == (pointer(5),)
@@ -376,7 +376,7 @@ def test_a_jobs_end(keep: bool, ended_by: Any, dropped: list[int], newest: int, 
         assert owner.retained == ()
 
 
-def test_an_end_that_could_not_be_said_is_said_with_the_release() -> None:
+def test_an_end_that_could_not_be_recorded_is_recorded_with_the_release() -> None:
     owner = owned(Clock(), state(pointer(4)))
     follow(owner.complete(7, "savepoints/savepoint-7", "savepoint"), (ReplaceState, "v2"))
     with pytest.raises(StorageUnavailable):
@@ -389,7 +389,7 @@ def test_an_end_that_could_not_be_said_is_said_with_the_release() -> None:
     assert owner.state.newest is not None  # kept: what would be deleted is not
 
 
-def test_another_end_than_the_one_that_could_not_be_said_has_no_savepoint() -> None:
+def test_another_end_than_the_one_that_could_not_be_recorded_has_no_savepoint() -> None:
     owner = owned(Clock(), state(pointer(4)))
     with pytest.raises(StorageUnavailable):
         ended = owner.end_job("FINISHED", keep_checkpoints=True, ended_by="drain", stop_asked_by="request")
@@ -405,7 +405,7 @@ def test_a_savepoint_is_that_of_a_stop_only_if_this_owner_has_completed_it() -> 
     assert owner.state.job.savepoint == ""
 
 
-def test_what_was_listed_before_and_its_own_checkpoints_stay() -> None:
+def test_an_owner_vouches_for_earlier_listed_and_its_own_checkpoints() -> None:
     owner = owned(Clock(), state(epoch=3), previous=state(pointer(4), epoch=2))
     assert owner.vouches_for("checkpoints/chk-4-1", 1)
     assert not owner.vouches_for("checkpoints/chk-3-1", 1)

@@ -46,7 +46,7 @@ def test_an_end_in_words(found: PipelineState | None, text: str) -> None:
     assert describe_end(found) == text
 
 
-def test_a_restore_may_begin_from_the_newest_and_from_what_is_retained() -> None:
+def test_the_newest_and_the_retained_checkpoints_are_restorable() -> None:
     assert state(pointer(4), newest=pointer(9)).restorable_checkpoints == (pointer(4), pointer(9))
     assert state(pointer(4), newest=None).restorable_checkpoints == (pointer(4),)
 
@@ -75,7 +75,7 @@ def test_which_pipelines_of_one_name_are_one(known: Origin, found: Origin, same:
     assert is_same_pipeline(known, found) is same
 
 
-def test_a_later_run_knows_better_what_it_knows() -> None:
+def test_the_values_of_a_later_run_take_precedence() -> None:
     assert origin("ab").then(Origin()) == origin("ab")
     assert origin("ab").then(origin("c", "there", "two")) == origin("c", "there", "two")
 

@@ -33,7 +33,7 @@ class Registry:
 
 
 @pytest.mark.parametrize(("name", "expected"), [(A, (A, 0)), (f"{A}-1", (A, 1)), (f"{A}-20", (A, 20))])
-def test_a_name_says_what_is_in_it_and_by_whom_it_was_stored(name: str, expected: tuple[str, int]) -> None:
+def test_a_file_name_holds_the_content_hash_and_the_owners_epoch(name: str, expected: tuple[str, int]) -> None:
     found = SharedName.parse(name)
     assert found == expected and str(found) == name
 
@@ -51,20 +51,20 @@ def test_a_new_file_is_named_first_then_stored_under_the_owners_own_name() -> No
     assert registry.calls == [("reserve", "c", f"{A}-3"), ("stored", "c", f"{A}-3")]
 
 
-def test_a_file_that_could_not_be_stored_is_not_said_to_be() -> None:
+def test_a_file_that_could_not_be_stored_is_not_recorded_as_stored() -> None:
     registry = Registry()
     with pytest.raises(StorageUnavailable):
         follow(store_file(SharedNames(lambda: 3), registry, "c", A), (PutFile, StorageUnavailable("away")))
     assert registry.calls == [("reserve", "c", f"{A}-3")]
 
 
-def test_what_this_owner_has_stored_is_not_stored_again() -> None:
+def test_a_file_of_this_owner_is_not_stored_again() -> None:
     registry = Registry(f"{A}-3")
     assert follow(store_file(SharedNames(lambda: 3), registry, "c", A)) == StoredName(SharedName(A, 3), uploaded=False)
     assert registry.calls == [("reserve", "c", f"{A}-3")]
 
 
-def test_what_an_earlier_owner_has_stored_keeps_its_name_while_it_is_there() -> None:
+def test_a_file_of_an_earlier_owner_keeps_its_name_while_it_exists() -> None:
     names = SharedNames(lambda: 3)
     names.known([SharedName("b", 1), SharedName(A, 2)])
     assert names.earlier(A) == SharedName(A, 2) and names.earlier("b") == SharedName("b", 1)

@@ -77,7 +77,7 @@ NAMED_C5 = (ResolveName("checkpoints/chk-5-1"), NamedPlace(C5.location, False))
         ("SUSPENDED", "", False),
     ],
 )
-def test_the_latest_is_gone_on_with_unless_its_job_is_over(status: Any, ended_by: Any, over: bool) -> None:
+def test_the_latest_checkpoint_is_resumed_unless_its_job_has_ended(status: Any, ended_by: Any, over: bool) -> None:
     previous = state(C4, job=Job(job_id=1, status=status, ended_by=ended_by))
     assert is_job_over(previous) is over
     start = choose(previous, Options(), *registered(C4), *([] if over else [read(C4)]))
@@ -145,7 +145,7 @@ def test_an_older_one_is_tried_only_where_it_is_allowed(error: Exception) -> Non
         choose(previous, Options("latest", True), *registered(*previous.retained), fails, second)
 
 
-def test_what_has_turned_out_to_be_corrupt_is_not_tried_again() -> None:
+def test_a_corrupt_checkpoint_is_not_tried_again() -> None:
     start = choose(state(C5, C4), Options(), *registered(C5, C4), read(C4), unusable=[C5.location])
     assert start.pointer == C4
     with pytest.raises(
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_an_earlier_job_is_refused() -> None:
     )
 
 
-def test_what_carries_the_same_id_is_not_passed_over() -> None:
+def test_a_checkpoint_with_the_same_id_is_not_passed_over() -> None:
     twin = pointer(5, epoch=2)
     start = choose(state(C6, twin, C5), Options("chk-5-1"), *registered(C6, twin, C5), NAMED_C5, read(C5))
     assert start.retained == plain(twin, C5) and start.passed_over == plain(C6)
@@ -224,7 +224,7 @@ def test_a_checkpoint_is_never_claimed() -> None:
     assert not choose(state(C4), Options("latest", False, ClaimMode.CLAIM), *registered(C4), read(C4)).claimed
 
 
-def test_what_the_coordinator_knows_of_a_pointer() -> None:
+def test_the_completed_checkpoint_of_a_pointer() -> None:
     assert completed_checkpoint(C4) == CompletedCheckpoint(4, C4.location)
     assert completed_checkpoint(S5) == CompletedCheckpoint(5, S5.location, STOPS)
     assert completed_checkpoint(pointer(5, kind="savepoint", claimed=True)) == CompletedCheckpoint(5, S5.location)

@@ -11,13 +11,13 @@ from tests.execution.storage_scripts import NOW, pointer, state
 
 
 @pytest.mark.parametrize(("location", "newest", "retained"), [(5, 0, [4]), (4, 5, [5]), (3, 5, [5, 4])])
-def test_what_is_forgotten_is_neither_the_newest_nor_retained(location: int, newest: int, retained: list[int]) -> None:
+def test_a_forgotten_checkpoint_is_neither_newest_nor_retained(location: int, newest: int, retained: list[int]) -> None:
     found = changes.forgotten(state(pointer(5), pointer(4)), pointer(location).location)
     assert (found.newest.checkpoint_id if found.newest else 0) == newest
     assert [kept.checkpoint_id for kept in found.retained] == retained
 
 
-def test_without_a_newest_there_is_none_to_forget() -> None:
+def test_forgetting_without_a_newest_checkpoint_changes_nothing() -> None:
     before = state(pointer(4), newest=None)
     assert changes.forgotten(before, "x") == before
 

@@ -122,7 +122,7 @@ def test_a_task_is_opened_once() -> None:
         drive(TaskOpened())
 
 
-def test_what_is_no_event_is_refused() -> None:
+def test_an_unknown_event_is_refused() -> None:
     with pytest.raises(UnexpectedEvent, match="is no event of a task"):
         source()(life.FinishOperators())
 
@@ -183,7 +183,7 @@ def test_a_task_ends_with_its_final_checkpoint_in_this_order() -> None:
     assert drive.machine.suspended is False
 
 
-def test_without_checkpoints_after_tasks_finish_a_task_commits_by_itself() -> None:
+def test_without_checkpoints_after_tasks_finish_a_task_commits_at_its_end() -> None:
     config = CheckpointConfig(interval=None, checkpoints_after_tasks_finish=False)
     drive = source(config)
     drive(SourceExhausted())
@@ -198,13 +198,13 @@ def test_a_drain_that_is_announced_is_waited_for_all_the_same() -> None:
     assert drive(life.OperatorsFinished()) == [MAX, Forward(EndOfData(True)), AT_END]
 
 
-def test_a_source_that_is_asked_to_end_stops_first_and_once() -> None:
+def test_a_source_that_is_to_end_stops_first_and_once() -> None:
     drive = source()
     assert drive(EndInput()) == [StopSource(), life.FinishOperators()]
     assert drive(EndInput()) == []
 
 
-def test_a_task_behind_channels_does_not_end_when_it_is_asked_to() -> None:
+def test_a_task_with_inputs_ignores_the_message_to_end() -> None:
     assert behind("a")(EndInput()) == []
 
 
@@ -253,7 +253,7 @@ def test_a_savepoint_does_not_let_a_finished_task_go_and_is_waited_for() -> None
     assert drive(life.SavepointCompletedNotice(1)) == END
 
 
-def test_what_the_gate_says_first_comes_first() -> None:
+def test_the_gates_actions_keep_their_order() -> None:
     drive = behind("a")
     told, pin = drive.read("a", WatermarkAt(3), BarrierMark(barrier(1)))
     assert told == OpenTo({"a": 0}, 3)
@@ -262,7 +262,7 @@ def test_what_the_gate_says_first_comes_first() -> None:
     assert drive.read("a", EndOfData(True)) == [OpenTo({"a": 0}, MAX_WATERMARK_MS), life.FinishOperators()]
 
 
-def test_a_snapshot_says_how_long_it_took() -> None:
+def test_a_snapshot_reports_its_duration() -> None:
     drive = behind("a", "b")
     drive.read("a", BarrierMark(barrier(1)))
     drive.now += 10.0
@@ -299,7 +299,7 @@ def test_a_snapshot_of_another_checkpoint_is_refused() -> None:
         drive(SnapshotPinned(1))
 
 
-def test_a_gate_goes_on_behind_a_snapshot() -> None:
+def test_a_gate_continues_after_a_snapshot() -> None:
     drive = behind("a")
     drive.read("a", BarrierMark(barrier(1)))
     assert not drive.machine.reads("a")
@@ -310,14 +310,14 @@ def test_a_gate_goes_on_behind_a_snapshot() -> None:
     assert drive.machine.reads("a")
 
 
-def test_what_a_barrier_handler_declines_is_reported() -> None:
+def test_a_checkpoint_that_a_barrier_handler_declines_is_reported() -> None:
     drive = behind("a", "b")
     drive.read("a", BarrierMark(barrier(1)))
     declined = Declined(TASK, 1, FailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER)
     assert drive.read("b", CancelMark(1)) == [Forward(CancelMark(1)), Report(declined)]
 
 
-def test_an_abort_is_told_to_the_operators_behind_the_marks() -> None:
+def test_operators_are_notified_of_an_abort_after_the_marks() -> None:
     drive = behind("a", "b")
     drive.read("a", BarrierMark(barrier(1)))
     assert drive(life.CheckpointAbortedNotice(1)) == [Forward(CancelMark(1)), NotifyOperatorsAborted(1)]
@@ -359,7 +359,7 @@ def test_an_unaligned_snapshot_that_is_aborted_is_dropped() -> None:
     assert drive.read("b", CancelMark(2)) == cancelled
 
 
-def test_a_barrier_that_may_overtake_has_a_deadline() -> None:
+def test_a_barrier_with_an_alignment_timeout_has_a_deadline() -> None:
     config = CheckpointConfig(interval=None, unaligned=True, aligned_checkpoint_timeout=5.0)
     drive = behind("a", "b", config=config)
     assert drive.machine.next_deadline() is None
@@ -385,7 +385,7 @@ def test_a_suspend_pauses_behind_its_barrier_and_ends_without_finishing() -> Non
     assert drive.machine.suspended
 
 
-def test_a_suspend_that_fails_goes_on() -> None:
+def test_a_task_resumes_after_a_failed_suspend() -> None:
     drive = behind("a")
     drive.read("a", "row", EndOfData(True))
     drive(TriggerReceived(barrier(1, SUSPEND)))
@@ -398,7 +398,7 @@ def test_a_suspend_that_fails_goes_on() -> None:
     assert not drive.machine.paused
 
 
-def test_a_source_that_is_exhausted_while_paused_finishes_when_it_goes_on() -> None:
+def test_a_source_that_is_exhausted_while_paused_finishes_when_it_resumes() -> None:
     drive = source()
     drive.snapshot(1, SUSPEND)
     assert drive.machine.paused

@@ -57,17 +57,17 @@ values = st.recursive(
 
 
 @given(values)
-def test_a_value_comes_back_as_it_was(value: object) -> None:
+def test_a_value_is_read_back_unchanged(value: object) -> None:
     assert decode(encode(value)) == value
 
 
 @given(st.frozensets(st.integers() | st.text()))
-def test_a_set_comes_back_and_is_written_in_one_order(value: frozenset[object]) -> None:
+def test_a_set_is_read_back_and_is_written_in_a_fixed_order(value: frozenset[object]) -> None:
     assert decode(encode(value)) == value
     assert encode(frozenset(reversed(list(value)))) == encode(value)
 
 
-def test_what_the_machines_do_not_look_into_is_written_as_its_type() -> None:
+def test_opaque_values_are_written_as_their_type() -> None:
     assert decode(encode(TaskSnapshot())) == Opaque("TaskSnapshot")
     assert decode(encode(object())) == Opaque("object")
     assert decode(encode(ValueError("bad"))) == Opaque("ValueError: bad")
@@ -88,12 +88,12 @@ def test_what_the_machines_do_not_look_into_is_written_as_its_type() -> None:
         {"~": "moment", "v": "yesterday"},
     ],
 )
-def test_what_no_trace_holds_is_refused(written: Any) -> None:
+def test_a_value_that_no_trace_can_hold_is_refused(written: Any) -> None:
     with pytest.raises(CorruptTrace):
         decode(written)
 
 
-def test_a_value_that_cannot_be_read_is_shown_in_its_beginning() -> None:
+def test_the_error_for_an_unreadable_value_shows_its_beginning() -> None:
     written = {"~": "unknown", "v": "x" * 300}
     with pytest.raises(CorruptTrace) as found:
         decode(written)
@@ -101,7 +101,7 @@ def test_a_value_that_cannot_be_read_is_shown_in_its_beginning() -> None:
     assert str(found.value) == f"expected a value of a trace, found {shown} (ValueError: unknown kind 'unknown')"
 
 
-def test_a_tuple_of_a_class_that_is_not_the_packages_is_not_looked_into() -> None:
+def test_a_named_tuple_of_another_package_is_opaque() -> None:
     assert decode(encode(time.gmtime(0))) == Opaque("struct_time")
 
 
@@ -131,7 +131,7 @@ def recorded_run(break_off: Callable[[list[str]], list[str]] = lambda lines: lin
     return break_off(lines)
 
 
-def test_a_recorded_run_is_replayed_with_the_same_answers() -> None:
+def test_a_recorded_run_is_replayed_with_the_same_actions() -> None:
     lines = recorded_run()
     assert about(lines[0]) == {"pipeline": "p"}
     entries = list(read(lines))
@@ -146,7 +146,7 @@ def test_without_a_recorder_the_machine_is_plain() -> None:
     assert type(coordinator) is CheckpointCoordinator
 
 
-def test_what_a_trace_looks_like() -> None:
+def test_the_lines_of_a_trace() -> None:
     lines: list[str] = []
     recorder = Recorder(lines.append)
     recorder.begin({"pipeline": "Zürich"})
@@ -159,7 +159,7 @@ def test_what_a_trace_looks_like() -> None:
     assert [entry.at for entry in read(lines)] == [2.5, 3.5]
 
 
-def test_a_machine_that_answers_otherwise_is_named() -> None:
+def test_a_machine_with_other_actions_is_named() -> None:
     entries = list(read(recorded_run()))
     other = [changed(e, arguments={**e.arguments, "next_checkpoint_id": 7}) if isinstance(e, Created) else e for e in entries]
     differences = list(replay(other))
@@ -170,7 +170,7 @@ def test_a_machine_that_answers_otherwise_is_named() -> None:
     )
 
 
-def test_an_error_is_recorded_and_comes_again() -> None:
+def test_an_error_is_recorded_and_replayed() -> None:
     lines: list[str] = []
     recorder = Recorder(lines.append)
     recorder.begin({})
@@ -215,7 +215,7 @@ OTHER_VERSION = {"trace": 99, "about": {"pipeline": "p" * 100}}
         ),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused(first: str, read_says: str, about_says: str) -> None:
+def test_a_file_that_is_not_a_trace_is_refused(first: str, read_says: str, about_says: str) -> None:
     for lines in ([first], [] if not first else [first, "{}"]):
         with pytest.raises(CorruptTrace) as found:
             list(read(lines))
@@ -225,11 +225,11 @@ def test_a_file_that_is_no_trace_is_refused(first: str, read_says: str, about_sa
     assert str(found.value).startswith(about_says)
 
 
-def test_an_entry_that_is_no_object_is_refused() -> None:
+def test_an_entry_that_is_not_an_object_is_refused() -> None:
     with pytest.raises(CorruptTrace, match=r"^line 2: expected an object, found '\[\]'$"):
         list(read(['{"trace": 2, "about": {}}', "[]"]))
 
 
-def test_a_machine_that_was_never_made_takes_no_event() -> None:
+def test_an_event_of_an_unknown_machine_is_refused() -> None:
     with pytest.raises(CorruptTrace, match="never made"):
         list(replay([Handled(0.0, "job", Tick(), [])]))

@@ -34,7 +34,7 @@ def test_random_worlds_break_no_invariant(first: int) -> None:
         check(seed)
 
 
-def test_everything_that_may_go_wrong_does() -> None:
+def test_every_kind_of_fault_happens() -> None:
     counts = Counter[str]()
     for seed in range(1000):
         counts.update(run(random_scenario(seed), record=False).counts)
@@ -56,7 +56,7 @@ def test_pipelines_have_every_kind_of_state_and_input() -> None:
 
 
 @pytest.mark.parametrize("seed", FOUND)
-def test_what_was_found_once_is_mended(seed: int) -> None:
+def test_earlier_violations_are_fixed(seed: int) -> None:
     check(seed)
 
 
@@ -75,7 +75,7 @@ def test_there_are_enough_deliberate_faults() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_is_in_the_code_as_long_as_it_is_tried(fault: Fault) -> None:
+def test_a_fault_is_in_the_code_only_while_it_is_tried(fault: Fault) -> None:
     functions = [getattr(each, "fget", each) for each in (fault.function, fault.also) if each is not None]
     sound = [function.__code__ for function in functions]
     with injected(fault):
@@ -85,14 +85,14 @@ def test_a_fault_is_in_the_code_as_long_as_it_is_tried(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("old", ["no such text", "checkpoint"])
-def test_a_fault_whose_text_is_not_there_just_once_is_refused(old: str) -> None:
+def test_a_fault_whose_text_does_not_occur_exactly_once_is_refused(old: str) -> None:
     fault = next(fault for fault in FAULTS if fault.name == "a savepoint is subsumed")
     refused = f"Fault 'a savepoint is subsumed': expected '{old}' once in .*_subsume_older"
     with pytest.raises(StaleFault, match=refused), injected(replace(fault, old=old)):
         pass
 
 
-def test_what_one_worker_finds_ends_all_of_them_and_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_violation_in_one_worker_ends_all_workers_and_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     fault = next(fault for fault in FAULTS if fault.name == "no final checkpoint")
     with injected(fault):
         assert main(["--seconds", "3000", "--workers", "2", "--seed", "0"]) == 1
@@ -102,7 +102,7 @@ def test_what_one_worker_finds_ends_all_of_them_and_is_printed(capsys: pytest.Ca
     assert "pipelines in" in shown.out  # the report
 
 
-def test_a_run_that_finds_nothing_says_what_it_has_seen(
+def test_a_search_without_violations_prints_its_statistics(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simulation.search.PROGRESS_SECONDS", 0.5)
@@ -115,7 +115,7 @@ def test_a_run_that_finds_nothing_says_what_it_has_seen(
         assert what in shown.out
 
 
-def test_a_recorded_run_is_the_same_run_again() -> None:
+def test_a_recorded_run_can_be_repeated() -> None:
     scenario = random_scenario(7)
     first = run(scenario)
     again = run(scenario, first.labels, to_end=False)

@@ -97,7 +97,7 @@ def test_drivers_call_the_shipped_rules_and_every_rule_is_driven() -> None:
     assert never_called == ["coordination/errors.py"] or never_called == []
 
 
-def test_no_function_of_the_simulator_is_a_shipped_one_once_more() -> None:
+def test_no_function_of_the_simulator_duplicates_a_shipped_one() -> None:
     """By its statements, whatever its variables are called."""
     shipped = {shape(node): f"{path.name}:{node.name}" for path in SHIPPED.rglob("*.py") for node in functions(path)}
     again = {f"{path.name}:{node.name}": shipped[shape(node)] for path in FOLDER.glob("*.py") for node in functions(path)
@@ -105,7 +105,7 @@ def test_no_function_of_the_simulator_is_a_shipped_one_once_more() -> None:
     assert again == {}
 
 
-def test_the_list_of_invariants_names_what_is_there() -> None:
+def test_the_list_of_invariants_names_existing_code() -> None:
     nodes = [node for path in FOLDER.glob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     known = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)} | {
         p.stem for p in FOLDER.glob("*.py")

@@ -99,6 +99,8 @@ def test_how_many_groups_a_stage_runs_with(parallelism: int, chosen: int | None,
         (4, -1, 128, InvalidMaxParallelism, "max_parallelism=-1"),
     ],
 )
-def test_what_is_refused(parallelism: int, chosen: int | None, recorded: int, error: type[Exception], words: str) -> None:
+def test_invalid_numbers_are_refused(
+    parallelism: int, chosen: int | None, recorded: int, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         chosen_max_parallelism("s", parallelism, chosen, recorded)

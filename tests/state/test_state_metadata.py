@@ -230,7 +230,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("metadata", WRITTEN.values(), ids=WRITTEN)
-def test_what_was_written_reads_back(metadata: CheckpointMetadata) -> None:
+def test_written_metadata_is_read_back(metadata: CheckpointMetadata) -> None:
     assert decode(encode(metadata), "x") == metadata
     minimal = CheckpointMetadata("p", 1)
     assert decode(encode(minimal), "x") == minimal
@@ -240,7 +240,7 @@ def test_the_same_metadata_gives_the_same_bytes() -> None:
     assert encode(EVERYTHING) == encode(decode(encode(EVERYTHING), "x"))
 
 
-def test_it_can_be_read_by_eye() -> None:
+def test_metadata_is_readable_text() -> None:
     header, body, rest = encode(EVERYTHING).split(b"\n")
     assert header.startswith(b'{"format":"dagster-checkpoints","version":1,')
     assert json.loads(body)["stages"][1]["instances"] == ["EWR", "JFK", "LGA"]
@@ -257,12 +257,12 @@ def test_the_files_of_uncommitted_transactions_must_stay_too() -> None:
     assert SAVEPOINT.files() == {file(name).sha256 for name in ["a/1.parquet", "a/2.parquet", "c/1.parquet"]}
 
 
-def test_files_are_named_by_their_content_and_who_stored_them() -> None:
+def test_files_are_named_by_their_content_and_their_owner() -> None:
     mine, before, oldest = file("offsets/4", 3), file("commits/4", 2), file("a.parquet")
     assert STORED_BY.files() == {f"{mine.sha256}-3", f"{before.sha256}-2", oldest.sha256}
 
 
-def test_what_an_older_reader_need_not_know_is_not_written() -> None:
+def test_additions_to_the_format_are_written_only_where_used() -> None:
     written = [encode(metadata) for metadata in (SAVEPOINT, SPLITS, STORED_BY, INPUTS, PLANS, LATE_ROWS, EVERYTHING)]
     additions = {
         b"transaction_files": 0,
@@ -337,7 +337,7 @@ def test_any_truncation_is_noticed(length: int) -> None:
     ],
     ids=lambda data: repr(data[:20]),
 )
-def test_what_is_no_metadata_is_said_to_be_none(data: bytes) -> None:
+def test_a_file_that_is_not_metadata_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptMetadata):
         decode(data, "x")
 
@@ -384,7 +384,7 @@ def test_a_flag_of_a_newer_release_is_refused_and_not_skipped(change: dict[str, 
 # What is sealed, and yet not what any release has written
 
 
-def test_what_is_sealed_but_no_json() -> None:
+def test_a_sealed_body_that_is_not_json_is_refused() -> None:
     for body in [b"", b"{", b"\xff", b"nothing", b"[" * 100_000, b'{"pipeline":"\xff\xfe","checkpoint_id":1}', DATA]:
         with pytest.raises((CorruptMetadata, UnknownMetadataVersion), match="s3://b/_metadata"):
             decode(sealed(1, body), "s3://b/_metadata")
@@ -493,7 +493,9 @@ BOTH = ChainMetadata("a", ("a", "b"), tasks(0, 1))
         ((of_two(enumerator=EnumeratorState(("x", "x"))),), (TWO,), "split 'x' 2 times"),
     ],
 )
-def test_what_contradicts_itself(stages: tuple[StageMetadata, ...], chains: tuple[ChainMetadata, ...], words: str) -> None:
+def test_contradictory_metadata_is_refused(
+    stages: tuple[StageMetadata, ...], chains: tuple[ChainMetadata, ...], words: str
+) -> None:
     with pytest.raises(CorruptMetadata, match=f"contradicts itself: .*{words}"):
         decode(encode(CheckpointMetadata("p", 1, stages, chains)), "x")
 
@@ -509,7 +511,7 @@ def test_a_stage_that_has_fully_finished_may_have_more_instances_than_key_groups
     assert decode(encode(metadata), "x") == metadata
 
 
-def test_first_line_and_body_say_the_same_version() -> None:
+def test_first_line_and_body_hold_the_same_version() -> None:
     body = json.loads(BODY) | {"version": 2}
     with pytest.raises(CorruptMetadata, match="its first line says version 1, its body 2"):
         decode(sealed(1, json.dumps(body).encode()), "x")

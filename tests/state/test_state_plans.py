@@ -57,7 +57,7 @@ def test_a_stage_without_a_function_of_its_own_is_defined_elsewhere() -> None:
         check_stateful_plans(snapshot((FIVE,)), {"hourly": (TEN,)}, "JFK", {}, WHERE)
 
 
-def test_what_is_not_known_or_holds_no_state_is_not_compared() -> None:
+def test_unknown_operators_and_operators_without_state_are_not_compared() -> None:
     check(snapshot((FIVE,)), FIVE)
     check(snapshot(None), TEN)
     check(snapshot((FIVE,), query=False), TEN)

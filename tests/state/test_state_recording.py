@@ -20,7 +20,7 @@ def test_an_unfinished_task_is_in_its_chain_and_a_finished_one_is_not() -> None:
     )
 
 
-def test_a_stage_says_which_of_its_instances_have_finished() -> None:
+def test_a_stage_records_which_of_its_instances_have_finished() -> None:
     stages = recorded_stages(SHAPE.pipeline, SHAPE.chains, {TaskId("s0", 0), TaskId("s0", 1), TaskId("s1", 1)})
     read = (InputMetadata("s0", "stream", "pointwise"),)
     assert stages == (

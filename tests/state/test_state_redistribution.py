@@ -103,7 +103,7 @@ def test_broadcasts(before: str, parallelism: int, after: str) -> None:
     assert shown([{name: list(copy) for name, copy in states.items()} for states in found]) == after
 
 
-def test_what_one_instance_gets_is_not_anothers() -> None:
+def test_instances_do_not_share_mutable_state() -> None:
     first, second = redistribute_unions([{"x": [1]}], 2)
     first["x"].append(2)
     assert second == {"x": [1]}
@@ -145,7 +145,7 @@ def test_the_items_of_a_list_stay_neighbours(before: list[dict[str, list[int]] |
 
 
 @given(instances, parallelisms)
-def test_everybody_gets_a_whole_union(before: list[dict[str, list[int]] | None], parallelism: int) -> None:
+def test_every_instance_gets_the_whole_union(before: list[dict[str, list[int]] | None], parallelism: int) -> None:
     for states in redistribute_unions(before, parallelism):
         assert all(states.get(name, []) == all_items(before, name) for name in "xyz")
 

@@ -169,7 +169,7 @@ def test_a_predecessor_that_emits_nothing_more(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("ended", [(), (0,)])
-def test_a_predecessor_that_still_has_something_to_say(ended: tuple[int, ...]) -> None:
+def test_a_predecessor_that_may_still_emit(ended: tuple[int, ...]) -> None:
     with pytest.raises(UnfinishedPredecessor, match="'down' is fully finished"):
         validate_restore(*waiting("up p2 -PW-> down p2 fin{0,1}", "up", ended))
 
@@ -184,7 +184,7 @@ def test_state_that_no_stage_claims() -> None:
     assert TaskId("V2", 0) not in plan.tasks
 
 
-def test_a_fully_finished_stage_that_is_gone_leaves_nothing_behind() -> None:
+def test_a_fully_finished_stage_may_be_removed() -> None:
     plan = restore("V0 p1; V2 p2 fin{0,1} gone")
     assert plan.dropped == ("V2",)
     assert plan.finished == frozenset() == plan.fully_finished
@@ -259,7 +259,7 @@ def test_an_enumerator_is_state_even_of_a_stage_that_has_fully_finished() -> Non
     assert validate_restore(both, holding).enumerators == {"V1": enumerator}
 
 
-def test_what_starts_from_what() -> None:
+def test_which_state_each_task_starts_from() -> None:
     pipeline, metadata = described("V0 p2 fin{0,1} -ALL-> V1 p3 fin{2}; V1 -ALL-> V2 p1; V3 p1 new")
     waiting = TaskSnapshot(end_of_data="drain")
     chains = (*metadata.chains[:2], ChainMetadata("V2", ("V2",), {0: waiting}))
@@ -303,7 +303,7 @@ def test_a_new_stage_does_not_read_one_that_has_ended(mode: str, fate: dict[str,
     )
 
 
-def test_every_new_stage_is_looked_at() -> None:
+def test_every_new_stage_is_checked() -> None:
     pipeline = PipelineOf(
         "p",
         tuple(StageOf(name, ("0",)) for name in ("old", "known", "new")),
@@ -382,7 +382,7 @@ def test_a_further_input_of_a_stage_with_inputs_on_record() -> None:
         reading(FROM_B, inputs=())
 
 
-def test_all_changes_of_a_stage_are_told_at_once() -> None:
+def test_all_changes_of_a_stage_are_reported_together() -> None:
     twice = (InputMetadata("b"), InputMetadata("b", "static"))
     with pytest.raises(InputsChanged) as error:
         reading(FROM_A, FROM_A, EdgeOf("a", "to", EDGE["PW"]), inputs=twice)
@@ -404,7 +404,7 @@ def test_inputs_are_compared_behind_a_stage_without_any_on_record() -> None:
         validate_restore(PipelineOf("p", stages, (FROM_A,)), CheckpointMetadata("p", 5, stages=known, chains=chains))
 
 
-def test_the_order_of_inputs_means_nothing() -> None:
+def test_the_order_of_inputs_does_not_matter() -> None:
     assert reading(FROM_B, FROM_A, inputs=RECORDED).chains == (("a",), ("b",), ("to",))
 
 
@@ -449,7 +449,7 @@ def test_a_chain_that_cannot_be_built_again(edges: tuple[tuple[str, str], ...], 
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_what_a_stage_in_the_middle_of_a_chain_emits_stays_inside_its_query(known: bool) -> None:
+def test_rows_of_a_stage_inside_a_chain_stay_inside_its_query(known: bool) -> None:
     pipeline, metadata = chained(("a", "b"), ("b", "c"), ("b", "d"))
     if known:  # by a release that did not record inputs
         stages = (*metadata.stages, StageMetadata("d", 1, ("0",)))
@@ -507,7 +507,7 @@ def test_a_finished_chain_stays_as_it_was() -> None:
     assert (plan.chains, plan.finished_chains, plan.finished) == ((), (("a", "b", "c"),), {TaskId("a", 0)})
 
 
-def test_a_finished_chain_that_was_changed_runs_nowhere_and_needs_no_layout() -> None:
+def test_a_changed_finished_chain_does_not_run_and_needs_no_layout() -> None:
     alone = (("a",), ("b",), ("c",))
     everyone = {TaskId(name, 0) for name in "abc"}
     other_input = validate_restore(*finished_chain(("a", "b"), ("a", "c")))
