@@ -80,11 +80,10 @@ class Snapshot(msgspec.Struct, eq=False):
     channels: dict[str, PinnedChannel] = msgspec.field(default_factory=dict)
     output: dict[str, tuple[Element, ...]] = msgspec.field(default_factory=dict)
     valve: int | None = None
-    event_time: int | None = None
+    event_time: int = MIN_WATERMARK_MS
     watermark: int | None = None
     stages: tuple[Any, ...] = ()
     tables: dict[int, frozenset[int]] = msgspec.field(default_factory=dict)
-    splits: tuple[tuple[int, int], ...] = ()
     transactions: tuple[Transaction, ...] = ()
     with_rows: dict[Name, Rows] = msgspec.field(default_factory=dict)
     contents: tuple[str, ...] = ()

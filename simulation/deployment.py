@@ -85,7 +85,6 @@ def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, sibli
         process.job_id,
         index,
         process.shape.stages[stage].instances,
-        f"{process.number}.{process.attempt}",
         process.epoch,
         None if mine is None else mine.transactions,
         restored.plan.checkpoint_id if restored is not None and later else None,
@@ -119,22 +118,21 @@ def _with_other_instances(
     kept = copy(snapshot)
     kept.channels = {channel.channel: PinnedChannel(channel) for channel in known if channel is not None}
     kept.valve = least_watermark(s.valve for s in siblings if s is not None)
-    kept.event_time = least_watermark(s.event_time for s in siblings if s is not None)
+    kept.event_time = least_watermark(s.event_time for s in siblings if s is not None)  # type: ignore[assignment]  # one runs
     return kept
 
 
 def _rescaled(index: int, inputs: Sequence[ChannelSpec], siblings: Sequence[Snapshot | None], parallelism: int) -> Snapshot:
     """The snapshot that an instance is restored with when its own stage was rescaled."""
     states = [s for s in siblings if s is not None]
-    lists: list[dict[str, Sequence[Any]]] = [{"splits": s.splits, "transactions": s.transactions} for s in states]
+    lists: list[dict[str, Sequence[Any]]] = [{"splits": s.ghost.splits, "transactions": s.transactions} for s in states]
     share = redistribution.redistribute_lists(lists, parallelism)[index]
     ghosts = [s.ghost for s in states] if index == 0 else []
     read, sent = total(ghost.read for ghost in ghosts), total(ghost.sent for ghost in ghosts)
     whole_tables = {c.edge: states[0].ghost.read[c.edge] for c in inputs if c.static and c.edge in states[0].ghost.read}
     return Snapshot(
         tables=states[0].tables,
-        splits=tuple(share.get("splits", ())),
         transactions=tuple(share.get("transactions", ())),
         with_rows={name: rows for s in states for name, rows in s.with_rows.items()},
-        ghost=Ghost({**read, **whole_tables}, sent, sum(ghost.written for ghost in ghosts), (), {}),
+        ghost=Ghost({**read, **whole_tables}, sent, sum(ghost.written for ghost in ghosts), tuple(share.get("splits", ())), {}),
     )

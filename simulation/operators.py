@@ -7,6 +7,7 @@ redistribute the state.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, ClassVar
@@ -72,12 +73,10 @@ class _Keyed(Operator):
         return self.held.copy()
 
     def restore(self, states: Sequence[Any]) -> None:
-        by_group: list[dict[int, dict[Any, Any]] | None] = []
-        for state in states:
-            groups: dict[int, dict[Any, Any]] = {}
+        by_group: list[dict[int, dict[Any, Any]]] = [defaultdict(dict) for _ in states]
+        for groups, state in zip(by_group, states, strict=True):
             for name, value in (state or {}).items():
-                groups.setdefault(key_group(name[-1]), {})[name] = value
-            by_group.append(groups)
+                groups[key_group(name[-1])][name] = value
         for group in redistribution.redistribute_key_groups(by_group, self.spec.instances, KEY_GROUPS)[self.index].values():
             self.held.update(group)
 

@@ -19,12 +19,12 @@ from simulation.violations import check
 Rows = tuple[int, ...]
 Target = tuple[int, int, int]
 """(checkpoint, job, instance) under which rows are committed."""
-Name = tuple[int, str, int, int]
-"""(epoch of the owner, attempt, instance, number) of a staged transaction."""
+Name = tuple[int, int]
+"""(epoch of the owner, number) of a transaction."""
 
 
-class SinkError(Exception):
-    """A transaction is lost or in conflict; the task fails."""
+class TaskFailure(Exception):
+    """An injected failure of a task, or a transaction that is lost or that a newer owner has: the task fails."""
 
 
 class Transaction(NamedTuple):
@@ -39,6 +39,7 @@ class SinkSystem:
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
+        self.transactions = 0
         self.staged: dict[Name, tuple[int, Rows]] = {}
         """By transaction: the instance in whose staging area it is, and its rows."""
         self.visible: dict[Target, Rows] = {}
@@ -49,19 +50,10 @@ class SinkSystem:
         """By instance, the epoch of the newest owner that has opened its sink: older owners may not abort or hide rows."""
 
     def take_fence(self, instance: int, epoch: int) -> None:
-        """Fence older owners off. Raises SinkError if a newer owner has done so."""
+        """Fence older owners off. Raises TaskFailure if a newer owner has done so."""
         if self.fences.get(instance, 0) > epoch:
-            raise SinkError(f"stage {self.stage}: instance {instance} belongs to a newer owner")
+            raise TaskFailure(f"stage {self.stage}: instance {instance} belongs to a newer owner")
         self.fences[instance] = epoch
-
-    def commit(self, transaction: Transaction) -> None:
-        """Make its rows visible, unless they were before. Raises SinkError if it is neither staged nor committed."""
-        name, target = transaction
-        _, rows = self.staged.pop(name, (0, None))
-        if rows is None and target not in self.visible:
-            raise SinkError(f"stage {self.stage}: transaction {name} for {target} is lost")
-        found = self.visible.setdefault(target, rows or ())
-        check(rows is None or rows == found, "stage {}: two transactions for {}: {} and {}", self.stage, target, rows, found)
 
     def settle(self, job: int, instance: int, restored: int) -> None:
         """Show exactly the rows on the timeline of the checkpoint that the job is restored from."""
@@ -103,7 +95,6 @@ class TaskSink:
     job: int
     instance: int
     parallelism: int
-    attempt: str
     epoch: int
     transactions: Sequence[Transaction] | None
     take_back_after: int | None
@@ -112,7 +103,6 @@ class TaskSink:
     rows: list[int] = field(default_factory=list)
     pending: step.PendingTransactions[Transaction] = field(default_factory=step.PendingTransactions)
     origins: dict[tuple[int, int], int] = field(default_factory=dict)
-    number: int = 0
 
     def open(self) -> Generator[None]:
         """Commit the checkpoint's transactions, abort all others. Stops between a check and the step that relies on it."""
@@ -151,8 +141,8 @@ class TaskSink:
                 system.branches[mine] = system.branches[mine].begun(origin, checkpoint_id)
                 del self.origins[mine]
         if self.rows:
-            self.number += 1
-            name = (self.epoch, self.attempt, self.instance, self.number)
+            system.transactions += 1
+            name = (self.epoch, system.transactions)
             system.staged[name] = (self.instance, tuple(self.rows))
             self.rows = []
             self.pending.add(checkpoint_id, Transaction(name, (checkpoint_id, self.job, self.instance)))
@@ -168,12 +158,15 @@ class TaskSink:
             self.pending.committed()
 
     def _commit(self, transaction: Transaction) -> None:
-        try:
-            self.system.commit(transaction)
-        except SinkError as error:
-            # A transaction of a checkpoint may be lost only if there is a newer owner.
-            check(self.system.fences[self.instance] > self.epoch, str(error))
-            raise
+        """Make its rows visible, unless they were before. Raises TaskFailure if it is neither staged nor committed."""
+        system, (name, target) = self.system, transaction
+        _, rows = system.staged.pop(name, (0, None))
+        if rows is None and target not in system.visible:
+            lost = f"stage {system.stage}: transaction {name} for {target} is lost"
+            check(system.fences[self.instance] > self.epoch, lost)  # allowed only if there is a newer owner
+            raise TaskFailure(lost)
+        found = system.visible.setdefault(target, rows or ())
+        check(rows is None or rows == found, "stage {}: two transactions for {}: {} and {}", system.stage, target, rows, found)
 
     def _continue_from(self, restored: int | None) -> None:
         """Set the origins: the restored checkpoint, if later ones were taken back; 0 at the beginning of the job."""
@@ -185,8 +178,7 @@ class TaskSink:
     def _abort_rest(self) -> None:
         kept = {transaction.name for transaction in self.others}
         for name, (instance, _) in list(self.system.staged.items()):
-            mine = instance == self.instance or (self.instance == 0 and instance >= self.parallelism)
-            if mine and name not in kept and not step.stages_for_newer_owner(self.epoch, name[0]):
+            if self._owns(instance) and name not in kept and not step.stages_for_newer_owner(self.epoch, name[0]):
                 del self.system.staged[name]
 
     @property
@@ -196,8 +188,9 @@ class TaskSink:
 
     def _own_instances(self) -> list[tuple[int, int]]:
         """This instance; for instance 0 also the instances that no longer exist after a change of parallelism."""
-        gone: set[int] = set()
-        if self.instance == 0:
-            targets = (*self.system.visible, *self.system.hidden)
-            gone = {instance for _, job, instance in targets if job == self.job and instance >= self.parallelism}
-        return [(self.job, instance) for instance in (self.instance, *sorted(gone))]
+        targets = (*self.system.visible, *self.system.hidden)
+        own = {instance for _, job, instance in targets if job == self.job and self._owns(instance)}
+        return [(self.job, instance) for instance in sorted({self.instance, *own})]
+
+    def _owns(self, instance: int) -> bool:
+        return instance == self.instance or (self.instance == 0 and instance >= self.parallelism)

@@ -18,8 +18,8 @@ from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOf
 from dagster_checkpoints.execution.messages import TaskMessage
 from simulation.channels import Channel, Snapshot
 from simulation.elements import mix
-from simulation.sinks import SinkError, TaskSink
-from simulation.task_data import TaskData, TaskFailure
+from simulation.sinks import TaskFailure, TaskSink
+from simulation.task_data import TaskData
 from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Task(TaskData):
         """Take a step. False if it is impossible now; then nothing has changed."""
         try:
             return step(self, *arguments)
-        except (TaskFailure, SinkError) as error:
+        except TaskFailure as error:
             self.fail(str(error))
             return True
 
@@ -187,9 +187,8 @@ class Task(TaskData):
 
     def can_announce(self, channel: Channel) -> int | None:
         """Position in the queue of the channel's first barrier; None if there is none or the gate does not read the channel."""
-        if not self.started or self.done or not self.gate.reads(channel.name):
-            return None
-        return next((n for n, element in enumerate(channel.queue) if isinstance(element, BarrierMark)), None)
+        barriers = (n for n, element in enumerate(channel.queue) if isinstance(element, BarrierMark))
+        return next(barriers, None) if self.can_take(channel) else None
 
     def announce(self, number: int) -> bool:
         """Announce a barrier that waits in the channel to the gate."""
@@ -305,7 +304,6 @@ class Task(TaskData):
         check(not self.closed, "{} takes a snapshot after close()", self.id)
         check(checkpoint_id not in self.aborted, "{} takes a snapshot for {}, which was aborted", self.id, checkpoint_id)
         if self.fail_at == "snapshot":
-            self.fail_at = ""
             raise TaskFailure("snapshot_state raises")
         taken = self.pin(action)
         if self.fail_at == "decline":
@@ -331,7 +329,6 @@ class Task(TaskData):
     def _commit(self, action: life.CommitUpTo) -> None:
         check(not self.closed, "{} is notified after close()", self.id)
         if self.fail_at == "commit":
-            self.fail_at = ""
             raise TaskFailure("commit raises")
         if self.sink is not None:
             if action.checkpoint_id is None:

@@ -21,15 +21,11 @@ from dagster_checkpoints.pipeline import TaskId
 from simulation.channels import Channel, Ghost, Output, Snapshot
 from simulation.elements import ONE, Row, owner_of, source_row, source_watermark
 from simulation.operators import Forward, Operator, Union, operator
-from simulation.sinks import Name, Rows, TaskSink, Transaction
+from simulation.sinks import TaskFailure, TaskSink
 from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
     from simulation.process import Process
-
-
-class TaskFailure(Exception):
-    """An injected failure of a task."""
 
 
 class TaskData:
@@ -106,35 +102,29 @@ class TaskData:
         """The machine of this attempt, with the restored channels."""
         saved = [(c, restored.channels.get(c.name)) for c in self.inputs]
         channels = [gate_channel(c.name, c.static, 0, pinned.snapshot if pinned else None) for c, pinned in saved]
+        for channel, known in zip(self.inputs, channels, strict=True):
+            if known.restored is not None:
+                channel.watermark, channel.ended = known.restored.watermark, known.restored.ended
         return TaskMachine(self.id, self.process.config, channels, restored.valve, finished_before=restored.after_finish)
 
     def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[Any]]) -> None:
         """Restore a snapshot; `stages`: for each stage of the chain, the states of all its instances."""
-        may_be_idle = None if self.source and self.process.settings.idle else False
-        self.output = OutputEventTime(watermark=snapshot.watermark, idle=may_be_idle)
+        self.output = OutputEventTime(0, snapshot.watermark, None if self.source and self.process.settings.idle else False)
         for op, states in zip(self.operators, stages, strict=True):
             op.restore(states)
-        for split, position in snapshot.splits:
+        for split, position in snapshot.ghost.splits:
             self.assign(split, position)
-        for channel in self.inputs:
-            saved = snapshot.channels.get(channel.name)
-            if saved is not None:
-                channel.ended = saved.snapshot.ended
-                channel.watermark = MIN_WATERMARK_MS if saved.snapshot.watermark is None else saved.snapshot.watermark
         self.tables.update({edge: set(rows) for edge, rows in snapshot.tables.items()})
         if self.inputs:
             self.valve_seen = self.gate.watermark
             check(snapshot.valve is None or self.valve_seen >= snapshot.valve, "{}: event time went back", self.id)
-        event_time = self.source_time() if self.source else snapshot.event_time
-        if event_time is not None:
-            self.event_time = event_time
-            for op in self.operators:
-                op.watermark = max(op.watermark, event_time)
-        ghost = snapshot.ghost
-        self.read.update(ghost.read)
+        self.event_time = self.source_time() if self.source else snapshot.event_time
+        for op in self.operators:
+            op.watermark = max(op.watermark, self.event_time)
+        self.read.update(snapshot.ghost.read)
         for output in self.outputs:
-            output.sent = ghost.sent.get(output.edge, 0)
-        self.written = ghost.written
+            output.sent = snapshot.ghost.sent.get(output.edge, 0)
+        self.written = snapshot.ghost.written
         self.contents = snapshot.contents
         self.max_watermark_sent = self.finished_operators = snapshot.after_finish
 
@@ -247,7 +237,6 @@ class TaskData:
         left = [c.name for c in self.streams if any(not isinstance(element, Mark) for element in c.log)]
         check(not left, "{} finishes before it has processed the records of {}", self.id, left)
         if self.fail_at == "finish":
-            self.fail_at = ""
             raise TaskFailure("finish raises")
         self._advance_operators(MAX_WATERMARK_MS)
         for op in self.operators:
@@ -304,31 +293,25 @@ class TaskData:
 
     def pin(self, action: PinSnapshot) -> Snapshot:
         """Take the snapshot that the task acknowledges with."""
-        transactions: tuple[Transaction, ...] = ()
-        with_rows: dict[Name, Rows] = {}
-        if self.sink is not None:
-            transactions = self.sink.pre_commit(action.barrier.checkpoint_id)
-            if action.barrier.properties.is_savepoint:
-                with_rows = self.sink.pin()
+        sink, barrier = self.sink, action.barrier
+        transactions = () if sink is None else sink.pre_commit(barrier.checkpoint_id)
         after_finish = self.machine.operators_finished
         if not after_finish:
             content = self._content()
             if content not in self.contents:
                 self.contents = (*self.contents[-2:], content)
-        ghost = self.ghost()
         return Snapshot(
             after_finish=after_finish,
             channels={pinned.snapshot.channel: pinned for pinned in action.inputs.channels},
             valve=action.inputs.valve_watermark,
-            event_time=self.event_time if self.streams else None,
+            event_time=self.event_time,
             watermark=self.output.watermark,
             stages=tuple([op.snapshot() for op in self.operators]),
             tables={edge: frozenset(rows) for edge, rows in self.tables.items()},
-            splits=ghost.splits,
             transactions=transactions,
-            with_rows=with_rows,
+            with_rows={} if sink is None or not barrier.properties.is_savepoint else sink.pin(),
             contents=() if after_finish else self.contents,
-            ghost=ghost,
+            ghost=self.ghost(),
         )
 
     def _content(self) -> str:
