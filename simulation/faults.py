@@ -103,7 +103,7 @@ FAULTS = (
     Fault("an aligned channel is not blocked", _SingleCheckpointHandler._barrier, "[*actions, BlockChannel(last)]", "actions"),
     Fault("at-least-once takes the first barrier for all", TrackingBarrierHandler._complete, "<= seen", "<= seen or seen"),
     Fault(
-        "an unaligned snapshot does not wait for what is in flight",
+        "an unaligned snapshot does not wait for elements in flight",
         _SingleCheckpointHandler._captured,
         "pending.in_flight & channels",
         "set(pending.in_flight)",
@@ -183,7 +183,7 @@ FAULTS = (
     ),
     Fault("finished tasks are forgotten in a restart", CheckpointCoordinator._restart, "reset(finished)", "reset(())"),
     Fault(
-        "a restart does not wait for what is being finalized",
+        "a restart does not wait for a checkpoint being finalized",
         CheckpointCoordinator.finalizing,
         "return self._pending.finalizing",
         "return None",

@@ -1,4 +1,4 @@
-"""Describes an execution graph in a row."""
+"""Reads an execution graph from one line of text."""
 
 from __future__ import annotations
 

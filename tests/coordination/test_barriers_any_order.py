@@ -1,4 +1,4 @@
-"""A barrier handler that is told anything in any order: what was aborted is not waited for, and no channel stands still for ever.
+"""A barrier handler with any events in any order: it does not wait for aborted checkpoints, and no channel stays blocked.
 
 `test_coordination_barriers_random` reads channels as a gate does; here even the channels contradict each other.
 """
@@ -58,12 +58,12 @@ class AnyOrder(RuleBasedStateMachine):
         self.kinds: dict[int, CheckpointProperties] = {}
         self.taken: list[int] = []
         self.over: set[int] = set()
-        """Aborted here, or told of as aborted by the coordinator, before their snapshots."""
+        """Checkpoints aborted by the handler or by the coordinator before their snapshots."""
         self.blocked: set[str] = set()
         self.in_flight: dict[int, set[str]] = {}
 
     def barrier(self, back: int, kind: CheckpointProperties) -> CheckpointBarrier:
-        """A checkpoint is a savepoint on each channel, or on none; an upstream task may have turned a checkpoint's barrier."""
+        """A savepoint is one on every channel; an upstream task may have made a checkpoint's barrier unaligned."""
         checkpoint_id = max(1, self.newest - back)
         self.newest = max(self.newest, checkpoint_id + 1)
         own = self.kinds.setdefault(checkpoint_id, kind)
@@ -148,7 +148,7 @@ class AnyOrder(RuleBasedStateMachine):
         return self.handler.pending_id  # type: ignore[attr-defined, no-any-return]
 
     def teardown(self) -> None:
-        """When every channel has ended nothing is pending any more."""
+        """When every channel has ended no checkpoint is pending."""
         if not hasattr(self, "handler"):
             return
         for channel in "abc":

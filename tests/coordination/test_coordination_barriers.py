@@ -1,4 +1,4 @@
-"""Barriers on the channels of a task, as rows of events and what the gate is asked to do.
+"""Barriers on the channels of a task, as rows of events and actions for the gate.
 
 The cases are those of Flink's AlignedCheckpointsTest, UnalignedCheckpointsTest, UnalignedCheckpointsCancellationTest,
 AlternatingCheckpointsTest and CheckpointBarrierTrackerTest, with checkpoints after tasks have finished.
@@ -78,7 +78,7 @@ def event(text: str) -> BarrierEvent:
     return BarrierReceived(channel, barrier(rest))
 
 
-def told(action: BarrierAction) -> str:
+def as_text(action: BarrierAction) -> str:
     match action:
         case BlockChannel(channel):
             return f"block({channel})"
@@ -98,14 +98,14 @@ def told(action: BarrierAction) -> str:
 
 
 def run(handler: BarrierHandler, row: str) -> str:
-    return " ".join("+".join(told(action) for action in handler.handle(event(text))) or "-" for text in row.split())
+    return " ".join("+".join(as_text(action) for action in handler.handle(event(text))) or "-" for text in row.split())
 
 
 ALIGNED = [
     # One channel never waits.
     ("a", "a1 a2", "snapshot1 snapshot2"),
     ("a", "a1 a3 a4 a6", "snapshot1 snapshot3 snapshot4 snapshot6"),
-    # Every channel stands still until the last one has its barrier.
+    # Every channel is blocked until the last one has its barrier.
     ("ab", "a1 b1", "block(a) snapshot1+unblock(a)"),
     ("abc", "b1 a1 c1", "block(b) block(a) snapshot1+unblock(ab)"),
     ("ab", "a1 b1 b2 a2", "block(a) snapshot1+unblock(a) block(b) snapshot2+unblock(b)"),
@@ -131,7 +131,7 @@ ALIGNED = [
     ("ab", "a2 bx1 b2", "block(a) - snapshot2+unblock(a)"),
     ("ab", "a1 b1 ax1", "block(a) snapshot1+unblock(a) -"),
     ("ab", "ax2 bx1 b2", "cancelled2 - -"),
-    # The coordinator's notice concerns its own checkpoint only, seen already or not.
+    # The coordinator's notice affects its own checkpoint only, whether its barrier was read or not.
     ("ab", "a1 *x1 b1 a2 b2", "block(a) cancelled1+unblock(a) - block(a) snapshot2+unblock(a)"),
     ("ab", "a1 *x2 b1 a2 b2", "block(a) - snapshot1+unblock(a) cancelled2 -"),
     ("ab", "*x2 a1 b1 a2 a3 b3", "- block(a) snapshot1+unblock(a) cancelled2 block(a) snapshot3+unblock(a)"),
@@ -153,16 +153,16 @@ ALIGNED = [
     ("ab", "!1 a$ !2 b$", "- - subsumed1 snapshot2"),
     ("a", "a$ !2 !1", "- snapshot2 -"),
     ("a", "!1 !1 a$", "- - snapshot1"),
-    # Announcements and time mean nothing, nor does a property of the barrier.
+    # Announcements, time and the barrier's properties have no effect.
     ("ab", "a?1 a1u @99 b?1 b1", "- block(a) - - snapshot1+unblock(a)"),
 ]
 
 UNALIGNED = [
-    # The snapshot starts at the first barrier. One that has been read has nothing in flight in front of it.
+    # The snapshot starts at the first barrier. A barrier that was read has no records in flight before it.
     ("a", "a1 a2", "start1()+inputs1 start2()+inputs2"),
     ("ab", "a1 b1 b2 a2", "start1(b) captured1(b)+inputs1 start2(a) captured2(a)+inputs2"),
     ("abc", "b1 c1 a1", "start1(ac) captured1(c) captured1(a)+inputs1"),
-    # One that is announced overtakes what lies in front of it; when it is read at last it is a leftover.
+    # An announced barrier overtakes the records before it; when it is read later it is ignored.
     ("a", "a?1 a1 a?2 a2", "start1(a)+captured1(a)+inputs1 - start2(a)+captured2(a)+inputs2 -"),
     ("ab", "a?1 b1 a1", "start1(ab)+captured1(a) captured1(b)+inputs1 -"),
     ("abc", "b?1 a?1 b1 c?1", "start1(abc)+captured1(b) captured1(a) - captured1(c)+inputs1"),
@@ -186,15 +186,15 @@ UNALIGNED = [
     ("ab", "a1 ax2 ax3 bx3", "start1(b) subsumed1+cancelled2 cancelled3 -"),
     ("ab", "a1 *x2 b1 b2", "start1(b) - captured1(b)+inputs1 cancelled2"),
     ("ab", "a1 *x1 b1", "start1(b) cancelled1 -"),
-    # The end of a channel: what came before it is in flight.
+    # The end of a channel: the records before it are in flight.
     ("ab", "a1 b$", "start1(b) captured1(b)+inputs1"),
     ("ab", "b$ a1", "- start1()+inputs1"),
     ("abc", "b?1 a$ b$ c1", "start1(abc)+captured1(b) captured1(a) - captured1(c)+inputs1"),
     ("ab", "a1 a$ b1", "start1(b) - captured1(b)+inputs1"),
-    # Triggered as a root: what is left on the channels is in flight.
+    # Triggered as a root: the unread records on the channels are in flight.
     ("", "!1 !2", "start1()+inputs1 start2()+inputs2"),
     ("ab", "!1 a$ b$ !2", "start1(ab) captured1(a) captured1(b)+inputs1 start2()+inputs2"),
-    # Savepoints are aligned; announcing one means nothing.
+    # Savepoints are aligned; announcing one has no effect.
     ("ab", "a1s b1s a2", "block(a) snapshot1+unblock(a) start2(b)"),
     ("ab", "a?1s a1s b?1s b1s", "- block(a) - snapshot1+unblock(a)"),
     ("ab", "a1 a?2s b1", "start1(b) - captured1(b)+inputs1"),
@@ -210,7 +210,7 @@ WITH_TIMEOUT = [
     ("ab", "a1 @14 b1 @99", "block(a) - snapshot1+unblock(a) -"),
     ("ab", "a?1 b?1 a1 b1", "- - block(a) snapshot1+unblock(a)"),
     ("ab", "@99 a2 b2", "- block(a) snapshot2+unblock(a)"),
-    # The timer alone turns it, once; what stood still goes on, behind the snapshot.
+    # The timer alone makes it unaligned, once; blocked channels continue, behind the snapshot.
     ("ab", "a1 @15 @16 b1", "block(a) start1(b)+unblock(a) - captured1(b)+inputs1"),
     ("abc", "b1 a1 @15 c1", "block(b) block(a) start1(c)+unblock(ab) captured1(c)+inputs1"),
     # The announced barriers overtake, read or not.
@@ -220,7 +220,7 @@ WITH_TIMEOUT = [
     ("ab", "a?1 a1 @15 b?1", "- block(a) start1(b)+unblock(a) captured1(b)+inputs1"),
     # The next one is aligned again.
     ("ab", "a1 @15 b1 a2 b2", "block(a) start1(b)+unblock(a) captured1(b)+inputs1 block(a) snapshot2+unblock(a)"),
-    # Turned by an upstream task: at once.
+    # Made unaligned by an upstream task: at once.
     ("ab", "a1 b1u", "block(a) start1()+unblock(a)+inputs1"),
     ("abc", "a1 b?1u c1", "block(a) start1(bc)+unblock(a)+captured1(b) captured1(c)+inputs1"),
     ("ab", "a?1 b?1u", "- start1(ab)+captured1(a)+captured1(b)+inputs1"),
@@ -261,7 +261,7 @@ AT_LEAST_ONCE = [
     ),
     # A channel counts once.
     ("ab", "a1 a1 b1", "- - snapshot1"),
-    # A cancellation concerns its own checkpoint, once.
+    # A cancellation affects its own checkpoint, once.
     ("a", "a1 a2 ax4 a5 ax6", "snapshot1 snapshot2 cancelled4 snapshot5 cancelled6"),
     ("ab", "a1 bx1 b1 a2 b2", "- cancelled1 - - snapshot2"),
     ("ab", "ax1 b1 bx1", "cancelled1 - -"),
@@ -285,7 +285,7 @@ AT_LEAST_ONCE = [
     ("", "!1", "snapshot1"),
     ("ab", "!1 a$ b$ !2", "- - snapshot1 snapshot2"),
     ("ab", "a$ b$ *x1 !1 !2", "- - cancelled1 - snapshot2"),
-    # Announcements and time mean nothing; a savepoint is like any other.
+    # Announcements and time have no effect; a savepoint is like any other checkpoint.
     ("ab", "a?1 a1u @99 b?1 b1s", "- - - - snapshot1"),
 ]
 
@@ -406,7 +406,7 @@ def test_pending_checkpoints_at_least_once_can_be_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "expected"),
     [
         ({}, "block(a) - snapshot1+unblock(a)"),
         ({"mode": "at_least_once"}, "- - snapshot1"),
@@ -416,7 +416,7 @@ def test_pending_checkpoints_at_least_once_can_be_read() -> None:
         ({"unaligned": True, "aligned_checkpoint_timeout": 4.0}, "block(a) - snapshot1+unblock(a)"),
     ],
 )
-def test_the_settings_choose_the_handler(settings: dict[str, Any], told: str) -> None:
-    """Barrier 1 is made at 10; it is 13."""
+def test_the_settings_choose_the_handler(settings: dict[str, Any], expected: str) -> None:
+    """Barrier 1 is created at 10; the time is 13."""
     handler = create_barrier_handler(CheckpointConfig(interval=1, **settings), "abc", ended="c")
-    assert run(handler, "a1 @13 b1") == told
+    assert run(handler, "a1 @13 b1") == expected

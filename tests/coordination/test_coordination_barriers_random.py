@@ -1,8 +1,8 @@
-"""Barrier handlers in every interleaving: a gate that reads its channels at random and does what it is told.
+"""Barrier handlers in every interleaving: a gate that reads its channels at random and performs the actions.
 
 Upstream tasks write records, barriers, cancellation markers and ends; the gate reads, announces and lets time pass.
 Checked at each action and at the end: every snapshot is a consistent cut, each checkpoint ends exactly once, and no
-channel stands still for ever.
+channel stays blocked.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Element = int | CheckpointBarrier | Cancel | str  # an int is a record
 
 @dataclass
 class Channel:
-    """A log, how far its upstream task has got, and how far the gate has."""
+    """A log, and the positions of its upstream task and of the gate."""
 
     log: list[Element] = field(default_factory=list)
     next_id: int = 1
@@ -69,11 +69,11 @@ class Channel:
 
     @property
     def owes_barriers(self) -> bool:
-        """Whether there are unread ones."""
+        """Whether there are unread records."""
         return any(isinstance(element, CheckpointBarrier | Cancel) for element in self.log[self.read :])
 
     def index_of(self, checkpoint_id: int) -> int | None:
-        """Where the barrier lies; where it never came, the end counts."""
+        """Position of the barrier; if it never came, of the end."""
         for i, element in enumerate(self.log):
             if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
                 return i
@@ -106,16 +106,16 @@ class Gate(RuleBasedStateMachine):
         self.now = 0.0
         self.outcome: dict[int, str] = {}
         self.started: dict[int, dict[str, int]] = {}
-        """What was overtaken by: how far each channel had been read."""
+        """By checkpoint that overtook: the position up to which each channel had been read."""
         self.in_flight: dict[int, set[str]] = {}
 
-    # What happens
+    # Rules
 
     @rule(savepoint=st.sampled_from([False, False, True]))
     def the_coordinator_triggers(self, savepoint: bool) -> None:
         ended = all(channel.ended for channel in self.channels.values())
         if ended and any(channel.owes_barriers for channel in self.channels.values()):
-            return  # a newer one would take the place of those; Flink's tasks do the same
+            return  # a newer barrier would replace those; Flink's tasks do the same
         properties = CheckpointProperties.for_savepoint() if savepoint else CheckpointProperties()
         barrier = CheckpointBarrier(len(self.barriers) + 1, self.now, properties)
         self.barriers.append(barrier)
@@ -150,7 +150,7 @@ class Gate(RuleBasedStateMachine):
             channel.log.append(barrier)
 
     def end(self, channel: Channel) -> None:
-        """A task that finishes before it has acknowledged lets the coordinator abort the checkpoint."""
+        """The coordinator aborts a checkpoint if a task finishes before it has acknowledged."""
         channel.log.append(END)
         for barrier in self.barriers[channel.next_id - 1 :]:
             self.notice(barrier.checkpoint_id)
@@ -206,7 +206,7 @@ class Gate(RuleBasedStateMachine):
             self.tell(AlignmentTick(self.now))
             assert (self.outcome, self.started) == before, "a tick that is not due is harmless"
 
-    # What the gate is asked to do
+    # Actions of the gate
 
     def tell(self, event: BarrierEvent) -> None:
         for action in self.handler.handle(event):
@@ -239,7 +239,7 @@ class Gate(RuleBasedStateMachine):
             index = channel.index_of(checkpoint_id)
             assert index is not None, f"{name} has neither brought its barrier nor ended"
             if self.mode == "at_least_once":
-                assert channel.read > index, "every record in front of the barrier is in the state"
+                assert channel.read > index, "every record before the barrier is in the state"
             else:
                 assert channel.read == index + 1, "and none behind it"
         self.finish(checkpoint_id, "complete")
@@ -265,7 +265,7 @@ class Gate(RuleBasedStateMachine):
         channel = self.channels[name]
         self.in_flight[checkpoint_id].remove(name)
         index = channel.index_of(checkpoint_id)
-        assert index is not None, "what is still to come in front of the barrier would be lost"
+        assert index is not None, "records that arrive before the barrier would be lost"
         if channel.log[index] == END:
             assert channel.read == index + 1, "an end counts when it has been read"
         read = self.started[checkpoint_id][name]
@@ -274,7 +274,7 @@ class Gate(RuleBasedStateMachine):
         channel.captured_to = max(channel.captured_to, index + 1)
 
     @invariant()
-    def what_stands_still_waits_for_somebody(self) -> None:
+    def a_blocked_channel_waits_for_a_barrier(self) -> None:
         # Before the first rule there is no handler.
         channels = getattr(self, "channels", {})
         if any(channel.blocked for channel in channels.values()):
@@ -285,7 +285,7 @@ class Gate(RuleBasedStateMachine):
             assert self.handler.blocked == tuple(name for name, channel in channels.items() if channel.blocked)
 
     def teardown(self) -> None:
-        """All upstream tasks deliver what they owe, and everything is read: then every checkpoint has ended."""
+        """All upstream tasks write their remaining elements, and the gate reads everything: then every checkpoint has ended."""
         if not hasattr(self, "channels"):
             return
         for channel in self.channels.values():
@@ -303,7 +303,7 @@ class Gate(RuleBasedStateMachine):
             assert checkpoint_id in self.outcome
         if checkpoint_id in self.outcome or checkpoint_id in self.noticed:
             return
-        # An announced barrier may come before the marker of an older checkpoint, of which nothing is heard then.
+        # An announced barrier may come before the marker of an older checkpoint, which has no effect then.
         assert self.mode in ("unaligned", "with_timeout")
         cancelled = [c for c in self.channels.values() if Cancel(checkpoint_id) in c.log]
         assert cancelled or any(newer > checkpoint_id for newer in self.outcome)

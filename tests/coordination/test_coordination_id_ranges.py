@@ -58,7 +58,7 @@ def test_beyond_its_bounds_it_forgets_nothing_that_was_added(ids: list[int], mos
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_long_job_remembers_little_and_answers_as_ever(seed: int) -> None:
-    """Some checkpoints complete, some are declined; each one's acknowledgement comes a second time, late."""
+    """Some checkpoints complete, some are declined; each acknowledgement is repeated late."""
     r = random.Random(seed)
     task = TaskId("V0", 0)
     graph = ExecutionGraph((Vertex("V0", ("v0",), 1),), ())

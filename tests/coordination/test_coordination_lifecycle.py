@@ -71,16 +71,16 @@ def event(text: str) -> LifecycleEvent:
         # Any checkpoint triggered after finish, not the first.
         ("end finished s42 s43 s44 c43", [43], True),
         ("end finished s42 s43 s44 c42", [42], True),
-        # A later one than its own least counts.
+        # A later one than the first after finish counts.
         ("end finished s42 c45", [45], True),
         # An older one does not.
         ("s41 end finished s42 c41", [41], False),
-        # One that began before is waited for, unless it aborts.
+        # The task waits for one that began before, unless it aborts.
         ("s41 end finished s42 c42", [42], False),
         ("s41 end finished s42 c42 a41", [42], True),
         ("s41 end finished s42 c42 c41", [42, 41], True),
         ("s41 end finished s42 a41 c42", [42], True),
-        # An aborted one lets nobody go.
+        # A task does not end with an aborted one.
         ("end finished s42 a42 c43", [43], False),
         ("end finished s42 a42 s43 c43", [43], True),
         # Restored after finish: straight into waiting.
@@ -133,7 +133,7 @@ def test_with_checkpointing_off_no_task_waits(events: str) -> None:
 @pytest.mark.parametrize(
     ("events", "steps"),
     [
-        # A savepoint of a job that runs on lets nobody go and commits nothing, and is waited for.
+        # With a savepoint of a job that runs on no task ends or commits, and the task waits for its outcome.
         ("p1 d1", ["", ""]),
         ("end finished p1 d1", ["finish", "end(true)", "", ""]),
         ("end finished p1 s2 c2 d1", ["finish", "end(true)", "", "", "commit2", "close"]),
@@ -142,7 +142,7 @@ def test_with_checkpointing_off_no_task_waits(events: str) -> None:
         # Suspend: paused by the snapshot, ended by its completion, without MAX_WATERMARK, end_input, finish.
         ("t5 c5", ["pause", "commit5 end(false) close"]),
         ("s4 t5 a4 c5", ["", "pause", "", "commit5 end(false) close"]),
-        # It fails: processes on.
+        # It fails: the task resumes.
         ("t5 a5 s6 c6", ["pause", "resume", "", "commit6"]),
         ("t5 a5 t6 c6", ["pause", "resume", "pause", "commit6 end(false) close"]),
         # An abort's notice that comes after the next stop's barrier.
@@ -150,24 +150,24 @@ def test_with_checkpointing_off_no_task_waits(events: str) -> None:
         # Data that ends in the meantime ends afterwards, if there is one.
         ("t5 end a5 finished", ["pause", "", "resume finish", "end(true)"]),
         ("t5 end c5", ["pause", "", "commit5 end(false) close"]),
-        # A neighbour has heard of the completion first.
+        # Another task got the notice of completion first.
         ("t5 suspend c5", ["pause", "", "commit5 end(false) close"]),
         ("t5 c5 suspend", ["pause", "commit5 end(false) close", ""]),
         # In the middle of finish.
         ("end t5 a5 finished", ["finish", "pause", "resume", "end(true)"]),
         ("end t5 c5", ["finish", "pause", "commit5 end(false) close"]),
-        # The operators have finished meanwhile: that the data has ended is told only if the savepoint fails.
+        # The operators have finished meanwhile: the end of data is reported only if the savepoint fails.
         ("end t5 finished c5", ["finish", "pause", "", "commit5 end(false) close"]),
         ("end t5 finished a5 s6 c6", ["finish", "pause", "", "resume end(true)", "", "commit6 close"]),
         ("end s4 t5 finished s6 c6 a4 a5", ["finish", "", "pause", "", "", "commit6", "", "resume end(true) close"]),
         ("t5 end a5 t6 finished a6", ["pause", "", "resume finish", "pause", "", "resume end(true)"]),
-        # The notice of an abort comes before the snapshot: there is nothing to wait for, and nothing to pause for.
+        # The notice of an abort comes before the snapshot: the task neither waits nor pauses.
         ("a5 t5 end finished s6 c6", ["", "", "finish", "end(true)", "", "commit6 close"]),
         ("end finished a5 t5 s6 c6", ["finish", "end(true)", "", "", "", "commit6 close"]),
         ("end finished a4 a5 s5 c6", ["finish", "end(true)", "", "", "", "commit6"]),
         ("a4 s4 end finished s5 c5", ["", "", "finish", "end(true)", "", "commit5 close"]),
         ("end finished a4 p4 s5 c5", ["finish", "end(true)", "", "", "", "commit5 close"]),
-        # The abort of one that the task has not seen yet concerns no other one.
+        # The abort of a checkpoint that the task has not seen yet affects no other one.
         ("a5 s4 end finished s6 c6 c4", ["", "", "finish", "end(true)", "", "commit6", "commit4 close"]),
         # Drain, or a suspend that finds the task at its end: nothing to pause.
         ("end finished t5 c5", ["finish", "end(true)", "", "commit5 close"]),
@@ -176,7 +176,7 @@ def test_with_checkpointing_off_no_task_waits(events: str) -> None:
         ("end finished s4 t5 c4 c5", ["finish", "end(true)", "", "", "commit4", "commit5 close"]),
         ("end finished s4 t5 a4 c5", ["finish", "end(true)", "", "", "", "commit5 close"]),
         ("end finished t5 s6 c6 c5", ["finish", "end(true)", "", "", "commit6", "commit5 close"]),
-        # … and if that fails, with whatever else has let it go.
+        # … and if that fails, with the checkpoint that has completed instead.
         ("end finished s4 t5 c4 a5", ["finish", "end(true)", "", "", "commit4", "close"]),
         ("end finished s4 t5 a5 c4", ["finish", "end(true)", "", "", "", "commit4 close"]),
         ("end finished t5 a5 s6 c6", ["finish", "end(true)", "", "", "", "commit6 close"]),
@@ -251,8 +251,8 @@ def test_an_impossible_event_is_refused(events: str) -> None:
     for text in before:
         life.handle(event(text))
     order = r"\. The runtime delivered events in an order that is not possible\.$"
-    told = f"^A task that is {life.state.value} cannot take {re.escape(repr(event(last)))}: .*{order}"
-    with pytest.raises(UnexpectedEvent, match=told):
+    message = f"^A task that is {life.state.value} cannot take {re.escape(repr(event(last)))}: .*{order}"
+    with pytest.raises(UnexpectedEvent, match=message):
         life.handle(event(last))
 
 

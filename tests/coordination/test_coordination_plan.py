@@ -169,7 +169,7 @@ def test_of_a_large_graph_an_error_names_a_part(states_of: States) -> None:
         ("running", 1, 0),
         ("running running", 1, 0),
         ("running finished", 0, 1),
-        # Told twice, and started again.
+        # Reported twice, and started again.
         ("finished finished", 0, 1),
         ("finished initializing", 0, 0),
         ("finished running", 1, 0),
@@ -225,7 +225,7 @@ def test_the_plan_is_the_definition(states: TaskStateTable) -> None:
     assert plan.finished == set(everything) - running
     assert set(plan.roots) == {task.vertex.lower() for task in plan.trigger}
     assert len(plan.wait) == len(list(plan.wait)) == states.running
-    # Whoever waits is reached by a barrier: through every running task leads a way from a root.
+    # Every running task gets a barrier: there is a path to it from a root.
     assert bool(plan.trigger) == bool(running)
 
 

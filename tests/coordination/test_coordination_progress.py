@@ -1,4 +1,4 @@
-"""Who is just finishing, as rows of events: the job's tasks without a coordinator."""
+"""Which tasks are just finishing, as rows of events, without a coordinator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASKS = {"A": TaskId("V0", 0), "B": TaskId("V1", 0)}
 
 def after(graph: ExecutionGraph, events: str) -> TaskProgress:
     """Two tasks that run, and then, e.g. ``cA +5 A. x``: a checkpoint completes that A alone took after its finish(), five
-    seconds pass, A is FINISHED, those who take too long are given up."""
+    seconds pass, A is FINISHED, tasks past the timeout no longer count."""
     progress = TaskProgress(graph, CheckpointConfig(interval=10.0, timeout=60.0), ())
     for task in TASKS.values():
         progress.changed(task, TaskState.RUNNING)
@@ -44,23 +44,23 @@ def after(graph: ExecutionGraph, events: str) -> TaskProgress:
         ("", None),
         ("cA", 60),
         ("cAB", 60),
-        # Nobody took part after its finish().
+        # No task took it after its finish().
         ("c", None),
-        # Until the last of them is gone, in whatever way.
+        # Until the last of them has finished or failed.
         ("cA A.", None),
         ("cA A!", None),
         ("cA B!", 60),
         ("cAB A.", 60),
         ("cAB A. B.", None),
-        # Who is gone already is not waited for.
+        # A task that has ended before does not count.
         ("A. cA", None),
         ("A! cAB", 60),
-        # A second final checkpoint adds to the first, and counts anew for all.
+        # A second final checkpoint adds to the first, and restarts the timeout for all.
         ("+1 cA +5 cB", 66),
         ("+1 cA +5 cB A.", 66),
         ("+1 cA +5 cB B.", 66),
         ("+1 cA +5 c", 66),
-        # Not for ever.
+        # Until the timeout.
         ("x", None),
         ("+1 cA +59 x", 61),
         ("+1 cA +60 x", None),

@@ -1,4 +1,4 @@
-"""Any events in any order: whatever the runtime says, the coordinator's promises hold."""
+"""Any events in any order: the coordinator's invariants always hold."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ class AnyEvents(RuleBasedStateMachine):
         self.end = end
         self.now = 0.0
         self.requests = 0
-        self.asked: set[str] = set()
+        self.requested: set[str] = set()
         self.answered: list[str] = []
         self.triggered: list[int] = []
         self.acknowledged: dict[int, set[TaskId]] = {}
         self.held: dict[int, set[TaskId]] = {}
-        """Acknowledged states that belong to no completed checkpoint and were not thrown away."""
+        """Acknowledged states that belong to no completed checkpoint and were not discarded."""
         self.unknown: set[int] = set()
-        """Given up while nobody knew whether they were in the store."""
+        """Aborted with an unknown outcome of their write."""
         self.finished: dict[int, frozenset[TaskId]] = {}
         """By checkpoint, the tasks that it does not wait for."""
         self.completed: list[int] = []
@@ -116,10 +116,10 @@ class AnyEvents(RuleBasedStateMachine):
         self.writing: int | None = None
         self.properties: dict[int, CheckpointProperties] = {}
         self.leaving: set[TaskId] = set()
-        """Let go by a completed checkpoint, and not gone."""
+        """Tasks that may end after a completed checkpoint and have not ended."""
         self.leaving_until = 0.0
         self.failing = False
-        """The job was told to fail, and has not restarted."""
+        """The coordinator has failed the job, which has not restarted."""
         for task in TASKS:
             self.do(TaskStateChanged(task, TaskState.RUNNING))
 
@@ -145,7 +145,7 @@ class AnyEvents(RuleBasedStateMachine):
                     self.triggered.append(checkpoint_id)
                     self.properties[checkpoint_id] = properties
                     assert 0 < waiting <= len(TASKS)
-                    # A stop has its savepoint for itself, and nobody is about to abort anything.
+                    # A stop's savepoint is the only pending checkpoint, and no task is about to abort it.
                     assert properties.stops_job == (self.coordinator.stopping is not None)
                     assert not properties.stops_job or request_id == self.coordinator.stopping
                     assert not self.leaving
@@ -179,7 +179,7 @@ class AnyEvents(RuleBasedStateMachine):
                 case DiscardStates(checkpoint_id, states):
                     assert checkpoint_id not in self.completed
                     assert checkpoint_id not in self.unknown
-                    # All that the checkpoint has left goes with them.
+                    # This discards all states of the checkpoint.
                     assert checkpoint_id not in self.coordinator.pending_ids
                     self.held[checkpoint_id] = self.held.get(checkpoint_id, set()) - set(states)
                 case DiscardLateState(task, checkpoint_id):
@@ -233,13 +233,13 @@ class AnyEvents(RuleBasedStateMachine):
         self.do(Acknowledged(data.draw(some_task), checkpoint_id, "again"))
 
     @rule(offset=near_id)
-    def everybody_acknowledges(self, offset: int) -> None:
+    def all_tasks_acknowledge(self, offset: int) -> None:
         for task in TASKS:
             self.do(Acknowledged(task, self.near(offset), task))
 
     @rule(savepoint=st.booleans(), after_finish=st.booleans())
     def a_checkpoint_is_acknowledged(self, savepoint: bool, after_finish: bool) -> None:
-        """By chance alone hardly any would be."""
+        """Random events alone would complete hardly any."""
         if not self.coordinator.pending_ids:
             self.asks(savepoint)
         for checkpoint_id in self.coordinator.pending_ids:
@@ -258,7 +258,7 @@ class AnyEvents(RuleBasedStateMachine):
     def changes(self, task: TaskId, state: TaskState) -> None:
         finished = self.coordinator.state_of(task) is TaskState.FINISHED
         self.do(TaskStateChanged(task, state))
-        # What a finished task is said to be later is news of before.
+        # A later report on a finished task is an old one.
         assert self.coordinator.state_of(task) is (TaskState.FINISHED if finished else state)
 
     @rule(task=some_task)
@@ -268,14 +268,14 @@ class AnyEvents(RuleBasedStateMachine):
     @rule(savepoint=st.booleans())
     def asks(self, savepoint: bool) -> None:
         self.requests += 1
-        self.asked.add(str(self.requests))
+        self.requested.add(str(self.requests))
         kind = CheckpointProperties.for_savepoint() if savepoint else CheckpointProperties()
         self.do(CheckpointRequested(str(self.requests), kind))
 
     @rule(drain=st.booleans())
     def asks_to_stop(self, drain: bool) -> None:
         self.requests += 1
-        self.asked.add(str(self.requests))
+        self.requested.add(str(self.requests))
         self.do(StopRequested(str(self.requests), drain))
 
     @precondition(lambda self: self.requests)
@@ -288,7 +288,7 @@ class AnyEvents(RuleBasedStateMachine):
         self.do(BacklogChanged(task, backlog))
 
     @rule()
-    def sources_are_told_to_end(self) -> None:
+    def sources_are_ended(self) -> None:
         self.do(DrainBegan())
 
     @precondition(lambda self: self.writing is not None)
@@ -322,7 +322,7 @@ class AnyEvents(RuleBasedStateMachine):
         assert {i for i, tasks in self.held.items() if tasks} <= pending
         assert all(self.held.get(i, set()) == self.acknowledged.get(i, set()) for i in pending)
         assert len(self.answered) == len(set(self.answered))
-        assert set(self.answered) <= self.asked
+        assert set(self.answered) <= self.requested
 
     @invariant()
     def a_tick_is_never_overdue(self) -> None:
@@ -344,7 +344,7 @@ class AnyEvents(RuleBasedStateMachine):
         kept = {c.checkpoint_id for c in self.coordinator.completed}
         assert not kept & self.given_up
         assert kept <= {i for i in self.completed if self.properties[i].commits}
-        # The newest of all, and the newest checkpoint, whatever else is given up.
+        # The newest of all, and the newest checkpoint, are always kept.
         committed = [i for i in self.completed if self.properties[i].commits]
         assert not committed or max(committed) in kept
         checkpoints = [i for i in committed if not self.properties[i].is_savepoint]
@@ -355,7 +355,7 @@ class AnyEvents(RuleBasedStateMachine):
             return
         self.do(Shutdown(self.end))
         assert self.coordinator.pending_ids == ()
-        assert set(self.answered) == self.asked
+        assert set(self.answered) == self.requested
         if self.writing is not None:
             assert self.held.pop(self.writing) == self.acknowledged[self.writing]
             self.unknown.add(self.writing)

@@ -1,4 +1,4 @@
-"""Restart strategies, as rows: the times of failures, and what each is answered with."""
+"""Restart strategies, as rows: the times of failures, and the decision on each."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Queue(RuleBasedStateMachine):
         self.model = []
 
     @invariant()
-    def what_it_says_of_itself_is_true(self) -> None:
+    def its_properties_match_the_model(self) -> None:
         assert len(self.queue) == len(self.model) <= self.limit
         assert self.queue.has_periodic == any(request.properties.periodic for request in self.model)
         assert self.queue.has_end_of_data == any(request.for_end_of_data for request in self.model)
@@ -115,7 +115,7 @@ class Retention(RuleBasedStateMachine):
 
     @rule(skipped=st.integers(0, 2))
     def a_savepoint_completes(self, skipped: int) -> None:
-        """The user's: it is not in the list and subsumes nothing."""
+        """A savepoint is the user's: it is not in the list and subsumes nothing."""
         before = self.store.all
         self.next_id += skipped + 1
         savepoint = CompletedCheckpoint(self.next_id - 1, "savepoint", CheckpointProperties.for_savepoint())
@@ -130,7 +130,7 @@ class Retention(RuleBasedStateMachine):
         self.added[checkpoint.checkpoint_id] = checkpoint
         self.give_up(self.store.add(checkpoint))
         assert self.store.latest == checkpoint
-        # So many as are to be retained, and never fewer than the newest of all and the newest checkpoint.
+        # As many as `retained` says, but always the newest of all and the newest checkpoint.
         checkpoints = [i for i in candidates if not self.added[i].is_savepoint]
         protected = {max(candidates), max(checkpoints, default=0)} - {0}
         assert protected <= set(self.kept) <= set(candidates)

@@ -1,4 +1,4 @@
-"""The coordinator's rules that stand alone: which request is next, which failures count, what is retained."""
+"""The coordinator's independent rules: which request is next, which failures count, what is retained."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_full_queue_drops_its_lowest_entry() -> None:
 @pytest.mark.parametrize(
     ("requests", "periodic", "end_of_data"),
     [
-        # p: periodic, u: a user's, e: for the end of the data; x: the best one runs. Two have room.
+        # p: periodic, u: a user's, e: for the end of the data; x: the best one runs. The queue holds two.
         ("", False, False),
         ("p", True, False),
         ("e", False, True),
@@ -112,7 +112,7 @@ def test_a_full_queue_drops_its_lowest_entry() -> None:
         ("p x", False, False),
         ("p u x", True, False),
         ("p e x", True, False),
-        # Dropped: the last that is in, or what came.
+        # Dropped: the last in the queue, or the new one.
         ("u p u", False, False),
         ("p p p", True, False),
         ("p p p x", True, False),
@@ -181,7 +181,7 @@ def test_which_failures_count_and_which_are_pre_flight(reason: FailureReason) ->
         ("c5 5 6 7", None),
         ("4 5 c5 5 6 7", None),
         ("4 5 c5 5 6 7 8", 6),
-        # The count begins anew once it has failed the job.
+        # The count restarts at 0 once it has failed the job.
         ("1 2 3 4 5", 2),
     ],
 )

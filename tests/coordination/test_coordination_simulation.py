@@ -11,7 +11,7 @@ from simulation.scenario import random_scenario
 
 
 def outcome_of(seed: int, theme: str, *, periodic: bool = True) -> Outcome:
-    """How a world of this theme goes; its invariants are checked."""
+    """Run a world of this theme; it must not break an invariant."""
     scenario = random_scenario(seed, theme)
     if not periodic:
         config = replace(scenario.settings.config, interval=None, timeout=1000.0, checkpoints_after_tasks_finish=True)

@@ -1,4 +1,4 @@
-"""What is told of checkpoints: counts, the history and its details, the summary; a manual clock."""
+"""Statistics of checkpoints: counts, the history and its details, the summary; a manual clock."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ def test_every_instances_part(graph_of: Graphs) -> None:
     assert v0.measured == slowest
     assert v1.measured == parts[B0][1]
     assert record.measured == replace(slowest, in_flight_bytes=7)
-    with pytest.raises(KeyError, match="nobody"):
-        record.stage("nobody")
+    with pytest.raises(KeyError, match="unknown"):
+        record.stage("unknown")
 
 
 def test_finished_instances_have_no_part(graph_of: Graphs) -> None:

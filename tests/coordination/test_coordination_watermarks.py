@@ -51,31 +51,31 @@ def step(valve: WatermarkValve, text: str) -> int | None:
         ("ab", "aM b7 bM", "- 7 M"),
         ("ab", "a. b$", "- -"),
         ("a", "a5 a$ a$", "5 M -"),
-        # An idle channel is left out until it speaks again.
+        # An idle channel does not count until it is active again.
         ("ab", "a5 b~ a6", "- 5 6"),
         ("ab", "a5 b3 b~ b! b4 b7 a6", "- 3 5 - - - 6"),
         ("ab", "a5 b3 b~ b4 b6 a9 b9", "- 3 5 - - 6 9"),
         ("ab", "a5 b7 b~ b! a9", "- 5 - - 7"),
         # Behind the task's watermark it is ignored until it has caught up, and then holds again.
         ("ab", "a10 b3 b~ b4 a12 b9 b12 a20 b15", "- 3 10 - 12 - - - 15"),
-        # All idle: nobody holds anybody back, in whichever order they fell silent.
+        # All idle: no channel holds event time back, whatever the order.
         ("ab", "a5 b3 a~ b~", "- 3 - 5"),
         ("ab", "a5 b3 b~ a~", "- 3 5 -"),
         ("ab", "a~ b~", "- -"),
-        # An ended channel says nothing about an idle one: the live feed's windows stay open.
+        # An ended channel does not affect an idle one: the live feed's windows stay open.
         ("ab", "a5 b3 b~ a$", "- 3 5 -"),
         ("ab", "a5 b3 b~ a$ b8 b$", "- 3 5 - 8 M"),
         ("ab", "a5 b3 b~ aM b8", "- 3 5 - 8"),
         ("ab", "a5 a$ b3 b~ b! b4", "- - 3 - - 4"),
         # A suspended channel holds, an idle one beside it does not.
         ("ab", "a5 a. b9 b~", "- - 5 -"),
-        # Neither silence nor speech after the end.
+        # Idleness and watermarks after the end have no effect.
         ("ab", "a5 b3 b$ b~ b! a8", "- 3 5 - - 8"),
         ("ab", "a5 b3 b. b~ b! a8", "- 3 - - - -"),
         # Back from idleness exactly at the task's watermark it holds.
         ("ab", "a5 b5 b~ b! a9 b7", "- 5 - - - 7"),
         ("ab", "a5 b3 b~ b5 a9 b7", "- 3 5 - - 7"),
-        # The only one that speaks lags behind.
+        # The only active channel lags behind.
         ("ab", "a10 b3 b~ b! a~ b8 b12", "- 3 10 - - - 12"),
         # An idle channel that ends.
         ("ab", "a5 b3 b~ b$ a6", "- 3 5 - 6"),
@@ -144,7 +144,7 @@ def test_a_task_without_channels_has_no_watermark() -> None:
     valve = WatermarkValve("")
     assert valve.watermark == MIN_WATERMARK_MS
     assert not valve.is_idle
-    # What it was restored with stays: its channels have been taken away.
+    # It keeps the restored value, because its channels were removed.
     assert valve.restore(ValveState(5, {"a": ChannelWatermark(9)})) == 5
     assert valve.watermark == 5
 
@@ -154,7 +154,7 @@ def test_restored_channels() -> None:
     valve = WatermarkValve("ab")
     assert valve.restore(state) == 5
     assert valve.advance("a", 8) == 8
-    # A channel that the snapshot does not know holds everything until it has spoken.
+    # A channel that the snapshot does not know holds event time back until its first watermark.
     wider = WatermarkValve("abc")
     assert wider.restore(state) == 5
     assert wider.advance("a", 8) is None

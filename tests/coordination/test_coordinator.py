@@ -1,4 +1,4 @@
-"""The coordinator's rules, one by one: a job is driven by hand, its clock is a number."""
+"""The coordinator's rules, one by one: each test drives a job event by event, with a manual clock."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ AFTER_FINISH = TaskStatistics(operators_finished=True)
 
 
 class Job:
-    """A coordinator, its clock, and everything it ever asked for."""
+    """A coordinator, its clock, and all its actions."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Job:
         return self.do(TaskStateChanged(task, state))
 
     def at(self, now: float) -> list[CoordinatorAction]:
-        """Turn the clock, with a Tick at every deadline on the way."""
+        """Advance the clock, with a Tick at every deadline in between."""
         actions: list[CoordinatorAction] = []
         while (due := self.coordinator.next_deadline()) is not None and due <= now:
             self.now = max(self.now, due)
@@ -135,7 +135,7 @@ class Job:
         return self.do(MetadataWritten(checkpoint_id, f"chk-{checkpoint_id}"))
 
     def checkpoint(self) -> int:
-        """Ask for a checkpoint by hand and return its id."""
+        """Request a checkpoint and return its id."""
         actions = self.do(CheckpointRequested("by hand"))
         return next(a.barrier.checkpoint_id for a in actions if isinstance(a, TriggerTask))
 
@@ -248,7 +248,7 @@ def test_a_duplicate_after_completion_throws_nothing_away(graph_of: Graphs) -> N
 @pytest.mark.parametrize(
     "after",
     [
-        # Nobody knows whether the store names it.
+        # It is unknown whether the store names it.
         [MetadataOutcomeUnknown(1, "?")],
         [MetadataOutcomeUnknown(1, "?"), Shutdown(JobStatus.FAILED)],
         [Shutdown(JobStatus.FAILED)],
@@ -274,7 +274,7 @@ def test_a_task_that_had_finished_before_has_no_part_in_the_checkpoint(graph_of:
     job.checkpoint()
     late = job.do(Acknowledged(A, 1, "late"))
     assert answers(late) == [AcknowledgeAnswer.UNKNOWN]
-    # Its own state only: the checkpoint goes on.
+    # Its own state only: the checkpoint continues.
     assert pick(late, DiscardLateState) == [DiscardLateState(A, 1, "late")]
     assert pick(late, DiscardStates) == []
     (write,) = pick(job.ack(1, B, C), WriteMetadata)
@@ -284,7 +284,7 @@ def test_a_task_that_had_finished_before_has_no_part_in_the_checkpoint(graph_of:
 @pytest.mark.parametrize(
     ("checkpoint_id", "answer"),
     [
-        # 43 and 44 were triggered here, and declined.
+        # 43 and 44 were triggered in this job, and declined.
         (42, AcknowledgeAnswer.UNKNOWN),
         (43, AcknowledgeAnswer.DISCARDED),
         (44, AcknowledgeAnswer.DISCARDED),
@@ -339,12 +339,12 @@ def test_a_task_that_ends_after_it_acknowledged_aborts_nothing(graph_of: Graphs)
     assert len(pick(job.ack(1, B, C), WriteMetadata)) == 1
 
 
-@pytest.mark.parametrize(("said", "told"), [("disk full", "disk full"), ("", FailureReason.CHECKPOINT_DECLINED.value)])
-def test_the_message_names_the_task_that_declined_and_why(graph_of: Graphs, said: str, told: str) -> None:
+@pytest.mark.parametrize(("reason", "shown"), [("disk full", "disk full"), ("", FailureReason.CHECKPOINT_DECLINED.value)])
+def test_the_message_names_the_task_that_declined_and_why(graph_of: Graphs, reason: str, shown: str) -> None:
     job = Job(graph_of(CHAIN))
     job.checkpoint()
-    (failure,) = pick(job.do(Declined(B, 1, message=said)), CheckpointFailed)
-    assert failure.message == f"V1[0]: {told}"
+    (failure,) = pick(job.do(Declined(B, 1, message=reason)), CheckpointFailed)
+    assert failure.message == f"V1[0]: {shown}"
 
 
 def test_a_root_that_cannot_be_triggered_aborts_at_once(graph_of: Graphs) -> None:
@@ -501,18 +501,18 @@ def test_intervals_that_were_missed_are_not_made_up_for(graph_of: Graphs) -> Non
         # What happens when (+ a backlog begins, - it ends), and when a checkpoint is triggered until 120; interval 10.
         (30.0, "", [*range(10, 121, 10)]),
         (None, "1+", [*range(10, 121, 10)]),
-        # What is due soon stays due, then the longer interval applies.
+        # A checkpoint that is due soon stays due, then the longer interval applies.
         (30.0, "1+", [10, 40, 70, 100]),
-        # After a backlog nothing is due later than without one …
+        # After a backlog no checkpoint is due later than without one …
         (30.0, "1+ 12-", [10, 22, 32, 42, 52, 62, 72, 82, 92, 102, 112]),
-        # … and what is due earlier stays due.
+        # … and one that is due earlier stays due.
         (30.0, "1+ 35-", [10, 40, 50, 60, 70, 80, 90, 100, 110, 120]),
-        # None at all meanwhile.
+        # No checkpoint during a backlog.
         (0.0, "1+", []),
         (0.0, "1+ 95-", [105, 115]),
         (0.0, "1+ 5-", [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120]),
         (0.0, "15+ 96-", [10, 106, 116]),
-        # What is due just when the backlog ends is not put off.
+        # A checkpoint that is due just when the backlog ends is not delayed.
         (0.0, "1+ 10-", [*range(10, 121, 10)]),
     ],
 )
@@ -782,7 +782,7 @@ def test_when_the_job_fails_nothing_more_is_triggered_until_it_has_restarted(gra
     (_, *_, fail) = actions = job.do(Declined(A, 1))
     assert isinstance(fail, FailJob)
     assert triggered(actions) == []
-    # Whatever happens meanwhile, and the job is failed once.
+    # Whatever events come in between; the job is failed once.
     assert job.do(CheckpointRequested("later")) == []
     assert triggered(job.at(599)) == []
     actions = job.at(601)
@@ -1000,7 +1000,7 @@ def test_of_two_that_could_serve_only_one_is_triggered(graph_of: Graphs) -> None
         job.do(CheckpointRequested(request))
     for task in job.tasks:
         job.do(EndOfDataReached(task))
-    # Two places become free at once, since 1 is subsumed; the third request serves everybody.
+    # Two places become free at once, since 1 is subsumed; the third request serves all.
     assert triggered(job.complete(2)) == [(3, A)]
 
 
@@ -1034,7 +1034,7 @@ def test_a_task_that_is_just_finishing_is_let_go_first(graph_of: Graphs) -> None
     job.ack(1, B, C)
     job.do(MetadataWritten(1, "x"))
     job.do(EndOfDataReached(B))
-    # A is committing and will be gone in a moment: a checkpoint now would be aborted by it.
+    # A is committing and will end soon, which would abort a checkpoint triggered now.
     assert triggered(job.do(EndOfDataReached(C))) == []
     assert triggered(job.state(A, TaskState.FINISHED)) == [(2, B)]
 
@@ -1149,7 +1149,7 @@ def test_a_final_checkpoint_that_a_full_queue_dropped_comes_back_after_a_back_of
     for task in job.tasks:
         job.do(EndOfDataReached(task))
     assert job.coordinator.next_deadline() == 1
-    job.do(RequestWithdrawn("queued", "nobody waits"))
+    job.do(RequestWithdrawn("queued", "the requester has left"))
     job.at(1)
     assert triggered(job.complete(1)) == [(2, A)]
 
@@ -1329,7 +1329,7 @@ def test_shutdown_keeps_the_states_of_a_checkpoint_being_written(graph_of: Graph
     assert pick(job.do(Shutdown(JobStatus.CANCELED)), DiscardStates) == []
 
 
-# Settings and questions
+# Settings and properties
 
 
 LONGER = "0, or at least `interval`, which must be set, or None"

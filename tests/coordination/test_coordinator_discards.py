@@ -1,4 +1,4 @@
-"""What an aborted checkpoint leaves in storage is thrown away, also if no task had acknowledged."""
+"""The files of an aborted checkpoint are discarded, also if no task had acknowledged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drain that finds tasks on their way out: one that ends by itself in the middle fails nothing."""
+"""A drain while tasks are ending: a task that ends on its own in between does not fail it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ONE, OTHER = TaskId("V0", 0), TaskId("V1", 0)
 
 
 def draining(*events: CoordinatorEvent) -> tuple[CheckpointCoordinator, list[CoordinatorAction]]:
-    """Two tasks that have reached their end of data when the drain comes; the final checkpoint, 1, gives way to it."""
+    """Two tasks that have reached their end of data when the drain comes; the drain replaces the final checkpoint, 1."""
     graph = ExecutionGraph((Vertex("V0", ("v0",), 1), Vertex("V1", ("v1",), 1)), ())
     coordinator = CheckpointCoordinator(graph, CheckpointConfig(interval=None))
     before = [TaskStateChanged(task, TaskState.RUNNING) for task in (ONE, OTHER)]

@@ -1,4 +1,4 @@
-"""PROTOCOL section 6, the coordinator's side: rows of what happens, and what must have come of it."""
+"""PROTOCOL section 6, the coordinator's side: rows of events, and the expected outcomes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SUSPENDED = FailureReason.CHECKPOINT_COORDINATOR_SUSPEND
 
 
 class Job:
-    """Three tasks in a row and their coordinator, driven by words."""
+    """Three tasks in a row and their coordinator, driven by words of a row."""
 
     def __init__(self, graph_of: Graphs, words: str = "", *, running: bool = True, **settings: object) -> None:
         defaults: dict[str, object] = {"interval": 10.0, "timeout": 60.0, "tolerable_failed_checkpoints": 0}
@@ -105,7 +105,7 @@ class Job:
             "checkpoint": CheckpointRequested("checkpoint"),
             "savepoint": CheckpointRequested("savepoint", SAVEPOINT),
             "again": StopRequested("second stop"),
-            "withdrawn": RequestWithdrawn("stop", "nobody waits any longer"),
+            "withdrawn": RequestWithdrawn("stop", "the requester has left"),
             "restart": TasksRestarting(),
         }
         if word in fixed:
@@ -130,7 +130,7 @@ class Job:
 
     @property
     def answers(self) -> dict[str, str]:
-        """What each request was answered with: a location or a reason. Twice is an error."""
+        """The answer to each request: a location or a reason. A second answer is an error."""
         found: dict[str, str] = {}
         for action in self.actions:
             if isinstance(action, RequestCompleted | RequestNotCompleted):
@@ -203,7 +203,7 @@ def test_a_stop_commits_with_one_savepoint_for_every_task(graph_of: Graphs, begi
     assert notified(actions, SavepointCompletedNotice) == []
     assert job.answers == {"stop": "at-1"}
     assert [c.location for c in job.coordinator.completed] == ["at-1"]
-    # Until the last task is gone, and afterwards, there is no other checkpoint.
+    # No other checkpoint is triggered until the last task has ended, nor afterwards.
     assert triggered(job.do("+100 A-finished +100 finish +100")) == []
     assert pick(job.handle(Shutdown(JobStatus.FINISHED)), DiscardCheckpoint) == []
 
@@ -424,15 +424,15 @@ def test_the_task_whose_failure_ends_the_wait_is_named(graph_of: Graphs) -> None
     assert "V1[0] is FAILED" in pick(job.actions, RequestNotCompleted)[0].message
 
 
-# The asker's deadline
+# The requester's deadline
 
 
 @pytest.mark.parametrize("stop", ["suspend", "drain"])
 def test_a_stop_that_waits_can_be_withdrawn(graph_of: Graphs, stop: str) -> None:
     job = Job(graph_of, f"checkpoint ack1 {stop} withdrawn written1")
     assert job.answers == {"stop": "CHECKPOINT_EXPIRED", "checkpoint": "at-1"}
-    assert "nobody waits" in pick(job.actions, RequestNotCompleted)[0].message
-    # The sources of a drained job have been told to end: it cannot go on.
+    assert "the requester has left" in pick(job.actions, RequestNotCompleted)[0].message
+    # The sources of a drained job are ending: it cannot continue.
     assert bool(triggered(job.do("+20"))) == (stop == "suspend")
 
 
@@ -457,7 +457,7 @@ def test_a_request_can_be_withdrawn_from_the_queue_and_from_the_tasks(graph_of: 
     assert job.answers == {"queued": "CHECKPOINT_EXPIRED", "checkpoint": "CHECKPOINT_EXPIRED"}
     assert [a.message for a in pick(job.actions, RequestNotCompleted)] == ["too late", "too late"]
     assert job.coordinator.pending_ids == ()
-    # Impatience does not count against the job.
+    # A withdrawn request does not count as a failure.
     assert pick(job.actions, FailJob) == []
 
 

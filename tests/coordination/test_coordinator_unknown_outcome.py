@@ -1,4 +1,4 @@
-"""A checkpoint whose outcome is unknown may be the store's newest: no older one may take its place."""
+"""A checkpoint with an unknown outcome may be the store's newest: no older one may replace it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHECKPOINT, SAVEPOINT = CheckpointProperties(), CheckpointProperties.for_savepoi
 def after_unknown_outcome_of_the_newer(
     older: CheckpointProperties, newer: CheckpointProperties = CHECKPOINT
 ) -> tuple[CheckpointCoordinator, list[CoordinatorAction]]:
-    """Checkpoint 2 is acknowledged first, and nobody knows whether it was written; then 1 is acknowledged."""
+    """Checkpoint 2 is acknowledged first, and the outcome of its write is unknown; then 1 is acknowledged."""
     config = CheckpointConfig(interval=None, max_concurrent=2, tolerable_failed_checkpoints=10)
     coordinator = CheckpointCoordinator(ExecutionGraph((Vertex("V0", ("v0",), 1),), ()), config)
     coordinator.handle(TaskStateChanged(TASK, TaskState.RUNNING), 0.0)

@@ -1,4 +1,4 @@
-"""Any event in any order: a task waits for nothing that cannot come, and ends once."""
+"""Any events in any order: a task never waits for an event that cannot come, and ends once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.checkpointing = checkpointing
         self.snapshots: dict[int, SnapshotTaken] = {}
         self.after_finish: set[int] = set()
-        """Checkpoints that let the task go: their snapshots were taken after finish()."""
+        """Checkpoints with which the task may end: their snapshots were taken after finish()."""
         self.outcomes: set[int] = set()
         self.final = False
         """One of those, or a later one, has completed."""
@@ -57,7 +57,7 @@ class AnyOrder(RuleBasedStateMachine):
                 case FinishOperators():
                     assert not paused
                 case EmitEndOfData(drain):
-                    assert drain != paused, "what follows a suspend's snapshot is told to no other task"
+                    assert drain != paused, "events after a suspend's snapshot are not sent to other tasks"
         assert self.life.paused == (paused and self.life.state is not LifecycleState.FINISHED)
         ends = self.life.state is LifecycleState.FINISHED and not was_finished
         assert (actions[-3:] == CLOSE) == ends
@@ -161,7 +161,7 @@ class AnyOrder(RuleBasedStateMachine):
         state = self.life.state
         open_ids = self.snapshots.keys() - self.outcomes
         if not open_ids:
-            # Every outcome was told: nothing holds the records back, and a task that may go has gone.
+            # Every outcome was reported: records are not held back, and a task that may end has ended.
             assert not self.life.paused
             assert not (state is LifecycleState.WAITING_FOR_FINAL_CHECKPOINT and self.final)
         assert not self.life.paused or any(self.snapshots[i].stops_job for i in open_ids)

@@ -1,4 +1,4 @@
-"""The stop's own machine: every state, every event, what is answered and whether the savepoint is named."""
+"""The stop's own machine: for every state and event, the answer and whether it names the savepoint."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RULE = "a savepoint has one outcome. Send the answers of the stop's own request 
         ("task failed, created", CREATED, None, "never", ""),
         ("failed", StopState.FINAL, FailureReason.CHECKPOINT_EXPIRED, "drain", "too slow"),
         ("finished", StopState.FINAL, SHUTDOWN, "never", "every task has finished before the savepoint"),
-        # The job has ended by itself: there is nothing to restart.
+        # The job has ended on its own: there is nothing to restart.
         ("over", StopState.FINAL, SHUTDOWN, "never", "every task has finished"),
         ("canceled", StopState.FINAL, SHUTDOWN, "never", "the job was canceled before the savepoint"),
         ("job failed", StopState.FINAL, FailureReason.JOB_FAILURE, "never", "no more attempts"),

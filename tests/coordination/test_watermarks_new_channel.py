@@ -1,4 +1,4 @@
-"""A channel that is new in a restore holds event time back until it speaks, also when the job is restored once more."""
+"""A channel that is new in a restore holds event time back until its first watermark, also after a second restore."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_a_channel_that_has_not_spoken_still_holds_back_after_a_second_restore()
 
     grown = WatermarkValve(["old", "new"])
     grown.restore(valve.snapshot())
-    assert grown.advance("old", 20) is None  # the new one has said nothing yet
+    assert grown.advance("old", 20) is None  # the new one has sent no watermark yet
 
     again = WatermarkValve(["old", "new"])
     again.restore(grown.snapshot())

@@ -1,4 +1,4 @@
-"""A job on paper for the tests of the job machine: two sources and a stage behind them, driven action by action."""
+"""A simulated job for the tests of the job machine: two sources and a stage behind them, driven action by action."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Job:
         return self.do(on.OwnershipConfirmed(newest, epoch))
 
     def begin(self) -> list[JobAction]:
-        """From nothing to the tasks that run; returns the last actions."""
+        """Begin the job up to running tasks; returns the last actions."""
         self.do(on.BeginningChosen(self.beginning))
         restored = self.beginning.restored
         self.deploy(*(restored.finished if restored is not None else ()))
@@ -87,7 +87,7 @@ class Job:
         return self.run_tasks()
 
     def run_tasks(self) -> list[JobAction]:
-        """Ownership is confirmed, and every task reports that it runs."""
+        """Confirm the ownership, and let every task report that it runs."""
         actions = self.confirm()
         for task in ALL:
             if task not in self.machine.finished:
@@ -95,12 +95,12 @@ class Job:
         return actions
 
     def ask(self, kind: Any, requester: int = 1, seconds: float = 60.0, **what: Any) -> list[JobAction]:
-        """A request; its id is its kind, unless it is given."""
+        """Hand in a request; its id is its kind by default."""
         request = Request(what.pop("request_id", kind), kind, seconds, **what)
         return self.do(RequestReceived(request, requester, self.now))
 
     def acknowledge(self, checkpoint_id: int, *, finished: bool = False) -> list[JobAction]:
-        """Every unfinished task acknowledges: returns the actions of the last one, with which the metadata is to be written."""
+        """Let every unfinished task acknowledge; returns the actions of the last acknowledgement, which write the metadata."""
         actions: list[JobAction] = []
         for task in ALL:
             if task not in self.machine.finished:
@@ -110,7 +110,7 @@ class Job:
         return actions
 
     def complete(self, checkpoint_id: int, *, finished: bool = False) -> list[JobAction]:
-        """A triggered checkpoint completes."""
+        """Complete a triggered checkpoint."""
         self.acknowledge(checkpoint_id, finished=finished)
         return self.do(MetadataWritten(checkpoint_id, f"chk-{checkpoint_id}"))
 
@@ -121,6 +121,6 @@ class Job:
         return actions
 
     def fail(self, failure: Failure = BROKEN, task: TaskId = B) -> list[JobAction]:
-        """A task fails, and the tasks are stopped: returns what follows."""
+        """Let a task fail, and stop the tasks; returns the actions."""
         assert self.report(on.TaskFailure(task, failure))[-1] == do.StopTasks()
         return self.do(on.TasksStopped())

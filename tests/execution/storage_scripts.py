@@ -47,7 +47,7 @@ def follow(steps: Steps[T], *exchanges: tuple[Any, Any]) -> T:
 
 @dataclass
 class Clock:
-    """The times and tokens of a driver; a test moves them."""
+    """The clock and tokens of a driver, set by the test."""
 
     seconds: float = 1000.0
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""How a run becomes the owner: each state that it may find, and each outcome of its write."""
+"""How a run becomes the owner, for each stored state and each outcome of its write."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def taken(previous: PipelineState, token: int = 1, **fields: Any) -> PipelineSta
 
 
 def asleep(clock: Clock, seconds: float) -> Any:
-    """Waits of that length move the clock."""
+    """A wait of that length, which moves the clock."""
 
     class Slept(Sleep):
         def __eq__(self, other: object) -> bool:

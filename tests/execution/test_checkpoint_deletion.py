@@ -1,4 +1,4 @@
-"""The order in which things are deleted, and what a sweep leaves alone."""
+"""The order of deletions, and which files a sweep keeps."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_a_savepoint_is_none_without_its_metadata() -> None:
 @pytest.mark.parametrize(("count", "sizes"), [(0, []), (1, [1]), (500, [500]), (501, [500, 1])])
 def test_ownership_is_checked_before_each_deletion(count: int, sizes: list[int]) -> None:
     names = [f"{n:04}" for n in range(count)]
-    asked: list[int] = []
+    checks: list[int] = []
     batches = [tuple(names[500 * n : 500 * n + size]) for n, size in enumerate(sizes)]
-    follow(delete_files(set(names), lambda: asked.append(1)), *[(DeleteFiles(batch), None) for batch in batches])
-    assert len(asked) == len(sizes)
+    follow(delete_files(set(names), lambda: checks.append(1)), *[(DeleteFiles(batch), None) for batch in batches])
+    assert len(checks) == len(sizes)
 
     def refuse() -> None:
         raise OwnershipLost("taken over")

@@ -1,4 +1,4 @@
-"""The machines of the execution floor are told the time; none of them asks a clock."""
+"""The machines of the execution floor get the time as an argument; none of them reads a clock."""
 
 from __future__ import annotations
 

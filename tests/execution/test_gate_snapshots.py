@@ -1,4 +1,4 @@
-"""Parts of a gate's snapshots: what is due, and what a gate that aligns nothing remembers of the barriers that it has seen."""
+"""Parts of a gate's snapshots: the due ones, and the barriers that a gate without alignment remembers."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def mark(checkpoint_id: int) -> BarrierMark:
 
 
 class Driver:
-    """A gate, and the time that passes by one second with each event."""
+    """A gate, and a clock that advances by one second with each event."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ def test_a_restored_watermark_of_all_channels_holds_though_one_is_new() -> None:
     assert drive.gate.watermark == 20
 
 
-# Taking in
+# Reading
 
 
 def test_marks_alone_do_not_open_the_gate_but_their_watermark_is_reported() -> None:
@@ -233,7 +233,7 @@ def test_a_status_or_an_end_after_the_end_is_ignored() -> None:
     assert drive.read("b", EndOfData(True))[-1] == life.EndOfDataReceived(False)
 
 
-# Which watermark is told, and when
+# Which watermark is reported, and when
 
 
 def test_an_unordered_query_gets_the_watermark_once_the_records_are_consumed() -> None:
@@ -245,7 +245,7 @@ def test_an_unordered_query_gets_the_watermark_once_the_records_are_consumed() -
     assert drive.consumed(a=2) == []
     assert drive.consumed(a=3) == [OpenTo({"a": 3}, 7)]
     assert drive.consumed(a=3) == []
-    assert drive.read("a", WatermarkAt(8)) == [OpenTo({"a": 3}, 8)]  # nothing in front of it
+    assert drive.read("a", WatermarkAt(8)) == [OpenTo({"a": 3}, 8)]  # no record is before it
     assert drive.read("a", ROW) == [OpenTo({"a": 6}, 8)]
 
 
@@ -284,7 +284,7 @@ def test_without_state_a_restored_watermark_is_forwarded_at_once_but_never_max_w
     drive.read("a", ROW, WatermarkAt(MAX_WATERMARK_MS))
     drive.read("b", WatermarkAt(MAX_WATERMARK_MS))
     drive.consumed(a=1)
-    assert drive(BetweenBatches()) == []  # said behind what `finish` returns
+    assert drive(BetweenBatches()) == []  # sent after the rows that `finish` returns
 
 
 def test_with_state_no_watermark_is_forwarded() -> None:
@@ -631,7 +631,7 @@ def test_at_least_once_a_task_that_ended_behind_the_barrier_declines() -> None:
     reason = FailureReason.CHECKPOINT_DECLINED_INPUT_END_OF_STREAM
     assert drive.read("b", mark(1)) == [Forward(CancelMark(1)), AbortAlignment(1, reason)]
     drive.read("a", mark(2))
-    assert pins(drive.read("b", mark(2))) == [2]  # both ended in front of it
+    assert pins(drive.read("b", mark(2))) == [2]  # both ended before it
 
 
 def test_at_least_once_an_abort_forgets_its_own_barriers_only() -> None:
@@ -676,7 +676,7 @@ def test_an_announced_barrier_overtakes_unread_elements() -> None:
     assert drive.read("b", EndOfData(True), EndOfPartition()) == [
         InputsCaptured(1, {"a": ("r1", WatermarkAt(3)), "b": (EndOfData(True),)}),
     ]
-    # Read all the same, and not captured again.
+    # Read nevertheless, and not captured again.
     assert opened(drive.read("a", "r1", CancelMark(0), WatermarkAt(3), mark(1))) == [({"a": 1, "b": 0}, 3)]
 
 

@@ -1,4 +1,4 @@
-"""The gate under random logs, reads and queries: what is in front of a snapshot, and when the data ends."""
+"""The gate under random logs, reads and queries: which records come before a snapshot, and when the data ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def logs(draw: st.DrawFn) -> dict[str, list[Any]]:
     for name in "abc"[: draw(st.integers(1, 3))]:
         log: list[Any] = []
         watermark = 0
-        ends_before = draw(st.sampled_from([None, None, 2, 3]))  # the producer ends in front of this barrier
+        ends_before = draw(st.sampled_from([None, None, 2, 3]))  # the producer ends before this barrier
         for checkpoint_id in range(1, BARRIERS + 1):
             if checkpoint_id == ends_before:
                 break
@@ -48,7 +48,7 @@ def logs(draw: st.DrawFn) -> dict[str, list[Any]]:
 
 
 class World:
-    """A gate, its logs, and a query at a pace of its own."""
+    """A gate, its logs, and a query that runs independently."""
 
     def __init__(self, channels: dict[str, list[Any]], ordered: bool) -> None:
         self.logs = channels
@@ -59,9 +59,9 @@ class World:
         self.pinned: list[int] = []
         self.ended = False
         for event in (TaskOpened(), QueryBuilt(ordered=ordered), QueryRunning()):
-            self.tell(event)
+            self.handle(event)
 
-    def tell(self, event: object) -> None:
+    def handle(self, event: object) -> None:
         for action in self.gate.handle(event, 0.0):
             assert not self.ended, f"{action} behind the end"
             if isinstance(action, OpenTo):
@@ -71,25 +71,25 @@ class World:
             elif isinstance(action, PinDue):
                 self._check_cut(action.pin.barrier.checkpoint_id)
                 self.pinned.append(action.pin.barrier.checkpoint_id)
-                self.tell(SnapshotPinned(self.pinned[-1]))
+                self.handle(SnapshotPinned(self.pinned[-1]))
             elif isinstance(action, life.EndOfDataReceived):
                 assert action.drain
                 assert self.consumed == {name: log.index(EndOfData(True)) - 1 for name, log in self.logs.items()}
                 self.ended = True
 
     def _check_watermark(self, watermark: int | None) -> None:
-        """A query that asks in any order may be told only what it has consumed the records in front of."""
+        """An unordered query may get a watermark only after it has consumed all records before it."""
         if self.ordered or watermark is None:
             return
         idle = any(isinstance(element, WatermarkStatus) for log in self.logs.values() for element in log)
         for name, log in self.logs.items():
-            said = [e.ms for e in log[: self.consumed[name]] if isinstance(e, WatermarkAt)]
+            passed = [e.ms for e in log[: self.consumed[name]] if isinstance(e, WatermarkAt)]
             behind = next((e.ms for e in log[self.consumed[name] :] if isinstance(e, WatermarkAt)), 0)
             in_front = ROW in log[self.consumed[name] : log.index(WatermarkAt(behind))] if behind else False
-            assert idle or not in_front or watermark <= max(said, default=0)
+            assert idle or not in_front or watermark <= max(passed, default=0)
 
     def _check_cut(self, checkpoint_id: int) -> None:
-        """The query has consumed exactly the rows in front of the barriers, and nothing behind them was read."""
+        """The query has consumed exactly the rows before the barriers, and no element behind them was read."""
         assert self.consumed == self.open_to
         for name, log in self.logs.items():
             barrier = BarrierMark(CheckpointBarrier(checkpoint_id, 0.0))
@@ -101,13 +101,13 @@ class World:
     def read(self, name: str, elements: int) -> None:
         position = self.gate.scanned(name)
         if self.gate.reads(name) and position < len(self.logs[name]):
-            self.tell(ElementsArrived(((name, self.logs[name][position : position + elements]),)))
+            self.handle(ElementsArrived(((name, self.logs[name][position : position + elements]),)))
 
     def consume(self, name: str, elements: int) -> None:
         upto = min(self.consumed[name] + elements, self.open_to[name])
         if upto > self.consumed[name]:
             self.consumed[name] = upto
-            self.tell(QueryConsumed({name: upto}))
+            self.handle(QueryConsumed({name: upto}))
 
 
 @given(logs(), st.booleans(), st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(1, 4)), max_size=60))

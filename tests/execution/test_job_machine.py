@@ -436,7 +436,7 @@ def test_a_drain_behind_a_stop_continues_after_the_restart() -> None:
     job.fail()
     job.do(Tick(), after=5.0)
     actions = job.confirm()
-    assert sent(actions) == [], "no task is there"
+    assert sent(actions) == [], "there are no tasks"
     assert actions[-1] == do.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
     job.deploy()
     job.run_tasks()
@@ -494,7 +494,7 @@ def test_a_restart_begins_from_the_newest_checkpoint_in_storage() -> None:
     actions = job.do(on.NewestRead(newest))
     assert actions[-1] == do.Deploy(2, newest, frozenset())
     assert job.machine.finished == {A, B}
-    assert job.machine.coordinator is not None and job.machine.coordinator.latest_completed == OWN, "it was told"
+    assert job.machine.coordinator is not None and job.machine.coordinator.latest_completed == OWN, "the coordinator was notified"
     job.deploy(A, B)
     assert job.machine.finished == {A, B}
 
@@ -887,7 +887,7 @@ EXPECTED: dict[JobPhase, tuple[type, ...]] = {
 
 
 def in_phase(phase: JobPhase) -> Job:
-    """A job that has come so far."""
+    """A job in this phase."""
     job = Job(beginning=JobBeginning(RESTORED, 4, claims=True))
     way: dict[JobPhase, Any] = {
         JobPhase.CHOOSING: lambda: job.do(on.BeginningChosen(job.beginning)),

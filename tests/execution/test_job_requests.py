@@ -1,4 +1,4 @@
-"""The requests to a running job: when they are handed over, what becomes of them, and that each is answered once."""
+"""The requests to a running job: when they are passed on, their outcomes, and that each is answered once."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def test_a_request_that_was_passed_on_is_withdrawn_at_its_deadline_once() -> Non
     assert requests.advance("r", 40.0, None) == [ToCoordinator(withdrawn)]
     assert requests.advance("r", 41.0, SOURCES) == []
     assert requests.next_deadline() == 100.0
-    assert requests.failed("r", FailureReason.CHECKPOINT_EXPIRED, "given up", restarting=False) == [
-        AnswerRequest("r", (1,), FailureReason.CHECKPOINT_EXPIRED, "given up")
+    assert requests.failed("r", FailureReason.CHECKPOINT_EXPIRED, "the deadline passed", restarting=False) == [
+        AnswerRequest("r", (1,), FailureReason.CHECKPOINT_EXPIRED, "the deadline passed")
     ]
 
 
@@ -332,9 +332,9 @@ def test_a_stop_that_the_end_of_the_job_overtakes(
     st.lists(st.tuples(st.sampled_from(["checkpoint", "savepoint", "stop", "end_source"]), st.integers(0, 3)), max_size=8),
     st.data(),
 )
-def test_every_requester_is_answered_once_whatever_happens(asked: list[tuple[Kind, int]], data: st.DataObject) -> None:
-    requests, told = JobRequests("flights"), list[int]()
-    for number, (kind, name) in enumerate(asked):
+def test_every_requester_is_answered_once_whatever_happens(requested: list[tuple[Kind, int]], data: st.DataObject) -> None:
+    requests, answered = JobRequests("flights"), list[int]()
+    for number, (kind, name) in enumerate(requested):
         requests.receive(RequestReceived(Request(f"r{name}", kind, 5.0, stage="live"), number, float(number)))
     for now in range(data.draw(st.integers(0, 12))):
         actions: list[Any] = []
@@ -352,6 +352,6 @@ def test_every_requester_is_answered_once_whatever_happens(asked: list[tuple[Kin
             actions += requests.completed(requests.stop.request_id, SAVEPOINT)
         if data.draw(st.booleans()):
             actions += data.draw(st.sampled_from([requests.all_finished, lambda: requests.attempt_failed("x")]))()
-        told += [number for answer in answers(actions) for number in answer.requesters]
-    told += [number for answer in answers(requests.close(JobStatus.FINISHED, "")) for number in answer.requesters]
-    assert sorted(told) == list(range(len(asked)))
+        answered += [number for answer in answers(actions) for number in answer.requesters]
+    answered += [number for answer in answers(requests.close(JobStatus.FINISHED, "")) for number in answer.requesters]
+    assert sorted(answered) == list(range(len(requested)))

@@ -1,4 +1,4 @@
-"""What storage's answers mean to a job."""
+"""The events that a job gets for storage's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an owner does with `state.json`: each outcome of a conditional write, and what is never written."""
+"""How an owner writes `state.json`: each outcome of a conditional write, and which writes never happen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AWAY = StorageUnavailable("away")
 
 
 class File:
-    """A `state.json` whose writes fail as told; what was written is kept."""
+    """A `state.json` whose writes fail as given; keeps the written states."""
 
     def __init__(self, stored: PipelineState, *faults: str) -> None:
         self.stored = StoredState(stored, "v1")
@@ -92,7 +92,7 @@ def test_a_write_whose_answer_is_lost_lands_once(faults: list[str]) -> None:
     found = drive(owner.complete(3, "checkpoints/chk-3-3", "checkpoint"), file)
     assert file.stored.state.retained == (found,) and owner.state == file.stored.state
     writes = [request for request in file.requests if isinstance(request, ReplaceState)]
-    assert len({request.state.token for request in writes}) == 1  # the very same write, each time
+    assert len({request.state.token for request in writes}) == 1  # the same write each time
 
 
 def test_after_three_unknown_outcomes_the_write_is_in_doubt() -> None:
@@ -386,7 +386,7 @@ def test_an_end_that_could_not_be_recorded_is_recorded_with_the_release() -> Non
     job = owner.state.job
     assert (job.ended_by, job.savepoint, job.stop_asked_by) == ("drain", "savepoints/savepoint-7", "termination")
     assert owner.state.retained == ()
-    assert owner.state.newest is not None  # kept: what would be deleted is not
+    assert owner.state.newest is not None  # kept, because the deletion does not happen
 
 
 def test_another_end_than_the_one_that_could_not_be_recorded_has_no_savepoint() -> None:

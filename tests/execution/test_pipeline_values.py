@@ -1,4 +1,4 @@
-"""What is said of a pipeline's state to people, which of two pipelines of one name are one, and the driving of steps."""
+"""A pipeline's state as text, when two pipelines of one name are the same, and driving steps."""
 
 from __future__ import annotations
 

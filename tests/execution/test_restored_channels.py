@@ -1,4 +1,4 @@
-"""What a restored channel begins with."""
+"""The first elements of a restored channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of state files, and the storing of one."""
+"""The names of state files, and how one is stored."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ A = "a" * 64
 
 
 class Registry:
-    """What storage has, and which calls were made."""
+    """The files in storage, and the calls made."""
 
-    def __init__(self, *there: str) -> None:
-        self.there = set(there)
+    def __init__(self, *stored_names: str) -> None:
+        self.stored_names = set(stored_names)
         self.calls: list[tuple[str, Hashable, str]] = []
 
     def lend(self, borrower: Hashable, name: str) -> bool:
         self.calls.append(("lend", borrower, name))
-        return name in self.there
+        return name in self.stored_names
 
     def reserve(self, checkpoint: Hashable, name: str) -> bool:
         self.calls.append(("reserve", checkpoint, name))
-        return name not in self.there
+        return name not in self.stored_names
 
     def stored(self, checkpoint: Hashable, name: str) -> None:
         self.calls.append(("stored", checkpoint, name))

@@ -1,4 +1,4 @@
-"""Where a run starts from, for each thing that a user may name and each state that storage may be in."""
+"""The start of a run, for each value of restore_from and each state of storage."""
 
 from __future__ import annotations
 
@@ -92,14 +92,16 @@ def test_a_new_start() -> None:
     assert choose(state(C4), Options("none"), *registered(C4)) == StartPoint(None, False, 1, sweep=True)
 
 
-@pytest.mark.parametrize("asked", ["4", "chk-4", "checkpoints/chk-4-1", "chk-4-1", "s3://bucket/flights/checkpoints/chk-4-1"])
-def test_an_older_checkpoint_passes_over_the_later_ones(asked: str) -> None:
+@pytest.mark.parametrize(
+    "restore_from", ["4", "chk-4", "checkpoints/chk-4-1", "chk-4-1", "s3://bucket/flights/checkpoints/chk-4-1"]
+)
+def test_an_older_checkpoint_passes_over_the_later_ones(restore_from: str) -> None:
     claimed = pointer(7, kind="savepoint", claimed=True)
     stop = pointer(8, kind="savepoint")
     previous = state(stop, claimed, C6, C4, pointer(3), pointer(9, job_id=2), highest_checkpoint_id=11)
-    name = asked if "/" in asked else f"checkpoints/{asked}"
-    named = [] if asked in ("4", "chk-4") else [(ResolveName(name), NamedPlace(C4.location, False))]
-    start = choose(previous, Options(asked), *registered(*previous.retained), *named, read(C4))
+    name = restore_from if "/" in restore_from else f"checkpoints/{restore_from}"
+    named = [] if restore_from in ("4", "chk-4") else [(ResolveName(name), NamedPlace(C4.location, False))]
+    start = choose(previous, Options(restore_from), *registered(*previous.retained), *named, read(C4))
     assert start.resume and start.next_checkpoint_id == 12
     assert start.retained == (*plain(pointer(3)), *plain(C4))
     assert start.passed_over == plain(claimed, C6)  # the user's savepoint stays, and so does another job's
@@ -134,8 +136,8 @@ def test_an_older_one_is_tried_only_where_it_is_allowed(error: Exception) -> Non
     fails = (ReadRestorable(C5.location), error)
     with pytest.raises(type(error)):
         choose(previous, Options(), *registered(*previous.retained), fails)
-    for asked in ("latest", "5"):
-        start = choose(previous, Options(asked, True), *registered(*previous.retained), fails, read(C4))
+    for restore_from in ("latest", "5"):
+        start = choose(previous, Options(restore_from, True), *registered(*previous.retained), fails, read(C4))
         assert start.pointer == C4 and start.passed_over == plain(C5, later)
     named = (ResolveName("checkpoints/x"), NamedPlace(C5.location, False))
     start = choose(previous, Options("x", True), *registered(*previous.retained), named, fails, read(C4))
@@ -159,9 +161,9 @@ def listed(*savepoints: tuple[int, str]) -> tuple[Any, Sequence[NamedSavepoint]]
 
 
 def test_an_id_that_is_not_retained_may_be_a_savepoints() -> None:
-    there = pointer(7, kind="savepoint")
-    start = choose(state(C4), Options("7"), *registered(C4), listed((6, "a"), (7, there.location)), read(there))
-    assert start.pointer == there and start.retained[-1].is_savepoint
+    savepoint = pointer(7, kind="savepoint")
+    start = choose(state(C4), Options("7"), *registered(C4), listed((6, "a"), (7, savepoint.location)), read(savepoint))
+    assert start.pointer == savepoint and start.retained[-1].is_savepoint
     with pytest.raises(NothingToRestoreError, match=r"'7' fits several savepoints: a, b. Name one"):
         choose(state(C4), Options("7"), *registered(C4), listed((7, "a"), (7, "b")))
     with pytest.raises(NothingToRestoreError, match=r"Retained checkpoints: 6, 4; savepoints: a, b. Name one"):

@@ -1,4 +1,4 @@
-"""What an owner's acts make of a pipeline's state: from one value to the next."""
+"""How an owner's writes change a pipeline's state."""
 
 from __future__ import annotations
 

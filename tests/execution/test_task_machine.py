@@ -78,7 +78,7 @@ def barrier(checkpoint_id: int, properties: CheckpointProperties | None = None) 
 
 
 class Driver:
-    """A machine, and the time that passes by one second with each event."""
+    """A machine, and a clock that advances by one second with each event."""
 
     def __init__(self, machine: TaskMachine) -> None:
         self.machine = machine
@@ -92,9 +92,9 @@ class Driver:
         return self(ElementsArrived(((channel, elements),)))
 
     def snapshot(self, checkpoint_id: int, properties: CheckpointProperties | None = None) -> list[Any]:
-        """A source takes a snapshot; returns what follows it."""
-        asked = barrier(checkpoint_id, properties)
-        assert self(TriggerReceived(asked)) == [PinSnapshot(asked, PinnedInputs())]
+        """Let a source take a snapshot; returns the actions after it."""
+        triggered = barrier(checkpoint_id, properties)
+        assert self(TriggerReceived(triggered)) == [PinSnapshot(triggered, PinnedInputs())]
         return self(SnapshotPinned(checkpoint_id))
 
 
@@ -255,8 +255,8 @@ def test_a_savepoint_does_not_let_a_finished_task_go_and_is_waited_for() -> None
 
 def test_the_gates_actions_keep_their_order() -> None:
     drive = behind("a")
-    told, pin = drive.read("a", WatermarkAt(3), BarrierMark(barrier(1)))
-    assert told == OpenTo({"a": 0}, 3)
+    opened, pin = drive.read("a", WatermarkAt(3), BarrierMark(barrier(1)))
+    assert opened == OpenTo({"a": 0}, 3)
     assert isinstance(pin, PinSnapshot)
     drive(SnapshotPinned(1))
     assert drive.read("a", EndOfData(True)) == [OpenTo({"a": 0}, MAX_WATERMARK_MS), life.FinishOperators()]

@@ -127,7 +127,7 @@ def recorded_run(break_off: Callable[[list[str]], list[str]] = lambda lines: lin
         (Tick(), 6.4),
     ):
         coordinator.handle(event, now)
-    assert coordinator.latest_completed is not None  # what is not recorded is the machine's own
+    assert coordinator.latest_completed is not None  # attributes that are not recorded are the machine's
     return break_off(lines)
 
 

@@ -1,4 +1,4 @@
-"""What each module of the simulator is, and which shipped code it drives: measured in running worlds, not read from imports."""
+"""The role of each simulator module, and the shipped code that it drives: measured in running worlds, not read from imports."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ DRIVERS = {
 }
 """The drivers, and the shipped code that each of them calls in every search."""
 WORLD = {
-    "channels": "the data plane's queues and what a task acknowledges with",
+    "channels": "the queues of the data plane and the snapshots of tasks",
     "cuts": "an invariant: a checkpoint is a consistent cut",
     "elements": "records, and their arithmetic",
-    "expected": "what a pipeline must have written, computed from its sources alone",
+    "expected": "the expected rows of a pipeline, computed from its sources alone",
     "shapes": "random pipelines, with the shipped graph, chains and channels",
-    "storage": "what is stored, and what must never happen to it",
-    "violations": "what a search can find, and where it is checked",
-    "world": "time, users, faults and everything that can happen next",
+    "storage": "durable storage, and its invariants",
+    "violations": "the list of invariants, and where they are checked",
+    "world": "time, users, faults and all possible steps",
 }
 SEARCH = {
     "__init__": "",
     "__main__": "the command line",
     "faults": "deliberate faults of shipped code, as replaced text",
     "running": "one world from beginning to end",
-    "scenario": "what a seed stands for",
-    "schedules": "which step comes next",
+    "scenario": "the values that a seed determines",
+    "schedules": "the choice of the next step",
     "search": "many worlds",
-    "shrinking": "the shortest way to a violation",
+    "shrinking": "the fewest steps to a violation",
 }
 RULES = ("coordination", "execution")
 
 
 def calls(worlds: int) -> dict[str, set[str]]:
-    """By module of the simulator, the files of the plugin that it calls while worlds run; `*` for all that is called."""
+    """By module of the simulator, the files of the plugin that it calls while worlds run; `*` for all files called."""
     found: dict[str, set[str]] = defaultdict(set)
     ours, shipped = f"{FOLDER}/", f"{SHIPPED}/"
 
@@ -98,7 +98,7 @@ def test_drivers_call_the_shipped_rules_and_every_rule_is_driven() -> None:
 
 
 def test_no_function_of_the_simulator_duplicates_a_shipped_one() -> None:
-    """By its statements, whatever its variables are called."""
+    """Compared by their statements; names of variables do not matter."""
     shipped = {shape(node): f"{path.name}:{node.name}" for path in SHIPPED.rglob("*.py") for node in functions(path)}
     again = {f"{path.name}:{node.name}": shipped[shape(node)] for path in FOLDER.glob("*.py") for node in functions(path)
              if shape(node) in shipped}  # fmt: skip
@@ -115,7 +115,7 @@ def test_the_list_of_invariants_names_existing_code() -> None:
 
 
 def functions(path: Path) -> list[ast.FunctionDef]:
-    """Those of more than two statements."""
+    """The functions of more than two statements."""
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     found = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     return [node for node in found if sum(isinstance(inner, ast.stmt) for inner in ast.walk(node)) > 3]

@@ -1,4 +1,4 @@
-"""Key groups: who owns which, and how many there are."""
+"""Key groups: which instance owns which, and how many there are."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_default_leaves_room_to_grow(parallelism: int, groups: int) -> None:
         (200, None, 0, 512),
         (4, 7, 0, 7),
         (4, 1000, 0, 1000),
-        # G is fixed in the checkpoint: a derived one gives way, the same one is no change.
+        # The checkpoint fixes the number: it overrides a derived one; the same one is no change.
         (4, None, 7, 7),
         (4, None, 32_768, 32_768),
         (200, None, 200, 200),

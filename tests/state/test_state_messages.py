@@ -1,4 +1,4 @@
-"""What a person reads when a checkpoint cannot be restored, in full: what was expected, what was found, what to do."""
+"""The full error texts when a checkpoint cannot be restored: what was expected, what was found, what to do."""
 
 from __future__ import annotations
 

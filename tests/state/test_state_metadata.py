@@ -1,4 +1,4 @@
-"""The format of `_metadata`: it reads back, stays readable, and is never misread."""
+"""The format of `_metadata`: it is read back unchanged, stays readable, and is never misread."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ INPUTS = CheckpointMetadata(
         ChainMetadata("hourly", ("hourly",), {0: TaskSnapshot()}),
     ),
 )
-"""How stages read each other; nothing is known of one that a release recorded without it."""
+"""The inputs of stages; unknown for a stage that an earlier release recorded without them."""
 
 PLANS = CheckpointMetadata(
     pipeline="flights",
@@ -205,7 +205,7 @@ PLANS = CheckpointMetadata(
         ),
     ),
 )
-"""What the state and the offsets of a query depend on."""
+"""The plan that the state and the offsets of a query depend on."""
 
 LATE_ROWS = CheckpointMetadata(
     pipeline="flights",
@@ -226,7 +226,7 @@ WRITTEN = {
     "version-1-plans.metadata": PLANS,
     "version-1-late-rows.metadata": LATE_ROWS,
 }
-"""What each stored example says. A file is added with each addition to the format and never changed."""
+"""The content of each stored example. A file is added with each addition to the format and never changed."""
 
 
 @pytest.mark.parametrize("metadata", WRITTEN.values(), ids=WRITTEN)
@@ -381,7 +381,7 @@ def test_a_flag_of_a_newer_release_is_refused_and_not_skipped(change: dict[str, 
         decode(sealed(1, json.dumps(body).encode()), "x")
 
 
-# What is sealed, and yet not what any release has written
+# Sealed files that no release has written
 
 
 def test_a_sealed_body_that_is_not_json_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Whether a query's plan still fits its state: which changes of operators and sources are refused, and in which words."""
+"""Whether a query's plan still fits its state: which changes of operators and sources are refused, and the error texts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check(held: TaskSnapshot, *now: str) -> None:
     ("before", "now", "shown"),
     [
         ((FIVE,), (TEN,), f"In the checkpoint: {FIVE}\n  Now: {TEN}\n"),
-        # What has not changed is left out.
+        # Unchanged operators are not named.
         ((DEDUP, FIVE), (DEDUP, TEN), f"In the checkpoint: {FIVE}\n  Now: {TEN}\n"),
         ((DEDUP, FIVE), (FIVE,), f"In the checkpoint: {DEDUP} / {FIVE}\n  Now: {FIVE}\n"),
         ((), (FIVE,), f"In the checkpoint: no state\n  Now: {FIVE}\n"),

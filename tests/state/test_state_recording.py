@@ -1,4 +1,4 @@
-"""What a checkpoint records of a pipeline's layout."""
+"""The layout of a pipeline that a checkpoint records."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def shown(instances: Sequence[dict[str, list[str]]]) -> str:
         ("x=ab | x=cd | x=e", 2, "x=abc | x=de"),
         ("x=a | x=b", 3, "x=a | x=b | x="),
         ("x=ab | x=cd", 1, "x=abcd"),
-        # The next state goes on where the remainder of the last one has ended.
+        # The next state continues where the remainder of the last one ended.
         ("x=abcd,y=efgh", 3, "x=ab,y=h | x=c,y=ef | x=d,y=g"),
         ("x=a,y=b,z=c,w=d", 3, "x=a,y=,z=,w=d | x=,y=b,z=,w= | x=,y=,z=c,w="),
         ("x=ab,y=cd,z=ef", 3, "x=a,y=d,z= | x=b,y=,z=e | x=,y=c,z=f"),
@@ -58,7 +58,7 @@ def shown(instances: Sequence[dict[str, list[str]]]) -> str:
         ("x=ab | y=cd,x=e", 4, "x=a,y=d | x=b,y= | x=e,y= | x=,y=c"),
         # As many instances as before: each keeps its own.
         ("x=abc | x= | y=d", 3, "x=abc | x= | y=d"),
-        # What has finished contributes nothing.
+        # Finished instances contribute nothing.
         ("x=ab | fin | x=cd", 2, "x=ab | x=cd"),
         ("x=ab | fin", 2, "x=ab | -"),
         ("fin | fin", 3, "- | - | -"),
@@ -90,7 +90,7 @@ def test_unions(before: str, parallelism: int, after: str) -> None:
     [
         ("x=ab", 3, "x=ab | x=ab | x=ab"),
         ("x=a | x=b", 1, "x=a"),
-        # One's own copy first, else any other's.
+        # An instance's own copy first, else that of any other.
         ("x=a | x=b", 3, "x=a | x=b | x=a"),
         ("fin | x=b", 2, "x=b | x=b"),
         ("fin | x=b | x=c", 1, "x=b"),
@@ -137,7 +137,7 @@ def test_no_item_of_a_list_is_lost_or_duplicated(before: list[dict[str, list[int
 
 @given(instances, parallelisms)
 def test_the_items_of_a_list_stay_neighbours(before: list[dict[str, list[int]] | None], parallelism: int) -> None:
-    """Read round from some instance on, they are in the order that they had."""
+    """Read cyclically from some instance on, the items keep their order."""
     after = redistribute_lists(before, parallelism)
     for name in "xyz":
         turns = [all_items([*after[start:], *after[:start]], name) for start in range(parallelism)]
@@ -231,7 +231,7 @@ def test_a_stage_with_other_instances() -> None:
 
 def test_a_stage_with_as_many_instances_as_before() -> None:
     rest = (state("union", "x", "uv"), state("broadcast", "rates", "r"))
-    # The second has finished and is not run again; what it would be given does not matter.
+    # The second has finished and is not run again; its share does not matter.
     first, _, third = redistribute_operator_states(checkpoint(), "b", 3)
     assert first == (state("list", "x", "abc"), *rest)
     assert third == (state("list", "x", "de"), *rest)

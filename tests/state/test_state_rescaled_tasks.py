@@ -1,4 +1,4 @@
-"""A restore with other numbers of instances: what refuses it, and what a task still knows of its channels and event time."""
+"""A restore with other numbers of instances: when it is refused, and what a task still knows of its channels and event time."""
 
 from __future__ import annotations
 

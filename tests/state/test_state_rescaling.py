@@ -1,4 +1,4 @@
-"""A pipeline is rescaled again and again: through the metadata, nothing of its state is lost or held twice.
+"""A pipeline is rescaled repeatedly: no state is lost or held twice, through the metadata.
 
 Two chains: in `a -> b` instances finish one by one; `c` has union list state, which a checkpoint holds whole or not at all.
 """
@@ -45,7 +45,7 @@ Items = dict[tuple[str, str], list[bytes]]
 
 @dataclass
 class Instance:
-    """A task: what its stages hold; None of it counts once it has finished."""
+    """A task: the state of its stages, which does not count once it has finished."""
 
     lists: Items = field(default_factory=dict)
     union: list[bytes] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Rescalings(RuleBasedStateMachine):
         self.made += 1
         return str(self.made).encode()
 
-    # The pipeline runs
+    # Running
 
     @rule(data=st.data(), stage=st.sampled_from("abc"), several=st.integers(1, 7))
     def a_list_grows(self, data: st.DataObject, stage: str, several: int) -> None:
@@ -117,7 +117,7 @@ class Rescalings(RuleBasedStateMachine):
             self.live["c", "u", item] += 1
 
     @rule()
-    def everybody_hears_a_broadcast(self) -> None:
+    def every_instance_gets_a_broadcast(self) -> None:
         self.broadcast = self.new()
 
     @rule(group=st.integers(0, GROUPS - 1))
@@ -145,7 +145,7 @@ class Rescalings(RuleBasedStateMachine):
             self.keys = {group: key for group, key in self.keys.items() if group not in task.keys}
             self.tasks[chain][index] = None
 
-    # It is checkpointed
+    # Checkpoints
 
     def snapshot(self, stage: str, task: Instance) -> StageInstanceSnapshot:
         states = [OperatorState(name, "list", tuple(items)) for (of, name), items in task.lists.items() if of == stage]
@@ -193,7 +193,7 @@ class Rescalings(RuleBasedStateMachine):
         with pytest.raises(PartlyFinishedUnionState, match="'c'"):
             check_union_states(self.checkpoint())
 
-    # It is restored
+    # Restores
 
     @precondition(lambda self: self.union_is_whole)
     @rule(data=st.data())
@@ -211,7 +211,7 @@ class Rescalings(RuleBasedStateMachine):
             self.rescale(metadata, chain, members, wanted[chain])
 
     def check_plan(self, metadata: CheckpointMetadata, wanted: dict[str, int]) -> None:
-        """Which instances have finished stays with the stages, whatever their number is now."""
+        """The finished instances are those of the checkpoint, whatever the number of instances is now."""
         pipeline = PipelineOf(tuple(StageOf(name, names(wanted[chain])) for chain in CHAINS for name in CHAINS[chain]))
         over = {chain for chain, tasks in self.tasks.items() if all(task is None for task in tasks)}
         if any(wanted[chain] != len(self.tasks[chain]) for chain in set(CHAINS) - over):
@@ -246,13 +246,13 @@ class Rescalings(RuleBasedStateMachine):
                 if stage == "a":
                     assert items_of(states, "broadcast") == {"rates": [self.broadcast]}
                 if task is None:
-                    assert not any(items_of(states, "list").values()), "nobody would read it"
+                    assert not any(items_of(states, "list").values()), "no instance would read it"
                     continue
                 task.lists.update({(stage, name): items for name, items in items_of(states, "list").items()})
                 if stage == "c":
                     union = items_of(states, "union")["u"]
                     assert Counter(("c", "u", item) for item in union) == self.of("c", "u"), "everything to everyone"
-                    # Each makes its own what falls to it, as a reader of offsets does.
+                    # Each instance takes over its share, as a reader of offsets does.
                     task.union = union[index::parallelism]
         if KEYED in members:
             held = redistribute_key_groups([None if task is None else task.keys for task in before], parallelism, GROUPS)

@@ -207,7 +207,7 @@ def test_a_fully_finished_stage_may_have_other_instances() -> None:
 
 
 def with_key_groups(row: str, groups: int) -> tuple[PipelineOf, CheckpointMetadata]:
-    """The checkpoint says it of every stage."""
+    """The checkpoint records a number of key groups for every stage."""
     pipeline, metadata = described(row)
     stages = tuple(msgspec.structs.replace(stage, max_parallelism=groups) for stage in metadata.stages)
     return pipeline, msgspec.structs.replace(metadata, stages=stages)
@@ -216,13 +216,13 @@ def with_key_groups(row: str, groups: int) -> tuple[PipelineOf, CheckpointMetada
 @pytest.mark.parametrize(
     ("row", "recorded", "chosen", "found"),
     [
-        # What the checkpoint says, and for a new stage the default or what is set.
+        # The number in the checkpoint; for a new stage the default or the set number.
         ("V0 p2; V1 p200 new", 6, {}, {"V0": 6, "V1": 512}),
         ("V0 p2; V1 p200 new", 6, {"V0": 6, "V1": 200}, {"V0": 6, "V1": 200}),
-        # A checkpoint that says nothing.
+        # A checkpoint without a number.
         ("V0 p2", 0, {}, {"V0": 128}),
         ("V0 p2", 0, {"V0": 7}, {"V0": 7}),
-        # What has fully finished holds no keys any more.
+        # A fully finished stage holds no keys.
         ("V0 p2 fin{0,1} -ALL-> V1 p1", 6, {"V0": 7}, {"V1": 6}),
         ("V0 p2 fin{0}", 6, {}, {"V0": 6}),
     ],
@@ -433,7 +433,7 @@ def test_the_recorded_layout_is_used_again() -> None:
         ((("a", "c"), ("c", "b")), "'b' reads 'a' and nothing else; now 'b' reads 'c'"),
         ((("a", "b"), ("b", "c"), ("a", "c")), "now 'c' reads 'b', 'a'"),
         ((("a", "b"),), "now 'c' reads nothing"),
-        # What a stage in the middle emits stays inside the query.
+        # Rows of a stage in the middle stay inside the query.
         (
             (("a", "b"), ("b", "c"), ("a", "d")),
             "Stage 'd' is new, and reads 'a'. In checkpoint 3 of pipeline 'p' the stages a -> b",

@@ -1,4 +1,4 @@
-"""Restoring random pipelines, unchanged and changed, after random histories: what is accepted, and what then runs.
+"""Restoring random pipelines, unchanged and changed, after random histories: which are accepted, and which tasks then run.
 
 The pipeline runs as the protocol lets it (an instance finishes when everything it reads has), is checkpointed at any
 moment, changed, restored, and runs on.
@@ -98,7 +98,7 @@ class Restores(RuleBasedStateMachine):
         for _ in range(stages):
             self.add_stage(data)
 
-    # The pipeline is written, and runs
+    # Building and running
 
     def new_stage(self, data: st.DataObject, pipeline: PipelineOf, hidden: frozenset[str] = frozenset()) -> PipelineOf:
         """One stage more, which reads up to two others, none of them `hidden`."""
@@ -112,13 +112,13 @@ class Restores(RuleBasedStateMachine):
         return pipeline.with_stage(stage, edges)
 
     def add_stage(self, data: st.DataObject) -> None:
-        # What a stage emits inside a chain leaves it only with the chain's last stage.
+        # Only the last stage of a chain emits rows out of the chain.
         self.pipeline = self.new_stage(data, self.pipeline, frozenset(name for c in self.run.chains for name in c[:-1]))
         stage = self.pipeline.stages[-1]
         inputs = self.pipeline.inputs(stage.name)
         self.run.finished[stage.name] = set()
         if len(inputs) == 1 and inputs[0].pattern is PW and self.pipeline.stage(inputs[0].source).instances == stage.instances:
-            # It may run in its upstream's query, if that is the last there.
+            # It may run in its upstream's query, if that is the last of its chain.
             for i, chain in enumerate(self.run.chains):
                 alone = sum(edge.source == chain[-1] for edge in self.pipeline.edges) == 1
                 if chain[-1] == inputs[0].source and alone and data.draw(st.booleans()):
@@ -163,7 +163,7 @@ class Restores(RuleBasedStateMachine):
         read = everyone if edge.pattern is ALL else pointwise_producers(source.parallelism, target.parallelism, index)
         return set(read) <= self.run.finished[edge.source]
 
-    # It is checkpointed
+    # Checkpoints
 
     def checkpoint(self) -> CheckpointMetadata:
         self.checkpoint_id += 1

@@ -1,4 +1,4 @@
-"""Union list state: a checkpoint must not let some instances of its stage go while others run."""
+"""Union list state: a checkpoint must not complete with which some instances of its stage end while others run."""
 
 from __future__ import annotations
 
