@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_checkpoints.coordination import CheckpointBarrier, CheckpointCoordinator, TaskStatistics
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 LEASE = 12.0
-TURN = "turn"
-"""The main thread waits for an item in its queue, or for a deadline."""
+TURN, SLEEP, FINISH = "turn", "sleep", "finish"
+"""What a thread also stops for: work in its queue, or a deadline; a time; the end of all queued input and output."""
 _NEVER = float("inf")
 
 
@@ -49,13 +50,13 @@ class Thread:
 
     Attributes:
         steps: the remaining steps.
-        at: where it has stopped: before a write (PUT), before a step that relies on a check (PAUSE), or waiting (WAIT, TURN).
+        at: where it has stopped: before a write (PUT), before a step that relies on a check (PAUSE), or waiting (others).
     """
 
     __slots__ = ("at", "steps")
 
-    def __init__(self, steps: Steps[Any]) -> None:
-        self.steps, self.at = steps, ""
+    def __init__(self, steps: Steps[Any], at: str) -> None:
+        self.steps, self.at = steps, at
 
     def step(self, outcome: str) -> bool:
         """Take the next step; `outcome` is the result of the write before which it stopped. False if that was the last step."""
@@ -74,7 +75,7 @@ class Machine(Performer, ABC):
         knows_event_time: whether the watermark of a task follows from its channels alone, and no record is late.
         epoch: of its ownership; 0 until it has acquired the pipeline.
         slow: the main thread's queued actions that take steps.
-        io: queued work of the input/output thread; `io_now` is the work that it has begun.
+        io: the queued work of the input/output thread.
         enumerators: by source stage, the splits that are not assigned yet.
         completed: number of completed checkpoints.
         dirty: whether a fault has left files that only a later run can delete.
@@ -86,11 +87,11 @@ class Machine(Performer, ABC):
 
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
-        "_due", "_kept", "_last_id", "_loss_reported", "_savepoints", "_sleeping_until", "_start", "_wait_condition",
-        "attempt", "checked", "completed", "config", "crashed", "dirty", "end_requested", "ended", "ended_by",
-        "ended_sources", "enumerators", "epoch", "ghosts", "io", "io_now", "job", "job_id", "knows_event_time", "lineage",
-        "main", "names", "number", "paused", "queue", "requested_start", "restored", "running", "sent_reports", "settings",
-        "shape", "shut_down", "slow", "status", "tasks", "uploads", "user_requests", "world",
+        "_due", "_kept", "_last_id", "_loss_reported", "_savepoints", "_sleeping_until", "_start", "attempt", "checked",
+        "completed", "config", "crashed", "dirty", "end_requested", "ended", "ended_by", "ended_sources", "enumerators",
+        "epoch", "ghosts", "io", "io_thread", "job", "job_id", "knows_event_time", "lineage", "main", "names", "number",
+        "paused", "queue", "requested_start", "restored", "running", "sent_reports", "settings", "shape", "shut_down", "slow",
+        "status", "tasks", "uploads", "user_requests", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, number: int, start: RequestedStart) -> None:
@@ -107,9 +108,9 @@ class Machine(Performer, ABC):
         self.paused = self.crashed = self.ended = self.shut_down = self.end_requested = False
         self.dirty = bool(world.active)
         self.queue: deque[Any] = deque()
-        self.io: deque[Callable[[], Steps[Any]]] = deque()
-        self.io_now: Thread | None = None
-        self.main = Thread(self._run())
+        self.io: deque[Steps[Any]] = deque()
+        self.io_thread = Thread(self._run_io(), TURN)
+        self.main = Thread(self._run(), "")
         self.slow: deque[Steps[Any]] = deque()
         self.uploads: list[Upload] = []
         self.tasks: dict[TaskId, Task] = {}
@@ -128,7 +129,6 @@ class Machine(Performer, ABC):
         self._loss_reported = False
         """The lease thread has reported to the main thread that this process is no longer the owner."""
         self._sleeping_until = 0.0
-        self._wait_condition: Callable[[], bool] | None = None
         self._savepoints: dict[int, str] = {}
         self._kept: set[int] = set()
         self._last_id = 0
@@ -183,25 +183,27 @@ class Machine(Performer, ABC):
 
     def run_io(self, outcome: str, times: int) -> bool:
         """Take up to `times` steps of the input/output thread; `outcome` as in `run_main`."""
-        if not self.io_ready() or (outcome != OK and (self.io_now is None or self.io_now.at != PUT)):
+        if not self.io_ready() or (outcome != OK and self.io_thread.at != PUT):
             return False
         self.dirty = self.dirty or outcome != OK
         for n in range(times):
-            if n and not (self.io_ready() and self.io_can_continue()):
+            if n and not self.io_ready():
                 break
-            thread = self.io_now = self.io_now or Thread(self.io.popleft()())
-            try:
-                if not thread.step(OK if n else outcome):
-                    self.io_now = None
-            except StorageError:
-                self.io_now = None  # a deletion failed: a later run sweeps its files
+            self.io_thread.step(OK if n else outcome)
         return True
 
-    def io_ready(self) -> bool:
-        return self.io_now is not None or bool(self.io)
+    def _run_io(self) -> Steps[None]:
+        while True:
+            with suppress(StorageError):  # a deletion failed: a later run sweeps its files
+                yield from self.io.popleft()
+            yield TURN
 
-    def io_can_continue(self) -> bool:
-        return self.io_now is None or self.io_now.at != WAIT or not self.locked
+    def io_busy(self) -> bool:
+        return self.io_thread.at != TURN or bool(self.io)
+
+    def io_ready(self) -> bool:
+        at = self.io_thread.at
+        return bool(self.io) if at == TURN else at != WAIT or not self.locked
 
     def pause(self) -> bool:
         """Stop all threads of the process until the world wakes it."""
@@ -217,9 +219,9 @@ class Machine(Performer, ABC):
         at = self.main.at
         if at == TURN:
             return bool(self.queue) or self.world.now >= self._due_at()
-        if at == WAIT:
-            return self.world.now >= self._sleeping_until and (self._wait_condition is None or self._wait_condition())
-        return True
+        if at == SLEEP:
+            return self.world.now >= self._sleeping_until
+        return at != FINISH or not self.io_busy()
 
     def _due_at(self) -> float:
         """The job machine's next deadline; cached until the next step."""
@@ -231,7 +233,7 @@ class Machine(Performer, ABC):
     def next_time(self) -> float | None:
         """The earliest time at which the process acts without another step; None if there is none."""
         now, at = self.world.now, self.main.at
-        times = [self._sleeping_until] if at == WAIT and self._sleeping_until > now else []
+        times = [self._sleeping_until] if at == SLEEP and self._sleeping_until > now else []
         if at == TURN and self._due_at() < _NEVER:
             times.append(self._due_at())
         if self.superseded and not self._loss_reported:
@@ -248,8 +250,7 @@ class Machine(Performer, ABC):
     def crash(self) -> None:
         self.crashed = self.ended = True
         self.main.steps.close()
-        if self.io_now is not None:
-            self.io_now.steps.close()
+        self.io_thread.steps.close()
         self.drop_tasks()
         self.uploads = []
 

@@ -26,8 +26,8 @@ from dagster_checkpoints.execution.start_point import NothingToRestoreError, is_
 from dagster_checkpoints.execution.storage_errors import OwnershipLost, StorageError, StorageUnavailable
 from dagster_checkpoints.state import RestoreError
 from simulation.deployment import deploy
-from simulation.machine import TURN
-from simulation.requests import OK, PAUSE, PUT, WAIT, Steps
+from simulation.machine import FINISH, SLEEP, TURN
+from simulation.requests import OK, PAUSE, PUT, Steps
 from simulation.restoring import Restored, read_restored
 from simulation.shapes import name_of
 from simulation.storage import is_savepoint
@@ -72,8 +72,8 @@ class Process(Writer):
         return gone
 
     def sleep(self, seconds: float) -> Steps[None]:
-        self._sleeping_until, self._wait_condition = self.world.now + seconds, None
-        yield WAIT
+        self._sleeping_until = self.world.now + seconds
+        yield SLEEP
 
     # Actions that need no storage
 
@@ -94,7 +94,7 @@ class Process(Writer):
 
     def _write_metadata(self, action: coordination.WriteMetadata) -> None:
         ghosts = {task: self.ghosts[task] for task in action.checkpoint.plan.finished}
-        self.io.append(lambda: self._write(action.checkpoint, ghosts))
+        self.io.append(self._write(action.checkpoint, ghosts))
 
     def _start_tasks(self, action: do.StartTasks) -> None:
         self.running = list(self.tasks.values())
@@ -118,7 +118,7 @@ class Process(Writer):
         check(not savepoint or reason is not FailureReason.CHECKPOINT_SUBSUMED, f"savepoint {checkpoint_id} was subsumed")
         self.count(f"failed: {reason.name}")
         if checkpoint_id is not None and savepoint:
-            self.io.append(lambda: self.discard_savepoint(checkpoint_id))
+            self.io.append(self.discard_savepoint(checkpoint_id))
 
     def _discard(self, action: coordination.DiscardCheckpoint) -> None:
         """A running job keeps its newest checkpoint, or a crash would make it start from scratch. Passed-over ones are kept until
@@ -131,7 +131,7 @@ class Process(Writer):
         passed_over = self._start is not None and checkpoint in self._start.passed_over
         own = self.store.highest_ids.get(self.job_id, 0) > checkpoint.checkpoint_id or self.shut_down
         check(own or not passed_over, f"{checkpoint.location} is deleted before the run has a checkpoint of its own")
-        self.io.append(lambda: self.delete(checkpoint.location))
+        self.io.append(self.delete(checkpoint.location))
 
     # The start
 
@@ -226,9 +226,8 @@ class Process(Writer):
     def _finish_work(self, action: do.FinishWork) -> Steps[on.WorkEnded]:
         self.shut_down = True
         self.uploads.clear()
-        self._sleeping_until, self._wait_condition = 0.0, lambda: not self.io_ready()
-        while self.io_ready():
-            yield WAIT
+        while self.io_busy():
+            yield FINISH
         self._take_requests()
         return on.WorkEnded()
 
@@ -331,13 +330,13 @@ _PERFORM: dict[type[object], Callable[[Process, Any], Steps[Any] | None]] = {
     do.SendToTasks: Process._send,
     do.StartTasks: Process._start_tasks,
     do.ForgetSavepoints: lambda process, action: process.owner.forget_savepoints(action.retained),
-    do.Sweep: lambda process, action: process.io.append(process.sweep),
+    do.Sweep: lambda process, action: process.io.append(process.sweep()),
     do.AttemptBegan: lambda process, action: process.count("attempts"),
     do.AttemptRestarting: lambda process, action: process.count("restarts"),
     do.TaskHasFinished: lambda process, action: process.count("finished tasks"),
     AnswerRequest: Process._answer,
     coordination.WriteMetadata: Process._write_metadata,
-    DiscardStates: lambda process, action: process.io.append(lambda: process.run(discard_states(action.checkpoint_id))),
+    DiscardStates: lambda process, action: process.io.append(process.run(discard_states(action.checkpoint_id))),
     coordination.DiscardCheckpoint: Process._discard,
     coordination.CheckpointTriggered: Process._triggered,
     coordination.CheckpointCompleted: Process._completed,

@@ -87,7 +87,7 @@ class RandomSchedule:
         tasks = self._task_total if process.running else 0.0
         main = tasks + (self._main if process.main.at != TURN or process.queue else 0.0)
         upload = main + (self._upload if process.uploads else 0.0)
-        io = upload + (self._io if process.io_ready() else 0.0)
+        io = upload + (self._io if process.io_busy() else 0.0)
         # A process that loses its lease during a slow write crashes; where tasks commit at their own end, that repeats rows.
         keeps_lease = self._world.calm or (process.locked and not self._after_finish)
         time = io if keeps_lease else io + self._tick
@@ -100,9 +100,7 @@ class RandomSchedule:
         return ("main", process.number, self._outcome(process.main), self._times()) if process.ready() else None
 
     def _io_step(self, process: Process) -> Label | None:
-        if not process.io_ready() or not process.io_can_continue():
-            return None
-        return ("io", process.number, self._outcome(process.io_now), self._times_io())
+        return ("io", process.number, self._outcome(process.io_thread), self._times_io()) if process.io_ready() else None
 
     def _task_step(self, process: Process) -> Label | None:
         """A step of the first task that has one, beginning at a random task."""
@@ -171,10 +169,10 @@ class RandomSchedule:
                 return ("network", number, task.number, n % count, 1 + int(chance * 4))
         return None
 
-    def _outcome(self, thread: Thread | None) -> str:
+    def _outcome(self, thread: Thread) -> str:
         """The outcome of the write before which the thread has stopped; OK if it has not."""
         world = self._world
-        may_fail = thread is not None and thread.at == PUT and not world.calm and world.budgets["write"]
+        may_fail = thread.at == PUT and not world.calm and world.budgets["write"]
         if not may_fail or self._chance() > (0.7 if self._write_failed else 0.2):
             self._write_failed = False
             return OK
@@ -224,7 +222,7 @@ class RandomSchedule:
             seconds = r.choice((2.0, 30.0, DEADLINE)) if self._after_finish else DEADLINE
             return ("ask", number, what, r.randrange(len(process.shape.stages)), seconds)
         if what in ("crash", "pause", "cancel"):
-            io_stopped = process.io_now is not None and process.io_now.at in (PUT, PAUSE)
+            io_stopped = process.io_thread.at in (PUT, PAUSE)
             writing = process.main.at == PUT or io_stopped or opening
             return (what, number) if writing or self._chance() < 0.3 else None
         if what == "repeat":

@@ -201,7 +201,7 @@ class Writer(Machine):
     def delete(self, location: str) -> Steps[int]:
         retained = [c.location for c in self.coordinator.completed]
         check(location not in retained, "{} is deleted, and is still retained", location)
-        return self.run(checkpoint_deletion.delete_checkpoint(location, is_savepoint(location)))
+        return (yield from self.run(checkpoint_deletion.delete_checkpoint(location, is_savepoint(location))))
 
     def sweep(self) -> Steps[None]:
         """Delete the files that crashed processes have left."""
