@@ -11,7 +11,7 @@ import msgspec
 from dagster_checkpoints.coordination import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from simulation.elements import Element
-from simulation.shapes import ChannelSpec, OutputSpec
+from simulation.shapes import ChannelSpec
 from simulation.sinks import Name, Rows, Transaction
 
 
@@ -27,10 +27,10 @@ class Channel:
         ended: "none", or how the data ended at the mark that the query has passed: "drain" or "suspend".
     """
 
-    __slots__ = ("consumed", "edge", "ended", "log", "name", "queue", "sent", "static", "watermark")
+    __slots__ = ("consumed", "edge", "ended", "keyed", "log", "name", "queue", "sent", "static", "watermark")
 
     def __init__(self, spec: ChannelSpec, buffered: bool) -> None:
-        self.name, self.edge, self.static = spec.name, spec.edge, spec.static
+        self.name, self.edge, self.static, self.keyed = spec.name, spec.edge, spec.static, spec.keyed
         self.queue: deque[Element] = deque()
         self.sent: deque[Element] = deque() if buffered else self.queue
         self.log: deque[Element] = deque()
@@ -44,9 +44,9 @@ class Output:
 
     __slots__ = ("channels", "edge", "keyed", "sent", "static", "turn")
 
-    def __init__(self, spec: OutputSpec, channels: Sequence[Channel]) -> None:
-        self.edge, self.keyed, self.static = spec.edge, spec.keyed, spec.static
-        self.channels = [channels[n] for n in spec.channels]
+    def __init__(self, channels: Sequence[Channel]) -> None:
+        self.channels, first = channels, channels[0]
+        self.edge, self.keyed, self.static = first.edge, first.keyed, first.static
         self.turn = self.sent = 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster_checkpoints.execution.elements import EndOfData, Mark
 from simulation.elements import describe, tally, total
-from simulation.shapes import Shape
+from simulation.shapes import Shape, number_of
 from simulation.storage import Metadata
 from simulation.violations import Violation
 
@@ -19,10 +19,10 @@ def check_cut(shape: Shape, metadata: Metadata) -> None:
         for name, elements in waiting:
             found[edge_of[name]] += tally([element[0] for element in elements if not isinstance(element, Mark)])
     for edge in sent.keys() | found.keys():
-        _, target, static = shape.edges[edge - 1]
-        expected = sent[edge] * (shape.stages[target].instances if static else 1)
+        reads = shape.pipeline.edges[edge - 1]
+        expected = sent[edge] * (shape.stages[number_of(reads.target)].instances if reads.input.mode == "static" else 1)
         if found[edge] != expected:
-            what = f"checkpoint {metadata.pointer.checkpoint_id}, edge {shape.edges[edge - 1]}"
+            what = f"checkpoint {metadata.pointer.checkpoint_id}, edge from {reads.source} to {reads.target}"
             raise Violation(f"{what}: sent {describe(expected)}, read or in flight {describe(found[edge])}")
 
 
@@ -42,9 +42,5 @@ def check_ends(shape: Shape, metadata: Metadata) -> None:
 
 def written(metadata: Metadata, shape: Shape) -> dict[int, int]:
     """By stage with a sink, the tally of the rows that the checkpoint counts as written."""
-    tails = {task.id: task.stages[-1] for task in shape.tasks}
-    found = {n: 0 for n, spec in enumerate(shape.stages) if spec.sink}
-    for task, ghost in metadata.ghosts.items():
-        if tails[task] in found:
-            found[tails[task]] += ghost.written
-    return found
+    sinks = [(task.id, task.stages[-1]) for task in shape.tasks if shape.stages[task.stages[-1]].sink]
+    return total({stage: metadata.ghosts[task].written} for task, stage in sinks)

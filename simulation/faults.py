@@ -108,13 +108,7 @@ FAULTS = (
         "pending.in_flight & channels",
         "set(pending.in_flight)",
     ),
-    Fault(
-        "an ended channel holds event time back",
-        WatermarkValve.end,
-        'state.ended = "drain" if drain else "suspend"',
-        "pass",
-        "ends",
-    ),
+    Fault("an ended channel holds event time back", WatermarkValve.end, '"drain" if drain else "suspend"', "state.ended", "ends"),
     Fault("event time goes back in a restore", WatermarkValve.restore, "self._recompute()", "self._output -= 1_000"),
     # How a task ends
     Fault(
@@ -151,12 +145,7 @@ FAULTS = (
         "()",
         also=InputGate._arrived,
     ),
-    Fault(
-        "an aborted checkpoint's due snapshot is taken nevertheless",
-        GateSnapshots.drop,
-        " if due.checkpoint_id != checkpoint_id",
-        "",
-    ),
+    Fault("an aborted checkpoint's due snapshot is taken nevertheless", GateSnapshots.drop, "!= checkpoint_id", "> 0"),
     # From trigger to completion
     Fault(
         "only the first instance of a root is triggered",
@@ -241,12 +230,7 @@ FAULTS = (
         "None",
     ),
     Fault("a report of an earlier attempt counts in the present one", JobMachine._take, "attempt == self._attempt and ", ""),
-    Fault(
-        "the requester of a stop is answered twice",
-        JobRequests.close,
-        "actions += self._answers_at_end",
-        "actions += self._answers_at_end * 2",
-    ),
+    Fault("the requester of a stop is answered twice", JobRequests.close, "+= self._answers", "+= 2 * self._answers"),
     Fault(
         "a drain that waits behind a stop is forgotten when the stop fails",
         JobRequests.resume_drain,
@@ -287,12 +271,7 @@ FAULTS = (
         "False",
         "storage",
     ),
-    Fault(
-        "a late acknowledgement discards a completed checkpoint",
-        PendingCheckpoints._late,
-        "checkpoint_id in self._stored_ids",
-        "False",
-    ),
+    Fault("a late acknowledgement discards a completed checkpoint", PendingCheckpoints._late, "self._stored_ids", "()"),
     Fault("a finished stage behind one at its end of data cannot be restored", restore._ended, "+= waiting", "+= 0", "ends"),
 )
 

@@ -113,7 +113,12 @@ class _Sink:
 
 @dataclass(frozen=True)
 class ChannelSpec:
-    """A channel between two tasks; `edge` is the edge's number."""
+    """A channel between two tasks.
+
+    Attributes:
+        edge: number of the edge, from 1.
+        keyed: whether rows are distributed by key over the channels of the same edge and producer.
+    """
 
     id: ChannelId
     name: str
@@ -121,16 +126,7 @@ class ChannelSpec:
     producer: TaskId
     consumer: TaskId
     static: bool
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """The output of one task to one consumer stage: the channels' numbers, and whether rows are distributed by key."""
-
-    edge: int
-    channels: tuple[int, ...]
     keyed: bool
-    static: bool
 
 
 @dataclass(frozen=True)
@@ -142,7 +138,8 @@ class TaskSpec:
     edges: tuple[int, ...]
     """For each stage, the number of the edge inside the chain that leads to it; 0 for the first."""
     inputs: tuple[int, ...]
-    outputs: tuple[OutputSpec, ...]
+    outputs: tuple[tuple[int, ...], ...]
+    """By edge to another task, the channels to its instances."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +152,6 @@ class Shape:
     graph: ExecutionGraph
     tasks: tuple[TaskSpec, ...]
     channels: tuple[ChannelSpec, ...]
-    edges: tuple[tuple[int, int, bool], ...]
-    """(source stage, target stage, static) of each edge, by its number - 1."""
 
 
 def name_of(stage: int) -> str:
@@ -251,31 +246,29 @@ def shape_of(stages: tuple[StageSpec, ...], chaining: bool) -> Shape:
     numbers = {(edge.source, edge.target): number for number, edge in enumerate(pipeline.edges, 1)}
     channels: list[ChannelSpec] = []
     inputs: dict[TaskId, list[int]] = {task: [] for task in graph.tasks()}
-    outputs: dict[TaskId, list[OutputSpec]] = {task: [] for task in inputs}
+    outputs: dict[TaskId, list[tuple[int, ...]]] = {task: [] for task in inputs}
     for group in channel_groups(pipeline, chains):
         edge, first = numbers[group.edge.source, group.edge.target], len(channels)
         for consumer, identity in group.channels.items():
             inputs[consumer].append(len(channels))
-            channels.append(ChannelSpec(identity, str(identity), edge, group.producer, consumer, group.static))
-        sent = tuple(range(first, len(channels)))
-        outputs[group.producer].append(OutputSpec(edge, sent, group.key is not None, group.static))
+            keyed = group.key is not None
+            channels.append(ChannelSpec(identity, str(identity), edge, group.producer, consumer, group.static, keyed))
+        outputs[group.producer].append(tuple(range(first, len(channels))))
     tasks = []
     for vertex in graph.vertices:
         own = tuple(map(number_of, vertex.stages))
         edges = (0, *map(numbers.__getitem__, pairwise(vertex.stages)))
         ids = [TaskId(vertex.name, index) for index in range(vertex.parallelism)]
         tasks += [TaskSpec(id, own, edges, tuple(inputs[id]), tuple(outputs[id])) for id in ids]
-    reads = tuple((number_of(edge.source), number_of(edge.target), edge.input.mode == "static") for edge in pipeline.edges)
-    return Shape(stages, pipeline, chains, graph, tuple(tasks), tuple(channels), reads)
+    return Shape(stages, pipeline, chains, graph, tuple(tasks), tuple(channels))
 
 
 def _stage(number: int, spec: StageSpec) -> Stage:
-    kinds = {"bounded": StageKind.BOUNDED_SOURCE, "unbounded": StageKind.UNBOUNDED_SOURCE}
     made = _Flushing if spec.kind in ("totals", "buffer") else _Plain
     return made(
         name_of(number),
         inputs={name_of(i.source): i.how for i in spec.inputs},
         instances=[str(i) for i in range(spec.instances)],
         sink=_Sink() if spec.sink else None,
-        kind=kinds.get(spec.kind, StageKind.DERIVED),
+        kind=StageKind(f"{spec.kind}_source") if spec.is_source else StageKind.DERIVED,
     )

@@ -54,7 +54,7 @@ class TaskData:
         self.id: TaskId = spec.id
         self.inputs = tuple([channels[n] for n in spec.inputs])
         self.streams = tuple([c for c in self.inputs if not c.static])
-        self.outputs = tuple([Output(output, channels) for output in spec.outputs])
+        self.outputs = tuple([Output([channels[n] for n in output]) for output in spec.outputs])
         self.sink = sink
         self.operators = [operator(stage, shape.stages[stage], spec.id.index) for stage in spec.stages]
         for op, after, edge in zip(self.operators, self.operators[1:], spec.edges[1:], strict=False):
