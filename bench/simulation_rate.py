@@ -8,7 +8,7 @@ from io import StringIO
 
 from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, at_least
-from simulation.search import Search
+from simulation.search import search
 
 PART = "Simulator"
 SECONDS = 20.0
@@ -23,9 +23,8 @@ def measure(environment: Environment) -> Iterator[Measure]:
 
 def pipelines_per_second(seconds: float) -> float:
     """The rate of one worker. Raises BenchFailed if a pipeline breaks an invariant."""
-    search = Search(FIRST_SEED, 1, seconds)
     with redirect_stdout(StringIO()) as printed:
-        broken = search.run()
-    if broken:
+        counts, failed_seeds = search(FIRST_SEED, 1, seconds)
+    if failed_seeds:
         raise BenchFailed(f"The simulator has found something:\n{printed.getvalue()}")
-    return search.worlds / seconds
+    return counts["pipelines"] / seconds

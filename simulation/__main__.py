@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Sequence
 
-from simulation.search import Search, trace
+from simulation.search import search, trace
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(report or f"seed {options.replay} breaks no invariant")
         return 1 if report else 0
     first = random.randrange(10**9) if options.seed is None else options.seed
-    return Search(first, options.workers, options.seconds).run()
+    _, failed_seeds = search(first, options.workers, options.seconds)
+    return 1 if failed_seeds else 0
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
 
 from simulation.running import Outcome, run
 from simulation.scenario import Scenario
-from simulation.world import Label
 
 LONGEST_SHOWN = 400
-ENDLESS = ("Violation: not ended", "Violation: deadlock")
+FOUND_AT_END = ("Violation: not ended", "Violation: deadlock", "Violation: no run has finished")
 """Violations that are found only at the end of a run."""
 
 
@@ -30,35 +28,26 @@ def shrink(scenario: Scenario, outcome: Outcome, seconds: float = 30.0) -> Outco
     First shortens the beginning, which random steps without faults complete; then these random steps too.
     """
     until = time.monotonic() + seconds
-    wanted = kind_of(outcome.error)
-
-    def repeated(labels: Sequence[Label], to_end: bool) -> Outcome | None:
-        found = run(scenario, [*labels, ("calm",)] if to_end else labels, to_end=to_end)
-        return found if kind_of(found.error) == wanted else None
-
-    beginning = _fewest(outcome.labels, lambda labels: repeated(labels, True) is not None, until - seconds / 2)
-    best = repeated(beginning, True) or outcome
-    if wanted.startswith(ENDLESS):
-        return best
-    return repeated(_fewest(best.labels, lambda labels: repeated(labels, False) is not None, until), False) or best
+    best = _fewest(scenario, outcome, True, until - seconds / 2)
+    return best if kind_of(outcome.error).startswith(FOUND_AT_END) else _fewest(scenario, best, False, until)
 
 
-def _fewest(labels: Sequence[Label], found: Callable[[Sequence[Label]], bool], until: float) -> Sequence[Label]:
+def _fewest(scenario: Scenario, best: Outcome, to_end: bool, until: float) -> Outcome:
     """Leave out smaller and smaller parts, from the end to the beginning."""
-    if not found(labels):
-        return labels
-    size = max(len(labels) // 2, 1)
-    while True:
-        shorter = False
-        start = len(labels)
-        while start > 0 and time.monotonic() < until:
-            start = max(start - size, 0)
-            less = [*labels[:start], *labels[start + size :]]
-            if found(less):
-                labels, shorter = less, True
-        if time.monotonic() >= until or (size == 1 and not shorter):
-            return labels
-        size = max(size // 2, 1)
+    labels, wanted = best.labels, kind_of(best.error)
+    size = len(labels)
+    while size:
+        before = len(labels)
+        for end in range(before, 0, -size):
+            if time.monotonic() >= until:
+                return best
+            less = [*labels[: max(end - size, 0)], *labels[end:]]
+            found = run(scenario, [*less, ("calm",)] if to_end else less, to_end=to_end)
+            if kind_of(found.error) == wanted:
+                labels, best = less, found
+        if size > 1 or len(labels) == before:
+            size //= 2
+    return best
 
 
 def show(scenario: Scenario, outcome: Outcome) -> str:

@@ -52,9 +52,7 @@ class World:
     def perform(self, label: Label) -> bool:
         """Take a step. False if it is impossible now; then nothing has changed."""
         what = label[0]
-        possible = False
-        step = _OF_TASKS.get(what)
-        if step is not None:
+        if (step := _OF_TASKS.get(what)) is not None:
             task = self._task(label[1], label[2])
             possible = task is not None and task.attempt_step(step, label[3:])
         elif what in _OF_PROCESSES:
@@ -68,40 +66,41 @@ class World:
     @property
     def current(self) -> Process | None:
         """The process that owns the pipeline, or else the last one started, if it is still acquiring the pipeline."""
-        last = self.processes[-1] if self.processes else None
-        if last is not None and not last.ended and not last.paused and not last.epoch:
+        last = self._live_process(len(self.processes) - 1)
+        if last is not None and not last.paused and not last.epoch:
             return last
-        state = self.store.state
-        for process in self.active:
-            if state is not None and process.epoch == state.epoch:
-                return process
-        return last if last is not None and not last.ended else None
+        epoch = self.store.state.epoch if self.store.state is not None else None
+        return next((process for process in self.active if process.epoch == epoch), last)
 
     def variant_of_newest(self) -> int:
         """The variant of the pipeline that the newest checkpoint was taken with: a restore always fits it."""
         newest = self.store.state.newest if self.store.state is not None else None
         return 0 if newest is None else self.store.check_complete(newest.location).variant
 
-    def _process(self, number: int) -> Process | None:
-        process = self.processes[number] if number < len(self.processes) else None
-        return None if process is None or process.ended or process.paused else process
+    def _live_process(self, number: int) -> Process | None:
+        process = self.processes[number] if 0 <= number < len(self.processes) else None
+        return None if process is None or process.ended else process
 
-    def _task(self, number: int, task: int) -> Task | None:
+    def _process(self, number: int) -> Process | None:
+        process = self._live_process(number)
+        return None if process is None or process.paused else process
+
+    def _task(self, number: int, task_number: int) -> Task | None:
         process = self._process(number)
-        if process is None or task >= len(process.shape.tasks):
-            return None
-        found = process.tasks.get(process.shape.tasks[task].id)
-        return None if found is None or found.done else found
+        for task in () if process is None else process.running:
+            if task.number == task_number:
+                return task
+        return None
 
     # Processes
 
     def _start(self, *start: Any) -> bool:
-        if self.current is not None and not self.current.paused:
+        current = self.current
+        if current is not None and not current.paused:
             return False
         process = Process(self, len(self.processes), RequestedStart(*start))
         self.processes.append(process)
         self.active.append(process)
-        self.counts["processes"] += 1
         return True
 
     def process_ended(self, process: Process) -> None:
@@ -109,8 +108,7 @@ class World:
         self.active.remove(process)
         if process.status == "FINISHED":
             self.counts["finishes"] += 1
-            if process.ended_by != "end_of_data":
-                self.counts["stops"] += process.job.requests.stopped is not None
+            self.counts["stops"] += process.job.requests.stopped is not None
             self._check_finished(process)
 
     def _pass_time(self, seconds: float) -> bool:
@@ -125,22 +123,23 @@ class World:
 
     def next_time(self) -> float | None:
         """The earliest time at which a process or task acts without another step; None if there is none."""
-        times = [t for p in self.active if not p.paused and (t := p.next_time()) is not None]
+        awake = [process for process in self.active if not process.paused]
+        times = [process.next_time() for process in awake]
         if self.scenario.settings.config.unaligned:
-            tasks = [task for p in self.active if not p.paused for task in p.running]
-            times += [t for task in tasks if (t := task.machine.next_deadline()) is not None]
-        return min((t for t in times if t > self.now), default=None)
+            times += [task.machine.next_deadline() for process in awake for task in process.running]
+        return min((t for t in times if t is not None and t > self.now), default=None)
 
     # Tasks
 
-    def _open(self, number: int, task: int, all_tasks: bool) -> bool:
-        found = self._task(number, task)
-        if found is None or found.started or found not in found.process.running:
+    def _open(self, number: int, task_number: int, all_tasks: bool) -> bool:
+        task = self._task(number, task_number)
+        if task is None or task.started:
             return False
-        for one in list(found.process.running) if all_tasks else (found,):
-            if not one.started:
-                one.attempt_step(Task.open, (all_tasks,))
-        self._check_opened(found.process)
+        process = task.process
+        for each in list(process.running) if all_tasks else (task,):
+            if not each.started:
+                each.attempt_step(Task.open, (all_tasks,))
+        self._check_opened(process)
         return True
 
     # Faults
@@ -153,8 +152,8 @@ class World:
         return True
 
     def _crash(self, number: int) -> bool:
-        process = self.processes[number] if number < len(self.processes) else None
-        if process is None or process.ended or not self.spend("crash"):
+        process = self._live_process(number)
+        if process is None or not self.spend("crash"):
             return False
         process.crash()
         self.active.remove(process)
@@ -162,8 +161,8 @@ class World:
         return True
 
     def _wake(self, number: int) -> bool:
-        process = self.processes[number] if number < len(self.processes) else None
-        if process is None or process.ended or not process.paused:
+        process = self._live_process(number)
+        if process is None or not process.paused:
             return False
         process.paused = False
         for other in self.processes[number:]:
