@@ -39,7 +39,6 @@ class Upload(NamedTuple):
     """A pinned snapshot that is being uploaded."""
 
     task: TaskData
-    attempt: int
     barrier: CheckpointBarrier
     snapshot: Snapshot
     statistics: TaskStatistics
@@ -160,10 +159,9 @@ class Machine(Performer, ABC):
 
     def being_deleted(self, content: str) -> bool:
         """Whether a file with this content is being deleted, so that an upload of it has to wait."""
-        registry, earlier = self.registry, self.names.earlier(content)
-        if earlier is not None and str(earlier) in registry._stored and str(earlier) not in registry._deleting:
-            return False
-        return str(self.names.own(content)) in registry._deleting
+        earlier = self.names.earlier(content)
+        lent = earlier is not None and str(earlier) in self.registry._stored
+        return not lent and str(self.names.own(content)) in self.registry._deleting
 
     # Steps
 

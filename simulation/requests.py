@@ -11,10 +11,11 @@ from types import GeneratorType
 from typing import Any, TypeVar
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.execution import acquisition, shared_files, start_point, storage_errors, storage_steps
+from dagster_checkpoints.execution import acquisition, shared_files, start_point, storage_steps
 from dagster_checkpoints.execution import checkpoint_deletion as deletion
 from dagster_checkpoints.execution import checkpoint_writing as writing
 from dagster_checkpoints.execution.ownership import OwnershipSteps
+from dagster_checkpoints.execution.storage_errors import AlreadyExists, OutcomeUnknown, Precondition, StorageUnavailable
 from dagster_checkpoints.storage.errors import MissingStateFile
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from simulation.storage import Metadata, Store, is_savepoint
@@ -85,32 +86,29 @@ class Performer:
         yield from self.run(steps)
         return self.location
 
-    def create_metadata(self) -> bool:
-        return self.store.create(f"{self.location}/_metadata", self.metadata)
-
-    def compare_metadata(self) -> None:
-        check(self.store.metadata(self.location) is self.metadata, "there are two {}", self.location)
-
     def check_files(self) -> None:
         if self.metadata is None or self.store.missing_files(self.location, self.metadata):
             raise MissingStateFile
 
-    def delete_orphans(self, removing: AbstractContextManager[frozenset[str]]) -> Steps[int]:
+    def delete_files(self, removing: AbstractContextManager[frozenset[str]]) -> Steps[int]:
         with removing as orphans:
             yield from self.run(deletion.delete_files(orphans, self.owner.ensure))
         return len(orphans)
 
 
-def write(put: Callable[[], bool], refused: Exception, answer: Any = None) -> Steps[Any]:
-    """Write under a condition. The world decides whether the write lands and whether the writer learns it."""
+def write(refused: type[Exception], put: Callable[..., T | None], *arguments: Any) -> Steps[T]:
+    """Write under a condition: `put` returns None if it does not hold, and `refused` is raised.
+
+    The world decides whether the write lands and whether the writer learns it.
+    """
     outcome = (yield PUT) or OK
     if outcome == UNAVAILABLE:
-        raise storage_errors.StorageUnavailable
-    landed = outcome != LOST and put()
+        raise StorageUnavailable
+    answer = put(*arguments) if outcome != LOST else None
     if outcome in (LOST, LANDED):
-        raise storage_errors.OutcomeUnknown
-    if not landed:
-        raise refused
+        raise OutcomeUnknown
+    if answer is None:
+        raise refused("the stored object is another one")
     return answer
 
 
@@ -119,16 +117,11 @@ def paused(act: Callable[..., T], *arguments: Any) -> Steps[T]:
     return act(*arguments)
 
 
-def _put_state(p: Performer, expected: storage_steps.StateVersion | None, request: Any) -> Steps[str]:
-    refused = storage_errors.AlreadyExists if expected is None else storage_errors.Precondition
-    return write(lambda: p.store.put_state(expected, request.state), refused("it was changed"), request.state.token)
-
-
 _PERFORM: dict[type[object], Callable[[Any, Any], Any]] = {
     # state.json
     storage_steps.ReadState: lambda p, request: p.store.read_state(),
-    storage_steps.CreateState: lambda p, request: _put_state(p, None, request),
-    storage_steps.ReplaceState: lambda p, request: _put_state(p, request.expected, request),
+    storage_steps.CreateState: lambda p, request: write(AlreadyExists, p.store.put_state, None, request.state),
+    storage_steps.ReplaceState: lambda p, request: write(Precondition, p.store.put_state, request.expected, request.state),
     acquisition.CheckOwnerGone: lambda p, request: p.is_owner_gone(request.owner.run_id),
     acquisition.AnnounceWatch: lambda p, request: None,
     acquisition.Sleep: lambda p, request: p.sleep(request.seconds),
@@ -146,8 +139,8 @@ _PERFORM: dict[type[object], Callable[[Any, Any], Any]] = {
     writing.BuildMetadata: lambda p, request: p.recorded_metadata(p.metadata),
     writing.StoreMetadata: lambda p, request: p.for_location(writing.write_metadata()),
     writing.StoreSavepoint: lambda p, request: p.for_location(writing.complete_savepoint(p.location, confirm=True)),
-    writing.CreateObject: lambda p, request: write(p.create_metadata, storage_errors.AlreadyExists("it was created")),
-    writing.CompareObject: lambda p, request: p.compare_metadata(),
+    writing.CreateObject: lambda p, request: write(AlreadyExists, p.store.create, f"{p.location}/_metadata", p.metadata),
+    writing.CompareObject: lambda p, request: check(p.store.metadata(p.location) is p.metadata, "there are two {}", p.location),
     writing.CheckStateFiles: lambda p, request: p.check_files(),
     deletion.DeleteMetadata: lambda p, request: paused(p.store.delete, f"{request.location}/_metadata"),
     deletion.ListMetadata: lambda p, request: [deletion.FoundMetadata(*found) for found in p.store.checkpoints()],
@@ -162,16 +155,16 @@ _PERFORM: dict[type[object], Callable[[Any, Any], Any]] = {
     deletion.DeleteSavepoint: lambda p, request: p.delete_savepoint(request.location),
     deletion.DiscardSavepoint: lambda p, request: p.discard_savepoint(request.checkpoint_id),
     deletion.HasMetadata: lambda p, request: p.store.metadata(request.location) is not None,
-    deletion.ListSavepointDirectories: lambda p, request: [f"savepoints/{name}" for name in p.store.names("savepoints/")],
+    deletion.ListSavepointDirectories: lambda p, request: p.store.below("savepoints/"),
     deletion.SweepSavepoints: lambda p, request: p.run(deletion.sweep_savepoints(p.owner, "simulated")),
     # Shared files
     shared_files.PutFile: lambda p, request: p.store.objects.update({f"shared/{request.name}": p.owner.epoch}),
-    deletion.DiscardFiles: lambda p, request: p.delete_orphans(p.registry.discarding(request.location)),
-    deletion.DiscardPendingFiles: lambda p, request: p.delete_orphans(p.discarding(request.checkpoint_id)),
-    deletion.DeleteUnnamed: lambda p, request: p.delete_orphans(p.registry.sweeping(request.names)),
+    deletion.DiscardFiles: lambda p, request: p.delete_files(p.registry.discarding(request.location)),
+    deletion.DiscardPendingFiles: lambda p, request: p.delete_files(p.registry.discarding(p.location_of(request.checkpoint_id))),
+    deletion.DeleteUnnamed: lambda p, request: p.delete_files(p.registry.sweeping(request.names)),
     deletion.DeleteFiles: lambda p, request: paused(p.store.delete_shared, p.owner.epoch, request.names),
     deletion.IsRegistered: lambda p, request: request.location in p.registry.checkpoints(),
-    deletion.ListFiles: lambda p, request: [shared_name(name) for name in p.store.names("shared/")],
+    deletion.ListFiles: lambda p, request: [shared_name(path.removeprefix("shared/")) for path in p.store.below("shared/")],
     deletion.SweepFiles: lambda p, request: p.run(deletion.sweep_files(p.owner.epoch)),
 }
 

@@ -90,7 +90,7 @@ def start_options(store: Store, owner: OwnershipSteps, requested: RequestedStart
 
 def _savepoints(store: Store) -> list[str]:
     """The savepoints that a user may restore, newest first."""
-    own = [f"savepoints/{name}" for name in reversed(store.names("savepoints/"))]
+    own = reversed(store.below("savepoints/"))
     return [location for location in own if store.metadata(location) is not None and location not in store.abandoned]
 
 

@@ -192,7 +192,7 @@ class RandomSchedule:
         if not world.calm and world.budgets["upload"] and self._chance() < 0.15:
             world.budgets["upload"] -= 1
             outcome = "failed"
-        return ("upload", process.number, upload.task.number, upload.barrier.checkpoint_id, upload.attempt, outcome)
+        return ("upload", process.number, upload.task.number, upload.barrier.checkpoint_id, upload.task.attempt, outcome)
 
     # Faults, users
 
@@ -251,7 +251,7 @@ class RandomSchedule:
         world.budgets["restart"] -= 1
         latest, earlier = (6, 6) if world.scenario.going_back else (12, 4)
         # After the job's end "latest" is a new start. A user seldom names a checkpoint that does not exist.
-        retained = earlier if world.store.pointers() and not job_ended else 1
+        retained = earlier if world.store.listed() and not job_ended else 1
         savepoint = (6 if job_ended else earlier) if world.store.reported else 1
         what = r.choices(("latest", "retained", "savepoint", "none"), (1 if job_ended else latest, retained, savepoint, 1))[0]
         variant = r.randrange(len(world.shapes)) if r.random() < 0.3 else (last.requested_start.variant + 1) % len(world.shapes)

@@ -55,16 +55,17 @@ class Store:
 
     def checkpoints(self) -> list[tuple[str, int]]:
         """Location of each checkpoint with metadata, and the epoch of its owner."""
-        return [(f"checkpoints/{name}", int(name.rpartition("-")[2])) for name in self.names("checkpoints/")]
+        return [(path, int(path.rpartition("-")[2])) for path in self.below("checkpoints/")]
 
-    def names(self, folder: str) -> list[str]:
-        """The names directly below a folder, whose path ends with a slash."""
+    def below(self, folder: str) -> list[str]:
+        """The paths directly below a folder, whose path ends with a slash."""
         size = len(folder)
-        return list(dict.fromkeys(path[size:].partition("/")[0] for path in self.objects if path.startswith(folder)))
+        return list(dict.fromkeys(folder + path[size:].partition("/")[0] for path in self.objects if path.startswith(folder)))
 
-    def pointers(self) -> tuple[CheckpointPointer, ...]:
-        """All checkpoints and savepoints that the state names as restorable."""
-        return self.state.restorable_checkpoints if self.state is not None else ()
+    def listed(self) -> dict[str, Metadata | None]:
+        """By location, the metadata of all checkpoints and savepoints that the state names as restorable."""
+        pointers = self.state.restorable_checkpoints if self.state is not None else ()
+        return {pointer.location: self.metadata(pointer.location) for pointer in pointers}
 
     def missing_files(self, location: str, metadata: Metadata) -> list[str]:
         """The files of a checkpoint or savepoint that storage does not have."""
@@ -82,27 +83,26 @@ class Store:
 
     def left_over(self) -> list[str]:
         """The objects that no listed checkpoint and no complete savepoint names."""
-        listed = [pointer.location for pointer in self.pointers()]
-        checkpoints = [metadata for location in listed if not is_savepoint(location) and (metadata := self.metadata(location))]
-        named = {f"shared/{file}" for metadata in checkpoints for file in metadata.files}
-        left = [path for path in self.objects if path.startswith("shared/") and path not in named]
-        left += [f"checkpoints/{name}" for name in self.names("checkpoints/") if f"checkpoints/{name}" not in listed]
-        return left + [f"savepoints/{name}" for name in self.names("savepoints/") if self.metadata(f"savepoints/{name}") is None]
+        listed = self.listed()
+        named = {f"shared/{file}" for by, m in listed.items() if m is not None and not is_savepoint(by) for file in m.files}
+        left = [path for path in self.below("shared/") if path not in named]
+        left += [path for path in self.below("checkpoints/") if path not in listed]
+        return left + [path for path in self.below("savepoints/") if self.metadata(path) is None]
 
     # `state.json`
 
     def read_state(self) -> StoredState | None:
         return None if self.state is None else StoredState(self.state, self.state.token)
 
-    def put_state(self, expected: StateVersion | None, proposed: PipelineState) -> bool:
-        """Replace the state if its version, which is its token, is the expected one."""
+    def put_state(self, expected: StateVersion | None, proposed: PipelineState) -> StateVersion | None:
+        """Replace the state if its version is the expected one. Returns the new version, which is its token; None if not."""
         old = self.state
         if (None if old is None else old.token) != expected:
-            return False
+            return None
         if old is not None:
             self._check_change(old, proposed)
         self.state = proposed
-        return True
+        return proposed.token
 
     def _check_change(self, old: PipelineState, proposed: PipelineState) -> None:
         check(proposed.epoch >= old.epoch, "the epoch went back")
@@ -122,12 +122,9 @@ class Store:
 
     # Writing and deleting
 
-    def create(self, path: str, value: Any) -> bool:
-        """Create an object. False if the path is taken."""
-        if path in self.objects:
-            return False
-        self.objects[path] = value
-        return True
+    def create(self, path: str, value: Any) -> Any:
+        """Create an object, and return it; None if the path is taken."""
+        return None if path in self.objects else self.objects.setdefault(path, value)
 
     def report_savepoint(self, location: str) -> None:
         """Record that a savepoint was reported to a user as complete."""
@@ -145,7 +142,7 @@ class Store:
         return copy
 
     def delete(self, *paths: str) -> None:
-        listed = {pointer.location: self.metadata(pointer.location) for pointer in self.pointers()}
+        listed = self.listed()
         for path in paths:
             location = path.removesuffix("/_metadata")
             if location != path:
@@ -168,7 +165,7 @@ class Store:
 
     def delete_mark_if_empty(self, location: str) -> None:
         """Delete an incomplete savepoint's mark, unless it still has state files."""
-        if not self.names(f"{location}/state/"):
+        if not self.below(f"{location}/state/"):
             self.delete(f"{location}/_incomplete")
 
 

@@ -5,7 +5,6 @@ Must not know when checkpoints are taken.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -53,7 +52,7 @@ class Writer(Machine):
     def submit_upload(
         self, task: TaskData, barrier: coordination.CheckpointBarrier, snapshot: Snapshot, statistics: coordination.TaskStatistics
     ) -> None:
-        self.uploads.append(Upload(task, task.attempt, barrier, snapshot, statistics))
+        self.uploads.append(Upload(task, barrier, snapshot, statistics))
 
     def may_upload(self, upload: Upload) -> bool:
         """Whether an upload can run; False if it has to wait for a deletion."""
@@ -64,7 +63,7 @@ class Writer(Machine):
     def upload(self, task_number: int, checkpoint_id: int, attempt: int, outcome: str) -> bool:
         """End an upload. False if there is none, or it has to wait for a deletion."""
         wanted = (task_number, checkpoint_id, attempt)
-        upload = next((u for u in self.uploads if (u.task.number, u.barrier.checkpoint_id, u.attempt) == wanted), None)
+        upload = next((u for u in self.uploads if (u.task.number, u.barrier.checkpoint_id, u.task.attempt) == wanted), None)
         if upload is None or not self.may_upload(upload):
             return False
         task, snapshot = upload.task.id, upload.snapshot
@@ -80,7 +79,7 @@ class Writer(Machine):
     def _store_files(self, upload: Upload, uploaded: bool) -> tuple[str, ...]:
         """Store the files of a snapshot, or only some of them. Returns their names in storage."""
         checkpoint_id, names = upload.barrier.checkpoint_id, upload.snapshot.contents
-        location, store = self._location(checkpoint_id), self.store
+        location, store = self.location_of(checkpoint_id), self.store
         if upload.barrier.properties.is_savepoint:
             if location in store.abandoned:
                 raise CheckpointDiscarded
@@ -94,7 +93,7 @@ class Writer(Machine):
             raise StorageUnavailable
         return names
 
-    def _location(self, checkpoint_id: int) -> str:
+    def location_of(self, checkpoint_id: int) -> str:
         """The location of a checkpoint or savepoint of this process."""
         return self._savepoints.get(checkpoint_id, f"checkpoints/chk-{checkpoint_id}-{self.epoch}")
 
@@ -145,7 +144,7 @@ class Writer(Machine):
         states: dict[TaskId, Any] = dict(snapshot.states)
         pointer = CheckpointPointer(
             checkpoint_id=snapshot.checkpoint_id,
-            location=self._location(snapshot.checkpoint_id),
+            location=self.location_of(snapshot.checkpoint_id),
             kind=snapshot.properties.kind.value,
             epoch=self.epoch,
             job_id=self.job_id,
@@ -210,10 +209,6 @@ class Writer(Machine):
 
     def mark_incomplete(self, location: str) -> None:
         self.store.objects[f"{location}/_incomplete"] = checkpoint_deletion.IncompleteMark("simulated", self.epoch)
-
-    def discarding(self, checkpoint_id: int) -> AbstractContextManager[frozenset[str]]:
-        """The files that only this pending checkpoint names."""
-        return self.registry.discarding(f"checkpoints/chk-{checkpoint_id}-{self.epoch}")
 
     def discard_savepoint(self, checkpoint_id: int) -> Steps[None]:
         location = self._savepoints.get(checkpoint_id)
