@@ -7,7 +7,7 @@ in this module, and the order of events is checked independently of the machine.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,7 @@ class Task(TaskData):
     """The control side of a task; its data side is `TaskData`."""
 
     __slots__ = (
-        "aborted", "asynchronous", "completed", "gate_moved", "mailbox", "open_to", "open_watermark", "ordered", "pinned",
-        "planned",
+        "aborted", "asynchronous", "completed", "gate_moved", "mailbox", "opened", "ordered", "pinned", "planned",
     )  # fmt: skip
 
     def __init__(
@@ -55,11 +54,10 @@ class Task(TaskData):
         self.aborted: set[int] = set()
         """Checkpoints of whose abort the task was notified."""
         self.pinned: dict[int, Snapshot] = {}
-        self.open_to: dict[str, int] = {}
-        self.open_watermark: int | None = None
+        self.opened = on.OpenTo({}, None)
         self.gate_moved = False
         """Whether the gate has moved since the query read it last."""
-        self.planned: tuple[dict[str, int], int | None] | None = None
+        self.planned: on.OpenTo | None = None
         """The positions or the watermark that the query has read of the gate; the batch reads the other one."""
 
     # Steps: each returns whether it was possible; an error of the task ends it, and is reported to the job machine
@@ -105,7 +103,7 @@ class Task(TaskData):
 
     def emit_records(self, times: int) -> bool:
         """A source emits up to `times` records, or reaches its end."""
-        if not self.source or not self.can_read():
+        if not self.can_read():
             return False
         for _ in range(times):
             if self.output.idle:
@@ -159,16 +157,14 @@ class Task(TaskData):
         if not self.can_run_query():
             return False
         if self.planned is None:
-            self.planned, self.gate_moved = (self.open_to, self.open_watermark), False
+            self.planned, self.gate_moved = self.opened, False
             return True
-        (positions, watermark), self.planned = self.planned, None
-        if self.ordered:
-            self._run_batch(self.open_to, watermark)
-        else:
-            self._run_batch(positions, self.open_watermark)
+        first, second, self.planned = self.planned, self.opened, None
+        watermark, positions = (first, second) if self.ordered else (second, first)
+        self._run_batch(positions.positions, watermark.watermark)
         return True
 
-    def _run_batch(self, positions: dict[str, int], watermark: int | None) -> None:
+    def _run_batch(self, positions: Mapping[str, int], watermark: int | None) -> None:
         check(not self.life._paused, "{} processes a batch while it is paused", self.id)
         for channel in self.streams:
             self.consume(channel, positions[channel.name])
@@ -278,13 +274,10 @@ class Task(TaskData):
             _PERFORM[type(action)](self, action)
         if self.gate_moved and not self.asynchronous and not self.life._paused and self.life._state is RUNNING:
             self.gate_moved = False
-            self._run_batch(self.open_to, self.open_watermark)
+            self._run_batch(self.opened.positions, self.opened.watermark)
 
     def _open_gate(self, action: on.OpenTo) -> None:
-        self.open_to = action.positions  # type: ignore[assignment]
-        if action.watermark is not None:
-            self.open_watermark = action.watermark
-        self.gate_moved = True
+        self.opened, self.gate_moved = action, True
 
     def _forward(self, action: on.Forward) -> None:
         if isinstance(action.mark, WatermarkAt | WatermarkStatus):

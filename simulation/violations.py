@@ -4,7 +4,7 @@
   `World._check_written` when its sinks have recovered and when it is suspended; `cuts` for each checkpoint; a completed
   checkpoint's transactions exist: `Writer._check_staged`.
 - No record is processed after a stop's savepoint, no split taken: `TaskData.read_record`, `TaskData._process_record`.
-- A stage's events come in order: MAX_WATERMARK once (`TaskData._advance_operators`, `send_event_time`, `_pass_mark`), finish
+- A stage's events come in order: MAX_WATERMARK once (`TaskData.send_event_time`, `_pass_mark`), finish
   once (`finish_operators`), no snapshot or notice after close, no uncommitted rows at close
   (`Task._pin_snapshot`, `_commit`, `_close`); after finish no row is read or emitted (`_into`, `emit`, `_process_record`).
 - No snapshot is taken for a checkpoint of whose abort the task was notified: `Task._pin_snapshot`.

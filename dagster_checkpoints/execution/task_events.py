@@ -146,7 +146,7 @@ class OpenTo(msgspec.Struct, frozen=True):
 
     Attributes:
         positions: by channel that is no static input, the position behind the last element that the query may read.
-        watermark: watermark for the query, epoch ms; None if it has not changed.
+        watermark: watermark for the query, epoch ms; None before the first.
     """
 
     positions: Mapping[str, int]
