@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from copy import copy
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.execution.task_events import PinnedChannel
@@ -21,53 +22,53 @@ from simulation.violations import check
 if TYPE_CHECKING:
     from simulation.process import Process
     from simulation.restoring import Restored
-    from simulation.storage import Metadata
 
 
-def deploy(process: Process, restored: Restored | None) -> set[TaskId]:
+def deploy(process: Process) -> frozenset[TaskId]:
     """Make the tasks and channels of a new attempt. Returns the tasks that had finished."""
-    shape = process.shape
-    finished: set[TaskId] = set()
+    shape, restored = process.shape, process.restored
+    finished: frozenset[TaskId] = frozenset()
     states: Mapping[TaskId, Snapshot] = {}
     process.drop_tasks()
     process.ghosts, process.enumerators = {}, _enumerators(shape, restored)
     if restored is not None:
-        finished, states = set(restored.plan.finished), restored.metadata.states
-        expected = restored.metadata.finished
-        check(finished == expected, "{} are restored as finished, not {}", finished, expected)
+        finished, states = restored.metadata.finished, restored.metadata.states
+        found = restored.plan.finished
+        check(found == finished, "{} are restored as finished, not {}", found, finished)
         process.ghosts = {task: restored.metadata.ghosts[task] for task in finished}
         process.world.counts["rescalings"] += restored.metadata.variant != process.requested_start.variant
     channels = [Channel(spec, process.settings.config.unaligned) for spec in shape.channels]
     for number, spec in enumerate(shape.tasks):
         if spec.id not in finished:
-            process.tasks[spec.id] = _task(process, number, spec, channels, restored)
+            process.tasks[spec.id] = _task(process, number, spec, channels)
     for of, channel in zip(shape.channels, channels, strict=True):
         sender, reader = states.get(of.producer), states.get(of.consumer)
         pinned = reader and reader.channels.get(of.name)
         overtaken = sender.output.get(of.name, ()) if sender else ()
         channel.queue.extend(first_elements(pinned.in_flight if pinned else (), of.producer in finished, overtaken))
     if restored is not None:
-        _check_unions(process, restored.metadata)
+        # Stages get all union list state of the checkpoint, also that of finished instances.
+        held = total(ghost.counted for ghost in restored.metadata.ghosts.values())
+        for stage, counted in total(task.ghost().counted for task in process.tasks.values()).items():
+            check(
+                counted == held[stage], "stage {} is restored with {} of {} in its union list state", stage, counted, held[stage]
+            )
     return finished
 
 
-def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Channel], restored: Restored | None) -> Task:
-    id, shape, mine = spec.id, process.shape, None
+def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Channel]) -> Task:
+    id, shape, restored, mine = spec.id, process.shape, process.restored, None
     siblings: list[Snapshot | None] = []
     head, tail = shape.stages[spec.stages[0]], shape.stages[spec.stages[-1]]
-    inputs = [shape.channels[channel] for channel in spec.inputs]
     if restored is not None:
         before, states = process.world.shapes[restored.metadata.variant], restored.metadata.states
-        instances = before.stages[spec.stages[0]].instances
-        siblings = [states.get(TaskId(id.vertex, index)) for index in range(instances)]
-        mine = states.get(id) if instances == head.instances else _rescaled(id.index, inputs, siblings, head.instances)
-        if mine is not None and before is not shape:
-            mine = _with_other_instances(mine, inputs, siblings, before, shape)
+        siblings = [states.get(TaskId(id.vertex, index)) for index in range(before.stages[spec.stages[0]].instances)]
+        mine = states[id] if before is shape else _rescaled(spec, siblings, before, shape)
     sink = _sink(process, spec.stages[-1], id.index, mine, siblings) if tail.sink else None
     task = Task(process, number, channels, sink, mine)
     if mine is not None:
         task.restore(mine, [[s and s.stages[n] for s in siblings] for n in range(len(spec.stages))])
-    elif restored is None and head.is_source and not head.enumerated:
+    elif head.is_source and not head.enumerated:
         dealt_out = redistribution.redistribute_lists([{"splits": range(head.splits)}], head.instances)
         for split in dealt_out[id.index]["splits"]:
             task.assign(split, 0)
@@ -100,31 +101,25 @@ def _enumerators(shape: Shape, restored: Restored | None) -> dict[int, deque[int
     return {number_of(name): deque(map(int, state.discovered)) for name, state in restored.plan.enumerators.items()}
 
 
-def _check_unions(process: Process, metadata: Metadata) -> None:
-    """Restored stages get all union list state of the checkpoint, also that of finished instances."""
-    held = total(ghost.counted for ghost in metadata.ghosts.values())
-    found = total(task.ghost().counted for task in process.tasks.values())
-    for stage, counted in found.items():
-        check(counted == held[stage], f"stage {stage} is restored with {counted} of {held[stage]} in its union list state")
-
-
-def _with_other_instances(
-    snapshot: Snapshot, inputs: Sequence[ChannelSpec], siblings: Sequence[Snapshot | None], before: Shape, after: Shape
-) -> Snapshot:
-    """The snapshot that a task is restored with when other stages were rescaled."""
+def _rescaled(spec: TaskSpec, siblings: Sequence[Snapshot | None], before: Shape, after: Shape) -> Snapshot:
+    """The snapshot that a task is restored with when its own stage or others were rescaled."""
+    states, inputs = [s for s in siblings if s is not None], [after.channels[channel] for channel in spec.inputs]
+    instances = after.stages[spec.stages[0]].instances
     rescaled = rescaled_stages(before.pipeline.stages, after.pipeline.stages)
     held = [{} if s is None else {name: pinned.snapshot for name, pinned in s.channels.items()} for s in siblings]
     known = [known_channel(channel.id, channel.static, held, rescaled) for channel in inputs]
-    kept = copy(snapshot)
-    kept.channels = {channel.channel: PinnedChannel(channel) for channel in known if channel is not None}
-    kept.valve = least_watermark(s.valve for s in siblings if s is not None)
-    kept.event_time = least_watermark(s.event_time for s in siblings if s is not None)  # type: ignore[assignment]  # one runs
-    return kept
+    own = siblings[spec.id.index] if spec.id.vertex not in rescaled else _share(spec.id.index, inputs, states, instances)
+    assert own is not None
+    return msgspec.structs.replace(
+        own,
+        channels={channel.channel: PinnedChannel(channel) for channel in known if channel is not None},
+        valve=least_watermark(s.valve for s in states),
+        event_time=least_watermark(s.event_time for s in states),
+    )
 
 
-def _rescaled(index: int, inputs: Sequence[ChannelSpec], siblings: Sequence[Snapshot | None], parallelism: int) -> Snapshot:
-    """The snapshot that an instance is restored with when its own stage was rescaled."""
-    states = [s for s in siblings if s is not None]
+def _share(index: int, inputs: Sequence[ChannelSpec], states: Sequence[Snapshot], parallelism: int) -> Snapshot:
+    """The part of an instance whose own stage was rescaled."""
     lists: list[dict[str, Sequence[Any]]] = [{"splits": s.ghost.splits, "transactions": s.transactions} for s in states]
     share = redistribution.redistribute_lists(lists, parallelism)[index]
     ghosts = [s.ghost for s in states] if index == 0 else []

@@ -183,7 +183,7 @@ class Process(Writer):
                 return on.DeployFailed(Failure(repr(error)), may_pass=True)
             self.store.check_complete(restored.location)
         self.attempt, self.restored, self.ended_sources = action.attempt, restored, action.ended_sources
-        finished = deploy(self, restored)
+        finished = deploy(self)
         if restored is not None and not is_savepoint(restored.location):
             self.known(restored)
         heads = [(task.stages[0], task.id) for task in self.shape.tasks]
