@@ -64,8 +64,9 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
         before, states = process.world.shapes[restored.metadata.variant], restored.metadata.states
         siblings = [states.get(TaskId(id.vertex, index)) for index in range(before.stages[spec.stages[0]].instances)]
         mine = states[id] if before is shape else _rescaled(spec, siblings, before, shape)
-    sink = _sink(process, spec.stages[-1], id.index, mine, siblings) if tail.sink else None
-    task = Task(process, number, channels, sink, mine)
+    task = Task(process, number, channels, mine)
+    if tail.sink:
+        task.sink = _sink(process, spec.stages[-1], id.index, mine, siblings)
     if mine is not None:
         task.restore(mine, [[s and s.stages[n] for s in siblings] for n in range(len(spec.stages))])
     elif head.is_source and not head.enumerated:

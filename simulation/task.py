@@ -18,9 +18,9 @@ from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOf
 from dagster_checkpoints.execution.messages import TaskMessage
 from simulation.channels import Channel, Snapshot
 from simulation.elements import mix
-from simulation.sinks import TaskFailure, TaskSink
+from simulation.sinks import TaskFailure
 from simulation.task_data import TaskData
-from simulation.violations import Violation, check
+from simulation.violations import check
 
 if TYPE_CHECKING:
     from simulation.process import Process
@@ -35,17 +35,9 @@ class Task(TaskData):
         "aborted", "asynchronous", "completed", "gate_moved", "mailbox", "opened", "ordered", "pinned", "planned",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        process: Process,
-        number: int,
-        channels: Sequence[Channel],
-        sink: TaskSink | None,
-        restored: Snapshot | None,
-    ) -> None:
-        super().__init__(process, number, channels, sink, restored)
-        scenario = process.world.scenario
-        self.asynchronous = scenario.asynchronous
+    def __init__(self, process: Process, number: int, channels: Sequence[Channel], restored: Snapshot | None) -> None:
+        super().__init__(process, number, channels, restored)
+        self.asynchronous = process.world.scenario.asynchronous
         """Whether the query follows the gate in steps of its own, and not at once."""
         self.ordered = not self.asynchronous or number % 2 == 0
         """Whether the query reads the watermark before the positions of the records that it refers to."""
@@ -248,8 +240,7 @@ class Task(TaskData):
 
     def _take_message(self, message: TaskMessage) -> None:
         if isinstance(message, life.CheckpointCompletedNotice):
-            if message.checkpoint_id <= self.completed:
-                raise Violation(f"{self.id} was notified of {message.checkpoint_id} after {self.completed}")
+            check(message.checkpoint_id > self.completed, "{} is notified of {} after {}", self.id, message, self.completed)
             self.completed = message.checkpoint_id
         elif isinstance(message, life.CheckpointAbortedNotice):
             self.aborted.add(message.checkpoint_id)

@@ -39,14 +39,7 @@ class TaskData:
         "stopped_by", "streams", "tables", "valve_seen", "written",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        process: Process,
-        number: int,
-        channels: Sequence[Channel],
-        sink: TaskSink | None,
-        restored: Snapshot | None,
-    ) -> None:
+    def __init__(self, process: Process, number: int, channels: Sequence[Channel], restored: Snapshot | None) -> None:
         shape, spec = process.shape, process.shape.tasks[number]
         self.process = process
         self.attempt: int = process.attempt
@@ -55,7 +48,7 @@ class TaskData:
         self.inputs = tuple([channels[n] for n in spec.inputs])
         self.streams = tuple([c for c in self.inputs if not c.static])
         self.outputs = tuple([Output([channels[n] for n in output]) for output in spec.outputs])
-        self.sink = sink
+        self.sink: TaskSink | None = None
         self.operators = [operator(stage, shape.stages[stage], spec.id.index) for stage in spec.stages]
         for op, after, edge in zip(self.operators, self.operators[1:], spec.edges[1:], strict=False):
             op.forward = _into(after, edge)
@@ -278,8 +271,7 @@ class TaskData:
         """Put the barrier before all elements that wait on the outputs, and keep these in the snapshot."""
         for output in self.outputs:
             for channel in output.channels:
-                overtaken = (e for e in channel.sent if not isinstance(e, BarrierMark | CancelMark))
-                taken.output[channel.name] = tuple(overtaken)
+                taken.output[channel.name] = tuple([e for e in channel.sent if not isinstance(e, BarrierMark | CancelMark)])
                 channel.sent.appendleft(BarrierMark(barrier))
 
     # Snapshots
