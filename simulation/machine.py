@@ -86,7 +86,7 @@ class Machine(Performer, ABC):
 
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
-        "_due", "_kept", "_last_id", "_loss_reported", "_savepoints", "_sleeping_until", "_start", "attempt", "checked",
+        "_due", "_kept", "_last_id", "_loss_reported", "_savepoints", "_start", "attempt", "checked",
         "completed", "config", "crashed", "dirty", "end_requested", "ended", "ended_by", "ended_sources", "enumerators",
         "epoch", "ghosts", "io", "io_thread", "job", "job_id", "knows_event_time", "lineage", "main", "names", "number",
         "paused", "queue", "requested_start", "restored", "running", "sent_reports", "settings", "shape", "shut_down", "slow",
@@ -124,10 +124,9 @@ class Machine(Performer, ABC):
         self.sent_reports: deque[TaskReport] = deque(maxlen=6)
         self.restored: Restored | None = None
         self.names = SharedNames(lambda: self.epoch)
-        self._start: StartPoint | None = None
+        self._start: StartPoint
         self._loss_reported = False
         """The lease thread has reported to the main thread that this process is no longer the owner."""
-        self._sleeping_until = 0.0
         self._savepoints: dict[int, str] = {}
         self._kept: set[int] = set()
         self._last_id = 0
@@ -215,14 +214,12 @@ class Machine(Performer, ABC):
         if self.ended:
             return False
         at = self.main.at
-        if at == TURN:
-            return bool(self.queue) or self.world.now >= self._due_at()
-        if at == SLEEP:
-            return self.world.now >= self._sleeping_until
+        if at in (TURN, SLEEP):
+            return (at == TURN and bool(self.queue)) or self.world.now >= self._due_at()
         return at != FINISH or not self.io_busy()
 
     def _due_at(self) -> float:
-        """The job machine's next deadline; cached until the next step."""
+        """The time until which it sleeps, or the job machine's next deadline; cached until the next step."""
         if self._due is None:
             due = self.job.next_deadline()
             self._due = _NEVER if due is None else due
@@ -230,13 +227,10 @@ class Machine(Performer, ABC):
 
     def next_time(self) -> float | None:
         """The earliest time at which the process acts without another step; None if there is none."""
-        now, at = self.world.now, self.main.at
-        times = [self._sleeping_until] if at == SLEEP and self._sleeping_until > now else []
-        if at == TURN and self._due_at() < _NEVER:
-            times.append(self._due_at())
+        due = self._due_at() if self.main.at in (TURN, SLEEP) else _NEVER
         if self.superseded and not self._loss_reported:
-            times.append(now + LEASE / 4)  # the lease thread will notice the loss
-        return min(times, default=None)
+            due = min(due, self.world.now + LEASE / 4)  # the lease thread will notice the loss
+        return due if due < _NEVER else None
 
     def forget(self) -> None:
         """Break the reference cycles, so that the garbage collector does not have to."""

@@ -16,19 +16,20 @@ from dagster_checkpoints.coordination import CompletedCheckpoint, DiscardStates,
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
-from dagster_checkpoints.execution.checkpoint_deletion import discard_states
+from dagster_checkpoints.execution.checkpoint_deletion import discard_states, sweep
 from dagster_checkpoints.execution.job_events import Failure, JobMachineEvent
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest, Request, RequestReceived, SourceInstance
 from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer, restore_point
-from dagster_checkpoints.execution.start_point import NothingToRestoreError, is_job_over
+from dagster_checkpoints.execution.start_point import NothingToRestoreError, choose_start, is_job_over
 from dagster_checkpoints.execution.storage_errors import OwnershipLost, StorageError, StorageUnavailable
+from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.state import RestoreError
 from simulation.deployment import deploy
 from simulation.machine import FINISH, SLEEP, TURN
 from simulation.requests import OK, PAUSE, PUT, Steps
-from simulation.restoring import Restored, read_restored
+from simulation.restoring import Restored, StartPoint, read_restored, start_options
 from simulation.shapes import name_of
 from simulation.storage import is_savepoint
 from simulation.task_data import TaskData
@@ -72,7 +73,7 @@ class Process(Writer):
         return gone
 
     def sleep(self, seconds: float) -> Steps[None]:
-        self._sleeping_until = self.world.now + seconds
+        self._due = self.world.now + seconds
         yield SLEEP
 
     # Actions that need no storage
@@ -114,10 +115,9 @@ class Process(Writer):
 
     def _failed(self, action: coordination.CheckpointFailed) -> None:
         checkpoint_id, reason = action.checkpoint_id, action.reason
-        savepoint = checkpoint_id is not None and checkpoint_id in self._savepoints
-        check(not savepoint or reason is not FailureReason.CHECKPOINT_SUBSUMED, f"savepoint {checkpoint_id} was subsumed")
         self.count(f"failed: {reason.name}")
-        if checkpoint_id is not None and savepoint:
+        if checkpoint_id is not None and checkpoint_id in self._savepoints:
+            check(reason is not FailureReason.CHECKPOINT_SUBSUMED, "savepoint {} was subsumed", checkpoint_id)
             self.io.append(self.discard_savepoint(checkpoint_id))
 
     def _discard(self, action: coordination.DiscardCheckpoint) -> None:
@@ -128,7 +128,7 @@ class Process(Writer):
         needed = state.newest if state is not None and state.job.status == "RUNNING" else None
         deleted = needed is not None and needed.location == checkpoint.location
         check(not deleted, "{} is deleted before storage says that the job has ended", needed)
-        passed_over = self._start is not None and checkpoint in self._start.passed_over
+        passed_over = checkpoint in self._start.passed_over
         own = self.store.highest_ids.get(self.job_id, 0) > checkpoint.checkpoint_id or self.shut_down
         check(own or not passed_over, f"{checkpoint.location} is deleted before the run has a checkpoint of its own")
         self.io.append(self.delete(checkpoint.location))
@@ -140,7 +140,9 @@ class Process(Writer):
         yield from self._read()
         if is_job_over(previous) and previous.newest is not None:
             self.dirty = True  # recording its end failed: its files are swept once the state no longer names the newest
-        self._start = start = self.choose_start()
+        options = start_options(self.store, self.owner, self.requested_start, copies=self.number)
+        steps: Steps[StartPoint] = choose_start(previous, self.owner.retained, options, "the store")
+        self._start = start = drive(steps, self.perform)
         self.count("restores" if start.restored is not None else "new starts")
         self.job_id = previous.job.job_id + (not start.resume)
         self.lineage = start.restored.metadata.lineage if start.restored is not None else ()
@@ -158,14 +160,12 @@ class Process(Writer):
             raise OwnershipLost
 
     def _begin(self, action: do.BeginJob) -> Steps[on.JobBegun]:
-        assert self._start is not None
-        begun = self.owner.begin_job(resume=self._start.resume, restored=self._start.pointer)
-        job_id = yield from self.owned(begun)
+        job_id = yield from self.owned(self.owner.begin_job(resume=self._start.resume, restored=self._start.pointer))
         check(job_id == self.job_id, "the job has another id than its tasks were given")
         return on.JobBegun()
 
     def _claim(self, action: do.ClaimSavepoint) -> Steps[on.SavepointClaimed]:
-        assert self._start is not None and self._start.pointer is not None
+        assert self._start.pointer is not None
         self.store.claimed.add(self._start.pointer.location)
         yield from self.owned(self.owner.claim(self._start.pointer))
         return on.SavepointClaimed()
@@ -204,9 +204,8 @@ class Process(Writer):
     def _stop_tasks(self, action: do.StopTasks) -> Steps[on.TasksStopped]:
         yield from ()
         for task in self.running:
-            if not task.done:
-                task.done = True
-                task.close()
+            task.done = True
+            task.close()
         self.running = []
         return on.TasksStopped()
 
@@ -306,11 +305,8 @@ class Process(Writer):
         self.ghosts[task.id] = task.ghost()
         self.running = [t for t in self.running if t is not task]
         stopped = self.job.requests.stopped
-        if stopped is not None:
-            check(
-                task.ended_with == stopped.checkpoint_id,
-                f"{task.id} ends with checkpoint {task.ended_with}, the others with {stopped.checkpoint_id}",
-            )
+        last = task.ended_with if stopped is None else stopped.checkpoint_id
+        check(task.ended_with == last, "{} ends with checkpoint {}, the others with {}", task.id, task.ended_with, last)
 
 
 _REQUESTS: dict[str, Any] = {"suspend": "stop", "drain": "stop"}
@@ -330,7 +326,7 @@ _PERFORM: dict[type[object], Callable[[Process, Any], Steps[Any] | None]] = {
     do.SendToTasks: Process._send,
     do.StartTasks: Process._start_tasks,
     do.ForgetSavepoints: lambda process, action: process.owner.forget_savepoints(action.retained),
-    do.Sweep: lambda process, action: process.io.append(process.sweep()),
+    do.Sweep: lambda process, action: process.io.append(process.run(sweep(process._start.sweep))),
     do.AttemptBegan: lambda process, action: process.count("attempts"),
     do.AttemptRestarting: lambda process, action: process.count("restarts"),
     do.TaskHasFinished: lambda process, action: process.count("finished tasks"),

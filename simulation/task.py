@@ -304,7 +304,7 @@ class Task(TaskData):
         for name, captured in action.captured.items():
             pinned = taken.channels[name]
             taken.channels[name] = type(pinned)(pinned.snapshot, (*pinned.in_flight, *captured))
-        self.process.submit_upload(self, action.barrier, taken, action.statistics)
+        self.process.submit_upload(self, action, taken)
 
     def _finish(self, action: life.FinishOperators) -> None:
         self.finish_operators()

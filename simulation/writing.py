@@ -11,13 +11,14 @@ import msgspec
 
 from dagster_checkpoints import coordination
 from dagster_checkpoints.coordination import Acknowledged, CheckpointSnapshot, Declined, FailureReason
-from dagster_checkpoints.execution import acquisition, checkpoint_deletion, checkpoint_writing, start_point
+from dagster_checkpoints.execution import acquisition, checkpoint_deletion, checkpoint_writing
 from dagster_checkpoints.execution.job_events import TaskReport
 from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owner
 from dagster_checkpoints.execution.shared_files import store_file
 from dagster_checkpoints.execution.storage_errors import StorageError, StorageUnavailable
 from dagster_checkpoints.execution.storage_steps import DriverValues, StatePlace, drive
+from dagster_checkpoints.execution.task_events import StoreSnapshot
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import CheckpointMetadata, check_rescaling, rescaled_stages
 from dagster_checkpoints.storage.errors import CheckpointDiscarded
@@ -25,7 +26,7 @@ from simulation.channels import Ghost, Snapshot
 from simulation.cuts import check_cut, check_ends
 from simulation.machine import LEASE, Machine, Upload
 from simulation.requests import Steps
-from simulation.restoring import RestorableCheckpoint, StartPoint, as_recorded, read_restored, start_options
+from simulation.restoring import RestorableCheckpoint, as_recorded, read_restored
 from simulation.storage import LONG_AGO, Metadata, is_savepoint
 from simulation.task_data import TaskData
 from simulation.violations import check
@@ -49,10 +50,8 @@ class Writer(Machine):
 
     # Uploads
 
-    def submit_upload(
-        self, task: TaskData, barrier: coordination.CheckpointBarrier, snapshot: Snapshot, statistics: coordination.TaskStatistics
-    ) -> None:
-        self.uploads.append(Upload(task, barrier, snapshot, statistics))
+    def submit_upload(self, task: TaskData, action: StoreSnapshot, snapshot: Snapshot) -> None:
+        self.uploads.append(Upload(task, action.barrier, snapshot, action.statistics))
 
     def may_upload(self, upload: Upload) -> bool:
         """Whether an upload can run; False if it has to wait for a deletion."""
@@ -168,19 +167,12 @@ class Writer(Machine):
         owner = Owner(run_id=str(self.number), host="", pid=0)
         return self.run(acquisition.acquire(StatePlace("simulated", "", ""), owner, LEASE, values, poll=LEASE))
 
-    def choose_start(self) -> StartPoint:
-        """Choose the start of an owned pipeline.
+    def restorable(self, location: str) -> RestorableCheckpoint:
+        """A checkpoint or savepoint from which the pipeline can start; its shared files are kept from now on.
 
         Raises:
-            NothingToRestoreError: the requested checkpoint or savepoint does not exist.
             RestoreError: it does not fit, or cannot be restored with other numbers of instances.
         """
-        choices = start_options(self.store, self.owner, self.requested_start, copies=self.number)
-        steps: Steps[StartPoint] = start_point.choose_start(self.owner.previous, self.owner.retained, choices, "the store")
-        return drive(steps, self.perform)
-
-    def restorable(self, location: str) -> RestorableCheckpoint:
-        """A checkpoint or savepoint from which the pipeline can start; its shared files are kept from now on."""
         shapes, variant = self.world.shapes, self.requested_start.variant
         restored = read_restored(self.store, location, shapes)
         metadata = restored.metadata
@@ -201,11 +193,6 @@ class Writer(Machine):
         retained = [c.location for c in self.coordinator.completed]
         check(location not in retained, "{} is deleted, and is still retained", location)
         return (yield from self.run(checkpoint_deletion.delete_checkpoint(location, is_savepoint(location))))
-
-    def sweep(self) -> Steps[None]:
-        """Delete the files that crashed processes have left."""
-        assert self._start is not None
-        return self.run(checkpoint_deletion.sweep(self._start.sweep))
 
     def mark_incomplete(self, location: str) -> None:
         self.store.objects[f"{location}/_incomplete"] = checkpoint_deletion.IncompleteMark("simulated", self.epoch)
