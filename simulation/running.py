@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 
 from simulation.scenario import Scenario
@@ -20,8 +20,8 @@ LONGEST = 10_000
 class Outcome:
     """The result of a run."""
 
-    labels: list[Label] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
+    labels: list[Label]
+    counts: Counter[str]
     error: Exception | None = None
 
 
@@ -35,8 +35,8 @@ def run(scenario: Scenario, recorded: Sequence[Label] = (), *, record: bool = Tr
         to_end: False to stop after the recorded steps.
     """
     world = World(scenario)
-    outcome = Outcome()
-    labels = outcome.labels
+    labels: list[Label] = []
+    outcome = Outcome(labels, world.counts)
     try:
         for label in chain(recorded, iter(RandomSchedule(world).next, None) if to_end else ()):
             if record:
@@ -49,7 +49,6 @@ def run(scenario: Scenario, recorded: Sequence[Label] = (), *, record: bool = Tr
             _check_ended(world)
     except Exception as error:
         outcome.error = error
-    outcome.counts = world.counts
     outcome.counts["steps"] += world.steps
     for process in world.processes:
         process.forget()

@@ -27,7 +27,6 @@ class RandomSchedule:
         self._buffered = config.unaligned
         network *= self._buffered
         self._mail_or_network, self._task_total = self._mail + network, task + self._mail + network
-        self._timeouts = not config.overtakes_at_once
         self._after_finish = config.checkpoints_after_tasks_finish
         self._write_failed = False
         self._next_label: Label | None = None
@@ -100,7 +99,12 @@ class RandomSchedule:
         return ("main", process.number, self._outcome(process.main), self._times()) if process.ready() else None
 
     def _io_step(self, process: Process) -> Label | None:
-        return ("io", process.number, self._outcome(process.io_thread), self._times_io()) if process.io_ready() else None
+        if not process.io_ready():
+            return None
+        outcome = self._outcome(process.io_thread)
+        # Single steps as long as a fault may interrupt a write.
+        interrupted = any(map(self._world.may_happen, ("pause", "crash", "write")))
+        return ("io", process.number, outcome, 1 if interrupted else self._times())
 
     def _task_step(self, process: Process) -> Label | None:
         """A step of the first task that has one, beginning at a random task."""
@@ -147,12 +151,6 @@ class RandomSchedule:
         """How many times a step is repeated: 1, or up to 4."""
         return 1 if self._chance() < 0.4 else 4
 
-    def _times_io(self) -> int:
-        """As `_times`; 1 as long as a fault may interrupt a write."""
-        budgets = self._world.budgets
-        interrupted = not self._world.calm and (budgets["pause"] or budgets["crash"] or budgets["write"])
-        return 1 if interrupted else self._times()
-
     def _network_step(self, number: int, task: Task) -> Label | None:
         """Elements arrive, a barrier is announced, or an alignment times out."""
         if not self._buffered or not task.inputs:
@@ -162,7 +160,7 @@ class RandomSchedule:
         chance = self._chance()
         if chance < 0.2 and task.can_announce(task.inputs[channel]) is not None:
             return ("announce", number, task.number, channel)
-        if self._timeouts and task.can_time_out():
+        if task.can_time_out():
             return ("align", number, task.number)
         for n in range(channel, channel + count):
             if task.inputs[n % count].sent:
@@ -171,14 +169,10 @@ class RandomSchedule:
 
     def _outcome(self, thread: Thread) -> str:
         """The outcome of the write before which the thread has stopped; OK if it has not."""
-        world = self._world
-        may_fail = thread.at == PUT and not world.calm and world.budgets["write"]
-        if not may_fail or self._chance() > (0.7 if self._write_failed else 0.2):
-            self._write_failed = False
-            return OK
-        self._write_failed = True  # failed writes come in series
-        world.budgets["write"] -= 1
-        return self._random.choice((UNAVAILABLE, LOST, LANDED))
+        may_fail = thread.at == PUT and self._world.may_happen("write")
+        # Failed writes come in series.
+        self._write_failed = may_fail and self._chance() <= (0.7 if self._write_failed else 0.2) and self._world.spend("write")
+        return self._random.choice((UNAVAILABLE, LOST, LANDED)) if self._write_failed else OK
 
     def _upload_step(self, process: Process) -> Label | None:
         uploads = process.uploads
@@ -187,11 +181,8 @@ class RandomSchedule:
         upload = uploads[-1 if self._scenario.newest_first else int(self._chance() * len(uploads))]
         if not process.may_upload(upload):
             return None
-        outcome = UPLOADED
-        world = self._world
-        if not world.calm and world.budgets["upload"] and self._chance() < 0.15:
-            world.budgets["upload"] -= 1
-            outcome = "failed"
+        fails = self._world.may_happen("upload") and self._chance() < 0.15 and self._world.spend("upload")
+        outcome = "failed" if fails else UPLOADED
         return ("upload", process.number, upload.task.number, upload.barrier.checkpoint_id, upload.task.attempt, outcome)
 
     # Faults, users
@@ -244,12 +235,11 @@ class RandomSchedule:
             return None
         last = world.processes[-1] if world.processes else None
         job_ended = last is not None and last.ended and last.status == "FINISHED" and last.ended_by != "suspend"
-        if last is None or world.calm or not world.budgets["restart"]:
+        if last is None or not world.spend("restart"):
             if job_ended:
                 return None
             return ("start", "latest", 0, False, False, world.variant_of_newest()) if last is None or world.calm else ("calm",)
-        world.budgets["restart"] -= 1
-        latest, earlier = (6, 6) if world.scenario.going_back else (12, 4)
+        latest, earlier = (6, 6) if self._scenario.going_back else (12, 4)
         # After the job's end "latest" is a new start. A user seldom names a checkpoint that does not exist.
         retained = earlier if world.store.listed() and not job_ended else 1
         savepoint = (6 if job_ended else earlier) if world.store.reported else 1

@@ -6,7 +6,7 @@ steps; nothing else in a world is random, so a list of labels determines a run.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -136,7 +136,7 @@ class World:
         if task is None or task.started:
             return False
         process = task.process
-        for each in list(process.running) if all_tasks else (task,):
+        for each in process.running if all_tasks else [task]:
             if not each.started:
                 each.attempt_step(Task.open, (all_tasks,))
         self._check_opened(process)
@@ -144,12 +144,14 @@ class World:
 
     # Faults
 
-    def spend(self, what: str) -> bool:
+    def may_happen(self, fault: str) -> bool:
+        return not self.calm and self.budgets[fault] > 0
+
+    def spend(self, fault: str) -> bool:
         """Whether this fault may happen once more; counts it if so."""
-        if self.calm or not self.budgets.get(what):
-            return False
-        self.budgets[what] -= 1
-        return True
+        possible = self.may_happen(fault)
+        self.budgets[fault] -= possible
+        return possible
 
     def _crash(self, number: int) -> bool:
         process = self._live_process(number)
@@ -180,10 +182,8 @@ class World:
         restored = process.restored
         waits = process.config.checkpoints_after_tasks_finish
         opened = all(task.started for task in process.running) and not any(task.failed for task in process.tasks.values())
-        if restored is None or not waits or process.checked == process.attempt or not opened or process.superseded:
-            return
-        process.checked = process.attempt
-        self._check_written(process, restored.metadata, "after the restore")
+        if restored is not None and waits and opened and not process.superseded:
+            self._check_written(process, restored.metadata, "after the restore")
 
     def _check_written(self, process: Process, metadata: Any, when: str) -> None:
         for stage, expected in written(metadata, self.shapes[metadata.variant]).items():
@@ -208,10 +208,9 @@ class World:
     def _check_effects(self, process: Process) -> None:
         """Each source record's effect is committed exactly once (at least once in that mode)."""
         shape = process.shape
-        positions: dict[int, list[tuple[int, int]]] = {}
+        positions: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for task in shape.tasks:
-            if shape.stages[task.stages[0]].is_source:
-                positions.setdefault(task.stages[0], []).extend(process.ghosts[task.id].splits)
+            positions[task.stages[0]] += process.ghosts[task.id].splits
         if process.ended_by == "end_of_data" and not self.ended_early:
             for stage, read in positions.items():
                 spec = shape.stages[stage]
