@@ -81,12 +81,11 @@ class Machine(Performer, ABC):
         end_requested: whether a user has ended all sources.
         user_requests: by requester number, the request.
         sent_reports: the last acknowledgements and declines; each may be delivered a second time.
-        checked: the last attempt whose restored sinks were compared with the checkpoint.
     """
 
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
-        "_due", "_kept", "_last_id", "_loss_reported", "_savepoints", "_start", "attempt", "checked",
+        "_due", "_kept", "_last_id", "_loss_reported", "_savepoints", "_start", "attempt",
         "completed", "config", "crashed", "dirty", "end_requested", "ended", "ended_by", "ended_sources", "enumerators",
         "epoch", "ghosts", "io", "io_thread", "job", "job_id", "knows_event_time", "lineage", "main", "names", "number",
         "paused", "queue", "requested_start", "restored", "running", "sent_reports", "settings", "shape", "shut_down", "slow",
@@ -117,7 +116,7 @@ class Machine(Performer, ABC):
         self.enumerators: dict[int, deque[int]] = {}
         self.ghosts: dict[TaskId, Ghost] = {}
         self.status = self.ended_by = ""
-        self.attempt = self.job_id = self.completed = self.checked = 0
+        self.attempt = self.job_id = self.completed = 0
         self.lineage: tuple[tuple[int, int | None], ...] = ()
         self.ended_sources: frozenset[tuple[str, str]] = frozenset()
         self.user_requests: list[UserRequest] = []

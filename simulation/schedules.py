@@ -213,8 +213,7 @@ class RandomSchedule:
             seconds = r.choice((2.0, 30.0, DEADLINE)) if self._after_finish else DEADLINE
             return ("ask", number, what, r.randrange(len(process.shape.stages)), seconds)
         if what in ("crash", "pause", "cancel"):
-            io_stopped = process.io_thread.at in (PUT, PAUSE)
-            writing = process.main.at == PUT or io_stopped or opening
+            writing = process.main.at == PUT or process.io_thread.at in (PUT, PAUSE) or opening
             return (what, number) if writing or self._chance() < 0.3 else None
         if what == "repeat":
             return ("repeat", number, int(self._chance() * len(reports))) if reports else None
