@@ -76,6 +76,29 @@ def test_windows_behind_an_operator_without_a_watermark_are_emitted_when_they_ar
     lab.check(due, "windows")
 
 
+def test_the_only_watermark_passes_an_operator_that_does_not_act_on_event_time(lab: Any) -> None:
+    # All in one file, so that the query of `first` gets one watermark, and no batch to run under it.
+    lab.put("live", ROWS, [("a", lab.at(300 * n + s), 300 * n + s) for n in range(5) for s in range(0, 10, 2)])
+
+    @unbounded_source(watermark=("ts", "10 seconds"), sink=lab.sink("rows"))
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    @stage
+    def first(live):
+        return first_of_each(live)
+
+    @stage(sink=lab.sink("windows"))
+    def windows(first):
+        return five_minutes(first)
+
+    job = lab.start(Pipeline("p", [live, first, windows]))
+    job.wait_until(lambda: lab.count("windows") >= 3, 60)
+    job.drain()
+    job.finished()
+    lab.check([(lab.at(300 * number), "a", 5) for number in range(5)], "windows")
+
+
 def test_rows_that_a_timeout_emits_are_not_late_if_their_lateness_is_declared(lab: Any) -> None:
     for number in range(12):  # a session of one row each
         lab.put("live", ROWS, [(f"k{number}", lab.at(30 * number), 1)])

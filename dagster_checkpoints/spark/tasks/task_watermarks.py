@@ -95,7 +95,8 @@ class TaskWatermarks:
             self._registered_timers = self._operators.registered_timers(executed)
         if self._act_on_event_time is None:
             self._act_on_event_time = self._operators.act_on_event_time(executed)
-        if self._watermark_delay is None and watermark > 0:  # it never changes
+        # It never changes. Operators that do not act on event time have none, and may never get a batch under a watermark.
+        if self._watermark_delay is None and (watermark > 0 or not self._act_on_event_time):
             self._watermark_delay = watermark - output_watermark(executed, watermark)
 
     def _count_late_rows(self, executed: Any, batch_id: int, stateful_stages: Sequence[str]) -> None:
