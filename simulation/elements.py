@@ -28,14 +28,12 @@ EDGES = 32
 ONE = 1 << 128
 """A tally is one number: this for each row, plus the sum of the rows' uids."""
 
-_PRIME = (1 << 61) - 1
-
 
 def mix(*numbers: int) -> int:
-    """A hash of several numbers: the same in every process."""
+    """A hash of several numbers, modulo a prime: the same in every process."""
     mixed = 17
     for number in numbers:
-        mixed = (mixed * 1_000_003 + number + 1) % _PRIME
+        mixed = (mixed * 1_000_003 + number + 1) % ((1 << 61) - 1)
     return mixed
 
 

@@ -33,8 +33,7 @@ def _emitted(number: int, spec: StageSpec, inputs: list[tuple[int, bool, list[Ro
     alone = operator(number, replace(spec, instances=1), 0)
     alone.forward = lambda uid, ts, key: emitted.append((uid, ts, key))
     tables = [sum(uid for uid, _, _ in rows) for _, static, rows in inputs if static]
-    if tables:
-        alone.table = mix(*tables)
+    alone.table = mix(*tables)
     for edge, static, rows in inputs:
         for uid, ts, key in () if static else rows:
             alone.take(uid, ts, key, edge)

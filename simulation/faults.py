@@ -294,20 +294,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation.faults", description="Find every deliberate fault.")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each fault (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (%(default)s)")
-    parser.add_argument("only", nargs="*", help="parts of the names of the faults to try; all by default")
+    parser.add_argument("only", nargs="*", default=[""], help="parts of the names of the faults to try; all by default")
     options = parser.parse_args(arguments)
     missed = 0
-    for fault in FAULTS:
-        if options.only and not any(part in fault.name for part in options.only):
-            continue
+    for fault in (fault for fault in FAULTS if any(part in fault.name for part in options.only)):
         found = find(fault, options.seconds, options.seed)
-        if found is None:
-            missed += 1
-            print(f"{fault.name}: NOT FOUND in {options.seconds:g} s", flush=True)
-        else:
+        missed += found is None
+        result = f"NOT FOUND in {options.seconds:g} s"
+        if found is not None:
             seed, took, outcome = found
             text = str(outcome.error).replace("\n", " ")[:110]
-            print(f"{fault.name}: {took:.2f} s, seed {seed}: {type(outcome.error).__name__}: {text}", flush=True)
+            result = f"{took:.2f} s, seed {seed}: {type(outcome.error).__name__}: {text}"
+        print(f"{fault.name}: {result}", flush=True)
     print(f"{missed} not found" if missed else "all found")
     return 1 if missed else 0
 

@@ -14,7 +14,7 @@ from dagster_checkpoints.coordination import (
     NoRestart,
     RestartStrategy,
 )
-from simulation.shapes import ANY, ENDING, STATEFUL, StageSpec, random_stages, rescaled
+from simulation.shapes import ANY, ENDING, STATEFUL, Shape, random_stages, rescaled, shape_of
 
 SHAPES = 1500
 """Number of different pipelines; schedules, settings and faults differ for every seed."""
@@ -39,7 +39,6 @@ class Scenario:
 
     Attributes:
         seed: of the schedule.
-        chaining: whether stages are chained.
         variants: the pipeline, and versions of it with other numbers of instances.
         budgets: maximum number of each fault and of each request of users; "restart": of further runs.
         weights: of the other steps: task, mail, main, upload, io, tick, network.
@@ -52,8 +51,7 @@ class Scenario:
     """
 
     seed: int
-    variants: tuple[tuple[StageSpec, ...], ...]
-    chaining: bool
+    variants: tuple[Shape, ...]
     settings: Settings
     budgets: Counter[str]
     weights: tuple[float, ...]
@@ -73,10 +71,8 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     stateful = theme == "rescaling" or (theme == "tasks" and r.random() < 0.5)
     stages = random_stages(seed % SHAPES, STATEFUL if stateful else ENDING if theme == "ends" else ANY)
     kinds = {stage.kind for stage in stages}
-    barriers = r.choices(
-        ("aligned", "unaligned", "timeout", "at_least_once"),
-        (6, 2, 2, 3 if kinds.isdisjoint(("window", "totals", "union")) else 0),
-    )[0]
+    repeatable = kinds.isdisjoint(("window", "totals", "union"))
+    barriers = r.choices(("aligned", "unaligned", "timeout", "at_least_once"), (6, 2, 2, 3 if repeatable else 0))[0]
     idle = "window" not in kinds and r.random() < 0.3
     config, restart, timeout = _config(r, theme), _restart(r), r.choice((0.0, 1.0, 3.0))
     if barriers == "at_least_once":
@@ -92,14 +88,12 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
             budgets["checkpoint"] = 0  # declined, and too many declines fail a job that could not start again
     tasks = sum(stage.instances for stage in stages)
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))
-    chaining = seed // SHAPES % 4 != 3
-    other = rescaled(stages, chaining, seed) if theme == "rescaling" else None
-    variants = (stages,) if other is None else (stages, other)
+    shape = shape_of(stages, chaining=seed // SHAPES % 4 != 3)
+    other = rescaled(shape, seed) if theme == "rescaling" else None
     no_periodic = settings.config.interval is None or not settings.config.checkpoints_after_tasks_finish
     return Scenario(
         seed,
-        variants,
-        chaining,
+        (shape,) if other is None else (shape, other),
         settings,
         budgets,
         weights,
@@ -113,9 +107,8 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
 
 
 def _config(r: random.Random, theme: str) -> CheckpointConfig:
-    interval = r.choices((None, 1.0, 3.0, 8.0, 40.0), (1, 3, 6, 4, 2))[0]
     return CheckpointConfig(
-        interval=interval,
+        interval=r.choices((None, 1.0, 3.0, 8.0, 40.0), (1, 3, 6, 4, 2))[0],
         timeout=r.choice((10.0, 40.0, 1000.0)),
         min_pause=r.choice((0.0, 0.0, 2.0)),
         max_concurrent=r.choice((1, 2, 3, 3) if theme == "storage" else (1, 1, 2, 3)),

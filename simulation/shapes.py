@@ -171,10 +171,9 @@ def random_stages(seed: int, family: Family = ANY) -> tuple[StageSpec, ...]:
     for number in range(count):
         if number == 0 or r.random() < 0.28:
             specs.append(_source(r, width, family.bounded))
-            bounded.append(specs[-1].kind == "bounded")
         else:
             specs.append(_derived(r, specs, bounded, width, family.derived))
-            bounded.append(all(bounded[i.source] for i in specs[-1].inputs))
+        bounded.append(specs[-1].kind != "unbounded" and all(bounded[i.source] for i in specs[-1].inputs))
     read = {i.source for spec in specs for i in spec.inputs}
     return tuple(replace(spec, sink=number not in read or r.random() < 0.2) for number, spec in enumerate(specs))
 
@@ -219,21 +218,19 @@ def _instances(r: random.Random, width: int) -> int:
     return width if r.random() < 0.5 else r.randint(1, width)
 
 
-def rescaled(stages: tuple[StageSpec, ...], chaining: bool, seed: int) -> tuple[StageSpec, ...] | None:
+def rescaled(shape: Shape, seed: int) -> Shape | None:
     """The same pipeline with other numbers of instances, in the same chains; None if the random choice gives none."""
     r = random.Random(seed)
-    chains = shape_of(stages, chaining).chains
-    of: dict[int, int] = {}
-    for chain in chains:
-        own = [number_of(name) for name in chain.stages]
+    of: dict[str, int] = {}
+    for chain in shape.chains:
+        specs = [shape.stages[number_of(name)] for name in chain.stages]
         # A keyed stage with an input that is not keyed can have only one instance.
-        alone = any(
-            stages[n].kind in ("window", "totals") and not all(i.keyed or i.static for i in stages[n].inputs) for n in own
-        )
-        of.update(dict.fromkeys(own, 1 if alone else len(chain.instances) if r.random() < 0.3 else r.randint(1, 4)))
-    changed = tuple(replace(spec, instances=of[number]) for number, spec in enumerate(stages))
-    same = [chain.stages for chain in shape_of(changed, chaining).chains] == [chain.stages for chain in chains]
-    return changed if same and changed != stages else None
+        alone = any(spec.kind in ("window", "totals") and not all(i.keyed or i.static for i in spec.inputs) for spec in specs)
+        of.update(dict.fromkeys(chain.stages, 1 if alone else len(chain.instances) if r.random() < 0.3 else r.randint(1, 4)))
+    stages = tuple(replace(spec, instances=of[name_of(number)]) for number, spec in enumerate(shape.stages))
+    changed = shape_of(stages, shape.pipeline.chaining)
+    same = [chain.stages for chain in changed.chains] == [chain.stages for chain in shape.chains]
+    return changed if same and stages != shape.stages else None
 
 
 @lru_cache(maxsize=4096)

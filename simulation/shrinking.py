@@ -55,7 +55,7 @@ def show(scenario: Scenario, outcome: Outcome) -> str:
     lines = [f"seed {scenario.seed}: {type(outcome.error).__name__}: {outcome.error}", ""]
     for number, variant in enumerate(scenario.variants):
         lines.append(f"variant {number}:")
-        for stage, spec in enumerate(variant):
+        for stage, spec in enumerate(variant.stages):
             reads = ", ".join(f"s{i.source}{' static' * i.static}{' keyed' * i.keyed}" for i in spec.inputs)
             records = f" x {spec.records} records" if spec.is_source else ""
             lines.append(f"  s{stage} {spec.kind} p{spec.instances}{records}{' <- ' * bool(reads)}{reads}{' +sink' * spec.sink}")

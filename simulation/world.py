@@ -17,7 +17,6 @@ from simulation.machine import LEASE
 from simulation.process import Process
 from simulation.restoring import RequestedStart
 from simulation.scenario import Scenario
-from simulation.shapes import shape_of
 from simulation.sinks import SinkSystem
 from simulation.storage import Store
 from simulation.task import Task
@@ -34,10 +33,10 @@ class World:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.shapes = [shape_of(stages, scenario.chaining) for stages in scenario.variants]
-        self.has_union = any(stage.kind == "union" for stage in scenario.variants[0])
+        self.shapes = scenario.variants
+        self.has_union = any(stage.kind == "union" for stage in self.shapes[0].stages)
         self.store = Store()
-        self.sinks = {n: SinkSystem(n) for n, spec in enumerate(scenario.variants[0]) if spec.sink}
+        self.sinks = {n: SinkSystem(n) for n, spec in enumerate(self.shapes[0].stages) if spec.sink}
         self.now = 0.0
         self.steps = 0
         self.budgets = scenario.budgets.copy()
