@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,13 +57,9 @@ class Thread:
     def __init__(self, steps: Steps[Any], at: str) -> None:
         self.steps, self.at = steps, at
 
-    def step(self, outcome: str) -> bool:
-        """Take the next step; `outcome` is the result of the write before which it stopped. False if that was the last step."""
-        try:
-            self.at = self.steps.send(outcome if self.at == PUT else None)  # type: ignore[arg-type]
-        except StopIteration:
-            return False
-        return True
+    def step(self, outcome: str) -> None:
+        """Take the next step; `outcome` is the result of the write before which it stopped."""
+        self.at = self.steps.send(outcome if self.at == PUT else None)  # type: ignore[arg-type]
 
 
 class Machine(Performer, ABC):
@@ -164,28 +160,21 @@ class Machine(Performer, ABC):
     # Steps
 
     def run_main(self, outcome: str, times: int) -> bool:
-        """Take up to `times` steps of the main thread; `outcome` is the result of the write before which it stopped."""
-        if not self.ready() or (outcome != OK and self.main.at != PUT):
-            return False
-        self.dirty = self.dirty or outcome != OK
-        for n in range(times):
-            if n and not (self.queue and self.ready()):
-                break
-            self._due = None
-            if not self.main.step(OK if n else outcome):
-                self.ended = True
-                self.world.process_ended(self)  # type: ignore[arg-type]
-        return True
+        return self._take_steps(self.main, self.ready, outcome, times)
 
     def run_io(self, outcome: str, times: int) -> bool:
-        """Take up to `times` steps of the input/output thread; `outcome` as in `run_main`."""
-        if not self.io_ready() or (outcome != OK and self.io_thread.at != PUT):
+        return self._take_steps(self.io_thread, self.io_ready, outcome, times)
+
+    def _take_steps(self, thread: Thread, ready: Callable[[], bool], outcome: str, times: int) -> bool:
+        """Take up to `times` steps of a thread; `outcome` is the result of the write before which it stopped."""
+        if not ready() or (outcome != OK and thread.at != PUT):
             return False
         self.dirty = self.dirty or outcome != OK
-        for n in range(times):
-            if n and not self.io_ready():
+        thread.step(outcome)
+        for _ in range(times - 1):
+            if (thread is self.main and not self.queue) or not ready():
                 break
-            self.io_thread.step(OK if n else outcome)
+            thread.step(OK)
         return True
 
     def _run_io(self) -> Steps[None]:
@@ -218,7 +207,7 @@ class Machine(Performer, ABC):
         return at != FINISH or not self.io_busy()
 
     def _due_at(self) -> float:
-        """The time until which it sleeps, or the job machine's next deadline; cached until the next step."""
+        """The time until which it sleeps, or the job machine's next deadline; cached until the next event."""
         if self._due is None:
             due = self.job.next_deadline()
             self._due = _NEVER if due is None else due
@@ -266,5 +255,5 @@ class Machine(Performer, ABC):
                 self.queue.append(FatalError(Failure(repr(error))))
 
     @abstractmethod
-    def _run(self) -> Generator[str, str, None]:
+    def _run(self) -> Steps[None]:
         """The main thread, one step at a time."""

@@ -7,7 +7,7 @@ Read `machine` and `writing` first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -43,13 +43,19 @@ class Process(Writer):
 
     __slots__ = ()
 
-    def _run(self) -> Generator[str, str, None]:
+    def _run(self) -> Steps[None]:
         try:
             self.owner = yield from self.acquire()
-            self.epoch = self.owner.epoch
         except StorageError:
             self.status = "REFUSED"
-            return
+        else:
+            self.epoch = self.owner.epoch
+            yield from self._run_job()
+        self.ended = True
+        self.world.process_ended(self)
+        yield TURN
+
+    def _run_job(self) -> Steps[None]:
         self.count("take-overs" if self.owner.previous.lease is not None else "acquisitions")
         self.job = JobMachine("simulated", self.config, self.settings.restart, self.epoch)
         self.slow.append(self._choose())
@@ -79,6 +85,7 @@ class Process(Writer):
     # Actions that need no storage
 
     def hand_in(self, event: JobMachineEvent) -> None:
+        self._due = None
         for action in self.job.handle(event, self.world.now):
             steps = _PERFORM[type(action)](self, action)
             if steps is not None:

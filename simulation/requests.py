@@ -48,8 +48,8 @@ class Performer:
         self.registry = SharedStateRegistry()
         self.owner: OwnershipSteps
         self.locked = False
-        self.location = ""
-        self.metadata: Metadata | None = None
+        self.location: str
+        self.metadata: Metadata
 
     def run(self, steps: storage_steps.Steps[T]) -> Steps[T]:
         """Perform the requests of shipped steps; errors of a request are thrown into the steps."""
@@ -87,7 +87,7 @@ class Performer:
         return self.location
 
     def check_files(self) -> None:
-        if self.metadata is None or self.store.missing_files(self.location, self.metadata):
+        if self.store.missing_files(self.location, self.metadata):
             raise MissingStateFile
 
     def delete_files(self, removing: AbstractContextManager[frozenset[str]]) -> Steps[int]:
@@ -136,7 +136,7 @@ _PERFORM: dict[type[object], Callable[[Any, Any], Any]] = {
     start_point.ReadRestorable: lambda p, request: p.restorable(request.location),
     start_point.ResolveName: lambda p, request: start_point.NamedPlace(request.name, is_savepoint(request.name)),
     # Metadata
-    writing.BuildMetadata: lambda p, request: p.recorded_metadata(p.metadata),
+    writing.BuildMetadata: lambda p, request: p.recorded_metadata(),
     writing.StoreMetadata: lambda p, request: p.for_location(writing.write_metadata()),
     writing.StoreSavepoint: lambda p, request: p.for_location(writing.complete_savepoint(p.location, confirm=True)),
     writing.CreateObject: lambda p, request: write(AlreadyExists, p.store.create, f"{p.location}/_metadata", p.metadata),

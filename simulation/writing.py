@@ -124,7 +124,8 @@ class Writer(Machine):
                 exists = name in sink.staged or target in sink.visible
                 check(exists, "{} is complete, and transaction {} of {} is lost", metadata.pointer.location, name, task)
 
-    def recorded_metadata(self, metadata: Metadata) -> CheckpointMetadata:
+    def recorded_metadata(self) -> CheckpointMetadata:
+        metadata = self.metadata
         before = self.restored.metadata.finished if self.restored is not None else frozenset()
         check(before <= metadata.finished, "{} had finished and run again", before - metadata.finished)
         if self.settings.exactly_once:
