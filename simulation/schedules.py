@@ -48,8 +48,8 @@ class RandomSchedule:
         alone = len(active) == 1 and not active[0].paused and active[0] is world.processes[-1]
         if label := (not alone and self._other_process()) or self._disturbance():
             return label
-        first = 0 if len(active) == 1 else int(self._chance() * len(active))
-        for process in active[first:] + active[:first]:
+        first = int(self._chance() * len(active)) if len(active) > 1 else 0
+        for process in active[first:] + active[:first] if first else active:
             if not process.paused and (label := self._process_step(process)):
                 return label
         return self._pass_time()
@@ -113,26 +113,26 @@ class RandomSchedule:
         for task in running[first:] + running[:first] if first else running:
             if not task.started:
                 return ("open", number, task.number, chance() < self._open_chance)
-            drawn = chance() * self._task_total
+            drawn, mail, network = chance() * self._task_total, bool(task.mailbox), self._buffered and bool(task.inputs)
             label = (
-                (drawn < self._mail and self._mail_step(number, task))
-                or (drawn < self._mail_or_network and self._network_step(number, task))
-                or (self._source_step(number, task) if task.source else self._gate_step(number, task))
-                or self._mail_step(number, task)
-                or self._network_step(number, task)
+                (mail and drawn < self._mail and self._mail_step(number, task))
+                or (network and drawn < self._mail_or_network and self._network_step(number, task))
+                or (task.can_read() and self._source_step(number, task) if task.source else self._gate_step(number, task))
+                or (mail and self._mail_step(number, task))
+                or (network and self._network_step(number, task))
             )
             if label:
                 return label
         return None
 
-    def _mail_step(self, number: int, task: Task) -> Label | None:
-        return ("mail", number, task.number, self._times()) if task.mailbox else None
+    def _mail_step(self, number: int, task: Task) -> Label:
+        return ("mail", number, task.number, self._times())
 
     def _source_step(self, number: int, task: Task) -> Label | None:
-        lazy = 0.0 if self._world.calm else self._scenario.lazy
-        if not task.can_read() or (lazy and self._chance() < lazy):
-            return None
-        return ("read", number, task.number, self._times())
+        """None if an unbounded source has no record yet."""
+        lazy = self._scenario.lazy
+        nothing_new = lazy and not self._world.calm and self._chance() < lazy
+        return None if nothing_new else ("read", number, task.number, self._times())
 
     def _gate_step(self, number: int, task: Task) -> Label | None:
         asynchronous = task.asynchronous and task.can_run_query()
@@ -153,8 +153,6 @@ class RandomSchedule:
 
     def _network_step(self, number: int, task: Task) -> Label | None:
         """Elements arrive, a barrier is announced, or an alignment times out."""
-        if not self._buffered or not task.inputs:
-            return None
         count = len(task.inputs)
         channel = int(self._chance() * count)
         chance = self._chance()
