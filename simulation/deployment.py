@@ -14,7 +14,7 @@ from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import known_channel, least_watermark, redistribution, rescaled_stages
 from simulation.channels import Channel, Ghost, Snapshot
 from simulation.elements import total
-from simulation.shapes import ChannelSpec, Shape, TaskSpec, name_of, number_of
+from simulation.shapes import Shape, TaskSpec, name_of, number_of
 from simulation.sinks import TaskSink
 from simulation.task import Task
 from simulation.violations import check
@@ -37,7 +37,7 @@ def deploy(process: Process) -> frozenset[TaskId]:
         check(found == finished, "{} are restored as finished, not {}", found, finished)
         process.ghosts = {task: restored.metadata.ghosts[task] for task in finished}
         process.world.counts["rescalings"] += restored.metadata.variant != process.requested_start.variant
-    channels = [Channel(spec, process.settings.config.unaligned) for spec in shape.channels]
+    channels = [Channel(spec, process.scenario.config.unaligned) for spec in shape.channels]
     for number, spec in enumerate(shape.tasks):
         if spec.id not in finished:
             process.tasks[spec.id] = _task(process, number, spec, channels)
@@ -104,12 +104,11 @@ def _enumerators(shape: Shape, restored: Restored | None) -> dict[int, deque[int
 
 def _rescaled(spec: TaskSpec, siblings: Sequence[Snapshot | None], before: Shape, after: Shape) -> Snapshot:
     """The snapshot that a task is restored with when its own stage or others were rescaled."""
-    states, inputs = [s for s in siblings if s is not None], [after.channels[channel] for channel in spec.inputs]
-    instances = after.stages[spec.stages[0]].instances
+    states = [s for s in siblings if s is not None]
     rescaled = rescaled_stages(before.pipeline.stages, after.pipeline.stages)
     held = [{} if s is None else {name: pinned.snapshot for name, pinned in s.channels.items()} for s in siblings]
-    known = [known_channel(channel.id, channel.static, held, rescaled) for channel in inputs]
-    own = siblings[spec.id.index] if spec.id.vertex not in rescaled else _share(spec.id.index, inputs, states, instances)
+    known = [known_channel(c.id, c.static, held, rescaled) for c in (after.channels[n] for n in spec.inputs)]
+    own = siblings[spec.id.index] if spec.id.vertex not in rescaled else _share(spec, states, after)
     assert own is not None
     return msgspec.structs.replace(
         own,
@@ -119,13 +118,13 @@ def _rescaled(spec: TaskSpec, siblings: Sequence[Snapshot | None], before: Shape
     )
 
 
-def _share(index: int, inputs: Sequence[ChannelSpec], states: Sequence[Snapshot], parallelism: int) -> Snapshot:
+def _share(spec: TaskSpec, states: Sequence[Snapshot], after: Shape) -> Snapshot:
     """The part of an instance whose own stage was rescaled."""
     lists: list[dict[str, Sequence[Any]]] = [{"splits": s.ghost.splits, "transactions": s.transactions} for s in states]
-    share = redistribution.redistribute_lists(lists, parallelism)[index]
-    ghosts = [s.ghost for s in states] if index == 0 else []
+    share = redistribution.redistribute_lists(lists, after.stages[spec.stages[0]].instances)[spec.id.index]
+    ghosts = [s.ghost for s in states] if spec.id.index == 0 else []
     read, sent = total(ghost.read for ghost in ghosts), total(ghost.sent for ghost in ghosts)
-    whole_tables = {c.edge: states[0].ghost.read[c.edge] for c in inputs if c.static and c.edge in states[0].ghost.read}
+    whole_tables = {edge: states[0].ghost.read.get(edge, 0) for edge in states[0].tables}
     return Snapshot(
         tables=states[0].tables,
         transactions=tuple(share.get("transactions", ())),

@@ -84,7 +84,7 @@ class Machine(Performer, ABC):
         "_due", "_kept", "_last_id", "_loss_reported", "_savepoints", "_start", "attempt",
         "completed", "config", "crashed", "dirty", "end_requested", "ended", "ended_by", "ended_sources", "enumerators",
         "epoch", "ghosts", "io", "io_thread", "job", "job_id", "knows_event_time", "lineage", "main", "names", "number",
-        "paused", "queue", "requested_start", "restored", "running", "sent_reports", "settings", "shape", "shut_down", "slow",
+        "paused", "queue", "requested_start", "restored", "running", "scenario", "sent_reports", "shape", "shut_down", "slow",
         "status", "tasks", "uploads", "user_requests", "world",
     )  # fmt: skip
 
@@ -92,11 +92,11 @@ class Machine(Performer, ABC):
         super().__init__(world.store)
         self.world = world
         self.number = number
-        self.settings = world.scenario.settings
-        self.config = self.settings.config
+        self.scenario = world.scenario
+        self.config = self.scenario.config
         self.shape: Shape = world.shapes[start.variant]
         self.requested_start = start
-        self.knows_event_time = not self.settings.idle and self.settings.exactly_once
+        self.knows_event_time = not self.scenario.idle and self.scenario.exactly_once
         self.job: JobMachine
         self.epoch = 0
         self.paused = self.crashed = self.ended = self.shut_down = self.end_requested = False

@@ -57,7 +57,7 @@ class Process(Writer):
 
     def _run_job(self) -> Steps[None]:
         self.count("take-overs" if self.owner.previous.lease is not None else "acquisitions")
-        self.job = JobMachine("simulated", self.config, self.settings.restart, self.epoch)
+        self.job = JobMachine("simulated", self.config, self.scenario.restart, self.epoch)
         self.slow.append(self._choose())
         while self.job.phase is not JobPhase.OVER:
             if self.slow:

@@ -21,25 +21,13 @@ SHAPES = 1500
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How every run of the pipeline is configured."""
-
-    config: CheckpointConfig
-    restart: RestartStrategy
-    idle: bool = False
-
-    @property
-    def exactly_once(self) -> bool:
-        return self.config.mode == "exactly_once"
-
-
-@dataclass(frozen=True)
 class Scenario:
     """The parameters of a world.
 
     Attributes:
         seed: of the schedule.
         variants: the pipeline, and versions of it with other numbers of instances.
+        idle: whether sources are idle at times.
         budgets: maximum number of each fault and of each request of users; "restart": of further runs.
         weights: of the other steps: task, mail, main, upload, io, tick, network.
         soft_limit: number of steps after which there are no more faults, and a user ends the job.
@@ -52,7 +40,9 @@ class Scenario:
 
     seed: int
     variants: tuple[Shape, ...]
-    settings: Settings
+    config: CheckpointConfig
+    restart: RestartStrategy
+    idle: bool
     budgets: Counter[str]
     weights: tuple[float, ...]
     soft_limit: int
@@ -61,6 +51,10 @@ class Scenario:
     newest_first: bool
     going_back: bool
     asynchronous: bool
+
+    @property
+    def exactly_once(self) -> bool:
+        return self.config.mode == "exactly_once"
 
 
 def random_scenario(seed: int, theme: str = "") -> Scenario:
@@ -80,21 +74,22 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     elif barriers != "aligned":
         aligned = timeout if barriers == "timeout" else None
         config = replace(config, unaligned=True, aligned_checkpoint_timeout=aligned, max_concurrent=1)
-    settings = Settings(config, restart, idle)
-    budgets = _budgets(r, theme, settings)
+    budgets = _budgets(r, theme, config)
     if "union" in kinds:
         budgets["lose"] = 0  # all instances of a stage with union list state must finish with the same checkpoint
-        if not settings.config.checkpoints_after_tasks_finish:
+        if not config.checkpoints_after_tasks_finish:
             budgets["checkpoint"] = 0  # declined, and too many declines fail a job that could not start again
     tasks = sum(stage.instances for stage in stages)
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))
     shape = shape_of(stages, chaining=seed // SHAPES % 4 != 3)
     other = rescaled(shape, seed) if theme == "rescaling" else None
-    no_periodic = settings.config.interval is None or not settings.config.checkpoints_after_tasks_finish
+    no_periodic = config.interval is None or not config.checkpoints_after_tasks_finish
     return Scenario(
         seed,
         (shape,) if other is None else (shape, other),
-        settings,
+        config,
+        restart,
+        idle,
         budgets,
         weights,
         soft_limit=(60 + 12 * tasks) * (1 + (theme == "going back")),
@@ -157,11 +152,11 @@ Related faults together find more than a few of every kind.
 """
 
 
-def _budgets(r: random.Random, theme: str, settings: Settings) -> Counter[str]:
+def _budgets(r: random.Random, theme: str, config: CheckpointConfig) -> Counter[str]:
     parts = [part.split(":") for part in THEMES[theme][1].split()]
     budgets = Counter({what: int(r.choice(numbers)) for what, numbers in parts})
     budgets["end_source"] += r.random() < 0.15
-    if not settings.config.checkpoints_after_tasks_finish:
+    if not config.checkpoints_after_tasks_finish:
         # Tasks commit at their own end: a crash may repeat rows then.
         return Counter({what: budgets[what] for what in ("checkpoint", "savepoint", "end_source", "end_all")})
     return budgets

@@ -18,7 +18,7 @@ class RandomSchedule:
     """Chooses at random, by the scenario's weights; fair: every possible step has a probability above 0."""
 
     def __init__(self, world: World) -> None:
-        scenario, config = world.scenario, world.scenario.settings.config
+        scenario, config = world.scenario, world.scenario.config
         self._world = world
         self._scenario = scenario
         self._random = random.Random(scenario.seed)
@@ -221,7 +221,7 @@ class RandomSchedule:
             losable = [t.number for t in process.running if any(t.may_be_lost(m) for m in t.mailbox)]
             return ("lose", number, r.choice(losable)) if losable else None
         task = r.choice(process.running)
-        if task.source and process.settings.idle and self._chance() < 0.5:
+        if task.source and process.scenario.idle and self._chance() < 0.5:
             return ("idle", number, task.number)
         return ("fail", number, task.number, "now" if what == "task" else what)
 

@@ -59,7 +59,7 @@ def show(scenario: Scenario, outcome: Outcome) -> str:
             reads = ", ".join(f"s{i.source}{' static' * i.static}{' keyed' * i.keyed}" for i in spec.inputs)
             records = f" x {spec.records} records" if spec.is_source else ""
             lines.append(f"  s{stage} {spec.kind} p{spec.instances}{records}{' <- ' * bool(reads)}{reads}{' +sink' * spec.sink}")
-    lines += [f"{scenario.settings}", "", f"{len(outcome.labels)} steps:"]
+    lines += [f"{scenario.config}, {scenario.restart}, idle={scenario.idle}", "", f"{len(outcome.labels)} steps:"]
     if len(outcome.labels) > LONGEST_SHOWN:
         lines.append(f"  (only the last {LONGEST_SHOWN} are shown; the seed repeats all of them)")
     lines += [f"  {label!r}," for label in outcome.labels[-LONGEST_SHOWN:]]

@@ -108,7 +108,7 @@ class Task(TaskData):
         return True
 
     def fall_idle(self) -> bool:
-        possible = self.source and self.process.settings.idle and self.started and not self.output.idle
+        possible = self.source and self.process.scenario.idle and self.started and not self.output.idle
         if not possible or not self.machine.running or self.machine.paused:
             return False
         self.send_event_time(WatermarkStatus(True))
@@ -130,7 +130,7 @@ class Task(TaskData):
         for _ in range(gate.scanned(name) - before):
             element = queue.popleft()
             if after_end:
-                again = isinstance(element, Mark) or not self.process.settings.exactly_once
+                again = isinstance(element, Mark) or not self.process.scenario.exactly_once
                 check(again, "{} got a record after its end of data", self.id)
             elif not channel.static:
                 channel.log.append(element)

@@ -102,7 +102,7 @@ class TaskData:
 
     def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[Any]]) -> None:
         """Restore a snapshot; `stages`: for each stage of the chain, the states of all its instances."""
-        self.output = OutputEventTime(0, snapshot.watermark, None if self.source and self.process.settings.idle else False)
+        self.output = OutputEventTime(0, snapshot.watermark, None if self.source and self.process.scenario.idle else False)
         for op, states in zip(self.operators, stages, strict=True):
             op.restore(states)
         for split, position in snapshot.ghost.splits:
@@ -185,7 +185,7 @@ class TaskData:
         if channel.ended != "none":
             return
         if isinstance(mark, WatermarkAt):
-            if channel.watermark >= MAX_WATERMARK_MS and self.process.settings.exactly_once:
+            if channel.watermark >= MAX_WATERMARK_MS and self.process.scenario.exactly_once:
                 raise Violation(f"{self.id}: {channel.name} sends watermark {mark.ms} after MAX_WATERMARK")
             channel.watermark = max(channel.watermark, mark.ms)
         elif isinstance(mark, EndOfData):
@@ -205,7 +205,7 @@ class TaskData:
         table = self.tables[edge]
         if uid in table:
             # At-least-once: a table is a set of rows, so a repeated row changes nothing.
-            check(not self.process.settings.exactly_once, f"{self.id} gets the row {uid} of a table a second time")
+            check(not self.process.scenario.exactly_once, f"{self.id} gets the row {uid} of a table a second time")
             return
         table.add(uid)
         self.read[edge] += ONE + uid

@@ -124,7 +124,7 @@ class World:
         """The earliest time at which a process or task acts without another step; None if there is none."""
         awake = [process for process in self.active if not process.paused]
         times = [process.next_time() for process in awake]
-        if self.scenario.settings.config.unaligned:
+        if self.scenario.config.unaligned:
             times += [task.machine.next_deadline() for process in awake for task in process.running]
         return min((t for t in times if t is not None and t > self.now), default=None)
 
@@ -219,7 +219,7 @@ class World:
         for stage, sink in self.sinks.items():
             committed = sorted(sink.rows(process.lineage))
             wanted = sorted(uid for uid, _, _ in rows[stage])
-            if not self.scenario.settings.exactly_once:
+            if not self.scenario.exactly_once:
                 # A source that went back and then ended had been read further before: the effects of that are allowed.
                 wanted = sorted(set(wanted))
                 committed = sorted(set(committed) & set(wanted))

@@ -128,7 +128,7 @@ class Writer(Machine):
         metadata = self.metadata
         before = self.restored.metadata.finished if self.restored is not None else frozenset()
         check(before <= metadata.finished, "{} had finished and run again", before - metadata.finished)
-        if self.settings.exactly_once:
+        if self.scenario.exactly_once:
             check_cut(self.shape, metadata)
             check_ends(self.shape, metadata)
         return as_recorded(metadata, self.shape) if self.world.has_union else _WITHOUT_UNION_STATES

@@ -14,8 +14,8 @@ def outcome_of(seed: int, theme: str, *, periodic: bool = True) -> Outcome:
     """Run a world of this theme; it must not break an invariant."""
     scenario = random_scenario(seed, theme)
     if not periodic:
-        config = replace(scenario.settings.config, interval=None, timeout=1000.0, checkpoints_after_tasks_finish=True)
-        scenario = replace(scenario, settings=replace(scenario.settings, config=config), patience=0)
+        config = replace(scenario.config, interval=None, timeout=1000.0, checkpoints_after_tasks_finish=True)
+        scenario = replace(scenario, config=config, patience=0)
     outcome = run(scenario, record=False)
     assert outcome.error is None, f"seed {seed}, theme {theme}: {outcome.error}"
     return outcome

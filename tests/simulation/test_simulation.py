@@ -51,7 +51,7 @@ def test_pipelines_have_every_kind_of_state_and_input() -> None:
     for seed in range(1000):
         scenario = random_scenario(seed)
         if any(i.static for spec in scenario.variants[0].stages for i in spec.inputs):
-            modes.add((scenario.settings.config.mode, scenario.settings.config.unaligned))
+            modes.add((scenario.config.mode, scenario.config.unaligned))
     assert modes == {("exactly_once", False), ("exactly_once", True), ("at_least_once", False)}
 
 
