@@ -63,7 +63,8 @@ def search(first: int, workers: int, seconds: float) -> tuple[Counter[str], list
                 counts.update(new_counts)
                 if failed_seed is not None:
                     failed_seeds.append(failed_seed)
-                    _report(failed_seed)
+                    print(f"seed {failed_seed} breaks an invariant; shortening its steps", file=sys.stderr, flush=True)
+                    print(trace(failed_seed) or f"seed {failed_seed} broke an invariant, but not when repeated", flush=True)
                 elif not failed_seeds and time.monotonic() < began + seconds:
                     running.add(next(work))
             if time.monotonic() >= progress_at:
@@ -78,11 +79,6 @@ def search(first: int, workers: int, seconds: float) -> tuple[Counter[str], list
     for seed in failed_seeds:
         print(f"found by seed {seed}")
     return counts, failed_seeds
-
-
-def _report(seed: int) -> None:
-    print(f"seed {seed} breaks an invariant; shortening its steps", file=sys.stderr, flush=True)
-    print(trace(seed) or f"seed {seed} broke an invariant, but not when repeated", flush=True)
 
 
 def _prepare() -> None:
