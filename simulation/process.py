@@ -53,7 +53,7 @@ class Process(Writer):
             yield from self._run_job()
         self.ended = True
         self.world.process_ended(self)
-        yield TURN
+        yield TURN  # never resumed
 
     def _run_job(self) -> Steps[None]:
         self.count("take-overs" if self.owner.previous.lease is not None else "acquisitions")
@@ -134,7 +134,7 @@ class Process(Writer):
         state = self.store.state
         needed = state.newest if state is not None and state.job.status == "RUNNING" else None
         deleted = needed is not None and needed.location == checkpoint.location
-        check(not deleted, "{} is deleted before storage says that the job has ended", needed)
+        check(not deleted, "{} is deleted before storage says that the job has ended", checkpoint.location)
         passed_over = checkpoint in self._start.passed_over
         own = self.store.highest_ids.get(self.job_id, 0) > checkpoint.checkpoint_id or self.shut_down
         check(own or not passed_over, f"{checkpoint.location} is deleted before the run has a checkpoint of its own")
