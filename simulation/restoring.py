@@ -90,8 +90,9 @@ def start_options(store: Store, owner: OwnershipSteps, requested: RequestedStart
 
 def _savepoints(store: Store) -> list[str]:
     """The savepoints that a user may restore, newest first."""
-    own = reversed(store.below("savepoints/"))
-    return [location for location in own if store.metadata(location) is not None and location not in store.abandoned]
+    own = [at for at in reversed(store.below("savepoints/")) if at not in store.abandoned]
+    # One that was swept while its owner completed it has metadata without files; no user was told that it is complete.
+    return [at for at in own if (found := store.metadata(at)) and (at in store.reported or not store.missing_files(at, found))]
 
 
 def _retained(store: Store, owner: OwnershipSteps) -> list[str]:
