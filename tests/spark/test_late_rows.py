@@ -51,9 +51,8 @@ def sessions(frame: Any) -> Any:
     return frame.groupBy("k").applyInPandasWithState(update, ROWS, "n long, latest long", "append", "EventTimeTimeout")
 
 
-def test_windows_behind_an_operator_without_a_watermark_are_emitted_when_they_are_due(lab: Any) -> None:
-    for number in range(5):
-        lab.put("live", ROWS, [("a", lab.at(300 * number + s), 300 * number + s) for s in range(0, 10, 2)])
+def windows_of_first_rows(lab: Any) -> Pipeline:
+    """Windows behind `first_of_each`, over the live rows."""
 
     @unbounded_source(watermark=("ts", "10 seconds"), sink=lab.sink("rows"))
     def live(context):
@@ -67,7 +66,14 @@ def test_windows_behind_an_operator_without_a_watermark_are_emitted_when_they_ar
     def windows(first):
         return five_minutes(first)
 
-    job = lab.start(Pipeline("p", [live, first, windows]))
+    return Pipeline("p", [live, first, windows])
+
+
+def test_windows_behind_an_operator_without_a_watermark_are_emitted_when_they_are_due(lab: Any) -> None:
+    for number in range(5):
+        lab.put("live", ROWS, [("a", lab.at(300 * number + s), 300 * number + s) for s in range(0, 10, 2)])
+
+    job = lab.start(windows_of_first_rows(lab))
     job.wait_until(lambda: lab.count("windows") >= 3)
     due = [(lab.at(300 * number), "a", 5) for number in range(5)]
     assert sorted(lab.committed("windows")) == due[:3]
@@ -80,19 +86,7 @@ def test_the_only_watermark_passes_an_operator_that_does_not_act_on_event_time(l
     # All in one file, so that the query of `first` gets one watermark, and no batch to run under it.
     lab.put("live", ROWS, [("a", lab.at(300 * n + s), 300 * n + s) for n in range(5) for s in range(0, 10, 2)])
 
-    @unbounded_source(watermark=("ts", "10 seconds"), sink=lab.sink("rows"))
-    def live(context):
-        return lab.stream("live", ROWS)
-
-    @stage
-    def first(live):
-        return first_of_each(live)
-
-    @stage(sink=lab.sink("windows"))
-    def windows(first):
-        return five_minutes(first)
-
-    job = lab.start(Pipeline("p", [live, first, windows]))
+    job = lab.start(windows_of_first_rows(lab))
     job.wait_until(lambda: lab.count("windows") >= 3, 60)
     job.drain()
     job.finished()
