@@ -37,6 +37,8 @@ class Dagster:
         self.root = home / "data"
         (self.root / "input").mkdir(parents=True)
         (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+        # Before any other process: two that create Dagster's tables at once break them (https://github.com/dagster-io/dagster/issues/27390).
+        self.instance = dg.DagsterInstance.from_config(str(home))
         with closing(socket.socket()) as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -52,12 +54,10 @@ class Dagster:
                 stderr=log,
                 start_new_session=True,
             )
-        self.instance = dg.DagsterInstance.from_config(str(home))
         self.storage = CheckpointStorage(open_store(str(home / "checkpoints")), "daemon_numbers")
-        self.until(self._answers, "the webserver answers")
         self.client = DagsterGraphQLClient("127.0.0.1", port_number=self.port)
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         try:
             with urlopen(f"http://127.0.0.1:{self.port}/server_info", timeout=5):
                 return True
@@ -118,8 +118,11 @@ class Dagster:
 @pytest.fixture
 def dagster(tmp_path: Path) -> Iterator[Dagster]:
     started = Dagster(tmp_path)
-    yield started
-    started.stop()
+    try:
+        started.until(started.answers, "the webserver answers")
+        yield started
+    finally:
+        started.stop()
 
 
 def test_savepoint_termination_resume_and_drain_in_a_whole_dagster(dagster: Dagster) -> None:
