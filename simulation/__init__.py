@@ -6,6 +6,6 @@ seed's violation; `python -m simulation.faults` injects deliberate faults into t
 Read `scenario` (what a seed determines) and `shapes` (the pipelines), then `world` (the possible steps) and `schedules` (the
 choice of steps). A process is `requests` (how it performs the shipped storage steps), `machine`, `writing` and `process`; a task
 is `channels`, `task_data` and `task`, with its computation in `operators`. `storage` and `sinks` survive a crash of the process,
-`restoring` and `deployment` start it; users' requests are in `user_requests`.
+`restoring` and `deployment` start it.
 Invariants are checked where they could break, and in `cuts` and `expected`; `shrinking` shortens a run that breaks one.
 """

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dagster_checkpoints.coordination import CheckpointBarrier, CheckpointCoordinator, TaskStatistics
 from dagster_checkpoints.execution.job_events import Failure, FatalError, TaskReport
 from dagster_checkpoints.execution.job_machine import JobMachine
+from dagster_checkpoints.execution.job_requests import Request
 from dagster_checkpoints.execution.ownership import SAFETY
 from dagster_checkpoints.execution.shared_files import SharedNames
 from dagster_checkpoints.execution.storage_errors import OwnershipLost, StorageError
@@ -24,7 +25,6 @@ from simulation.restoring import RequestedStart, Restored, StartPoint
 from simulation.shapes import Shape
 from simulation.task import Task
 from simulation.task_data import TaskData
-from simulation.user_requests import UserRequest
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -75,8 +75,8 @@ class Machine(Performer, ABC):
         completed: number of completed checkpoints.
         dirty: whether a fault has left files that only a later run can delete.
         end_requested: whether a user has ended all sources.
-        user_requests: by requester number, the request.
         sent_reports: the last acknowledgements and declines; each may be delivered a second time.
+        unanswered: by requester number, the request that has no answer yet.
     """
 
     # Slots, because a dictionary of more than 30 attributes is slow.
@@ -85,7 +85,7 @@ class Machine(Performer, ABC):
         "completed", "config", "crashed", "dirty", "end_requested", "ended", "ended_by", "ended_sources", "enumerators",
         "epoch", "ghosts", "io", "io_thread", "job", "job_id", "knows_event_time", "lineage", "main", "names", "number",
         "paused", "queue", "requested_start", "restored", "running", "scenario", "sent_reports", "shape", "shut_down", "slow",
-        "status", "tasks", "uploads", "user_requests", "world",
+        "status", "tasks", "unanswered", "uploads", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, number: int, start: RequestedStart) -> None:
@@ -115,8 +115,8 @@ class Machine(Performer, ABC):
         self.attempt = self.job_id = self.completed = 0
         self.lineage: tuple[tuple[int, int | None], ...] = ()
         self.ended_sources: frozenset[tuple[str, str]] = frozenset()
-        self.user_requests: list[UserRequest] = []
         self.sent_reports: deque[TaskReport] = deque(maxlen=6)
+        self.unanswered: dict[int, Request] = {}
         self.restored: Restored | None = None
         self.names = SharedNames(lambda: self.epoch)
         self._start: StartPoint

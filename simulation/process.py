@@ -33,8 +33,7 @@ from simulation.restoring import Restored, StartPoint, read_restored, start_opti
 from simulation.shapes import name_of
 from simulation.storage import is_savepoint
 from simulation.task_data import TaskData
-from simulation.user_requests import UserRequest
-from simulation.violations import check
+from simulation.violations import Violation, check
 from simulation.writing import Writer
 
 
@@ -255,7 +254,7 @@ class Process(Writer):
     # Users
 
     def ask(self, kind: str, stage: int, seconds: float) -> bool:
-        """Users send a request: the queue gets it once for each of them."""
+        """A user sends a request; every third request is sent by two users."""
         world = self.world
         if not world.calm and not world.spend(kind):
             return False
@@ -264,13 +263,12 @@ class Process(Writer):
             self.end_requested = True
             self.queue.append(on.DrainRequested())
             return True
-        number = len(world.requests)
+        number = world.requests_sent
+        world.requests_sent += 1
         request = Request(f"r{number}", _REQUESTS.get(kind, kind), seconds, kind == "drain", name_of(stage))
-        user_request = UserRequest(request, users=1 + (number % 3 == 0))
-        world.requests.append(user_request)
-        for _ in range(user_request.users):
-            self.queue.append(RequestReceived(request, len(self.user_requests), world.now))
-            self.user_requests.append(user_request)
+        for requester in (2 * number, 2 * number + 1) if number % 3 == 0 else (2 * number,):
+            self.queue.append(RequestReceived(request, requester, world.now))
+            self.unanswered[requester] = request
         return True
 
     def cancel(self) -> bool:
@@ -282,8 +280,10 @@ class Process(Writer):
 
     def _answer(self, action: AnswerRequest) -> None:
         for requester in action.requesters:
-            names_savepoint = self.user_requests[requester].answer(action)
-            if names_savepoint and action.location not in self.store.claimed:
+            request = self.unanswered.pop(requester, None)
+            if request is None or request.request_id != action.request_id:
+                raise Violation(f"requester {requester} waits for the answer to {request}, and gets {action}")
+            if action.done and request.kind in ("savepoint", "stop") and action.location not in self.store.claimed:
                 self.store.check_complete(action.location)
 
     # Tasks

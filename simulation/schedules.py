@@ -248,7 +248,7 @@ class RandomSchedule:
         """When the unbounded sources have no more records, a user ends the job; again if that fails."""
         world = self._world
         process = world.current
-        if process is None or process.paused or process.end_requested or any(not r.answered for r in process.user_requests):
+        if process is None or process.paused or process.end_requested or process.unanswered:
             return None
         unbounded = [task for task in process.running if task.source == "unbounded"]
         # With union state there may be no checkpoint before all instances have reached their end.

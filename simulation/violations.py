@@ -18,7 +18,7 @@
 - Ids and epochs increase, and the newest never goes back: `Process._triggered`, `Store.put_state`; no task is notified of a
   checkpoint that the store has not named: `Process._send`.
 - All state comes back in a restore: `deployment.deploy`, `operators.Broadcast`, `restoring._with_enumerator`.
-- Every request is answered, once: `UserRequest.answer`, `World._check_finished`.
+- Every request is answered, once: `Process._answer`, `World._check_finished`.
 - Every job reaches its end: `running.run`.
 """
 

@@ -21,7 +21,12 @@ DRIVERS = {
     "deployment": {"execution/restored_channels.py", "state/redistribution.py", "state/rescaling.py"},
     "machine": {"execution/acquisition.py", "execution/ownership.py", "execution/shared_files.py", "storage/shared_state.py"},
     "operators": {"state/redistribution.py"},
-    "process": {"coordination/coordinator.py", "execution/job_machine.py", "execution/start_point.py"},
+    "process": {
+        "coordination/coordinator.py",
+        "execution/job_machine.py",
+        "execution/job_requests.py",
+        "execution/start_point.py",
+    },
     "requests": {
         "execution/acquisition.py",
         "execution/checkpoint_deletion.py",
@@ -33,7 +38,6 @@ DRIVERS = {
     "sinks": {"sinks/branches.py", "sinks/transactions.py"},
     "task": {"execution/task_machine.py", "execution/output_event_time.py"},
     "task_data": {"execution/task_machine.py", "execution/output_event_time.py", "execution/restored_channels.py"},
-    "user_requests": {"execution/job_requests.py"},
     "writing": {"state/rescaling.py", "execution/shared_files.py", "execution/storage_steps.py", "storage/shared_state.py"},
 }
 """The drivers, and the shipped code that each of them calls in every search."""
