@@ -5,7 +5,7 @@ seed's violation; `python -m simulation.faults` injects deliberate faults into t
 
 Read `scenario` (what a seed determines) and `shapes` (the pipelines), then `world` (the possible steps) and `schedules` (the
 choice of steps). A process is `requests` (how it performs the shipped storage steps), `machine`, `writing` and `process`; a task
-is `channels`, `task_data` and `task`, with its computation in `operators`. `storage` and `sinks` survive a crash of the process,
-`restoring` and `deployment` start it.
-Invariants are checked where they could break, and in `cuts` and `expected`; `shrinking` shortens a run that breaks one.
+is `channels`, `task_data` and `task`, with its computation in `operators`. `storage` and `sinks` survive a crash of the process;
+`restoring` starts the process and its tasks.
+Invariants are checked where they could break, and in `consistency`; `running` shortens a run that breaks one.
 """

@@ -1,7 +1,7 @@
 """The operators of a simulated pipeline: they use every kind of state, so that a lost or repeated record changes the output.
 
 An operator is one instance of one stage. It gets rows by `take`, emits them by `forward`, and gets event time by `advance`. Its
-output must not depend on timing: `expected` computes the same from the source records alone. The shipped functions
+output must not depend on timing: `consistency` computes the same from the source records alone. The shipped functions
 redistribute the state.
 """
 

@@ -26,10 +26,9 @@ from dagster_checkpoints.execution.start_point import NothingToRestoreError, cho
 from dagster_checkpoints.execution.storage_errors import OwnershipLost, StorageError, StorageUnavailable
 from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.state import RestoreError
-from simulation.deployment import deploy
 from simulation.machine import FINISH, SLEEP, TURN
 from simulation.requests import OK, PAUSE, PUT, Steps
-from simulation.restoring import Restored, StartPoint, read_restored, start_options
+from simulation.restoring import Restored, StartPoint, deploy, read_restored, start_options
 from simulation.shapes import name_of
 from simulation.storage import is_savepoint
 from simulation.task_data import TaskData

@@ -14,9 +14,8 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import suppress
 from itertools import count, islice
 
-from simulation.running import run
+from simulation.running import run, show, shrink
 from simulation.scenario import random_scenario
-from simulation.shrinking import show, shrink
 
 SHOWN = (
     "checkpoints", "savepoints", "stops", "crashes", "pauses", "task failures", "take-overs", "take-overs at once", "restores",

@@ -1,7 +1,7 @@
 """The invariants that the simulator checks, and where.
 
 - Each record's effect is committed exactly once, at least once in that mode: `World._check_effects` when a job has finished,
-  `World._check_written` when its sinks have recovered and when it is suspended; `cuts` for each checkpoint; a completed
+  `World._check_written` when its sinks have recovered and when it is suspended; `consistency` for each checkpoint; a completed
   checkpoint's transactions exist: `Writer._check_staged`.
 - No record is processed after a stop's savepoint, no split taken: `TaskData.read_record`, `TaskData._process_record`.
 - A stage's events come in order: MAX_WATERMARK once (`TaskData.send_event_time`, `_pass_mark`), finish
@@ -11,13 +11,13 @@
 - Event time never goes back, no record is late, and every watermark reaches the query: `TaskData.restore`, `check_watermark`,
   `_process_record`, `Task._run_batch`, `operators.Window`.
 - Every task ends with the stop's one savepoint: `Process.task_ended`.
-- A finished task never runs again: `deployment.deploy`, `Writer.recorded_metadata`.
+- A finished task never runs again: `restoring.deploy`, `Writer.recorded_metadata`.
 - No file is deleted that a retained checkpoint or a user needs, or that a later owner has stored: `Store.delete`,
   `delete_shared`, `check_complete` whenever a checkpoint is relied on.
 - No files are left over at the end: `World._check_nothing_left`, `Store.left_over`.
 - Ids and epochs increase, and the newest never goes back: `Process._triggered`, `Store.put_state`; no task is notified of a
   checkpoint that the store has not named: `Process._send`.
-- All state comes back in a restore: `deployment.deploy`, `operators.Broadcast`, `restoring._with_enumerator`.
+- All state comes back in a restore: `restoring.deploy`, `operators.Broadcast`, `restoring._with_enumerator`.
 - Every request is answered, once: `Process._answer`, `World._check_finished`.
 - Every job reaches its end: `running.run`.
 """

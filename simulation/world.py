@@ -10,9 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from simulation.cuts import written
+from simulation.consistency import expected_rows, written
 from simulation.elements import describe, tally
-from simulation.expected import expected_rows
 from simulation.machine import LEASE
 from simulation.process import Process
 from simulation.restoring import RequestedStart

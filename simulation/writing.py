@@ -23,7 +23,7 @@ from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import CheckpointMetadata, check_rescaling, rescaled_stages
 from dagster_checkpoints.storage.errors import CheckpointDiscarded
 from simulation.channels import Ghost, Snapshot
-from simulation.cuts import check_cut, check_ends
+from simulation.consistency import check_cut, check_ends
 from simulation.machine import LEASE, Machine, Upload
 from simulation.requests import Steps
 from simulation.restoring import RestorableCheckpoint, as_recorded, read_restored

@@ -18,7 +18,6 @@ FOLDER = Path(simulation.__file__).parent
 SHIPPED = FOLDER.parent / "dagster_checkpoints"
 
 DRIVERS = {
-    "deployment": {"execution/restored_channels.py", "state/redistribution.py", "state/rescaling.py"},
     "machine": {"execution/acquisition.py", "execution/ownership.py", "execution/shared_files.py", "storage/shared_state.py"},
     "operators": {"state/redistribution.py"},
     "process": {
@@ -34,7 +33,14 @@ DRIVERS = {
         "execution/ownership.py",
         "storage/shared_state.py",
     },
-    "restoring": {"state/metadata_file.py", "state/recording.py", "state/restore.py"},
+    "restoring": {
+        "execution/restored_channels.py",
+        "state/metadata_file.py",
+        "state/recording.py",
+        "state/redistribution.py",
+        "state/rescaling.py",
+        "state/restore.py",
+    },
     "sinks": {"sinks/branches.py", "sinks/transactions.py"},
     "task": {"execution/task_machine.py", "execution/output_event_time.py"},
     "task_data": {"execution/task_machine.py", "execution/output_event_time.py", "execution/restored_channels.py"},
@@ -43,9 +49,8 @@ DRIVERS = {
 """The drivers, and the shipped code that each of them calls in every search."""
 WORLD = {
     "channels": "the queues of the data plane and the snapshots of tasks",
-    "cuts": "an invariant: a checkpoint is a consistent cut",
+    "consistency": "the expected rows of a pipeline, and an invariant: a checkpoint is a consistent cut",
     "elements": "records, and their arithmetic",
-    "expected": "the expected rows of a pipeline, computed from its sources alone",
     "shapes": "random pipelines, with the shipped graph, chains and channels",
     "storage": "durable storage, and its invariants",
     "violations": "the list of invariants, and where they are checked",
@@ -55,11 +60,10 @@ SEARCH = {
     "__init__": "",
     "__main__": "the command line",
     "faults": "deliberate faults of shipped code, as replaced text",
-    "running": "one world from beginning to end",
+    "running": "one world from beginning to end, and the fewest steps to a violation",
     "scenario": "the values that a seed determines",
     "schedules": "the choice of the next step",
     "search": "many worlds",
-    "shrinking": "the fewest steps to a violation",
 }
 RULES = ("coordination", "execution")
 
