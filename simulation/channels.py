@@ -12,7 +12,7 @@ from dagster_checkpoints.coordination import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from simulation.elements import Element
 from simulation.shapes import ChannelSpec
-from simulation.sinks import Name, Rows, Transaction
+from simulation.sinks import Transaction
 
 
 class Channel:
@@ -85,7 +85,6 @@ class Snapshot(msgspec.Struct, eq=False):
     stages: tuple[Any, ...] = ()
     tables: dict[int, frozenset[int]] = msgspec.field(default_factory=dict)
     transactions: tuple[Transaction, ...] = ()
-    with_rows: dict[Name, Rows] = msgspec.field(default_factory=dict)
     contents: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     ghost: Ghost = msgspec.field(default_factory=lambda: Ghost({}, {}, 0, (), {}))

@@ -240,7 +240,6 @@ def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, sibli
         process.epoch,
         None if mine is None else mine.transactions,
         restored.plan.checkpoint_id if restored is not None and later else None,
-        {} if mine is None else mine.with_rows,
         [t for s in siblings if s is not None for t in s.transactions],
     )
 
@@ -278,6 +277,5 @@ def _share(spec: TaskSpec, states: Sequence[Snapshot], after: Shape) -> Snapshot
     return Snapshot(
         tables=states[0].tables,
         transactions=tuple(share.get("transactions", ())),
-        with_rows={name: rows for s in states for name, rows in s.with_rows.items()},
         ghost=Ghost({**read, **whole_tables}, sent, sum(ghost.written for ghost in ghosts), tuple(share.get("splits", ())), {}),
     )

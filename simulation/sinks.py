@@ -7,7 +7,7 @@ the job goes back to an older checkpoint. `dagster_checkpoints.sinks` decides wh
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -28,10 +28,11 @@ class TaskFailure(Exception):
 
 
 class Transaction(NamedTuple):
-    """A transaction as a checkpoint records it."""
+    """A transaction as a checkpoint records it; `rows`: its rows, if it is recorded in a savepoint and not committed yet."""
 
     name: Name
     target: Target
+    rows: Rows | None = None
 
 
 class SinkSystem:
@@ -84,7 +85,6 @@ class TaskSink:
         epoch: the owner's epoch.
         transactions: the transactions that the checkpoint holds for this instance; None at a new start.
         take_back_after: the restored checkpoint, if later ones were completed.
-        savepoint_rows: by transaction, the rows that a savepoint contains.
         others: the transactions that the checkpoint holds for any instance.
         rows: the rows of the current transaction.
         pending: the transactions that are not committed.
@@ -98,7 +98,6 @@ class TaskSink:
     epoch: int
     transactions: Sequence[Transaction] | None
     take_back_after: int | None
-    savepoint_rows: Mapping[Name, Rows]
     others: Sequence[Transaction]
     rows: list[int] = field(default_factory=list)
     pending: step.PendingTransactions[Transaction] = field(default_factory=step.PendingTransactions)
@@ -111,9 +110,9 @@ class TaskSink:
         yield
         steps: Sequence[Any] = step.new_start()
         if self.transactions is not None:
-            for name, target in self.transactions:
-                if name in self.savepoint_rows and target not in system.visible:
-                    system.staged[name] = (self.instance, self.savepoint_rows[name])
+            for name, target, rows in self.transactions:
+                if rows is not None and target not in system.visible:
+                    system.staged[name] = (self.instance, rows)
             steps = step.recovery(self.transactions, self.take_back_after)
         for due in steps:
             match due:
@@ -132,8 +131,8 @@ class TaskSink:
                 case step.ContinueFrom(restored):
                     self._continue_from(restored)
 
-    def pre_commit(self, checkpoint_id: int) -> tuple[Transaction, ...]:
-        """Close the current transaction. Returns all transactions that are not committed yet."""
+    def pre_commit(self, checkpoint_id: int, with_rows: bool = False) -> tuple[Transaction, ...]:
+        """Close the current transaction. Returns all transactions that are not committed yet, `with_rows` for a savepoint."""
         system = self.system
         for mine, origin in list(self.origins.items()):
             if step.begins_timeline(origin, checkpoint_id):
@@ -146,11 +145,8 @@ class TaskSink:
             system.staged[name] = (self.instance, tuple(self.rows))
             self.rows = []
             self.pending.add(checkpoint_id, Transaction(name, (checkpoint_id, self.job, self.instance)))
-        return self.pending.all
-
-    def pin(self) -> dict[Name, Rows]:
-        """For a savepoint: the rows of all transactions that are not committed yet."""
-        return {t.name: self.system.staged[t.name][1] for t in self.pending.all if t.name in self.system.staged}
+        pending, staged = self.pending.all, system.staged
+        return tuple([t._replace(rows=staged[t.name][1]) if t.name in staged else t for t in pending]) if with_rows else pending
 
     def commit_up_to(self, checkpoint_id: int | None) -> None:
         while (transaction := self.pending.first_up_to(checkpoint_id)) is not None:
@@ -159,7 +155,7 @@ class TaskSink:
 
     def _commit(self, transaction: Transaction) -> None:
         """Make its rows visible, unless they were before. Raises TaskFailure if it is neither staged nor committed."""
-        system, (name, target) = self.system, transaction
+        system, (name, target, _) = self.system, transaction
         _, rows = system.staged.pop(name, (0, None))
         if rows is None and target not in system.visible:
             lost = f"stage {system.stage}: transaction {name} for {target} is lost"

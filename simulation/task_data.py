@@ -279,7 +279,7 @@ class TaskData:
     def pin(self, action: PinSnapshot) -> Snapshot:
         """Take the snapshot that the task acknowledges with."""
         sink, barrier = self.sink, action.barrier
-        transactions = () if sink is None else sink.pre_commit(barrier.checkpoint_id)
+        transactions = () if sink is None else sink.pre_commit(barrier.checkpoint_id, barrier.properties.is_savepoint)
         after_finish = self.machine.operators_finished
         if not after_finish:
             content = self._content()
@@ -294,7 +294,6 @@ class TaskData:
             stages=tuple([op.snapshot() for op in self.operators]),
             tables={edge: frozenset(rows) for edge, rows in self.tables.items()},
             transactions=transactions,
-            with_rows={} if sink is None or not barrier.properties.is_savepoint else sink.pin(),
             contents=() if after_finish else self.contents,
             ghost=self.ghost(),
         )
