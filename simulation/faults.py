@@ -108,7 +108,7 @@ FAULTS = (
         "pending.in_flight & channels",
         "set(pending.in_flight)",
     ),
-    Fault("an ended channel holds event time back", WatermarkValve.end, '"drain" if drain else "suspend"', "state.ended", "ends"),
+    Fault("an ended channel holds event time back", WatermarkValve.end, '"drain" if drain else "suspend"', "state.ended"),
     Fault("event time goes back in a restore", WatermarkValve.restore, "self._recompute()", "self._output -= 1_000"),
     # How a task ends
     Fault(
@@ -176,7 +176,6 @@ FAULTS = (
         CheckpointCoordinator.finalizing,
         "return self._pending.finalizing",
         "return None",
-        "tasks",
     ),
     Fault("union state of a partly finished stage is accepted", write_checkpoint, "check_union_states(metadata)", "pass"),
     Fault(
@@ -196,13 +195,7 @@ FAULTS = (
         "going back",
     ),
     # State in a restore
-    Fault(
-        "list state loses the remainder of an uneven split",
-        redistribution.redistribute_lists,
-        " + (step < remainder)",
-        "",
-        "rescaling",
-    ),
+    Fault("list state loses the remainder of an uneven split", redistribution.redistribute_lists, " + (step < remainder)", ""),
     Fault(
         "key groups stay where they were",
         redistribution.redistribute_key_groups,
@@ -218,7 +211,7 @@ FAULTS = (
         "ends",
     ),
     Fault("the enumerator's splits are forgotten in a restore", restore._enumerators, "s.enumerator is not None", "False"),
-    Fault("the end of a finished producer is not sent again", first_elements, "if producer_finished", "if False", "ends"),
+    Fault("the end of a finished producer is not sent again", first_elements, "if producer_finished", "if False"),
     Fault("a rescaled instance begins with the latest event time", least_watermark, "min(", "max(", "rescaling"),
     Fault("finished instances are restored as other instances", check_rescaling, "(waiting or ended)", "waiting", "rescaling"),
     # Attempts, requests, the end of a job
@@ -262,7 +255,6 @@ FAULTS = (
         WatermarkValve.restore,
         "aligned=not saved.idle",
         "aligned=not saved.idle and saved.watermark >= self._output",
-        "rescaling",
     ),
     Fault(
         "an older checkpoint completes after an unknown outcome",
@@ -272,7 +264,7 @@ FAULTS = (
         "storage",
     ),
     Fault("a late acknowledgement discards a completed checkpoint", PendingCheckpoints._late, "self._stored_ids", "()"),
-    Fault("a finished stage behind one at its end of data cannot be restored", restore._ended, "+= waiting", "+= 0", "ends"),
+    Fault("a finished stage behind one at its end of data cannot be restored", restore._ended, "+= waiting", "+= 0"),
 )
 
 
