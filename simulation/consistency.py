@@ -8,7 +8,7 @@ from itertools import count
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import EndOfData, Mark
-from simulation.elements import Row, describe, mix, source_row, tally, total
+from simulation.channels import Row, describe, mix, source_row, tally, total
 from simulation.operators import operator
 from simulation.shapes import Shape, StageSpec, number_of
 from simulation.storage import Metadata

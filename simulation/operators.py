@@ -13,11 +13,15 @@ from copy import copy
 from typing import Any, ClassVar
 
 from dagster_checkpoints.state import redistribution
-from simulation.elements import EDGES, FLUSHED_TS, KEY_GROUPS, WINDOW, key_group, mix, owner_of
-from simulation.shapes import StageSpec
+from simulation.channels import KEY_GROUPS, key_group, mix, owner_of
+from simulation.shapes import EDGES, StageSpec
 from simulation.violations import Violation, check
 
 Forward = Callable[[int, int, int], None]
+WINDOW = 4
+"""Length of a window in event time."""
+FLUSHED_TS = 10**6
+"""Event time of the rows that a stage emits only at its end: later than any window."""
 
 
 class Operator:

@@ -39,8 +39,7 @@ from dagster_checkpoints.state import (
     rescaled_stages,
     validate_restore,
 )
-from simulation.channels import Channel, Ghost, Snapshot
-from simulation.elements import total
+from simulation.channels import Channel, Ghost, Snapshot, total
 from simulation.shapes import Shape, StageSpec, TaskSpec, name_of, number_of
 from simulation.sinks import TaskSink
 from simulation.storage import Metadata, Store
@@ -200,9 +199,7 @@ def deploy(process: Process) -> frozenset[TaskId]:
         # Stages get all union list state of the checkpoint, also that of finished instances.
         held = total(ghost.counted for ghost in restored.metadata.ghosts.values())
         for stage, counted in total(task.ghost().counted for task in process.tasks.values()).items():
-            check(
-                counted == held[stage], "stage {} is restored with {} of {} in its union list state", stage, counted, held[stage]
-            )
+            check(counted == held[stage], "stage {} is restored with {} of {} rows in union state", stage, counted, held[stage])
     return finished
 
 

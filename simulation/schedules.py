@@ -11,7 +11,6 @@ from simulation.process import Process
 from simulation.requests import LANDED, LOST, OK, PAUSE, PUT, UNAVAILABLE
 from simulation.task import Task
 from simulation.world import DEADLINE, Label, World
-from simulation.writing import UPLOADED
 
 
 class RandomSchedule:
@@ -180,7 +179,7 @@ class RandomSchedule:
         if not process.may_upload(upload):
             return None
         fails = self._world.may_happen("upload") and self._chance() < 0.15 and self._world.spend("upload")
-        outcome = "failed" if fails else UPLOADED
+        outcome = UNAVAILABLE if fails else OK
         return ("upload", process.number, upload.task.number, upload.barrier.checkpoint_id, upload.task.attempt, outcome)
 
     # Faults, users

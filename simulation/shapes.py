@@ -26,10 +26,11 @@ from dagster_checkpoints.pipeline import (
     channel_groups,
     execution_graph,
 )
-from simulation.elements import EDGES
 
 SOURCES = ("bounded", "unbounded")
 DERIVED = ("map", "map", "map", "window", "totals", "buffer", "union", "broadcast")
+EDGES = 32
+"""Upper limit of the number of edges of a pipeline, exclusive."""
 
 
 @dataclass(frozen=True)

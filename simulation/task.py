@@ -16,8 +16,7 @@ from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import task_events as on
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, Mark, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.messages import TaskMessage
-from simulation.channels import Channel, Snapshot
-from simulation.elements import mix
+from simulation.channels import Channel, Snapshot, mix
 from simulation.sinks import TaskFailure
 from simulation.task_data import TaskData
 from simulation.violations import check

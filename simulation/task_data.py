@@ -18,8 +18,7 @@ from dagster_checkpoints.execution.restored_channels import gate_channel
 from dagster_checkpoints.execution.task_events import PinSnapshot, WatermarkReached
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.pipeline import TaskId
-from simulation.channels import Channel, Ghost, Output, Snapshot
-from simulation.elements import ONE, Row, owner_of, source_row, source_watermark
+from simulation.channels import ONE, Channel, Ghost, Output, Row, Snapshot, owner_of, source_row, source_watermark
 from simulation.operators import Forward, Operator, Union, operator
 from simulation.sinks import TaskFailure, TaskSink
 from simulation.violations import Violation, check

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from simulation.channels import describe, tally
 from simulation.consistency import expected_rows, written
-from simulation.elements import describe, tally
 from simulation.machine import LEASE
 from simulation.process import Process
 from simulation.restoring import RequestedStart

@@ -20,18 +20,17 @@ from dagster_checkpoints.execution.storage_errors import StorageError, StorageUn
 from dagster_checkpoints.execution.storage_steps import DriverValues, StatePlace, drive
 from dagster_checkpoints.execution.task_events import StoreSnapshot
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import CheckpointMetadata, check_rescaling, rescaled_stages
+from dagster_checkpoints.state import CheckpointMetadata, check_rescaling, recorded_stages, rescaled_stages
 from dagster_checkpoints.storage.errors import CheckpointDiscarded
 from simulation.channels import Ghost, Snapshot
 from simulation.consistency import check_cut, check_ends
 from simulation.machine import LEASE, Machine, Upload
-from simulation.requests import Steps
+from simulation.requests import OK, Steps
 from simulation.restoring import RestorableCheckpoint, as_recorded, read_restored
 from simulation.storage import LONG_AGO, Metadata, is_savepoint
 from simulation.task_data import TaskData
 from simulation.violations import check
 
-UPLOADED = "uploaded"
 _WITHOUT_UNION_STATES = CheckpointMetadata("simulated", 0, (), ())
 """The metadata of a pipeline without union list state."""
 
@@ -68,7 +67,7 @@ class Writer(Machine):
         task, snapshot = upload.task.id, upload.snapshot
         event: Acknowledged | Declined = Acknowledged(task, checkpoint_id, snapshot, upload.statistics)
         try:
-            snapshot.files = self._store_files(upload, outcome == UPLOADED)
+            snapshot.files = self._store_files(upload, outcome == OK)
         except StorageError:
             event = Declined(task, checkpoint_id, FailureReason.IO_EXCEPTION, "the upload failed")
         self.report(attempt, event)
@@ -135,10 +134,8 @@ class Writer(Machine):
 
     def _union_partly_finished(self, metadata: Metadata) -> bool:
         """Whether some, but not all, instances of a stage with union list state have finished: no checkpoint can complete."""
-        stages = self.shape.stages
-        tasks = [task.id for task in self.shape.tasks if any(stages[n].kind == "union" for n in task.stages)]
-        gone, left = ({task.vertex for task in tasks if (task in metadata.finished) is over} for over in (True, False))
-        return bool(gone & left)
+        recorded = zip(recorded_stages(self.shape.pipeline, self.shape.chains, metadata.finished), self.shape.stages, strict=True)
+        return any(stage.finished and not stage.fully_finished for stage, spec in recorded if spec.kind == "union")
 
     def _metadata(self, snapshot: CheckpointSnapshot, ghosts: dict[TaskId, Ghost]) -> Metadata:
         states: dict[TaskId, Any] = dict(snapshot.states)

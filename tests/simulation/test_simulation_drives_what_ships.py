@@ -48,9 +48,8 @@ DRIVERS = {
 }
 """The drivers, and the shipped code that each of them calls in every search."""
 WORLD = {
-    "channels": "the queues of the data plane and the snapshots of tasks",
+    "channels": "records and their arithmetic, the queues of the data plane, the snapshots of tasks",
     "consistency": "the expected rows of a pipeline, and an invariant: a checkpoint is a consistent cut",
-    "elements": "records, and their arithmetic",
     "shapes": "random pipelines, with the shipped graph, chains and channels",
     "storage": "durable storage, and its invariants",
     "violations": "the list of invariants, and where they are checked",
