@@ -143,7 +143,9 @@ _PERFORM: dict[type[object], Callable[[Any, Any], Any]] = {
     writing.CompareObject: lambda p, request: check(p.store.metadata(p.location) is p.metadata, "there are two {}", p.location),
     writing.CheckStateFiles: lambda p, request: p.check_files(),
     deletion.DeleteMetadata: lambda p, request: paused(p.store.delete, f"{request.location}/_metadata"),
-    deletion.ListMetadata: lambda p, request: [deletion.FoundMetadata(*found) for found in p.store.checkpoints()],
+    deletion.ListMetadata: lambda p, request: [
+        deletion.FoundMetadata(location, int(location.rpartition("-")[2])) for location in p.store.below("checkpoints/")
+    ],
     deletion.SweepMetadata: lambda p, request: p.run(deletion.sweep_metadata(p.owner)),
     # A savepoint's directory
     deletion.MarkIncomplete: lambda p, request: paused(p.mark_incomplete, p.location),

@@ -179,12 +179,16 @@ def deploy(process: Process) -> frozenset[TaskId]:
     finished: frozenset[TaskId] = frozenset()
     states: Mapping[TaskId, Snapshot] = {}
     process.drop_tasks()
-    process.ghosts, process.enumerators = {}, _enumerators(shape, restored)
-    if restored is not None:
+    if restored is None:
+        process.ghosts = {}
+        process.enumerators = {number: deque(range(spec.splits)) for number, spec in enumerate(shape.stages) if spec.enumerated}
+    else:
         finished, states = restored.metadata.finished, restored.metadata.states
         found = restored.plan.finished
         check(found == finished, "{} are restored as finished, not {}", found, finished)
         process.ghosts = {task: restored.metadata.ghosts[task] for task in finished}
+        enumerators = restored.plan.enumerators
+        process.enumerators = {number_of(name): deque(map(int, state.discovered)) for name, state in enumerators.items()}
         process.world.counts["rescalings"] += restored.metadata.variant != process.requested_start.variant
     channels = [Channel(spec, process.scenario.config.unaligned) for spec in shape.channels]
     for number, spec in enumerate(shape.tasks):
@@ -228,7 +232,7 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
 def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, siblings: Sequence[Snapshot | None]) -> TaskSink:
     """The sink of an instance, with the values that opening it needs."""
     restored = process.restored
-    later = restored is not None and process.owner.has_later(restored.plan.checkpoint_id)
+    restored_id = None if restored is None else restored.plan.checkpoint_id
     return TaskSink(
         process.world.sinks[stage],
         process.job_id,
@@ -236,16 +240,9 @@ def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, sibli
         process.shape.stages[stage].instances,
         process.epoch,
         None if mine is None else mine.transactions,
-        restored.plan.checkpoint_id if restored is not None and later else None,
+        restored_id if restored_id is not None and process.owner.has_later(restored_id) else None,
         [t for s in siblings if s is not None for t in s.transactions],
     )
-
-
-def _enumerators(shape: Shape, restored: Restored | None) -> dict[int, deque[int]]:
-    """By source stage whose splits are assigned one at a time: the splits that are not assigned yet."""
-    if restored is None:
-        return {number: deque(range(spec.splits)) for number, spec in enumerate(shape.stages) if spec.enumerated}
-    return {number_of(name): deque(map(int, state.discovered)) for name, state in restored.plan.enumerators.items()}
 
 
 def _rescaled(spec: TaskSpec, siblings: Sequence[Snapshot | None], before: Shape, after: Shape) -> Snapshot:

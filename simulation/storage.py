@@ -53,10 +53,6 @@ class Store:
         """The metadata of a checkpoint or savepoint; None if it is not complete."""
         return self.objects.get(f"{location}/_metadata")
 
-    def checkpoints(self) -> list[tuple[str, int]]:
-        """Location of each checkpoint with metadata, and the epoch of its owner."""
-        return [(path, int(path.rpartition("-")[2])) for path in self.below("checkpoints/")]
-
     def below(self, folder: str) -> list[str]:
         """The paths directly below a folder, whose path ends with a slash."""
         size = len(folder)
