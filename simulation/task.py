@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from simulation.process import Process
 
 RUNNING = life.LifecycleState.RUNNING
+_ENDS = frozenset({EndOfData, EndOfPartition})
+_EVENT_TIME = frozenset({WatermarkAt, WatermarkStatus})
 
 
 class Task(TaskData):
@@ -134,7 +136,7 @@ class Task(TaskData):
             elif not channel.static:
                 channel.log.append(element)
         self.perform(actions)
-        if gate.open and channel.log and isinstance(channel.log[-1], EndOfData | EndOfPartition):
+        if gate.open and channel.log and type(channel.log[-1]) in _ENDS:
             self.consume(channel, channel.consumed)  # an end of data without records starts no batch
             self.check_watermark()
         return True
@@ -238,10 +240,10 @@ class Task(TaskData):
         return True
 
     def _take_message(self, message: TaskMessage) -> None:
-        if isinstance(message, life.CheckpointCompletedNotice):
+        if type(message) is life.CheckpointCompletedNotice:
             check(message.checkpoint_id > self.completed, "{} is notified of {} after {}", self.id, message, self.completed)
             self.completed = message.checkpoint_id
-        elif isinstance(message, life.CheckpointAbortedNotice):
+        elif type(message) is life.CheckpointAbortedNotice:
             self.aborted.add(message.checkpoint_id)
             if self.stopped_by == message.checkpoint_id:
                 self.stopped_by = None
@@ -270,7 +272,7 @@ class Task(TaskData):
         self.opened, self.gate_moved = action, True
 
     def _forward(self, action: on.Forward) -> None:
-        if isinstance(action.mark, WatermarkAt | WatermarkStatus):
+        if type(action.mark) in _EVENT_TIME:
             self.send_event_time(action.mark)
         else:
             self.send(action.mark)

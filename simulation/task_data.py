@@ -161,13 +161,13 @@ class TaskData:
     def consume(self, channel: Channel, position: int) -> None:
         """Process the records of a channel up to a position, and pass the marks behind them."""
         log = channel.log
-        while log and (channel.consumed < position or isinstance(log[0], Mark)):
+        while log and (channel.consumed < position or type(log[0]) is not tuple):
             element = log.popleft()
             channel.consumed += 1
-            if isinstance(element, Mark):
-                self._pass_mark(channel, element)
-            else:
+            if type(element) is tuple:
                 self._process_record(channel, element)
+            else:
+                self._pass_mark(channel, element)  # type: ignore[arg-type]  # an element that is no tuple is a mark
 
     def _process_record(self, channel: Channel, row: Row) -> None:
         if self.finished_operators:

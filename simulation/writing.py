@@ -43,7 +43,7 @@ class Writer(Machine):
     def report(self, attempt: int, event: object) -> None:
         """Queue an event of a task or an upload of this attempt."""
         item = TaskReport(attempt, event)  # type: ignore[arg-type]
-        if isinstance(event, Acknowledged | Declined):
+        if isinstance(event, (Acknowledged, Declined)):
             self.sent_reports.append(item)
         self.queue.append(item)
 

@@ -169,7 +169,8 @@ class CheckpointCoordinator:
         if isinstance(event, Acknowledged):
             # The most frequent event. It is no reason to trigger anything: the last acknowledgement only begins a write.
             return actions
-        self._take_outcomes(actions, now)
+        if actions:
+            self._take_outcomes(actions, now)
         failures = [action for action in actions if isinstance(action, FailJob)]
         if failures:
             actions = [action for action in actions if not isinstance(action, FailJob)]

@@ -15,8 +15,9 @@ Flink's SubtaskCheckpointCoordinatorImpl (lastCheckpointId, abortedCheckpointIds
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -197,31 +198,25 @@ class TaskLifecycle:
         Raises:
             UnexpectedEvent: the event cannot come in this state.
         """
-        match event:
-            case EndOfDataReceived():
-                return self._end_of_data(event)
-            case OperatorsFinished():
-                if self._state is not LifecycleState.FINISHING:
-                    self._refuse(event)
-                return self._wait()
-            case RestoredAfterFinish():
-                if self._state is not LifecycleState.RUNNING or self._last_snapshot:
-                    self._refuse(event)
-                return self._wait()
-            case SnapshotTaken(checkpoint_id):
-                if self._state is LifecycleState.FINISHED or checkpoint_id <= self._last_snapshot:
-                    self._refuse(event)
-                return self._snapshot_taken(event)
-            case CheckpointCompletedNotice(checkpoint_id):
-                return self._completed(checkpoint_id)
-            case SavepointCompletedNotice(checkpoint_id):
-                self._awaited.discard(checkpoint_id)
-                return self._end_if_done()
-            case CheckpointAbortedNotice(checkpoint_id):
-                return self._aborted(checkpoint_id)
-            case DrainAnnounced():
-                self._checkpointing = True
-                return []
+        return _TAKES[type(event)](self, event)
+
+    def _operators_done(self, event: OperatorsFinished) -> list[LifecycleAction]:
+        if self._state is not LifecycleState.FINISHING:
+            self._refuse(event)
+        return self._wait()
+
+    def _restored(self, event: RestoredAfterFinish) -> list[LifecycleAction]:
+        if self._state is not LifecycleState.RUNNING or self._last_snapshot:
+            self._refuse(event)
+        return self._wait()
+
+    def _savepoint_completed(self, event: SavepointCompletedNotice) -> list[LifecycleAction]:
+        self._awaited.discard(event.checkpoint_id)
+        return self._end_if_done()
+
+    def _drain_announced(self, event: DrainAnnounced) -> list[LifecycleAction]:
+        self._checkpointing = True
+        return []
 
     def _end_of_data(self, event: EndOfDataReceived) -> list[LifecycleAction]:
         if self._paused:
@@ -249,6 +244,8 @@ class TaskLifecycle:
         return [*actions, CommitUpTo(None), *self._end()]
 
     def _snapshot_taken(self, event: SnapshotTaken) -> list[LifecycleAction]:
+        if self._state is LifecycleState.FINISHED or event.checkpoint_id <= self._last_snapshot:
+            self._refuse(event)
         self._last_snapshot = event.checkpoint_id
         if event.checkpoint_id in self._aborted_ids:
             return []
@@ -262,7 +259,8 @@ class TaskLifecycle:
         (self._after_finish if lets_end else self._awaited).add(event.checkpoint_id)
         return []
 
-    def _completed(self, checkpoint_id: int) -> list[LifecycleAction]:
+    def _completed(self, event: CheckpointCompletedNotice) -> list[LifecycleAction]:
+        checkpoint_id = event.checkpoint_id
         if self._state is LifecycleState.FINISHED:
             return []
         if checkpoint_id == self._stop:
@@ -274,7 +272,8 @@ class TaskLifecycle:
             self._final_completed = True
         return [CommitUpTo(checkpoint_id), *self._end_if_done()]
 
-    def _aborted(self, checkpoint_id: int) -> list[LifecycleAction]:
+    def _aborted(self, event: CheckpointAbortedNotice) -> list[LifecycleAction]:
+        checkpoint_id = event.checkpoint_id
         self._aborted_ids.add(checkpoint_id)
         self._awaited.discard(checkpoint_id)
         self._after_finish.discard(checkpoint_id)
@@ -314,6 +313,16 @@ class TaskLifecycle:
         )
 
 
+_TAKES: dict[type[object], Callable[[TaskLifecycle, Any], list[LifecycleAction]]] = {
+    EndOfDataReceived: TaskLifecycle._end_of_data,
+    OperatorsFinished: TaskLifecycle._operators_done,
+    RestoredAfterFinish: TaskLifecycle._restored,
+    SnapshotTaken: TaskLifecycle._snapshot_taken,
+    CheckpointCompletedNotice: TaskLifecycle._completed,
+    SavepointCompletedNotice: TaskLifecycle._savepoint_completed,
+    CheckpointAbortedNotice: TaskLifecycle._aborted,
+    DrainAnnounced: TaskLifecycle._drain_announced,
+}
 _EXPECTED = {
     LifecycleState.RUNNING: "EndOfDataReceived is expected first",
     LifecycleState.FINISHING: "OperatorsFinished is expected next",

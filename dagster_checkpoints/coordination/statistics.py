@@ -145,16 +145,15 @@ class CheckpointStatistics:
             now: seconds.
         """
         for action in actions:
-            match action:
-                case AcknowledgeAnswered(task, checkpoint_id, AcknowledgeAnswer.SUCCESS):
-                    if isinstance(event, Acknowledged):
-                        self._in_progress[checkpoint_id][1][task] = Acknowledgement(now, event.statistics)
-                case CheckpointTriggered():
-                    self._triggered(action, now)
-                case CheckpointCompleted(checkpoint):
-                    self._completed(checkpoint)
-                case CheckpointFailed():
-                    self._failed(action, now)
+            if type(action) is AcknowledgeAnswered:
+                if action.answer is AcknowledgeAnswer.SUCCESS and isinstance(event, Acknowledged):
+                    self._in_progress[action.checkpoint_id][1][action.task] = Acknowledgement(now, event.statistics)
+            elif type(action) is CheckpointTriggered:
+                self._triggered(action, now)
+            elif type(action) is CheckpointCompleted:
+                self._completed(action.checkpoint)
+            elif type(action) is CheckpointFailed:
+                self._failed(action, now)
 
     def restored(self, checkpoint: CompletedCheckpoint) -> None:
         """The job is started from this checkpoint."""

@@ -34,7 +34,16 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.coordination.errors import UnexpectedEvent, UnknownChannel
-from dagster_checkpoints.execution.elements import BarrierMark, CancelMark, Element, EndOfData, EndOfPartition, Mark
+from dagster_checkpoints.execution.elements import (
+    BarrierMark,
+    CancelMark,
+    Element,
+    EndOfData,
+    EndOfPartition,
+    Mark,
+    WatermarkAt,
+    WatermarkStatus,
+)
 from dagster_checkpoints.execution.gate_snapshots import GateSnapshots, InputsCaptured, PinDue
 from dagster_checkpoints.execution.gate_watermarks import GateWatermarks
 from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel
@@ -213,10 +222,7 @@ class InputGate:
                 channel.scanned += 1
                 if channel.unread:
                     channel.unread.popleft()
-                if isinstance(element, Mark):
-                    self._scan_mark(channel, element)
-                else:
-                    self._scan_records(channel, element)
+                _SCANS.get(type(element), InputGate._scan_records)(self, channel, element)
                 if self._open:
                     channel.taken_in = channel.scanned
 
@@ -281,27 +287,29 @@ class InputGate:
             channel.held.append(records)
             channel.held_to = channel.scanned
 
-    def _scan_mark(self, channel: InputChannel, mark: Mark) -> None:
-        name = channel.name
-        if isinstance(mark, BarrierMark):
-            channel.announced = None
-            if not self._exactly_once:
-                self._snapshots.memory.remember(channel, mark.barrier.checkpoint_id, self._watermarks.snapshot())
-            self._obey(self._handler.handle(BarrierReceived(name, mark.barrier)))
-        elif isinstance(mark, CancelMark):
-            self._obey(self._handler.handle(CancellationReceived(name, mark.checkpoint_id)))
-        else:
-            ends = isinstance(mark, EndOfPartition)
-            if channel.captured is not None and not ends:
-                channel.captured.append(mark)
-            if channel.static:
-                channel.ended_in_scan = channel.ended_in_scan or (isinstance(mark, EndOfData) and mark.drain)
-            elif self._open:
-                self._watermarks.take_in(channel, mark)
-            elif not self._closed:
-                channel.held.append(mark)
-            if ends:
-                self._obey(self._handler.handle(EndOfPartitionReceived(name)))
+    def _scan_barrier(self, channel: InputChannel, mark: BarrierMark) -> None:
+        channel.announced = None
+        if not self._exactly_once:
+            self._snapshots.memory.remember(channel, mark.barrier.checkpoint_id, self._watermarks.snapshot())
+        self._obey(self._handler.handle(BarrierReceived(channel.name, mark.barrier)))
+
+    def _scan_cancellation(self, channel: InputChannel, mark: CancelMark) -> None:
+        self._obey(self._handler.handle(CancellationReceived(channel.name, mark.checkpoint_id)))
+
+    def _scan_end(self, channel: InputChannel, mark: EndOfPartition) -> None:
+        if not (channel.static or self._open or self._closed):
+            channel.held.append(mark)
+        self._obey(self._handler.handle(EndOfPartitionReceived(channel.name)))
+
+    def _scan_mark(self, channel: InputChannel, mark: WatermarkAt | WatermarkStatus | EndOfData) -> None:
+        if channel.captured is not None:
+            channel.captured.append(mark)
+        if channel.static:
+            channel.ended_in_scan = channel.ended_in_scan or (isinstance(mark, EndOfData) and mark.drain)
+        elif self._open:
+            self._watermarks.take_in(channel, mark)
+        elif not self._closed:
+            channel.held.append(mark)
 
     # What follows from the state
 
@@ -397,3 +405,12 @@ _TAKES: dict[type[object], Callable[[InputGate, Any], None]] = {
     life.FinishOperators: InputGate._close,
     life.RestoredAfterFinish: InputGate._close,
 }
+_SCANS: dict[type[object], Callable[[InputGate, InputChannel, Any], None]] = {
+    BarrierMark: InputGate._scan_barrier,
+    CancelMark: InputGate._scan_cancellation,
+    EndOfPartition: InputGate._scan_end,
+    WatermarkAt: InputGate._scan_mark,
+    WatermarkStatus: InputGate._scan_mark,
+    EndOfData: InputGate._scan_mark,
+}
+"""By type of element; every other element is records."""

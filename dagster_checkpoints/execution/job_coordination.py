@@ -6,16 +6,17 @@ know: attempts, restarts, how a job begins or ends (`job_machine`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass
+from typing import Any
 
 from dagster_checkpoints.coordination import (
     AcknowledgeAnswered,
+    Acknowledged,
     CheckpointCompleted,
     CheckpointCoordinator,
     CheckpointPlan,
     CompletedCheckpoint,
-    CoordinatorAction,
     CoordinatorEvent,
     DiscardCheckpoint,
     DiscardLateState,
@@ -154,6 +155,8 @@ class JobCoordination:
 
     def take_report(self, report: CoordinatorEvent | TaskFailure) -> None:
         """A task of the present attempt reports something."""
+        if isinstance(report, Acknowledged):  # the most frequent report
+            return self.to_coordinator(report)
         if isinstance(report, TaskFailure):
             return self.fail(report.failure, report.task)
         self.to_coordinator(report)
@@ -196,41 +199,33 @@ class JobCoordination:
 
     def to_coordinator(self, event: CoordinatorEvent) -> None:
         """Hand the event to the coordinator, and perform its actions."""
-        coordinator = self.coordinator
-        assert coordinator is not None
-        for action in coordinator.handle(event, self._now):
-            self._perform_action(action, coordinator)
+        assert self.coordinator is not None
+        for action in self.coordinator.handle(event, self._now):
+            perform = _PERFORM.get(type(action))
+            if perform is None:
+                self.actions.append(action)  # type: ignore[arg-type]  # the others are in _PERFORM
+            else:
+                perform(self, action)
 
-    def _perform_action(self, action: CoordinatorAction, coordinator: CheckpointCoordinator) -> None:
-        match action:
-            case AcknowledgeAnswered() | DiscardLateState():
-                pass  # late states are accounted for by checkpoint, and deleted with it
-            case TriggerTask(task, barrier):
-                self._send((task,), TriggerReceived(barrier))
-            case NotifyTasks(tasks, notice):
-                self._send(tasks, notice)
-            case CheckpointCompleted(completed):
-                self._completed(completed, coordinator.completed)
-                self.actions.append(action)
-            case RequestCompleted(request_id, completed):
-                self.actions.append(action)
-                self.perform(self.requests.completed(request_id, completed))
-            case RequestNotCompleted(request_id, reason, message):
-                self.actions.append(action)
-                self.perform(self.requests.failed(request_id, reason, message, restarting=not self.runs))
-            case FailJob(reason, message):
-                self._fail_job(Failure(f"Pipeline {self._pipeline!r}: {message} ({reason.name})."))
-            case _:
-                self.actions.append(action)
-
-    def _completed(self, completed: CompletedCheckpoint, retained: Sequence[CompletedCheckpoint]) -> None:
+    def _completed(self, action: CheckpointCompleted) -> None:
         # The job has started from an earlier checkpoint: the later ones are of no use once it has completed one of its own.
         self.actions += [DiscardCheckpoint(later) for later in self._passed_over]
         self._passed_over = ()
-        if not completed.is_savepoint:
-            self.actions.append(ForgetSavepoints(frozenset(kept.location for kept in retained)))
+        if not action.checkpoint.is_savepoint:
+            assert self.coordinator is not None
+            self.actions.append(ForgetSavepoints(frozenset(kept.location for kept in self.coordinator.completed)))
+        self.actions.append(action)
 
-    def _fail_job(self, failure: Failure) -> None:
+    def _request_completed(self, action: RequestCompleted) -> None:
+        self.actions.append(action)
+        self.perform(self.requests.completed(action.request_id, action.checkpoint))
+
+    def _request_failed(self, action: RequestNotCompleted) -> None:
+        self.actions.append(action)
+        self.perform(self.requests.failed(action.request_id, action.reason, action.message, restarting=not self.runs))
+
+    def _fail_job(self, action: FailJob) -> None:
+        failure = Failure(f"Pipeline {self._pipeline!r}: {action.message} ({action.reason.name}).")
         if self.deployed:
             self.fail(failure)
         else:
@@ -266,3 +261,20 @@ class JobCoordination:
                     self.actions.append(action)
                 case FailOver(message):
                     self.fail(Failure(message))
+
+
+def _account_by_checkpoint(job: JobCoordination, action: AcknowledgeAnswered | DiscardLateState) -> None:
+    """Late states are accounted for by checkpoint, and deleted with it."""
+
+
+_PERFORM: dict[type[object], Callable[[JobCoordination, Any], None]] = {
+    AcknowledgeAnswered: _account_by_checkpoint,
+    DiscardLateState: _account_by_checkpoint,
+    TriggerTask: lambda job, action: job._send((action.task,), TriggerReceived(action.barrier)),
+    NotifyTasks: lambda job, action: job._send(action.tasks, action.notice),
+    CheckpointCompleted: JobCoordination._completed,
+    RequestCompleted: JobCoordination._request_completed,
+    RequestNotCompleted: JobCoordination._request_failed,
+    FailJob: JobCoordination._fail_job,
+}
+"""The coordinator's actions that the driver does not perform as they are."""

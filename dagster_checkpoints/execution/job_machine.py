@@ -149,6 +149,12 @@ class JobMachine:
             case on.TaskReport(attempt, report):
                 if attempt == self._attempt and self._job.deployed:
                     self._job.take_report(report)
+            case Tick():
+                if self._job.coordinator is not None:
+                    self._job.to_coordinator(event)
+            case MetadataWritten() | MetadataWriteFailed() | MetadataOutcomeUnknown() | CheckpointRequested():
+                self._need_tasks(event)
+                self._job.to_coordinator(event)
             case RequestReceived():
                 self._job.requests.receive(event)
                 if self._phase is JobPhase.OVER:
@@ -160,12 +166,6 @@ class JobMachine:
             case on.DrainRequested() | on.EndSourceRequested():
                 self._need_tasks(event)
                 self._end_sources(event)
-            case Tick():
-                if self._job.coordinator is not None:
-                    self._job.to_coordinator(event)
-            case CheckpointRequested() | MetadataWritten() | MetadataWriteFailed() | MetadataOutcomeUnknown():
-                self._need_tasks(event)
-                self._job.to_coordinator(event)
             case on.BeginningChosen() | on.Deployed() | on.DeployFailed() | on.JobBegun() | on.SavepointClaimed():
                 check_awaited(event, self._phase)
                 self._take_beginning(event)

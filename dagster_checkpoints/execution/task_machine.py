@@ -281,11 +281,15 @@ class TaskMachine:
         del self._capturing[action.checkpoint_id]
         return [action]
 
-    def _perform(self, decided: Iterable[life.LifecycleAction]) -> list[TaskAction]:
+    def _perform(self, decided: Sequence[life.LifecycleAction]) -> list[TaskAction]:
+        if not decided:
+            return []
         actions: list[TaskAction] = []
         gate_actions: list[TaskAction] = []
         for action in decided:
             match action:
+                case life.CommitUpTo():
+                    actions.append(action)
                 case life.FinishOperators() | life.PauseOperators() | life.ResumeOperators():
                     actions.append(action)
                     gate_actions += self._to_gate(action)
