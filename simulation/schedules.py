@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect
-from collections.abc import Callable
 
 from simulation.machine import TURN, Thread
 from simulation.process import Process
@@ -45,19 +43,18 @@ class RandomSchedule:
         if not active:
             return self._next_process()
         alone = len(active) == 1 and not active[0].paused and active[0] is world.processes[-1]
-        if label := (not alone and self._other_process()) or self._disturbance():
+        if not alone and (label := self._other_process()):
             return label
+        # A fault or a user's request; once the world is calm, only the request that ends the job.
+        if self._chance() < (0.1 if world.calm else self._fault_chance):
+            label = self._end_job() if world.calm else self._fault_or_request()
+            if label:
+                return label
         first = int(self._chance() * len(active)) if len(active) > 1 else 0
         for process in active[first:] + active[:first] if first else active:
             if not process.paused and (label := self._process_step(process)):
                 return label
         return self._pass_time()
-
-    def _disturbance(self) -> Label | None:
-        """A fault or a user's request; once the world is calm, only the request that ends the job."""
-        if self._world.calm:
-            return self._end_job() if self._chance() < 0.1 else None
-        return self._fault_or_request() if self._chance() < self._fault_chance else None
 
     def _other_process(self) -> Label | None:
         """A paused process wakes; or another process starts beside one that is paused or no longer the owner."""
@@ -85,11 +82,22 @@ class RandomSchedule:
         tasks = self._task_total if process.running else 0.0
         main = tasks + (self._main if process.main.at != TURN or process.queue else 0.0)
         upload = main + (self._upload if process.uploads else 0.0)
-        io = upload + (self._io if process.io_busy() else 0.0)
+        io = upload + (self._io if process.io_thread.at != TURN or process.io else 0.0)
         # A process that loses its lease during a slow write crashes; where tasks commit at their own end, that repeats rows.
         keeps_lease = self._world.calm or (process.locked and not self._after_finish)
         time = io if keeps_lease else io + self._tick
-        for step in _ORDERS[bisect((tasks, main, upload, io, time), self._chance() * time)]:
+        drawn = self._chance() * time
+        if drawn < tasks:
+            order = _TASK_FIRST
+        elif drawn < main:
+            order = _MAIN_FIRST
+        elif drawn < upload:
+            order = _UPLOAD_FIRST
+        elif drawn < io:
+            order = _IO_FIRST
+        else:
+            return ("time", 1.0) if time else self._main_step(process)
+        for step in order:
             if label := step(self, process):
                 return label
         return None
@@ -265,12 +273,6 @@ class RandomSchedule:
 _TASK, _MAIN, _UPLOAD, _IO = (
     RandomSchedule._task_step, RandomSchedule._main_step, RandomSchedule._upload_step, RandomSchedule._io_step,
 )  # fmt: skip
-_ORDERS: tuple[tuple[Callable[[RandomSchedule, Process], Label | None], ...], ...] = (
-    (_TASK, _MAIN, _UPLOAD, _IO),
-    (_MAIN, _TASK, _UPLOAD, _IO),
-    (_UPLOAD, _MAIN, _TASK, _IO),
-    (_IO, _MAIN, _UPLOAD, _TASK),
-    (lambda schedule, process: ("time", 1.0),),
-    (_MAIN,),
-)
-"""The order in which to look for a possible step, by the weight that is drawn; the last one if all weights are 0."""
+_TASK_FIRST, _MAIN_FIRST = (_TASK, _MAIN, _UPLOAD, _IO), (_MAIN, _TASK, _UPLOAD, _IO)
+_UPLOAD_FIRST, _IO_FIRST = (_UPLOAD, _MAIN, _TASK, _IO), (_IO, _MAIN, _UPLOAD, _TASK)
+"""The orders in which to look for a possible step."""

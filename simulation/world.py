@@ -63,7 +63,7 @@ class World:
     @property
     def current(self) -> Process | None:
         """The process that owns the pipeline, or else the last one started, if it is still acquiring the pipeline."""
-        last = self._live_process(len(self.processes) - 1)
+        last = self.processes[-1] if self.processes and not self.processes[-1].ended else None
         if last is not None and not last.paused and not last.epoch:
             return last
         epoch = self.store.state.epoch if self.store.state is not None else None
@@ -74,19 +74,19 @@ class World:
         newest = self.store.state.newest if self.store.state is not None else None
         return 0 if newest is None else self.store.check_complete(newest.location).variant
 
-    def _live_process(self, number: int) -> Process | None:
-        process = self.processes[number] if 0 <= number < len(self.processes) else None
-        return None if process is None or process.ended else process
-
-    def _process(self, number: int) -> Process | None:
-        process = self._live_process(number)
-        return None if process is None or process.paused else process
+    def _process(self, number: int, paused: bool = False) -> Process | None:
+        """The process with this number, if it has not ended, and is paused or not, as asked."""
+        for process in self.active:
+            if process.number == number and process.paused is paused:
+                return process
+        return None
 
     def _task(self, number: int, task_number: int) -> Task | None:
         process = self._process(number)
-        for task in () if process is None else process.running:
-            if task.number == task_number:
-                return task
+        if process is not None:
+            for task in process.running:
+                if task.number == task_number:
+                    return task
         return None
 
     # Processes
@@ -142,7 +142,7 @@ class World:
     # Faults
 
     def may_happen(self, fault: str) -> bool:
-        return not self.calm and self.budgets[fault] > 0
+        return not self.calm and self.budgets.get(fault, 0) > 0
 
     def spend(self, fault: str) -> bool:
         """Whether this fault may happen once more; counts it if so."""
@@ -151,7 +151,7 @@ class World:
         return possible
 
     def _crash(self, number: int) -> bool:
-        process = self._live_process(number)
+        process = self._process(number) or self._process(number, paused=True)
         if process is None or not self.spend("crash"):
             return False
         process.crash()
@@ -160,8 +160,8 @@ class World:
         return True
 
     def _wake(self, number: int) -> bool:
-        process = self._live_process(number)
-        if process is None or not process.paused:
+        process = self._process(number, paused=True)
+        if process is None:
             return False
         process.paused = False
         for other in self.processes[number:]:
