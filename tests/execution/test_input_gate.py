@@ -90,7 +90,7 @@ class Driver:
 
     def __call__(self, event: object) -> list[Any]:
         self.now += 1.0
-        return list(self.gate.handle(event, self.now))
+        return self.gate.handle(event, self.now)
 
     def started(self, built: QueryBuilt | None = None) -> Driver:
         """The query runs."""

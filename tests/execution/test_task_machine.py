@@ -86,7 +86,7 @@ class Driver:
 
     def __call__(self, event: Any) -> list[Any]:
         self.now += 1.0
-        return list(self.machine.handle(event, self.now))
+        return self.machine.handle(event, self.now)
 
     def read(self, channel: str, *elements: Any) -> list[Any]:
         return self(ElementsArrived(((channel, elements),)))
@@ -297,6 +297,12 @@ def test_a_snapshot_of_another_checkpoint_is_refused() -> None:
     drive(TriggerReceived(barrier(2)))
     with pytest.raises(UnexpectedEvent, match="not pinning a snapshot of checkpoint 1"):
         drive(SnapshotPinned(1))
+
+
+@pytest.mark.parametrize("answer", [SnapshotPinned(1), SnapshotFailed(1)])
+def test_the_answer_to_a_snapshot_that_was_never_asked_for_is_refused(answer: SnapshotPinned | SnapshotFailed) -> None:
+    with pytest.raises(UnexpectedEvent, match="not pinning a snapshot of checkpoint 1"):
+        source()(answer)
 
 
 def test_a_gate_continues_after_a_snapshot() -> None:
