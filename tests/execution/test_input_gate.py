@@ -595,6 +595,18 @@ def test_the_end_of_a_partition_counts_as_every_barrier() -> None:
     assert due.pin.inputs.channels[0].in_flight == (EndOfData(True), EndOfPartition())
 
 
+@pytest.mark.parametrize("at_its_end", [False, True])
+def test_the_end_of_a_partition_is_not_in_flight_once_the_query_runs(at_its_end: bool) -> None:
+    drive = Driver("a", "b").started()
+    if at_its_end:
+        drive.read("a", EndOfData(True))
+        drive.read("b", EndOfData(True))
+        drive(life.FinishOperators())
+    drive.read("a", EndOfPartition())
+    (due,) = drive.read("b", mark(1))
+    assert [channel.in_flight for channel in due.pin.inputs.channels] == [(), ()]
+
+
 # At-least-once
 
 
