@@ -43,9 +43,10 @@ def tally(uids: Collection[int]) -> int:
 
 def total(tallies: Iterable[Mapping[int, int]]) -> Counter[int]:
     """By key, the sum of all values."""
-    found = Counter[int]()
+    found: Counter[int] = Counter()
     for each in tallies:
-        found.update(each)
+        for key, number in each.items():
+            found[key] += number
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
-from dagster_checkpoints.execution.elements import EndOfData, Mark
+from dagster_checkpoints.execution.elements import EndOfData
 from simulation.channels import Row, describe, mix, source_row, tally, total
 from simulation.operators import operator
 from simulation.shapes import Shape, StageSpec, number_of
@@ -54,9 +54,9 @@ def check_cut(shape: Shape, metadata: Metadata) -> None:
     found = total(ghost.read for ghost in metadata.ghosts.values())
     edge_of = {channel.name: channel.edge for channel in shape.channels}
     for state in metadata.states.values():
-        waiting = [*state.output.items(), *((name, pinned.in_flight) for name, pinned in state.channels.items())]
+        waiting = [*state.output.items(), *[(name, pinned.in_flight) for name, pinned in state.channels.items()]]
         for name, elements in waiting:
-            found[edge_of[name]] += tally([element[0] for element in elements if not isinstance(element, Mark)])
+            found[edge_of[name]] += tally([element[0] for element in elements if type(element) is tuple])
     for edge in sent.keys() | found.keys():
         reads = shape.pipeline.edges[edge - 1]
         expected = sent[edge] * (shape.stages[number_of(reads.target)].instances if reads.input.mode == "static" else 1)

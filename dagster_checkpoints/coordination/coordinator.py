@@ -145,7 +145,7 @@ class CheckpointCoordinator:
             return None
         scheduled = self._schedule.next_due(self._queue) if self._stop is None and not self._failing else None
         due = [*self._pending.deadlines(), self._tasks.finishing_expires_at, scheduled]
-        return min((at for at in due if at is not None), default=None)
+        return min([at for at in due if at is not None], default=None)
 
     # Events
 

@@ -10,10 +10,11 @@ Source: FLIP-147, "Triggering Checkpoints After Tasks Finished" and its Appendix
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
 from typing import NamedTuple
+
+import msgspec
 
 from dagster_checkpoints.coordination.errors import UnknownTask
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, pointwise_producers
@@ -172,7 +173,7 @@ class TaskStateTable:
     @property
     def all_unfinished_run(self) -> bool:
         """Whether there are unfinished tasks, and all of them run."""
-        return 0 < self.running == self.unfinished
+        return 0 < self.running == self.total - self.finished
 
 
 class NotAllRunning(NamedTuple):
@@ -191,8 +192,7 @@ class NotAllRunning(NamedTuple):
         return f"task {self.task} is {self.state.name}, not RUNNING"
 
 
-@dataclass(frozen=True, eq=False)
-class CheckpointPlan:
+class CheckpointPlan(msgspec.Struct, frozen=True, eq=False):
     """The tasks of a job as one checkpoint sees them; never changes.
 
     Attributes:

@@ -10,7 +10,6 @@ idle ones, so that an ended backfill beside an idle live feed does not fire the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -42,8 +41,7 @@ class ValveState(msgspec.Struct, frozen=True):
     channels: Mapping[str, ChannelWatermark] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Channel:
+class _Channel(msgspec.Struct):
     watermark: int = MIN_WATERMARK_MS
     idle: bool = False
     ended: Ended = "none"

@@ -16,7 +16,8 @@ Source: PROTOCOL sections 6 and 9.
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Callable, Mapping
+from typing import Any, assert_never
 
 from dagster_checkpoints.coordination import (
     CheckpointConfig,
@@ -123,7 +124,7 @@ class JobMachine:
             due.append(coordinator.next_deadline())
             if self._phase is JobPhase.RESTARTING and not self._job.finalizing:
                 due.append(self._restart_at)
-        return min((at for at in due if at is not None), default=None)
+        return min([at for at in due if at is not None], default=None)
 
     # Events
 
@@ -145,6 +146,10 @@ class JobMachine:
         return self._job.actions
 
     def _take(self, event: JobMachineEvent) -> None:
+        take = _TAKES_RESULT.get(type(event))
+        if take is not None:
+            check_awaited(event, self._phase)
+            return take(self, event)
         match event:
             case on.TaskReport(attempt, report):
                 if attempt == self._attempt and self._job.deployed:
@@ -166,20 +171,8 @@ class JobMachine:
             case on.DrainRequested() | on.EndSourceRequested():
                 self._need_tasks(event)
                 self._end_sources(event)
-            case on.BeginningChosen() | on.Deployed() | on.DeployFailed() | on.JobBegun() | on.SavepointClaimed():
-                check_awaited(event, self._phase)
-                self._take_beginning(event)
-            case on.OwnershipConfirmed() | on.StorageSilent() | on.NewestRead():
-                check_awaited(event, self._phase)
-                self._take_storage(event)
-            case on.StartFailed() | on.TasksStopped():
-                check_awaited(event, self._phase)
-                self._take_tasks(event)
-            case on.JobEndRecorded() | on.JobEndNotRecorded() | on.WorkEnded():
-                check_awaited(event, self._phase)
-                self._take_end(event)
             case _:
-                assert_never(event)
+                assert_never(event)  # type: ignore[arg-type]  # the results are in _TAKES_RESULT
 
     def _end_sources(self, event: on.DrainRequested | on.EndSourceRequested) -> None:
         if self._phase.ended:
@@ -209,27 +202,18 @@ class JobMachine:
 
     # The beginning
 
-    def _take_beginning(
-        self, event: on.BeginningChosen | on.Deployed | on.DeployFailed | on.JobBegun | on.SavepointClaimed
-    ) -> None:
-        match event:
-            case on.BeginningChosen(start):
-                if self._start is None:
-                    self._ask(do.Sweep())
-                self._start, self._restored = start, start.restored
-                self._deploy()
-            case on.Deployed():
-                self._deployed(event)
-            case on.DeployFailed():
-                self._deploy_failed(event)
-            case on.JobBegun():
-                self._begun = True
-                if self._started_from.claims:
-                    self._wait_for(JobPhase.CLAIMING, do.ClaimSavepoint())
-                else:
-                    self._begin_attempt()
-            case on.SavepointClaimed():
-                self._begin_attempt()
+    def _beginning_chosen(self, event: on.BeginningChosen) -> None:
+        if self._start is None:
+            self._ask(do.Sweep())
+        self._start, self._restored = event.start, event.start.restored
+        self._deploy()
+
+    def _job_begun(self, event: on.JobBegun) -> None:
+        self._begun = True
+        if self._started_from.claims:
+            self._wait_for(JobPhase.CLAIMING, do.ClaimSavepoint())
+        else:
+            self._begin_attempt()
 
     @property
     def _started_from(self) -> JobBeginning:
@@ -273,16 +257,14 @@ class JobMachine:
 
     # Storage's answers
 
-    def _take_storage(self, event: on.OwnershipConfirmed | on.StorageSilent | on.NewestRead) -> None:
-        match event:
-            case on.StorageSilent():
-                self._retry_at = self._now + RETRY_SECONDS
-            case on.NewestRead(restored):
-                self._restart_from(restored)
-            case on.OwnershipConfirmed() if self._phase is JobPhase.READING:
-                self._newest_known(event)
-            case on.OwnershipConfirmed():
-                self._wait_for(JobPhase.RUNNING, do.StartTasks())
+    def _storage_silent(self, event: on.StorageSilent) -> None:
+        self._retry_at = self._now + RETRY_SECONDS
+
+    def _ownership_confirmed(self, event: on.OwnershipConfirmed) -> None:
+        if self._phase is JobPhase.READING:
+            self._newest_known(event)
+        else:
+            self._wait_for(JobPhase.RUNNING, do.StartTasks())
 
     def _newest_known(self, event: on.OwnershipConfirmed) -> None:
         """Storage, and not the coordinator, names the newest checkpoint: a write whose outcome is unknown may have succeeded."""
@@ -307,11 +289,8 @@ class JobMachine:
         elif self._phase is not JobPhase.STOPPING and not self._phase.ended:
             self._finish(status, failure)
 
-    def _take_tasks(self, event: on.StartFailed | on.TasksStopped) -> None:
+    def _tasks_stopped(self, event: on.TasksStopped) -> None:
         end = self._job.end
-        if isinstance(event, on.StartFailed):
-            self._job.fail(event.failure)
-            return
         if end is None:
             self._finish(JobStatus.FINISHED, None)
         elif end.final is not None:
@@ -367,20 +346,17 @@ class JobMachine:
             job.actions += discards
             self._wait_for(JobPhase.CLOSING, do.FinishWork())
 
-    def _take_end(self, event: on.JobEndRecorded | on.JobEndNotRecorded | on.WorkEnded) -> None:
-        match event:
-            case on.JobEndRecorded(dropped):
-                known = {action.checkpoint.location for action in self._to_discard if isinstance(action, DiscardCheckpoint)}
-                self._job.actions += self._to_discard
-                self._job.actions += [DiscardCheckpoint(c) for c in dropped if c.location not in known]  # of earlier jobs
-                self._wait_for(JobPhase.CLOSING, do.FinishWork())
-            case on.JobEndNotRecorded():
-                self._wait_for(JobPhase.CLOSING, do.FinishWork())
-            case on.WorkEnded():
-                # Before the release: a requester does not expect an answer from a pipeline that is released.
-                self._answer_rest()
-                status = self._outcome.status if self._outcome is not None and self._begun else None
-                self._wait_for(JobPhase.OVER, do.Release(status))
+    def _end_recorded(self, event: on.JobEndRecorded) -> None:
+        known = {action.checkpoint.location for action in self._to_discard if isinstance(action, DiscardCheckpoint)}
+        self._job.actions += self._to_discard
+        self._job.actions += [DiscardCheckpoint(c) for c in event.dropped if c.location not in known]  # of earlier jobs
+        self._wait_for(JobPhase.CLOSING, do.FinishWork())
+
+    def _work_ended(self, event: on.WorkEnded) -> None:
+        # Before the release: a requester does not expect an answer from a pipeline that is released.
+        self._answer_rest()
+        status = self._outcome.status if self._outcome is not None and self._begun else None
+        self._wait_for(JobPhase.OVER, do.Release(status))
 
     def _answer_rest(self) -> None:
         assert self._outcome is not None
@@ -399,3 +375,21 @@ class JobMachine:
     def _need_tasks(self, event: JobMachineEvent) -> None:
         if self._job.coordinator is None:
             refuse(event, self._phase)
+
+
+_TAKES_RESULT: Mapping[type[object], Callable[[JobMachine, Any], None]] = {
+    on.BeginningChosen: JobMachine._beginning_chosen,
+    on.Deployed: JobMachine._deployed,
+    on.DeployFailed: JobMachine._deploy_failed,
+    on.JobBegun: JobMachine._job_begun,
+    on.SavepointClaimed: lambda machine, event: machine._begin_attempt(),
+    on.OwnershipConfirmed: JobMachine._ownership_confirmed,
+    on.StorageSilent: JobMachine._storage_silent,
+    on.NewestRead: lambda machine, event: machine._restart_from(event.restored),
+    on.StartFailed: lambda machine, event: machine._job.fail(event.failure),
+    on.TasksStopped: JobMachine._tasks_stopped,
+    on.JobEndRecorded: JobMachine._end_recorded,
+    on.JobEndNotRecorded: lambda machine, event: machine._wait_for(JobPhase.CLOSING, do.FinishWork()),
+    on.WorkEnded: JobMachine._work_ended,
+}
+"""The results of actions: a job takes them only in the phases in which it waits for them."""

@@ -204,7 +204,7 @@ class JobRequests:
 
     def next_deadline(self) -> float | None:
         """When the next request is overdue, in the unit of `now`; None if none has to be withdrawn."""
-        return min((entry.deadline for entry in self._open.values() if not entry.withdrawn), default=None)
+        return min([entry.deadline for entry in self._open.values() if not entry.withdrawn], default=None)
 
     def receive(self, event: RequestReceived) -> None:
         """Take a request; it waits until it is dispatched."""

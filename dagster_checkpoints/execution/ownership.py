@@ -344,6 +344,8 @@ class OwnershipSteps:
         values = self._values
         lease = state.lease and msgspec.structs.replace(state.lease, renewals=state.lease.renewals + 1, renewed_at=values.wall())
         changed = change(msgspec.structs.replace(state, lease=lease, token=values.new_token()))
+        if not self._forgotten:
+            return changed
         return msgspec.structs.replace(changed, retained=self._without_forgotten(changed.retained))
 
     def _adopt(self, token: str) -> Steps[bool]:
