@@ -70,6 +70,7 @@ RESUMED = JobBeginning(RESTORED, 6, (CompletedCheckpoint(3, "chk-3"),), (Complet
 def test_a_job_begins_in_this_order() -> None:
     job = Job()
     assert job.machine.next_deadline() is None and job.machine.coordinator is None
+    assert job.machine.finished == frozenset()
     assert job.do(on.BeginningChosen(JobBeginning())) == [do.Sweep(), do.Deploy(1, None)]
     assert job.machine.attempt == 1 and job.machine.begun is False
     assert job.deploy() == [do.BeginJob()], "only once all of its state is here"
@@ -219,6 +220,14 @@ def test_acknowledgements_are_answered_with_nothing() -> None:
     job.ask("checkpoint")
     assert job.report(Acknowledged(A, 1)) == []
     assert job.report(Acknowledged(A, 1)) == [], "a duplicate"
+
+
+def test_an_acknowledgement_of_a_task_that_does_not_take_part_is_answered_with_nothing() -> None:
+    job = Job()
+    job.begin()
+    job.finish(A)
+    job.ask("checkpoint")
+    assert job.report(Acknowledged(A, 1)) == [], "its state is deleted with the checkpoint"
 
 
 def test_checkpoints_that_a_resumed_job_does_not_use_are_deleted_after_its_first_checkpoint() -> None:
