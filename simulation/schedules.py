@@ -42,7 +42,7 @@ class RandomSchedule:
         active = world.active
         if not active:
             return self._next_process()
-        alone = len(active) == 1 and not active[0].paused and active[0] is world.processes[-1]
+        alone = active[0] is world.processes[-1] and not active[0].paused
         if not alone and (label := self._other_process()):
             return label
         # A fault or a user's request; once the world is calm, only the request that ends the job.
@@ -50,6 +50,8 @@ class RandomSchedule:
             label = self._end_job() if world.calm else self._fault_or_request()
             if label:
                 return label
+        if alone:
+            return self._process_step(active[0]) or self._pass_time()
         first = int(self._chance() * len(active)) if len(active) > 1 else 0
         for process in active[first:] + active[:first] if first else active:
             if not process.paused and (label := self._process_step(process)):
@@ -80,9 +82,9 @@ class RandomSchedule:
     def _process_step(self, process: Process) -> Label | None:
         """A possible step of a process, by the weights."""
         tasks = self._task_total if process.running else 0.0
-        main = tasks + (self._main if process.main.at != TURN or process.queue else 0.0)
-        upload = main + (self._upload if process.uploads else 0.0)
-        io = upload + (self._io if process.io_thread.at != TURN or process.io else 0.0)
+        main = tasks + self._main if process.queue or process.main.at != TURN else tasks
+        upload = main + self._upload if process.uploads else main
+        io = upload + self._io if process.io or process.io_thread.at != TURN else upload
         # A process that loses its lease during a slow write crashes; where tasks commit at their own end, that repeats rows.
         keeps_lease = self._world.calm or (process.locked and not self._after_finish)
         time = io if keeps_lease else io + self._tick

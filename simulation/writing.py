@@ -31,6 +31,8 @@ from simulation.storage import LONG_AGO, Metadata, is_savepoint
 from simulation.task_data import TaskData
 from simulation.violations import check
 
+_REPEATABLE = frozenset({Acknowledged, Declined})
+"""The reports that may be delivered a second time."""
 _WITHOUT_UNION_STATES = CheckpointMetadata("simulated", 0, (), ())
 """The metadata of a pipeline without union list state."""
 
@@ -43,7 +45,7 @@ class Writer(Machine):
     def report(self, attempt: int, event: object) -> None:
         """Queue an event of a task or an upload of this attempt."""
         item = TaskReport(attempt, event)  # type: ignore[arg-type]
-        if isinstance(event, (Acknowledged, Declined)):
+        if type(event) in _REPEATABLE:
             self.sent_reports.append(item)
         self.queue.append(item)
 

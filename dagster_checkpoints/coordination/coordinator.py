@@ -171,9 +171,9 @@ class CheckpointCoordinator:
             return actions
         if actions:
             self._take_outcomes(actions, now)
-        failures = [action for action in actions if isinstance(action, FailJob)]
+        failures = [action for action in actions if type(action) is FailJob]
         if failures:
-            actions = [action for action in actions if not isinstance(action, FailJob)]
+            actions = [action for action in actions if type(action) is not FailJob]
             if not self._failing:
                 # Once, and last, because a runtime stops performing actions when it fails the job.
                 actions.append(failures[0])
