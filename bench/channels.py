@@ -1,4 +1,4 @@
-"""Rows per second of a channel's Python source, compared with Spark's file source over the same Parquet files."""
+"""Rows per second of a channel's source, compared with Spark's file source over the same Parquet files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from bench import computation, throughput
 from bench.environment import Environment
 from bench.measures import Measure
 from dagster_checkpoints.pipeline import ChannelId
-from dagster_checkpoints.spark.channels.channel_log import Channel, Gate, Records
+from dagster_checkpoints.spark.channels.channel_log import Channel, Records
 from dagster_checkpoints.spark.channels.segments import write_segment
+from dagster_checkpoints.spark.query.channel_sources import ChannelSources
+from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.stage_inputs import StreamInput, nullable, stream_dataframe
 
 if TYPE_CHECKING:
@@ -47,14 +49,11 @@ def _file_source(environment: Environment, frame: DataFrame, segment: SegmentFil
 
 
 def _channel_source(environment: Environment, frame: DataFrame, segment: SegmentFiles) -> DataFrame:
-    folder = environment.fresh("channel")
-    channel = Channel(ChannelId("a", 0, "b", 0), folder / "log.jsonl")
+    channel = Channel(ChannelId("a", 0, "b", 0))
     channel.append(Records(segment))
-    channel.close()
     name = str(channel.id)
-    gate = Gate(folder / "gate.json", {name: 1})
-    source = StreamInput("a", nullable(frame.schema), gate.path, {name: channel.path}, {name: 0}, None, 1)
-    return stream_dataframe(environment.spark, source)
+    source = StreamInput("a", nullable(frame.schema), QueryGate({name: 1}), {name: channel}, None, 1)
+    return stream_dataframe(ChannelSources(environment.spark), source)
 
 
 def _consume(environment: Environment, frame: DataFrame) -> float:

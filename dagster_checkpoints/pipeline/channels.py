@@ -29,11 +29,6 @@ class ChannelId:
     def __str__(self) -> str:
         return f"{self.producer}[{self.producer_index}]->{self.consumer}[{self.consumer_index}]"
 
-    @property
-    def file_name(self) -> str:
-        """The name of a file that holds the channel's elements."""
-        return f"{self.producer}.{self.producer_index}--{self.consumer}.{self.consumer_index}.jsonl"
-
 
 @dataclass(frozen=True, slots=True)
 class ChannelGroup:

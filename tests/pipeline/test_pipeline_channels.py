@@ -116,7 +116,5 @@ def test_each_reader_has_its_channels_in_the_order_of_the_producers(producers: i
         assert all(found == list(range(producers)) for found in read.values())
 
 
-def test_the_names_of_a_channel() -> None:
-    identity = ChannelId("flights", 3, "delays", 12)
-    assert str(identity) == "flights[3]->delays[12]"
-    assert identity.file_name == "flights.3--delays.12.jsonl"
+def test_the_name_of_a_channel() -> None:
+    assert str(ChannelId("flights", 3, "delays", 12)) == "flights[3]->delays[12]"

@@ -1,4 +1,4 @@
-"""Channels, gates, query logs, key groups and operator state, without a Spark session."""
+"""Channels, query logs, key groups and operator state, without a Spark session."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS, CheckpointBarrier, CheckpointProperties
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import (
-    BarrierMark,
-    CancelMark,
     EndOfData,
-    EndOfPartition,
     WatermarkAt,
-    WatermarkStatus,
 )
 from dagster_checkpoints.pipeline import ChannelId
-from dagster_checkpoints.spark.channels.channel_log import Channel, Gate, Records, SegmentFiles, segment_of
+from dagster_checkpoints.spark.channels.channel_log import Channel, Records, SegmentFiles, segment_of
 from dagster_checkpoints.spark.query.error_location import own_line, stage_of
 from dagster_checkpoints.spark.query.query_log import PlannedBatch, QueryLog, channel_positions
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
@@ -37,8 +33,8 @@ def segment(folder: Path, name: str, size: int = 10) -> SegmentFiles:
 
 
 @pytest.fixture
-def channel(tmp_path: Path) -> Channel:
-    return Channel(IDENTITY, tmp_path / "logs" / IDENTITY.file_name, base=5)
+def channel() -> Channel:
+    return Channel(IDENTITY, base=5)
 
 
 def test_a_channel_counts_from_its_base_and_forgets_elements_that_were_read(channel: Channel, tmp_path: Path) -> None:
@@ -63,7 +59,7 @@ def test_a_channel_counts_from_its_base_and_forgets_elements_that_were_read(chan
 
 
 def test_a_segment_in_two_channels_stays_until_both_have_released_it(tmp_path: Path) -> None:
-    channels = [Channel(ChannelId("a", 0, "b", i), tmp_path / f"{i}.jsonl") for i in range(2)]
+    channels = [Channel(ChannelId("a", 0, "b", i)) for i in range(2)]
     shared = segment(tmp_path, "shared")
     shared.hold()
     for each in channels:
@@ -75,24 +71,30 @@ def test_a_segment_in_two_channels_stays_until_both_have_released_it(tmp_path: P
     assert not shared.files[0].exists()
 
 
-def test_every_element_is_one_line_of_the_log_that_workers_read(channel: Channel, tmp_path: Path) -> None:
-    barrier = CheckpointBarrier(4, 0.0, CheckpointProperties())
-    records = Records(segment(tmp_path, "one"))
+@given(st.lists(st.booleans(), max_size=12), st.integers(0, 12), st.integers(0, 12))
+def test_a_query_reads_up_to_the_last_records_and_needs_no_batch_for_the_marks_behind_them(
+    elements: list[bool], released: int, opened: int
+) -> None:
+    """`elements`: for each, whether it holds records. Everything before `released` was read and forgotten."""
+    channel, base = Channel(IDENTITY, base=3), 3
     heard: list[int] = []
-    channel.on_append = lambda: heard.append(len(channel.path.read_text().splitlines()))
-    marks = [WatermarkAt(8), WatermarkStatus(True), BarrierMark(barrier), CancelMark(4), EndOfData(False), EndOfPartition()]
-    for element in [records, *marks]:
-        channel.append(element)
-    assert [json.loads(line) for line in channel.path.read_text().splitlines()] == [
-        {"files": [str(tmp_path / "one")], "rows": 1},
-        {"watermark": 8},
-        {"idle": True},
-        {"barrier": 4},
-        {"cancel": 4},
-        {"end_of_data": {"drain": False}},
-        {"end_of_partition": True},
-    ]
-    assert heard == [1, 2, 3, 4, 5, 6, 7], "the line is in the file before the consumer is notified"
+    channel.on_append = lambda: heard.append(len(channel.elements_from(base)))
+    segments = [SegmentFiles((Path(f"/none/{i}"),), 1, 1) for i in range(len(elements))]
+    for holds, part in zip(elements, segments, strict=True):
+        channel.append(Records(part) if holds else WatermarkAt(1))
+    assert heard == list(range(1, len(elements) + 1)), "the consumer is notified after the element is there"
+
+    released = base + min(released, len(elements))
+    opened = max(released, base + min(opened, len(elements)))
+    records = [base + i for i, holds in enumerate(elements) if holds]
+    channel.release_before(released)
+    read = max((position + 1 for position in records if position < opened), default=base)
+    assert channel.behind_records(opened) == read
+    assert channel.behind_marks(read, opened) == opened
+    unread = [position for position in records if released <= position < opened]
+    assert channel.files(released, opened) == [Path(f"/none/{position - base}") for position in unread]
+    assert channel.files(0, opened) == channel.files(released, opened), "what was released is not read again"
+    assert channel.behind_marks(released, opened) == min([*unread, opened])
 
 
 def test_a_producer_waits_until_its_consumer_has_caught_up_or_the_channel_closes(channel: Channel, tmp_path: Path) -> None:
@@ -115,17 +117,6 @@ def test_a_producer_waits_until_its_consumer_has_caught_up_or_the_channel_closes
     channel.append(Records(segment(tmp_path, "two", 100)))
     channel.close()
     assert channel.wait_below(100, timeout=60)
-
-
-def test_a_gate_is_replaced_whole(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gates" / "in.json", {"a": 3})
-    assert json.loads(gate.path.read_text()) == {"positions": {"a": 3}, "watermark": None}
-    gate.positions["a"], gate.watermark = 4, MAX_WATERMARK_MS
-    before = gate.path.stat().st_ino
-    gate.publish()
-    assert gate.path.stat().st_ino != before
-    assert json.loads(gate.path.read_text()) == {"positions": {"a": 4}, "watermark": MAX_WATERMARK_MS}
-    assert [file.name for file in gate.path.parent.iterdir()] == ["in.json"]
 
 
 # Query logs

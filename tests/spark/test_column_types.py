@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage
-from dagster_checkpoints.spark.query.column_types import not_carried, not_written
+from dagster_checkpoints.spark.query.column_types import not_written
+from dagster_checkpoints.spark.query.stage_inputs import nullable
 
 CARRIED = """
     named_struct('d', INTERVAL '1 02:03:04.5' DAY TO SECOND, 'none', CAST(NULL AS INT)) AS nested,
@@ -23,6 +24,8 @@ CARRIED = """
     'É' COLLATE UTF8_LCASE AS collated,
     CAST('a' AS CHAR(3)) AS padded,
     float('nan') AS nothing,
+    INTERVAL '1-2' YEAR TO MONTH AS months,
+    named_struct('y', INTERVAL '3' YEAR, 'v', parse_json('[1, "a"]')) AS loose,
     1Y AS small
 """
 
@@ -40,21 +43,15 @@ def test_a_channel_carries_these_types_exactly(lab: Any) -> None:
     found = lab.spark.read.parquet(str(lab.folder / "out")).drop("checkpoint")
     expected = lab.spark.range(3).select("id", F.expr("'x' || id").alias("key"), *_columns(lab.spark))
     expected = expected.select("*", F.col("hours")[0].alias("hour"))
-    assert lab.rows(found.drop("nothing")) == lab.rows(expected.drop("nothing"))
+    assert {f.name: f.dataType for f in found.schema} == {f.name: f.dataType for f in nullable(expected.schema)}
+    assert lab.rows(_collectable(found)) == lab.rows(_collectable(expected))
     assert found.where("isnan(nothing)").count() == 3
 
 
-@pytest.mark.parametrize(
-    ("column", "named", "advice"),
-    [
-        ("parse_json('1')", "variant", "F.to_json('c')"),
-        ("named_struct('y', INTERVAL '1-2' YEAR TO MONTH)", "interval year to month", "cast('string')"),
-    ],
-)
-def test_what_a_channel_cannot_carry_is_refused_before_anything_starts(lab: Any, column: str, named: str, advice: str) -> None:
+def test_what_no_file_holds_is_refused_before_anything_starts(lab: Any) -> None:
     @bounded_source
     def rows(context):
-        return context.spark.range(3).select(F.expr(column).alias("c"))
+        return context.spark.range(3).select(F.expr("named_struct('c', make_interval(1, 2))").alias("s"))
 
     @stage(sink=lab.sink())
     def counted(rows):
@@ -63,18 +60,21 @@ def test_what_a_channel_cannot_carry_is_refused_before_anything_starts(lab: Any,
     job = lab.start(Pipeline("types", [rows, counted]))
     error = str(job.result().error)
     assert "Stage 'rows' (instance '0')" in error and "test_column_types.py" in error
-    assert f"of type {named}" in error and "'counted'" in error and advice in error
+    assert "of type interval" in error and "cast('string')" in error
     assert not (lab.folder / "out").exists()
 
 
-def test_which_types_channels_and_segments_carry() -> None:
-    carried = "a map<string,array<struct<x:decimal(3,1),y:interval day>>>, b timestamp_ntz, c char(3), d string collate UNICODE"
-    assert not_carried(t.StructType.fromDDL(carried)) == []
-    only_files = t.StructType.fromDDL("a array<variant>, b struct<c:map<int,interval year>>")
-    assert [(path, kind.simpleString()) for path, kind in not_carried(only_files)] == [("a", "variant"), ("b.c", "interval year")]
-    assert not_written(only_files) == []
+def test_which_types_segments_hold() -> None:
+    held = "a map<string,array<struct<x:decimal(3,1),y:interval day>>>, b array<variant>, c struct<c:map<int,interval year>>"
+    assert not_written(t.StructType.fromDDL(held)) == []
     neither = t.StructType([t.StructField("i", t.CalendarIntervalType()), t.StructField("n", t.ArrayType(t.TimeType()))])
     assert [path for path, _ in not_written(neither)] == ["i", "n"]
+
+
+def _collectable(frame: DataFrame) -> DataFrame:
+    """The rows in types that Spark can hand to Python, and without the column that no value equals."""
+    texts = {"months": F.col("months").cast("string"), "loose": F.to_json("loose")}
+    return frame.drop("nothing").withColumns(texts)
 
 
 def _columns(spark: Any) -> list[Any]:

@@ -1,31 +1,21 @@
-"""Channels between tasks: an ordered log of elements per channel, and the gate that limits which records a query reads.
+"""Channels between tasks: an ordered log of elements per channel.
 
 A channel leads from one instance of a stage to one instance of a stage downstream. Its elements are segments (Parquet
 files that hold records), watermarks, barriers and the marks of its end; `position` counts them from the first one of the
-job, so a restored channel continues the count of the checkpoint. Every element is a line of the log file, which the
-streaming source in Spark's workers reads; the task itself reads the elements from memory.
+job, so a restored channel continues the count of the checkpoint. The log is in the driver's memory; the segments' files are in
+the work directory.
 It must not know Spark queries, nor the protocol's decisions.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dagster_checkpoints.execution.elements import (
-    BarrierMark,
-    CancelMark,
-    EndOfData,
-    EndOfPartition,
-    Mark,
-    WatermarkAt,
-    WatermarkStatus,
-)
+from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.pipeline import ChannelId
 
 
@@ -74,32 +64,28 @@ class Channel:
 
     Attributes:
         id: The channel's id.
-        path: The log file.
         base: The position of the first element.
         on_append: Called after each append; None if the consumer reads without it.
     """
 
     id: ChannelId
-    path: Path
     base: int = 0
     on_append: Callable[[], None] | None = None
     _elements: deque[LoggedElement] = field(default_factory=deque)
     _first: int = field(init=False)
+    _behind_released: int = field(init=False)  # the position behind the last records that were released
     _queued: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _closed: bool = False
 
     def __post_init__(self) -> None:
-        self._first = self.base
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._log = open(self.path, "ab", buffering=0)  # noqa: SIM115 - held for the channel's life, see close()
+        self._first = self._behind_released = self.base
 
     def append(self, element: LoggedElement) -> None:
-        """Append one element to the log file, then call `on_append`."""
+        """Append one element, then call `on_append`."""
         if isinstance(element, Records):
             element.segment.hold()
         with self._changed:
-            self._log.write(json.dumps(_line(element)).encode() + b"\n")
             self._elements.append(element)
             if isinstance(element, Records):
                 self._queued += element.segment.size
@@ -112,6 +98,29 @@ class Channel:
             start = position - self._first
             return [self._elements[i] for i in range(start, len(self._elements))]
 
+    def behind_records(self, position: int) -> int:
+        """The position behind the last records in front of `position`; `base` if there are none."""
+        with self._changed:
+            while position > self._first:
+                if isinstance(self._elements[position - 1 - self._first], Records):
+                    return position
+                position -= 1
+            return self._behind_released
+
+    def behind_marks(self, position: int, limit: int) -> int:
+        """The position of the first records from `position` on, and at most `limit`: what is in front of it needs no reading."""
+        with self._changed:
+            position = max(position, self._first)
+            while position < limit and not isinstance(self._elements[position - self._first], Records):
+                position += 1
+            return position
+
+    def files(self, first: int, last: int) -> list[Path]:
+        """The Parquet files of the records from position `first` up to, not including, position `last`."""
+        with self._changed:
+            elements = [self._elements[i - self._first] for i in range(max(first, self._first), last)]
+        return [file for element in elements if isinstance(element, Records) for file in element.segment.files]
+
     def release_before(self, position: int) -> None:
         """Remove the elements before `position`, which the consumer has read, and release their files."""
         released: list[SegmentFiles] = []
@@ -121,6 +130,7 @@ class Channel:
                 self._first += 1
                 if isinstance(element, Records):
                     self._queued -= element.segment.size
+                    self._behind_released = self._first
                     released.append(element.segment)
             self._changed.notify_all()
         for segment in released:
@@ -135,48 +145,6 @@ class Channel:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._log.close()
-
-
-class Gate:
-    """The positions up to which Spark may read a stage input's channels, and the watermark; one file, replaced atomically.
-
-    Args:
-        path: The file.
-        positions: The first positions, by channel.
-    """
-
-    def __init__(self, path: Path, positions: Mapping[str, int]) -> None:
-        self.path = path
-        self.positions = dict(positions)
-        self.watermark: int | None = None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.publish()
-
-    def publish(self) -> None:
-        scratch = self.path.with_suffix(".next")
-        scratch.write_text(json.dumps({"positions": self.positions, "watermark": self.watermark}), encoding="utf-8")
-        os.replace(scratch, self.path)
-
-
-def _line(element: LoggedElement) -> dict[str, object]:
-    match element:
-        case Records(segment):
-            return {"files": [str(file) for file in segment.files], "rows": segment.rows}
-        case WatermarkAt(ms):
-            return {"watermark": ms}
-        case WatermarkStatus(idle):
-            return {"idle": idle}
-        case BarrierMark(barrier):
-            return {"barrier": barrier.checkpoint_id}
-        case CancelMark(checkpoint_id):
-            return {"cancel": checkpoint_id}
-        case EndOfData(drain):
-            return {"end_of_data": {"drain": drain}}
-        case EndOfPartition():
-            return {"end_of_partition": True}
-        case _:
-            raise TypeError(f"{element!r} is not an element of a channel")
 
 
 def segment_of(files: Iterable[Path], rows: int) -> SegmentFiles:

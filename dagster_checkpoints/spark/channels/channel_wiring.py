@@ -28,7 +28,6 @@ class Wiring:
     Args:
         pipeline: The pipeline.
         chains: The chains of the attempt.
-        folder: The attempt's work directory.
         snapshots: The snapshots of the restored tasks: a channel starts at its consumer's position.
         finished: The tasks that do not run again: their output channels have ended.
     """
@@ -37,7 +36,6 @@ class Wiring:
         self,
         pipeline: Pipeline,
         chains: Sequence[Chain],
-        folder: Path,
         snapshots: Mapping[TaskId, TaskSnapshot],
         finished: frozenset[TaskId],
     ) -> None:
@@ -50,8 +48,7 @@ class Wiring:
             opened = []
             for consumer, identity in group.channels.items():
                 if consumer not in finished:
-                    path = folder / "channels" / identity.file_name
-                    opened.append(Channel(identity, path, positions.get(str(identity), 0)))
+                    opened.append(Channel(identity, positions.get(str(identity), 0)))
                     self._inputs[consumer].append((group.producer, opened[-1]))
             if opened:
                 self._outputs[group.producer].append(_output_edge(group, tuple(opened)))

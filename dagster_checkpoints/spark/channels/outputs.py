@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.spark.channels.channel_log import Channel, LoggedElement, Records, SegmentFiles
 from dagster_checkpoints.spark.channels.segments import Split, write_segment, write_split_segments
+from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -101,7 +102,7 @@ class TaskOutput:
                 for channel in edge.channels:
                     channel.append(Records(segment))
             else:
-                whole = batch.sparkSession.read.schema(batch.schema).parquet(*[str(file) for file in segment.files])
+                whole = table_dataframe(batch.sparkSession, batch.schema, segment.files)
                 self._distribute(edge, write_split_segments(whole, self._next_folder(), edge.split))
         segment.release()
 

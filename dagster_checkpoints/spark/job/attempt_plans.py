@@ -9,21 +9,23 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import Chain, FunctionStage, Pipeline, StageKind, TaskId
-from dagster_checkpoints.spark.channels.channel_log import Gate
 from dagster_checkpoints.spark.channels.channel_wiring import Wiring
 from dagster_checkpoints.spark.errors import RestoredSchemaError
 from dagster_checkpoints.spark.query import plans
-from dagster_checkpoints.spark.query.column_types import not_carried, not_written
+from dagster_checkpoints.spark.query.channel_sources import ChannelSources
+from dagster_checkpoints.spark.query.column_types import not_written
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe, reads_watermarks
+from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.restored_plans import check_restored_plan, recorded_sources
 from dagster_checkpoints.spark.query.stage_calls import open_stage
-from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, static_dataframe, stream_dataframe
+from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, stream_dataframe, table_dataframe
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.channel_task import TaskInput
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
@@ -159,39 +161,38 @@ class AttemptPlans:
     def _frame(self, task_input: TaskInput, tables: Mapping[str, Sequence[Path]], event_time: EventTime | None) -> DataFrame:
         schema = self.schemas[task_input.name]
         if task_input.static:
-            return static_dataframe(self._spark, schema, tables.get(task_input.name, ()))
-        assert task_input.gate is not None
+            return table_dataframe(self._spark, schema, tables.get(task_input.name, ()))
         return stream_dataframe(
-            self._spark,
+            self._sources,
             StreamInput(
                 name=task_input.name,
                 schema=schema,
-                gate=task_input.gate.path,
-                logs={str(c.id): c.path for c in task_input.channels},
-                base={str(c.id): c.base for c in task_input.channels},
+                gate=task_input.gate,
+                channels={str(c.id): c for c in task_input.channels},
                 event_time=event_time,
                 attempt=self._attempt,
             ),
         )
 
-    def inputs(self, chain: Chain, index: int, folder: Path) -> tuple[TaskInput, ...]:
+    @cached_property
+    def _sources(self) -> ChannelSources:
+        return ChannelSources(self._spark)
+
+    def inputs(self, chain: Chain, index: int) -> tuple[TaskInput, ...]:
         """The inputs of an instance of a chain, with their channels.
 
         Args:
             chain: The chain.
             index: The instance's index.
-            folder: The task's directory; the gates' files are below it.
         """
         head = self._pipeline.stage(chain.stages[0])
-        inputs = []
-        for name, stage_input in head.inputs.items():
-            channels = self._wiring.into(TaskId(chain.name, index), name)
-            gate = None
-            if stage_input.mode == "stream":
-                gate = Gate(folder / "gates" / f"{name}.json", {str(c.id): c.base for c in channels})
-            carries = self._pipeline.carries_watermark(name)
-            inputs.append(TaskInput(name, stage_input.mode == "static", channels, gate, carries))
-        return tuple(inputs)
+        channels = {name: self._wiring.into(TaskId(chain.name, index), name) for name in head.inputs}
+        streams = [channel for name, how in head.inputs.items() if how.mode == "stream" for channel in channels[name]]
+        gate = QueryGate({str(channel.id): channel.base for channel in streams})
+        return tuple(
+            TaskInput(name, how.mode == "static", channels[name], gate, self._pipeline.carries_watermark(name))
+            for name, how in head.inputs.items()
+        )
 
     def _record_schema(self, chain: Chain, index: int, schema: StructType) -> None:
         known = self.schemas.setdefault(chain.stages[-1], schema)
@@ -205,8 +206,6 @@ class AttemptPlans:
                 continue
             if edge.input.key is not None and edge.input.key not in schema.names:
                 raise plans.no_such_key(chain, index, edge.target, edge.input.key, schema)
-            for path, kind in not_carried(schema) if edge.input.mode == "stream" else ():
-                raise plans.type_not_carried(tail, chain.instances[index], edge.target, path, kind)
 
     def load_recorded_schema(self, chain: Chain) -> None:
         """Read the output schema of a chain that builds no plan from the checkpoint.

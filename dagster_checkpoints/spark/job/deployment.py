@@ -226,7 +226,7 @@ class _Attempt:
         self.state = RestoredState(pipeline, storage, restored)
         finished = frozenset(restored.plan.finished if restored else ())
         snapshots = restored.plan.tasks if restored else {}
-        self.wiring = Wiring(pipeline, self.chains, settings.folder, snapshots, finished)
+        self.wiring = Wiring(pipeline, self.chains, snapshots, finished)
         self.plans = AttemptPlans(
             pipeline,
             spark,
@@ -271,7 +271,7 @@ class _Attempt:
             try:
                 for index in range(len(chain.instances)):
                     if not self._needs_no_plan(TaskId(chain.name, index)):
-                        inputs = self.plans.inputs(chain, index, self.settings.folder / "tasks" / f"{chain.name}.{index}")
+                        inputs = self.plans.inputs(chain, index)
                         self.plans.checked(chain, index, inputs, self._instances(chain, index, None))
                 self.plans.load_recorded_schema(chain)
             except StageError as error:
@@ -303,7 +303,7 @@ class _Attempt:
             self.state.fetch(snapshot.query.files, folder / "checkpoint")
             relocate(folder / "checkpoint")
         tables = self.state.tables(snapshot, folder)
-        inputs = self.plans.inputs(chain, index, folder)
+        inputs = self.plans.inputs(chain, index)
         self.wiring.restore_in_flight(task, snapshot, folder, self.state.fetch_segments)
         instances = self._instances(chain, index, snapshot)
         plan, described = (None, None) if after_finish else self.plans.checked(chain, index, inputs, instances)

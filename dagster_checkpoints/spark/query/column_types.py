@@ -1,4 +1,4 @@
-"""The column types that a query's output may have: every output is written as Parquet, and a channel is read as Arrow.
+"""The column types that a query's output may have: every output is written as Parquet, and a channel is read from these files.
 
 An unknown type is refused: it would fail in the middle of the job, or be read as another type.
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from pyspark.sql import types as t
 
-_BOTH = (
+_WRITTEN = (
     t.BinaryType,
     t.BooleanType,
     t.ByteType,
@@ -21,6 +21,8 @@ _BOTH = (
     t.DecimalType,
     t.DoubleType,
     t.FloatType,
+    t.GeographyType,
+    t.GeometryType,
     t.IntegerType,
     t.LongType,
     t.ShortType,
@@ -28,30 +30,19 @@ _BOTH = (
     t.TimestampNTZType,
     t.TimestampType,
     t.VarcharType,
+    t.VariantType,
+    t.YearMonthIntervalType,
 )
-_PARQUET_ONLY = (t.GeographyType, t.GeometryType, t.VariantType, t.YearMonthIntervalType)
 
 
 def not_written(schema: t.StructType) -> list[tuple[str, t.DataType]]:
     """The columns, nested ones included, whose type Spark's Parquet files cannot hold: path and type of each."""
-    return [(path, kind) for path, kind in _atoms(schema) if not isinstance(kind, _BOTH + _PARQUET_ONLY)]
+    return [(path, kind) for path, kind in _atoms(schema) if not isinstance(kind, _WRITTEN)]
 
 
-def not_carried(schema: t.StructType) -> list[tuple[str, t.DataType]]:
-    """The columns, nested ones included, whose type a channel cannot carry: path and type of each."""
-    return [(path, kind) for path, kind in _atoms(schema) if not isinstance(kind, _BOTH)]
-
-
-def text_of(path: str, kind: t.DataType) -> str:
-    """An expression that converts such a column into a type that a channel can carry, for an error's advice."""
-    column = path.split(".")[0]
-    match kind:
-        case t.VariantType():
-            return f"F.to_json({column!r}), and F.parse_json where it is read"
-        case t.GeometryType() | t.GeographyType():
-            return f"F.st_asbinary({column!r}), and F.st_geomfromwkb where it is read"
-        case _:
-            return f"F.col({column!r}).cast('string'), and cast it back where it is read"
+def text_of(path: str) -> str:
+    """An expression that converts such a column into a type that the files can hold, for an error's advice."""
+    return f"F.col({path.split('.')[0]!r}).cast('string'), and cast it back where it is read"
 
 
 def _atoms(kind: t.DataType, path: str = "") -> Iterator[tuple[str, t.DataType]]:

@@ -15,11 +15,11 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
+from dagster_checkpoints.spark.query.channel_sources import INPUT_OPTION, RECORDS, WATERMARKS
 from dagster_checkpoints.spark.query.plan_nodes import nodes
 from dagster_checkpoints.spark.query.plan_text import (
     Node,
@@ -31,7 +31,6 @@ from dagster_checkpoints.spark.query.plan_text import (
     type_text,
 )
 from dagster_checkpoints.spark.query.plans import QueryPlan
-from dagster_checkpoints.spark.query.sources import CHANNELS_FORMAT, WATERMARK_FORMAT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -105,9 +104,9 @@ def _source(node: Any) -> str:
         source = node.dataSource()
         return _source_text(str(source.className()), _options(source.options()))
     options, name = node.extraOptions(), str(node.sourceName())
-    if name in (CHANNELS_FORMAT, WATERMARK_FORMAT):
-        stage = PurePosixPath(str(options.get("gate"))).stem
-        return f"{_WATERMARK_OF}{stage!r}" if name == WATERMARK_FORMAT else f"records of input {stage!r}"
+    if name in (RECORDS, WATERMARKS):
+        stage = str(options.get(INPUT_OPTION))
+        return f"{_WATERMARK_OF}{stage!r}" if name == WATERMARKS else f"records of input {stage!r}"
     table = node.identifier()
     if table.isDefined():
         return f"table {table.get()}"

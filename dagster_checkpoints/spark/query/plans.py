@@ -22,12 +22,12 @@ from dagster_checkpoints.spark.errors import (
     StageStreamError,
     StageWatermarkError,
 )
+from dagster_checkpoints.spark.query.channel_sources import RECORDS
 from dagster_checkpoints.spark.query.column_types import text_of
 from dagster_checkpoints.spark.query.join_checks import check_joins
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import V2_STREAM, StreamSet, analyzed, children, nodes, stream_name, streams
 from dagster_checkpoints.spark.query.source_checks import check_source
-from dagster_checkpoints.spark.query.sources import CHANNELS_FORMAT
 from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 from dagster_checkpoints.spark.query.stage_inputs import nullable
@@ -250,18 +250,7 @@ def type_not_written(stage: Stage, instance: str, path: str, kind: DataType) -> 
         stage.name,
         instance,
         f"its result ({stage.location}) has column {path!r} of type {kind.simpleString()}; expected types that Parquet files can "
-        f"hold, since every output is written as Parquet. Convert the column: {text_of(path, kind)}.",
-    )
-
-
-def type_not_carried(stage: Stage, instance: str, consumer: str, path: str, kind: DataType) -> StageResultError:
-    """The error for an output that goes through a channel and has a column whose type no channel can carry."""
-    return StageResultError(
-        stage.name,
-        instance,
-        f"its result ({stage.location}) goes to {consumer!r} through a channel, which cannot carry column {path!r} of type "
-        f"{kind.simpleString()}. Convert the column: {text_of(path, kind)}. No channel is needed if {consumer!r} has no other "
-        f"streaming input, and no other stage reads {stage.name!r}: then both stages share a query.",
+        f"hold, since every output is written as Parquet. Convert the column: {text_of(path)}.",
     )
 
 
@@ -281,7 +270,7 @@ def _check_streams(call: StageCall, frame: DataFrame, arguments: Mapping[str, Da
     allowed = StreamSet(arguments.values())
     others = {stream_name(leaf): None for leaf in streams(frame) if leaf not in allowed}
     if others:
-        named = ", ".join("another stage's output" if name == CHANNELS_FORMAT else name for name in others)
+        named = ", ".join("another stage's output" if name == RECORDS else name for name in others)
         raise StageStreamError(
             call.stage.name,
             call.context.instance,

@@ -17,6 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JJavaError
+
+from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import QueryLog
 
 if TYPE_CHECKING:
@@ -27,8 +30,12 @@ COMMIT_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.002
 START_TIMEOUT_SECONDS = 60.0
 _START_POLL_SECONDS = 0.03
+_MAX_CAUSES = 20
+_INTERRUPTIONS = frozenset(
+    {"java.io.InterruptedIOException", "java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException"}
+)
 
-# Spark gives a Python source ten seconds to start. Too many concurrent starts on few cores would all exceed that.
+# Spark gives a user's Python source ten seconds to start. Too many concurrent starts on few cores would all exceed that.
 _STARTS = threading.BoundedSemaphore(max(2, os.cpu_count() or 2))
 
 
@@ -49,6 +56,18 @@ class BatchFailed(Exception):
     """
 
 
+def _is_interruption(error: BaseException | None) -> bool:
+    """Whether an error says only that Spark interrupted its thread: other code has stopped the query in the middle of a batch."""
+    cause = error.java_exception if isinstance(error, Py4JJavaError) else None
+    for _ in range(_MAX_CAUSES):
+        if cause is None:
+            return False
+        if cause.getClass().getName() in _INTERRUPTIONS:
+            return True
+        cause = cause.getCause()
+    return False
+
+
 def _is_no_error(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], QueryClosing | BatchFailed))
 
@@ -66,6 +85,7 @@ class TaskQuery:
         on_batch: Called with every micro-batch, under the lock; evaluates it exactly once.
         before_batch: Called before the lock is taken, to wait because of back-pressure. Its argument returns True when the
             wait must end because the query is closing.
+        gate: The gate that the query's sources ask; None for a query that reads no channels.
     """
 
     def __init__(
@@ -74,6 +94,7 @@ class TaskQuery:
         pool: str,
         on_batch: Callable[[DataFrame, int], None],
         before_batch: Callable[[Callable[[], bool]], None],
+        gate: QueryGate | None = None,
     ) -> None:
         self.log = QueryLog(checkpoint)
         self.checkpoint = checkpoint
@@ -82,6 +103,7 @@ class TaskQuery:
         self._pool = pool
         self._on_batch = on_batch
         self._before_batch = before_batch
+        self._gate = gate
         self._lock = threading.Lock()
         self._closing = False
         self._running = threading.Event()  # cleared while the query is paused
@@ -95,6 +117,8 @@ class TaskQuery:
         """Start the query; a checkpoint directory that holds a committed batch is continued."""
         self._closing = False
         self.error = None
+        if self._gate is not None:
+            self._gate.begin()
         self._trigger, self._only_batch = trigger, self.log.last_committed() + 1
         frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
         writer = frame.writeStream.outputMode(output_mode).option("checkpointLocation", str(self.checkpoint))
@@ -178,23 +202,33 @@ class TaskQuery:
     def start_in_turn(self, start: Callable[[], None], check: Callable[[], None]) -> None:
         """Wait until few enough other queries are starting, start, and wait until this query has asked its sources.
 
+        A query that reads channels needs no turn: no Python process takes part in its start.
+
         Args:
             start: Starts the query.
             check: Called repeatedly during the waits; raises to end them.
         """
+        if self._gate is not None:
+            self._start_and_wait(start, check)
+            return
         while not _STARTS.acquire(timeout=0.1):
             check()
         try:
-            start()
-            deadline = time.monotonic() + START_TIMEOUT_SECONDS
-            while not self._has_asked_sources() and time.monotonic() < deadline:
-                check()
-                time.sleep(_START_POLL_SECONDS)
-            check()  # a failed query has not asked its sources
+            self._start_and_wait(start, check)
         finally:
             _STARTS.release()
 
+    def _start_and_wait(self, start: Callable[[], None], check: Callable[[], None]) -> None:
+        start()
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while not self._has_asked_sources() and time.monotonic() < deadline:
+            check()
+            time.sleep(_START_POLL_SECONDS)
+        check()  # a failed query has not asked its sources
+
     def _has_asked_sources(self) -> bool:
+        if self._gate is not None:
+            return self._gate.asked
         return self.log.has_planned(self.log.last_committed() + 1) or self.waits_for_data
 
     @property
@@ -222,8 +256,8 @@ class TaskQuery:
         if self._query is None or self._closing or self._query.isActive:
             return None
         raised = self._query.exception()
-        if raised is not None:
-            return self.error or raised
+        if raised is not None and not _is_interruption(self.error):
+            return self.error or (self._gate.error if self._gate is not None else None) or raised
         if self.error is None and self._reached_end():
             return None
         stopped = QueryStopped()
@@ -267,14 +301,18 @@ class TaskQuery:
                 raise failure
             if self._last_batch is not None:
                 self._await_commit(self._last_batch)
-            self._closing = True
-        self._running.set()  # a paused batch finds that the query is closing
+            self._close()
         if self._query is not None:
             self._query.stop()  # outside the lock: Spark waits for foreachBatch, which waits for the lock
 
     def kill(self) -> None:
         """Stop at once: a running batch is cancelled and never committed."""
-        self._closing = True
-        self._running.set()
+        self._close()
         if self._query is not None:
             self._query.stop()
+
+    def _close(self) -> None:
+        self._closing = True
+        self._running.set()  # a paused batch finds that the query is closing
+        if self._gate is not None:
+            self._gate.close()

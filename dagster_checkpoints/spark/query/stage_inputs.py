@@ -8,7 +8,6 @@ deterministic filter, with the user's filters and joins, below the watermark, wh
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from dagster_checkpoints.spark.query.sources import CHANNELS_FORMAT, WATERMARK_FORMAT
+from dagster_checkpoints.spark.query.channel_sources import READ_OPTIONS, ChannelSources, ReadableChannel
+from dagster_checkpoints.spark.query.query_gate import QueryGate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,55 +41,37 @@ class StreamInput:
     Attributes:
         name: The name of the stage that is read.
         schema: The schema of the input's records.
-        gate: The path of the gate file.
-        logs: The log file of each channel.
-        base: The first position of each channel.
+        gate: The gate of the task's query.
+        channels: The input's channels by name.
         event_time: The input's event time; None if it carries none.
         attempt: The number of the job's attempt.
     """
 
     name: str
     schema: StructType
-    gate: Path
-    logs: Mapping[str, Path]
-    base: Mapping[str, int]
+    gate: QueryGate
+    channels: Mapping[str, ReadableChannel]
     event_time: EventTime | None
     attempt: int
 
 
-def stream_dataframe(spark: SparkSession, source: StreamInput) -> DataFrame:
+def stream_dataframe(sources: ChannelSources, stream: StreamInput) -> DataFrame:
     """The streaming DataFrame of an input, carrying its watermark if it has event time."""
-    records = (
-        spark.readStream.format(CHANNELS_FORMAT)
-        .schema(source.schema)
-        .option("gate", str(source.gate))
-        .option("logs", json.dumps({channel: str(path) for channel, path in source.logs.items()}))
-        .option("base", json.dumps(dict(source.base)))
-        .option("tasks", str(spark.sparkContext.defaultParallelism))
-        .load()
-    )
-    if source.event_time is None:
+    records = sources.records(stream.name, stream.schema, stream.gate, stream.channels)
+    if stream.event_time is None:
         return records
-    column, lateness_ms = source.event_time.column, source.event_time.lateness_ms
-    watermark = (
-        spark.readStream.format(WATERMARK_FORMAT)
-        .schema(source.schema)
-        .option("gate", str(source.gate))
-        .option("attempt", str(source.attempt))
-        .option("column", column)
-        .option("lateness_ms", str(lateness_ms))
-        .load()
-        .withWatermark(column, f"{lateness_ms} milliseconds")
-    )
+    column, lateness_ms = stream.event_time.column, stream.event_time.lateness_ms
+    times = sources.watermarks(stream.name, stream.schema, stream.gate, column, lateness_ms, stream.attempt)
+    watermark = times.withWatermark(column, f"{lateness_ms} milliseconds")
     dropped = watermark.where((F.col(f"`{column}`") < F.lit(NEVER)) & (F.spark_partition_id() >= 0))
     return dropped.unionByName(records)
 
 
-def static_dataframe(spark: SparkSession, schema: StructType, files: Sequence[Path]) -> DataFrame:
-    """A static input: the table of all rows that its upstream stage has written."""
+def table_dataframe(spark: SparkSession, schema: StructType, files: Sequence[Path]) -> DataFrame:
+    """The rows of segments as a table: a static input, or a batch that was written."""
     if not files:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(*[str(file) for file in files])
+    return spark.read.schema(schema).options(**READ_OPTIONS).parquet(*[str(file) for file in files])
 
 
 def nullable(schema: StructType) -> StructType:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.spark.query import sources
 from dagster_checkpoints.spark.query.query_guard import guard_queries
 from dagster_checkpoints.spark.session import executor_probe
 from dagster_checkpoints.spark.session.java import configure_java
@@ -109,7 +108,7 @@ def _check_retained_batches(found: str | None) -> None:
 
 
 def build_session(config: Mapping[str, Any] | None = None) -> SparkSession:
-    """Start the Spark session of this process, or use the existing one, and register the channel sources in it.
+    """Start the Spark session of this process, or use the existing one, and prepare it.
 
     Args:
         config: Spark settings, flat (`{"spark.master": "local[2]"}`); see :func:`session_config`.
@@ -141,18 +140,15 @@ def build_session(config: Mapping[str, Any] | None = None) -> SparkSession:
 
 
 def prepare_session(spark: SparkSession) -> SparkSession:
-    """Register the channel and watermark sources in a session, so that its workers get them by value.
+    """Prepare a session: functions that its workers run are sent by value, and only tasks start queries.
 
     Spark's log of a query that ends with an error is switched off: for Spark, a stop between two batches looks like an error;
     a real error is reported by its task, with the stage's name.
     """
     from pyspark import cloudpickle
 
-    cloudpickle.register_pickle_by_value(sources)
     cloudpickle.register_pickle_by_value(executor_probe)
     guard_queries()
-    spark.dataSource.register(sources.ChannelsSource)
-    spark.dataSource.register(sources.WatermarkSource)
     log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     log4j.core.config.Configurator.setLevel(_QUERY_LOG, log4j.Level.OFF)
     return spark

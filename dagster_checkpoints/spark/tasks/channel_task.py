@@ -1,7 +1,7 @@
 """Tasks behind channels: static inputs, and one query over all inputs of the chain's first stage, each behind a gate.
 
 The task's `execution.input_gate` decides which positions the task and its query may read. This module performs that with logs,
-gate files and Spark's offset log.
+the query's gate and Spark's offset log.
 """
 
 from __future__ import annotations
@@ -25,24 +25,23 @@ from dagster_checkpoints.execution.task_events import (
     TaskAction,
 )
 from dagster_checkpoints.execution.task_machine import TaskMachine
-from dagster_checkpoints.spark.channels.channel_log import Channel, Gate, SegmentFiles
+from dagster_checkpoints.spark.channels.channel_log import Channel, SegmentFiles
 from dagster_checkpoints.spark.query.plans import QueryPlan
+from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import channel_positions
 from dagster_checkpoints.spark.tasks.messages import TaskWaiting
 from dagster_checkpoints.spark.tasks.task import JOB_CONFIG, Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
-ORDERED_SOURCES = 4  # up to this number Spark asks sources for offsets in the order of the plan (Scala's small maps)
-
 
 @dataclass(frozen=True)
 class TaskInput:
-    """One input of the chain's first stage, with its channels."""
+    """One input of the chain's first stage, with its channels and the gate of the task's query, which all inputs share."""
 
     name: str
     static: bool
     channels: tuple[Channel, ...]
-    gate: Gate | None
+    gate: QueryGate
     carries_watermark: bool
 
 
@@ -67,14 +66,17 @@ class ChannelTask(Task):
         tables: Mapping[str, Sequence[SegmentFiles]],
     ) -> None:
         machine = _machine(parts, inputs)
-        super().__init__(parts, machine)
+        self._query_gate = inputs[0].gate
+        super().__init__(parts, machine, self._query_gate)
         assert machine.gate is not None
         self._gate: InputGate = machine.gate
         self._inputs = tuple(inputs)
         self._channels = {str(c.id): c for i in inputs for c in i.channels}
         self._build = build
         self._tables = {i.name: list(tables.get(i.name, ())) for i in inputs if i.static}
-        self._consumed_batch = -1
+        self._read_batch = -1
+        self._read: Mapping[str, int] = {}  # by channel, the position up to which that batch has read
+        self._consumed = dict(self._query_gate.positions)
         self._restored_batch = self.query.log.last_committed()
         self._watermark_bypasses_query = False
 
@@ -107,7 +109,7 @@ class ChannelTask(Task):
     def perform_on_inputs(self, action: TaskAction) -> None:
         match action:
             case OpenTo(positions, watermark):
-                self._publish_gates(positions, watermark)
+                self._query_gate.open_to(positions, watermark)
             case AddToTable(channel, records):
                 records.segment.hold()
                 self._tables[self._channels[channel].id.producer].append(records.segment)
@@ -123,8 +125,7 @@ class ChannelTask(Task):
         self._watermark_bypasses_query = plan.streaming and not plan.takes_watermark
         if self._watermark_bypasses_query:
             self.watermarks.stateful = False
-        ordered = self._sources_are_asked_in_order(plan)
-        self.handle(QueryBuilt(plan.streaming, bool(plan.takes_watermark), ordered))
+        self.handle(QueryBuilt(plan.streaming, bool(plan.takes_watermark)))
 
     def launch_query(self) -> None:
         if self.plan is not None and self.plan.own_watermark:
@@ -134,41 +135,28 @@ class ChannelTask(Task):
     def static_tables(self) -> Mapping[str, tuple[SegmentFiles, ...]]:
         return {name: tuple(tables) for name, tables in self._tables.items()}
 
-    def _publish_gates(self, positions: Mapping[str, int], watermark: int | None) -> None:
-        for task_input in self._inputs:
-            gate = task_input.gate
-            if gate is None:
-                continue
-            gate.positions.update({str(c.id): positions[str(c.id)] for c in task_input.channels})
-            if watermark is not None and task_input.carries_watermark:
-                gate.watermark = watermark
-            gate.publish()
-
-    def _sources_are_asked_in_order(self, plan: QueryPlan) -> bool:
-        """Whether Spark asks each watermark source for offsets before every channel source whose records its watermark concerns.
-
-        Within an input Spark does. Between two inputs it need not, but then Spark's own minimum over both holds the watermark
-        back; that fails if one of the inputs carries no watermark.
-        """
-        streams = [i for i in self._inputs if not i.static]
-        together = len(streams) == 1 or all(i.carries_watermark for i in streams)
-        return together and plan.sources <= ORDERED_SOURCES
-
     # Following the query
 
     def _follow_query(self) -> None:
         self._forward_watermark()
-        batch_id = self.query.log.last_committed()
-        if batch_id != self._consumed_batch and batch_id >= 0:
-            self._consumed_batch = batch_id
-            positions = dict(channel_positions(self.query.log.planned(batch_id)))
-            for name, position in positions.items():
-                self._channels[name].release_before(position)
-            self.handle(QueryConsumed(positions))
+        self._follow_positions()
         if self._gate.open and self._gate.has_news:
             with self.query.lock_if_free() as free:
                 if free:
                     self.handle(BetweenBatches())
+
+    def _follow_positions(self) -> None:
+        """Tell the gate what the query has consumed: the records that it has read, and the marks up to the next records."""
+        batch_id = self.query.log.last_committed()
+        if batch_id != self._read_batch:
+            self._read_batch, self._read = batch_id, channel_positions(self.query.log.planned(batch_id))
+        opened = self._query_gate.positions
+        consumed = {name: self._channels[name].behind_marks(self._read.get(name, 0), limit) for name, limit in opened.items()}
+        if consumed != self._consumed:
+            self._consumed = consumed
+            for name, position in consumed.items():
+                self._channels[name].release_before(position)
+            self.handle(QueryConsumed(consumed))
 
     def _forward_watermark(self) -> None:
         with self.query.lock_if_free() as free:
@@ -176,6 +164,7 @@ class ChannelTask(Task):
                 self.watermarks.forward()
 
     def before_emit(self, batch_id: int) -> None:
+        self._query_gate.batch_ran()
         self.watermarks.forward()
 
     def committed_watermark(self, batch_id: int) -> int | None:
@@ -224,7 +213,7 @@ class ChannelTask(Task):
         if not self.watermarks.stateful or planned.watermark_ms >= MAX_WATERMARK_MS:
             return True
         # Not every stateful operator requests a batch when event time advances, for example a join that never removes state.
-        return self.query.waits_for_data and self.query.log.last_committed() == batch_id
+        return self._query_gate.idle and self.query.log.last_committed() == batch_id
 
 
 def _machine(parts: TaskParts, inputs: Sequence[TaskInput]) -> TaskMachine:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.query import plans
+from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.late_rows import LateRows
 from dagster_checkpoints.spark.tasks.stage_errors import StageErrors
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
@@ -62,9 +63,7 @@ class OperatorChain:
             return None
 
         def process(segment: SegmentFiles) -> DataFrame | None:
-            spark = batch.sparkSession
-            files = [str(file) for file in segment.files]
-            rows = spark.read.schema(batch.schema).parquet(*files) if files else spark.createDataFrame([], batch.schema)
+            rows = table_dataframe(batch.sparkSession, batch.schema, segment.files)
             with self._errors.running(tail):
                 processed = tail.stage.process_batch(rows, batch_id)
             return None if processed is None else plans.conform(tail.call, "process_batch", processed, plan.schema)

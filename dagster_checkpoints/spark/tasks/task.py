@@ -47,6 +47,7 @@ from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.query import TaskQuery
+from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.tasks.late_rows import LateRows
 from dagster_checkpoints.spark.tasks.messages import Mail, TaskFirstBatch, TaskQueryStarted, TaskRaised, WakeUp
 from dagster_checkpoints.spark.tasks.operator_chain import OperatorChain
@@ -74,9 +75,10 @@ class Task(ABC):
     Args:
         parts: The task's parts.
         machine: The task's machine.
+        gate: The gate of the query's sources, if the query reads channels.
     """
 
-    def __init__(self, parts: TaskParts, machine: TaskMachine) -> None:
+    def __init__(self, parts: TaskParts, machine: TaskMachine, gate: QueryGate | None = None) -> None:
         self.parts = parts
         self.machine = machine
         self.id = parts.id
@@ -84,7 +86,8 @@ class Task(ABC):
         self.plan = parts.plan
         self.stages = StageErrors(parts.instances)
         self.operators = OperatorChain(parts, self.stages)
-        self.query = TaskQuery(parts.folder / "checkpoint", str(parts.id), self._on_batch, self.output.wait_for_consumers)
+        checkpoint = parts.folder / "checkpoint"
+        self.query = TaskQuery(checkpoint, str(parts.id), self._on_batch, self.output.wait_for_consumers, gate)
         self.runs = QueryRuns(parts.id, self.query, self.tail.stage.output_mode, self._check_canceled)
         self.watermarks = TaskWatermarks(parts, self.query, self.committed_watermark)
         self.snapshots = TaskSnapshots(parts, self.query, self.operators, self.watermarks)

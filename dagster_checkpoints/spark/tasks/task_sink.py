@@ -12,6 +12,7 @@ from dagster_checkpoints.sinks import SinkContext, SinkError, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.durable import link_or_copy
 from dagster_checkpoints.sinks.transactions import PendingTransactions
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
+from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.storage import Ownership
 
 if TYPE_CHECKING:
@@ -101,9 +102,8 @@ class TaskSink:
 
     def write(self, segment: SegmentFiles, batch_id: int) -> None:
         """Put one micro-batch into the current transaction."""
-        files = [str(file) for file in segment.files]
-        batch = self._spark.read.schema(self._schema).parquet(*files)
-        self._sink.write(batch, files, batch_id)
+        batch = table_dataframe(self._spark, self._schema, segment.files)
+        self._sink.write(batch, [str(file) for file in segment.files], batch_id)
 
     def pre_commit(self, checkpoint_id: int) -> tuple[str, ...]:
         """Close the current transaction. Returns all uncommitted transactions: they belong to the checkpoint."""

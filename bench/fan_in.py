@@ -1,0 +1,169 @@
+"""A backfill and a live feed that meet in one window: rows per second, compared with one hand-written query.
+
+Five sixths of the rows are history, one sixth is the feed; both are CSV files. The hand-written query reads the union of both, in
+complete mode: it needs no lateness, but writes every window again with every batch.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from bench.environment import Environment
+from bench.measures import Measure, at_least
+from bench.processes import cpu_seconds
+from bench.throughput import compare
+from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source, stage
+from dagster_checkpoints.sinks import ParquetSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PART = "Fan-in"
+SCHEMA = "ts timestamp, k string, v bigint"
+EVENT_TIME, LATENESS, WINDOW = "ts", "60 minutes", "10 seconds"
+FILES = {"history": 25, "feed": 5}
+FILES_PER_BATCH = 5
+START = int(dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp())
+HOURS = 10
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """The generated input: a folder of CSV files for each source, and the number of rows of both.
+
+    Attributes:
+        files_per_batch: The largest number of files in a micro-batch; None for one batch of all files.
+    """
+
+    folder: Path
+    count: int
+    files_per_batch: int | None = FILES_PER_BATCH
+
+    def stream(self, spark: SparkSession, name: str) -> DataFrame:
+        reader = spark.readStream.schema(SCHEMA)
+        if self.files_per_batch is not None:
+            reader = reader.option("maxFilesPerTrigger", self.files_per_batch)
+        return reader.csv(str(self.folder / name))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One run: its duration and its processor time, seconds, and its result."""
+
+    seconds: float
+    processor: float
+    windows: list[tuple[object, ...]]
+
+
+Variant = Callable[[Environment, Feeds], Timed]
+
+
+def generate(spark: SparkSession, cache: Path, count: int) -> Feeds:
+    """Write the input, or find it in the cache. Each file holds a slice of time; history and feed overlap by an hour."""
+    folder = cache / f"feeds-{count}"
+    if folder.exists():
+        return Feeds(folder, count)
+    scratch = folder.with_suffix(".part")
+    shutil.rmtree(scratch, ignore_errors=True)
+    for name, rows, first_hour, hours in (("history", count * 5 // 6, 0, HOURS), ("feed", count // 6, HOURS - 1, 2)):
+        row = F.col("id")
+        seconds = F.floor(row * hours * 3600 / rows) + F.pmod(F.hash(row), F.lit(60)) + START + first_hour * 3600
+        generated = spark.range(0, rows, 1, FILES[name]).select(
+            F.timestamp_seconds(seconds).alias("ts"),
+            F.format_string("key-%02d", F.pmod(F.hash(row, F.lit(1)), F.lit(100))).alias("k"),
+            F.pmod(F.hash(row, F.lit(2)), F.lit(1000)).cast("long").alias("v"),
+        )
+        generated.write.csv(str(scratch / name))
+        for number, file in enumerate(sorted((scratch / name).glob("part-*.csv"))):
+            os.utime(file, (1_750_000_000 + number, 1_750_000_000 + number))  # the file source reads in this order
+    scratch.rename(folder)
+    return Feeds(folder, count)
+
+
+def windowed(rows: DataFrame) -> DataFrame:
+    counted = rows.groupBy(F.window(EVENT_TIME, WINDOW), "k").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
+    return counted.select(F.col("window.start").alias("start"), "k", "n", "v")
+
+
+def hand_written(environment: Environment, feeds: Feeds) -> Timed:
+    """One query over the union of both sources, in complete mode."""
+    folder, spark = environment.fresh("fan-in-query"), environment.spark
+
+    def replace(batch: DataFrame, batch_id: int) -> None:
+        batch.write.mode("overwrite").parquet(str(folder / "result"))
+
+    before, began = cpu_seconds(os.getpid()), time.monotonic()
+    frame = windowed(feeds.stream(spark, "history").unionByName(feeds.stream(spark, "feed")))
+    writer = frame.writeStream.outputMode("complete").option("checkpointLocation", str(folder / "checkpoint"))
+    writer.trigger(availableNow=True).foreachBatch(replace).start().awaitTermination()
+    seconds = time.monotonic() - began
+    return Timed(seconds, cpu_seconds(os.getpid()) - before, result(spark, folder / "result"))
+
+
+def project(environment: Environment, feeds: Feeds) -> Timed:
+    """This project: a stage reads both sources."""
+    folder = environment.fresh("fan-in")
+    before = cpu_seconds(os.getpid())
+    run = environment.run_job(pipeline(feeds, folder / "result"), folder)
+    return Timed(run.seconds, cpu_seconds(os.getpid()) - before, result(environment.spark, folder / "result"))
+
+
+def pipeline(feeds: Feeds, output: Path) -> Pipeline:
+    @bounded_source(watermark=(EVENT_TIME, LATENESS))
+    def history(context: StageContext) -> DataFrame:
+        return feeds.stream(context.spark, "history")
+
+    @bounded_source(watermark=(EVENT_TIME, LATENESS))
+    def feed(context: StageContext) -> DataFrame:
+        return feeds.stream(context.spark, "feed")
+
+    @stage(sink=ParquetSink(output))
+    def windows(history: DataFrame, feed: DataFrame) -> DataFrame:
+        return windowed(history.unionByName(feed))
+
+    return Pipeline("fan_in", [history, feed, windows])
+
+
+def result(spark: SparkSession, folder: Path) -> list[tuple[object, ...]]:
+    return sorted(tuple(row) for row in spark.read.parquet(str(folder)).select("start", "k", "n", "v").collect())
+
+
+def measure(environment: Environment) -> Iterator[Measure]:
+    count = environment.rows * 6 // 10
+    feeds = generate(environment.spark, environment.cache, count)
+    large = Feeds(feeds.folder, count, None)
+    few = generate(environment.spark, environment.cache, min(count, 120_000))
+    variants: dict[str, tuple[Variant, Feeds]] = {
+        "one hand-written query, complete mode": (hand_written, feeds),
+        f"this project, {FILES_PER_BATCH} files per batch": (project, feeds),
+        "this project, one batch per source": (project, large),
+    }
+    for variant, _ in variants.values():
+        variant(environment, few)
+    runs: dict[str, list[Timed]] = defaultdict(list)
+    for repeat in range(environment.repeats):
+        for name, (variant, rows) in variants.items():
+            timed = variant(environment, rows)
+            runs[name].append(timed)
+            environment.say(
+                f"  {repeat + 1}/{environment.repeats} {name}: {timed.seconds:.1f} s, {timed.processor:.1f} s of processor time"
+            )
+            compare(name, timed.windows, next(iter(runs.values()))[0].windows)
+    for name, timed_runs in runs.items():
+        yield Measure(PART, name, count / median(timed.seconds for timed in timed_runs), "rows/s")
+    reference = next(iter(runs.values()))
+    for name in list(variants)[1:]:
+        ratios = [a.seconds / b.seconds for a, b in zip(reference, runs[name], strict=True)]
+        processor = median(a.processor / b.processor for a, b in zip(reference, runs[name], strict=True))
+        yield at_least(PART, f"{name} / hand-written", median(ratios), "", 0.65, f"processor time {processor:.2f}")
