@@ -127,7 +127,8 @@ class PipelineControl:
         monotonic: this process's clock, in seconds.
         sleep: waits for a number of seconds.
         wall: the wall clock, for the times that people read.
-        poll: longest pause between two reads of the answer, in seconds; 1 by default.
+        poll: longest pause between two reads of the answer, in seconds; by default that of the storage
+            (`ObjectStore.poll_seconds`).
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class PipelineControl:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         wall: Callable[[], datetime] = now_utc,
-        poll: float = 1.0,
+        poll: float | None = None,
     ) -> None:
         self.box = RequestBox(storage.store, storage.layout)
         self.pipeline = storage.pipeline
@@ -148,7 +149,7 @@ class PipelineControl:
         self._monotonic = monotonic
         self._sleep = sleep
         self._wall = wall
-        self._poll = poll
+        self._poll = storage.store.poll_seconds if poll is None else poll
 
     def checkpoint(self, *, request_id: str | None = None, deadline: float = 600.0) -> RequestHandle:
         """Request a checkpoint now.

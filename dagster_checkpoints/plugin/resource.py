@@ -85,7 +85,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         savepoint_on_termination: Whether a run that Dagster terminates suspends the pipeline first, with a savepoint from which
             the next run continues. Otherwise the next run continues from the newest checkpoint.
         termination_timeout: Seconds for that savepoint; after that the run is cancelled without it.
-        request_poll_seconds: Seconds between two polls for control requests in storage (one LIST each).
+        request_poll_seconds: Seconds between two polls for control requests in storage (one LIST each); by default 1 on S3, 0.1
+            in a directory.
         status_seconds: Seconds between two versions of the running pipeline's status in storage (one PUT each).
         trace: For bug reports: the directory below which each run writes the events and actions of its state machines, as
             `<pipeline>/<run id>-e<epoch>.trace`; `dagster-checkpoints replay FILE` shows it. A path; default: no trace.
@@ -141,7 +142,9 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     )
     savepoint_on_termination: bool = Field(default=False, description="suspend with a savepoint when a run is terminated")
     termination_timeout: float = Field(default=60.0, gt=0, description="seconds for that savepoint")
-    request_poll_seconds: float = Field(default=1.0, gt=0, description="seconds between two polls for control requests")
+    request_poll_seconds: float | None = Field(
+        default=None, gt=0, description="seconds between two polls for control requests; by default 1 on S3, 0.1 in a directory"
+    )
     status_seconds: float = Field(default=5.0, gt=0, description="seconds between two versions of the status in storage")
     trace: str | None = Field(default=None, description="directory for traces of runs, for bug reports; null for none")
     spark_config: dict[str, Any] = Field(default={}, description="settings of the Spark session")

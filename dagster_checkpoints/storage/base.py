@@ -67,6 +67,10 @@ class ObjectStore(Protocol):
     def url(self) -> str:
         """The root's URL, e.g. ``s3://bucket/prefix``; never ends with a slash."""
 
+    @property
+    def poll_seconds(self) -> float:
+        """Seconds between two looks for new objects, if nobody has chosen: short where a look costs nothing."""
+
     def check(self) -> None:
         """Check that the root can be read and written, also with conditional writes. Called when a run starts.
 

@@ -65,6 +65,10 @@ class LocalStore:
     def url(self) -> str:
         return self.root.as_uri()
 
+    @property
+    def poll_seconds(self) -> float:
+        return 0.1
+
     def __repr__(self) -> str:
         return f"LocalStore({str(self.root)!r})"
 

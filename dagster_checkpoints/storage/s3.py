@@ -124,6 +124,10 @@ class S3Store:
     def url(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
+    @property
+    def poll_seconds(self) -> float:
+        return 1.0
+
     def __repr__(self) -> str:
         return f"S3Store({self.url!r}, endpoint={self._client.meta.endpoint_url!r})"
 

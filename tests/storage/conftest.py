@@ -51,6 +51,10 @@ class FaultyStore:
         self.puts = 0
 
     @property
+    def poll_seconds(self) -> float:
+        return self.inner.poll_seconds
+
+    @property
     def url(self) -> str:
         return self.inner.url
 

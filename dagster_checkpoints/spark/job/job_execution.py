@@ -217,9 +217,9 @@ class JobExecution:
             answers.submit(self._write_answer, box, final)
 
         renewer = LeaseRenewer(ownership, lambda error: self._queue.put(FatalError(failure_of(error))))
-        poller = RequestPoller(
-            box, ownership.epoch, self._savepoints, self._queue.put, answer, self.options.request_poll_seconds, self._log
-        )
+        seconds = self.options.request_poll_seconds
+        seconds = self.storage.store.poll_seconds if seconds is None else seconds
+        poller = RequestPoller(box, ownership.epoch, self._savepoints, self._queue.put, answer, seconds, self._log)
         renewer.start()
         poller.start()
         try:

@@ -28,7 +28,8 @@ class JobOptions:
         max_queued_bytes: Size of the unread segments of a channel, in bytes, from which its producer waits.
         upload_threads: The number of snapshots stored at the same time.
         claim_mode: The owner of a savepoint that the run starts from.
-        request_poll_seconds: Seconds between two reads of control requests in storage.
+        request_poll_seconds: Seconds between two reads of control requests in storage; None for the storage's own
+            (`ObjectStore.poll_seconds`).
         status_seconds: Seconds between two versions of the pipeline's status in storage.
         trace: Directory below which the run's trace is written, see `trace_file`; None for no trace.
         origin: The place where the pipeline is defined, to recognise another pipeline of the same name on the same storage.
@@ -52,7 +53,7 @@ class JobOptions:
     max_queued_bytes: int = 256 * 1024 * 1024
     upload_threads: int = 4
     claim_mode: ClaimMode = ClaimMode.NO_CLAIM
-    request_poll_seconds: float = 1.0
+    request_poll_seconds: float | None = None
     status_seconds: float = 5.0
     trace: Path | None = None
     origin: Origin = UNKNOWN_ORIGIN
