@@ -33,14 +33,13 @@ class Task(TaskData):
     """The control side of a task; its data side is `TaskData`."""
 
     __slots__ = (
-        "aborted", "asynchronous", "completed", "gate_moved", "mailbox", "opened", "ordered", "pinned", "planned",
+        "aborted", "asynchronous", "completed", "gate_moved", "mailbox", "opened", "pinned", "planned",
     )  # fmt: skip
 
     def __init__(self, process: Process, number: int, channels: Sequence[Channel], restored: Snapshot | None) -> None:
         super().__init__(process, number, channels, restored)
         self.asynchronous = process.world.scenario.asynchronous
         """Whether the query follows the gate in steps of its own, and not at once."""
-        self.ordered = not self.asynchronous or number % 2 == 0
         """Whether the query reads the watermark before the positions of the records that it refers to."""
         self.mailbox: deque[TaskMessage] = deque()
         self.completed = 0
@@ -152,9 +151,8 @@ class Task(TaskData):
         if self.planned is None:
             self.planned, self.gate_moved = self.opened, False
             return True
-        first, second, self.planned = self.planned, self.opened, None
-        watermark, positions = (first, second) if self.ordered else (second, first)
-        self._run_batch(positions.positions, watermark.watermark)
+        view, self.planned = self.planned, None
+        self._run_batch(view.positions, view.watermark)
         return True
 
     def _run_batch(self, positions: Mapping[str, int], watermark: int | None) -> None:
@@ -280,7 +278,7 @@ class Task(TaskData):
     def _build(self, action: on.BuildQuery) -> None:
         if self.tables:
             self.operators[0].table = mix(*(sum(self.tables[edge]) for edge in sorted(self.tables)))
-        self.handle(on.QueryBuilt(bool(self.streams), self.stateful, self.ordered))
+        self.handle(on.QueryBuilt(bool(self.streams), self.stateful))
 
     def _pin_snapshot(self, action: on.PinSnapshot) -> None:
         checkpoint_id, properties = action.barrier.checkpoint_id, action.barrier.properties

@@ -63,8 +63,6 @@ class GateWatermarks:
         self._valve = WatermarkValve(channel.name for channel in streams)
         self._valve.restore(ValveState(MIN_WATERMARK_MS if watermark is None else watermark, restored))
         self.moved = False
-        self._held_back = WatermarkQueue(streams)
-        """Watermarks for an unordered query, which gets them when it has consumed the records in front of them."""
         self._pending_watermarks = WatermarkQueue(streams)
         """Watermarks that are forwarded to the consumers without the query, after its output of the records in front of them."""
         self._idle = False
@@ -100,24 +98,14 @@ class GateWatermarks:
         if moved is not None:
             self.moved = True
 
-    def consumed(self) -> bool:
-        """The query has consumed more records; returns whether a later watermark is released to it."""
-        return self._held_back.waits and self._held_back.release()
-
     def let_through(self, query: QueryBuilt) -> int | None:
         """The watermark that the query gets with the next OpenTo, epoch ms; None before the first."""
-        watermark: int | None = self._valve.watermark
-        if self._valve.watermark <= MIN_WATERMARK_MS:
-            watermark = None
-        elif self.moved:
-            if not query.takes_watermark and self._valve.watermark < MAX_WATERMARK_MS:
-                self._pending_watermarks.add(self._valve.watermark)
-            if not query.ordered:
-                self._held_back.add(self._valve.watermark)
-                self._held_back.release()
-        if watermark is not None and not query.ordered:
-            watermark = self._held_back.released
+        watermark, moved = self._valve.watermark, self.moved
         self.moved = False
+        if watermark <= MIN_WATERMARK_MS:
+            return None
+        if moved and not query.takes_watermark and watermark < MAX_WATERMARK_MS:
+            self._pending_watermarks.add(watermark)
         return watermark
 
     def between_batches(self, *, caught_up: bool) -> Iterator[WatermarkReached | Forward]:

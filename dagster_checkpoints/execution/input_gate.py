@@ -230,8 +230,6 @@ class InputGate:
         for name, position in event.positions.items():
             channel = self._channels[name]
             channel.consumed = max(channel.consumed, position)
-        if self._watermarks.consumed():
-            self._opened = True
 
     def _between_batches(self, event: BetweenBatches) -> None:
         self._actions += self._watermarks.between_batches(caught_up=self.caught_up)

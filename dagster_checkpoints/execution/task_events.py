@@ -38,13 +38,10 @@ class QueryBuilt(msgspec.Struct, frozen=True):
         streaming: False for a plan without streams, which is evaluated once.
         takes_watermark: whether the query gets the watermark of its inputs, because it keeps state. If not, the watermark is
             forwarded directly, after the output of the records in front of it.
-        ordered: whether the query reads the watermark before the records in front of it. If not, a watermark is held back until
-            the records in front of it are consumed.
     """
 
     streaming: bool = True
     takes_watermark: bool = True
-    ordered: bool = True
 
 
 class QueryRunning(msgspec.Struct, frozen=True):

@@ -236,25 +236,14 @@ def test_a_status_or_an_end_after_the_end_is_ignored() -> None:
 # Which watermark is reported, and when
 
 
-def test_an_unordered_query_gets_the_watermark_once_the_records_are_consumed() -> None:
-    drive = Driver("a").started(QueryBuilt(ordered=False))
-    assert drive.read("a", ROW, WatermarkAt(5)) == [OpenTo({"a": 1}, None)]
-    assert drive.read("a", ROW, WatermarkAt(7)) == [OpenTo({"a": 3}, None)]
-    assert drive.consumed(a=0) == []
-    assert drive.consumed(a=1) == [OpenTo({"a": 3}, 5)]
-    assert drive.consumed(a=2) == []
-    assert drive.consumed(a=3) == [OpenTo({"a": 3}, 7)]
-    assert drive.consumed(a=3) == []
-    assert drive.read("a", WatermarkAt(8)) == [OpenTo({"a": 3}, 8)]  # no record is before it
-    assert drive.read("a", ROW) == [OpenTo({"a": 6}, 8)]
-
-
 def test_consuming_one_channel_does_not_release_marks_that_wait_for_another() -> None:
-    drive = Driver("a", "b").started(QueryBuilt(ordered=False))
+    drive = Driver("a", "b").started(QueryBuilt(takes_watermark=False))
     drive.read("a", ROW, WatermarkAt(5))
     drive.read("b", ROW, WatermarkAt(6))
-    assert drive.consumed(a=1) == []
-    assert drive.consumed(b=1) == [OpenTo({"a": 1, "b": 1}, 5)]
+    drive.consumed(a=1)
+    assert drive(BetweenBatches()) == []
+    drive.consumed(b=1)
+    assert drive(BetweenBatches()) == [WatermarkReached(5)]
 
 
 def test_consumed_positions_do_not_go_back() -> None:

@@ -50,15 +50,14 @@ def logs(draw: st.DrawFn) -> dict[str, list[Any]]:
 class World:
     """A gate, its logs, and a query that runs independently."""
 
-    def __init__(self, channels: dict[str, list[Any]], ordered: bool) -> None:
+    def __init__(self, channels: dict[str, list[Any]]) -> None:
         self.logs = channels
         self.gate = InputGate([GateChannel(name) for name in channels], CheckpointConfig(interval=None))
         self.open_to = dict.fromkeys(channels, 0)
         self.consumed = dict.fromkeys(channels, 0)
-        self.ordered = ordered
         self.pinned: list[int] = []
         self.ended = False
-        for event in (TaskOpened(), QueryBuilt(ordered=ordered), QueryRunning()):
+        for event in (TaskOpened(), QueryBuilt(), QueryRunning()):
             self.handle(event)
 
     def handle(self, event: object) -> None:
@@ -67,7 +66,6 @@ class World:
             if isinstance(action, OpenTo):
                 assert all(action.positions[name] >= position for name, position in self.open_to.items())
                 self.open_to = dict(action.positions)
-                self._check_watermark(action.watermark)
             elif isinstance(action, PinDue):
                 self._check_cut(action.pin.barrier.checkpoint_id)
                 self.pinned.append(action.pin.barrier.checkpoint_id)
@@ -76,17 +74,6 @@ class World:
                 assert action.drain
                 assert self.consumed == {name: log.index(EndOfData(True)) - 1 for name, log in self.logs.items()}
                 self.ended = True
-
-    def _check_watermark(self, watermark: int | None) -> None:
-        """An unordered query may get a watermark only after it has consumed all records before it."""
-        if self.ordered or watermark is None:
-            return
-        idle = any(isinstance(element, WatermarkStatus) for log in self.logs.values() for element in log)
-        for name, log in self.logs.items():
-            passed = [e.ms for e in log[: self.consumed[name]] if isinstance(e, WatermarkAt)]
-            behind = next((e.ms for e in log[self.consumed[name] :] if isinstance(e, WatermarkAt)), 0)
-            in_front = ROW in log[self.consumed[name] : log.index(WatermarkAt(behind))] if behind else False
-            assert idle or not in_front or watermark <= max(passed, default=0)
 
     def _check_cut(self, checkpoint_id: int) -> None:
         """The query has consumed exactly the rows before the barriers, and no element behind them was read."""
@@ -110,11 +97,11 @@ class World:
             self.handle(QueryConsumed({name: upto}))
 
 
-@given(logs(), st.booleans(), st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(1, 4)), max_size=60))
+@given(logs(), st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(1, 4)), max_size=60))
 def test_snapshots_are_consistent_cuts_and_the_end_comes_last(
-    channels: dict[str, list[Any]], ordered: bool, steps: list[tuple[bool, int, int]]
+    channels: dict[str, list[Any]], steps: list[tuple[bool, int, int]]
 ) -> None:
-    world = World(channels, ordered)
+    world = World(channels)
     names = list(channels)
     rest = [(reads, channel, 4) for _ in range(40) for channel in range(3) for reads in (True, False)]
     for reads, channel, elements in [*steps, *rest]:
