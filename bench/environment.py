@@ -115,7 +115,7 @@ class Environment:
         began = time.monotonic()
         result = job.run()
         seconds = time.monotonic() - began
-        if result.status != "FINISHED":
+        if result.status not in ("FINISHED", "SUSPENDED"):
             raise BenchFailed(f"pipeline {pipeline.name!r} ended {result.status}") from result.error
         return JobRun(result, seconds, began, tuple(events))
 

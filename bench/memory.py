@@ -14,13 +14,12 @@ from pathlib import Path
 from bench import throughput
 from bench.environment import Environment
 from bench.measures import Measure, below
-from bench.processes import command, is_java, pss_mb, tree
+from bench.processes import is_java, pss_mb, tree
 from bench.variants import unchained
 
 PART = "Memory"
 EVERY_SECONDS = 0.5
-BASE_MB, PER_SOURCE_MB = 500, 60
-SOURCE_MODULE = "python_streaming_source_runner"  # Spark runs one such process per Python streaming source
+LIMIT_MB = 350
 
 
 def measure(environment: Environment) -> Iterator[Measure]:
@@ -31,9 +30,7 @@ def measure(environment: Environment) -> Iterator[Measure]:
     with Sampler(os.getpid()) as sampler:
         unchained(environment, rows)
     note = f"PSS, sampled every {EVERY_SECONDS} s; this process {sampler.own_mb:.0f} MB, {sampler.workers} Python workers"
-    yield Measure(PART, "Python sources of (d)", sampler.sources, "")
-    limit = BASE_MB + PER_SOURCE_MB * sampler.sources
-    yield below(PART, "process tree without the JVM, at its peak", sampler.peak_mb, "MB", limit, note)
+    yield below(PART, "process tree without the JVM, at its peak", sampler.peak_mb, "MB", LIMIT_MB, note)
 
 
 @dataclass
@@ -43,14 +40,12 @@ class Sampler:
     Attributes:
         peak_mb: Peak memory of all processes of the tree except Java; `own_mb` is the root's share, `workers` the number of
             other processes at that moment.
-        sources: Maximum number of Python streaming sources at one moment.
     """
 
     root: int
     peak_mb: float = 0.0
     own_mb: float = 0.0
     workers: int = 0
-    sources: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -67,7 +62,6 @@ class Sampler:
     def _run(self) -> None:
         while True:
             sizes = {pid: pss_mb(pid) for pid in tree(self.root) if not is_java(pid)}
-            self.sources = max(self.sources, sum(1 for pid in sizes if SOURCE_MODULE in command(pid)))
             total = sum(sizes.values())
             if total > self.peak_mb:
                 self.peak_mb, self.own_mb, self.workers = total, sizes.get(self.root, 0.0), len(sizes) - 1

@@ -1,4 +1,4 @@
-"""A process and its descendants on Linux: their ids, commands, memory and processor time.
+"""A process and its descendants on Linux: their ids, memory and processor time.
 
 All values come from /proc; without /proc they are empty or 0, without an error.
 """
@@ -27,14 +27,6 @@ def is_java(pid: int) -> bool:
         return Path(f"/proc/{pid}/comm").read_text().strip() == "java"
     except OSError:
         return False
-
-
-def command(pid: int) -> str:
-    """The command line; empty for a process that has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
-    except OSError:
-        return ""
 
 
 def pss_mb(pid: int) -> float:

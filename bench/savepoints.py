@@ -7,16 +7,15 @@ parallel copy of the same files on the same disk.
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -25,12 +24,11 @@ from pyspark.sql import functions as F
 
 from bench import computation
 from bench.computation import Rows
+from bench.control import request, run_under_control, wait_until
 from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, at_least, below
-from dagster_checkpoints.control import Answer, ControlRequest
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.spark.job.events import JobEvent
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 
 if TYPE_CHECKING:
@@ -43,8 +41,6 @@ KEYS_PER_FILE = 25_000
 EVENTS_SCHEMA = "k long, ts timestamp, payload binary"
 COPY_THREADS = 8
 RUNNING_ROWS = 4_000_000
-DEADLINE_SECONDS = 900.0
-_REQUESTS = itertools.count()
 
 
 def measure(environment: Environment) -> Iterator[Measure]:
@@ -75,20 +71,20 @@ def by_state(environment: Environment, keys: int) -> SavepointTimes:
     took, folder = SavepointTimes(), environment.fresh(f"savepoints-{keys}")
 
     def control(job: JobExecution) -> None:
-        _until(lambda: job.rows().get("events", 0) >= keys)
-        _done(job, "checkpoint")
+        wait_until(lambda: job.rows().get("events", 0) >= keys)
+        request(job, "checkpoint")
         for _ in range(environment.repeats):
             began = time.monotonic()
-            answer = _done(job, "savepoint")
+            answer = request(job, "savepoint")
             took.savepoints.append(time.monotonic() - began)
             files = [file for file in Path(answer.url.removeprefix("file://")).rglob("*") if file.is_file()]
             took.files, took.bytes = len(files), sum(file.stat().st_size for file in files)
             took.copies.append(copy_seconds(files, environment.fresh("copies")))
         began = time.monotonic()
-        _done(job, "stop", drain=True)
+        request(job, "stop", drain=True)
         took.drain = time.monotonic() - began
 
-    _run(environment, Pipeline("held", stages_with_state(keys, folder), chaining=False), folder, control)
+    run_under_control(environment, Pipeline("held", stages_with_state(keys, folder), chaining=False), folder, control)
     return took
 
 
@@ -117,30 +113,32 @@ def _beside(environment: Environment, rows: Rows, savepoints: bool) -> float:
 
     def control(job: JobExecution) -> None:
         nonlocal seconds
-        _until(lambda: job.rows().get("events", 0) >= keys)
-        _done(job, "checkpoint")
+        wait_until(lambda: job.rows().get("events", 0) >= keys)
+        request(job, "checkpoint")
         all_read = threading.Event()
         pool = ThreadPoolExecutor(1)
         taken = pool.submit(_savepoints_until, job, all_read) if savepoints else None
         began = time.monotonic()
         for file in sorted(rows.folder.glob("part-*.parquet")):
             os.link(file, gate / file.name)
-        _until(lambda: job.rows().get("readings", 0) >= expected)
+        wait_until(lambda: job.rows().get("readings", 0) >= expected)
         seconds = time.monotonic() - began
         all_read.set()
         pool.shutdown(wait=True)
         if taken is not None and taken.result() < 1:
             raise BenchFailed("no savepoint was complete while the rows passed")
-        _done(job, "stop", drain=True)
+        request(job, "stop", drain=True)
 
-    _run(environment, Pipeline("beside", [*stages_with_state(keys, folder), readings], chaining=False), folder, control)
+    run_under_control(
+        environment, Pipeline("beside", [*stages_with_state(keys, folder), readings], chaining=False), folder, control
+    )
     return seconds
 
 
 def _savepoints_until(job: JobExecution, end: threading.Event) -> int:
     taken = 0
     while not end.is_set():
-        _done(job, "savepoint")
+        request(job, "savepoint")
         taken += 1
     return taken
 
@@ -178,61 +176,6 @@ def write_values(folder: Path, keys: int) -> None:
             "payload": pa.array([values[i : i + VALUE_BYTES] for i in range(0, len(values), VALUE_BYTES)], pa.binary()),
         }
         pq.write_table(pa.table(columns), folder / f"{first:09d}.parquet", compression="none")
-
-
-# Requests
-
-
-def _run(environment: Environment, pipeline: Pipeline, folder: Path, control: Callable[[JobExecution], None]) -> None:
-    """Run a pipeline to its end while `control`, on another thread, sends it requests."""
-    controlling: list[Future[None]] = []
-    pool = ThreadPoolExecutor(1)
-
-    def on_event(event: JobEvent, job: JobExecution) -> None:
-        if not controlling:
-            controlling.append(pool.submit(_or_cancel, job, control))
-
-    try:
-        environment.run_job(pipeline, folder, on_event=on_event)
-    except BenchFailed:
-        if controlling and controlling[0].done():
-            controlling[0].result()
-        raise
-    controlling[0].result()
-
-
-def _or_cancel(job: JobExecution, control: Callable[[JobExecution], None]) -> None:
-    try:
-        control(job)
-    except BaseException:
-        job.cancel()
-        raise
-
-
-def _done(job: JobExecution, kind: Any, **fields: Any) -> Answer:
-    answered: Future[Answer] = Future()
-    request = ControlRequest(
-        request_id=f"{kind}-{next(_REQUESTS)}",
-        kind=kind,
-        epoch=0,
-        deadline_seconds=DEADLINE_SECONDS,
-        asked_by="bench",
-        asked_at=dt.datetime.now(dt.UTC),
-        **fields,
-    )
-    job.ask(request, answered.set_result)
-    answer = answered.result(DEADLINE_SECONDS)
-    if answer.status != "done":
-        raise BenchFailed(f"a request of kind {kind!r} failed: {answer.reason}: {answer.message}")
-    return answer
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        if time.monotonic() > until:
-            raise BenchFailed(f"expected all rows to be processed within {DEADLINE_SECONDS:.0f} s")
-        time.sleep(0.02)
 
 
 def copy_seconds(files: list[Path], target: Path) -> float:

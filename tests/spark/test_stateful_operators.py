@@ -45,8 +45,8 @@ def counts_by_timer(frame: Any) -> Any:
                 latest = max(latest, int(batch["ts"].max().timestamp() * 1000))
             self.count.update((count,))
             for timer in list(self.handle.listTimers()):
-                latest = max(latest, timer[0] - 90_000)
-                self.handle.deleteTimer(timer[0])
+                latest = max(latest, timer - 90_000)
+                self.handle.deleteTimer(timer)
             self.handle.registerTimer(latest + 90_000)
             yield pd.DataFrame({"k": pd.Series([], dtype=str), "n": pd.Series([], dtype="int64")})
 
