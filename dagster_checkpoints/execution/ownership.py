@@ -344,9 +344,9 @@ class OwnershipSteps:
         values = self._values
         lease = state.lease and msgspec.structs.replace(state.lease, renewals=state.lease.renewals + 1, renewed_at=values.wall())
         changed = change(msgspec.structs.replace(state, lease=lease, token=values.new_token()))
-        if not self._forgotten:
-            return changed
-        return msgspec.structs.replace(changed, retained=self._without_forgotten(changed.retained))
+        if self._forgotten:
+            changed = msgspec.structs.replace(changed, retained=self._without_forgotten(changed.retained))
+        return changes.with_dropped_savepoints(state, changed)
 
     def _adopt(self, token: str) -> Steps[bool]:
         """After a refused write: adopt the stored state if this owner wrote it. Returns whether it is the write just tried.

@@ -123,6 +123,8 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
             was started from; None if the latest job has none.
         retained: completed checkpoints that are kept, newest first, ``newest`` included; of the savepoints only that of a stop,
             and claimed ones.
+        dropped_savepoints: locations of the claimed savepoints that are no longer retained, newest first, at most
+            `state_changes.KEPT_DROPPED_SAVEPOINTS`: an owner deletes each of them sooner or later, so no run may start from one.
         highest_checkpoint_id: highest id that was ever completed, or reserved for a savepoint, in all jobs.
         history: random id, created with the file: job numbers start again with every new file, and sinks distinguish them by it.
         origin: where the pipeline is defined, according to the run that ran it last.
@@ -136,6 +138,7 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     job: Job = Job()
     newest: CheckpointPointer | None = None
     retained: tuple[CheckpointPointer, ...] = ()
+    dropped_savepoints: tuple[str, ...] = ()
     highest_checkpoint_id: int = 0
     history: str = ""
     origin: Origin = UNKNOWN_ORIGIN

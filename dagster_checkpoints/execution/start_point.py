@@ -209,6 +209,12 @@ def choose_start(
     candidates = yield from _candidates(previous, retained, options.restore_from, url)
     if not candidates:
         return StartPoint(None, False, 1, sweep=sweep)
+    if candidates[0] in previous.dropped_savepoints:
+        raise NothingToRestoreError(
+            f"restore_from: {options.restore_from!r}. An earlier run of the pipeline has claimed this savepoint, and newer "
+            "checkpoints have replaced it: it is deleted, or will be at any moment. Restore from 'latest', or from a savepoint "
+            "that no run has claimed (claim_mode: no_claim leaves it to you)."
+        )
     failures: list[Exception] = []
     for location in (c for c in candidates if c not in unusable):
         try:

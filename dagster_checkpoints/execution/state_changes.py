@@ -12,6 +12,8 @@ import msgspec
 from dagster_checkpoints.execution.origin import Origin
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, EndedBy, Job, JobState, PipelineState, StopAskedBy
 
+KEPT_DROPPED_SAVEPOINTS = 100
+
 
 def begun(
     state: PipelineState,
@@ -81,6 +83,17 @@ def forgotten(state: PipelineState, location: str) -> PipelineState:
     is_newest = state.newest is not None and state.newest.location == location
     retained = tuple(pointer for pointer in state.retained if pointer.location != location)
     return msgspec.structs.replace(state, newest=None if is_newest else state.newest, retained=retained)
+
+
+def with_dropped_savepoints(before: PipelineState, after: PipelineState) -> PipelineState:
+    """The state after a change, with a record of the claimed savepoints that are not retained any more."""
+    claimed_before = [pointer.location for pointer in before.retained if pointer.claimed]
+    if not claimed_before:
+        return after
+    kept = {pointer.location for pointer in after.retained}
+    dropped = [location for location in claimed_before if location not in kept]
+    known = (*dropped, *after.dropped_savepoints)[:KEPT_DROPPED_SAVEPOINTS]
+    return msgspec.structs.replace(after, dropped_savepoints=known) if dropped else after
 
 
 def ended(

@@ -222,6 +222,15 @@ def test_a_claim(mode: ClaimMode, was_claimed: bool, claims: bool) -> None:
     assert start.retained == ((plain(savepoint)) if claims else (CompletedCheckpoint(5, savepoint.location, STOPS),))
 
 
+def test_a_savepoint_that_was_claimed_and_replaced_is_not_restored() -> None:
+    """The owner that claimed it may be paused in the middle of its deletion."""
+    previous = state(C6, dropped_savepoints=(S5.location,))
+    named = (ResolveName("savepoints/savepoint-5-x"), NamedPlace(S5.location, True))
+    with pytest.raises(NothingToRestoreError, match=r"'savepoint-5-x'.*has claimed this savepoint.*Restore from 'latest'"):
+        choose(previous, Options("savepoint-5-x"), *registered(C6), named)
+    assert choose(previous, Options("latest"), *registered(C6), read(C6)).resume
+
+
 def test_a_checkpoint_is_never_claimed() -> None:
     assert not choose(state(C4), Options("latest", False, ClaimMode.CLAIM), *registered(C4), read(C4)).claimed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from dagster_checkpoints.execution import state_changes as changes
@@ -27,3 +28,23 @@ def test_a_job_that_begins_without_a_lease_names_no_run(resume: bool) -> None:
     before = state(owner=None, job=Job(job_id=1, status="FAILED", run_id="old", begun_by="old"))
     found = changes.begun(before, resume=resume, restored=None, at=NOW, named=True, origin=UNKNOWN_ORIGIN)
     assert (found.job.run_id, found.job.begun_by) == ("", "")
+
+
+def test_a_claimed_savepoint_that_is_retained_no_longer_is_recorded_as_dropped() -> None:
+    claimed, other = pointer(3, kind="savepoint", claimed=True), pointer(2, kind="savepoint", claimed=True)
+    before = state(pointer(5), pointer(4), claimed, other)
+    assert changes.with_dropped_savepoints(before, before) == before
+    users = changes.forgotten(before, pointer(4).location)
+    assert changes.with_dropped_savepoints(before, users) == users, "a checkpoint is no savepoint"
+    first = changes.with_dropped_savepoints(before, changes.forgotten(before, claimed.location))
+    assert first.dropped_savepoints == (claimed.location,)
+    second = changes.with_dropped_savepoints(first, changes.forgotten(first, other.location))
+    assert second.dropped_savepoints == (other.location, claimed.location)
+
+
+def test_the_record_of_dropped_savepoints_is_bounded() -> None:
+    many = msgspec.structs.replace(state(), dropped_savepoints=tuple(map(str, range(changes.KEPT_DROPPED_SAVEPOINTS))))
+    claimed = pointer(3, kind="savepoint", claimed=True)
+    after = changes.with_dropped_savepoints(msgspec.structs.replace(many, retained=(claimed,)), many)
+    assert after.dropped_savepoints[:2] == (claimed.location, "0")
+    assert len(after.dropped_savepoints) == changes.KEPT_DROPPED_SAVEPOINTS

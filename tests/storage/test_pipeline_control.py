@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,21 @@ def test_without_an_answer_in_time_the_request_stays_valid(control: PipelineCont
     assert [request.request_id for request in box.open_requests(1)] == [handle.request_id]
     box.answer(_answer(handle.request_id))
     assert control.handle(handle.request_id).wait(1).final
+
+
+@pytest.mark.parametrize("seconds", [0.1, 2.0])
+def test_an_answer_is_looked_for_as_often_as_the_storage_allows(
+    storage: CheckpointStorage, running: Any, clock: Any, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """0.1 s in a directory; a store that bills each look says more."""
+    if seconds != LocalStore("anywhere").poll_seconds:
+        monkeypatch.setattr(LocalStore, "poll_seconds", seconds)
+    looks: list[float] = []
+    clock.on_sleep.append(lambda: looks.append(clock.now))
+    control = PipelineControl(storage, asked_by="a test", monotonic=clock.monotonic, sleep=clock.sleep)
+    with pytest.raises(RequestTimedOut):
+        control.checkpoint().wait(20)
+    assert max(later - earlier for earlier, later in pairwise(looks)) == pytest.approx(seconds)
 
 
 def test_a_repeated_request_is_one_request(control: PipelineControl, running: Any, box: Any) -> None:

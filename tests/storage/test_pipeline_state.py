@@ -163,7 +163,11 @@ def test_a_claimed_savepoint_is_retained_until_it_is_forgotten(owner: Ownership,
     assert state.highest_checkpoint_id == 9
     owner.complete(10, "checkpoints/chk-10-1")
     owner.forget("s3://elsewhere/savepoint-9-x")
-    assert [pointer.checkpoint_id for pointer in _state(second).retained] == [10]
+    state = _state(second)
+    assert [pointer.checkpoint_id for pointer in state.retained] == [10]
+    assert state.dropped_savepoints == ("s3://elsewhere/savepoint-9-x",)
+    owner.renew()
+    assert _state(second).dropped_savepoints == state.dropped_savepoints
 
 
 def test_a_savepoint_that_is_about_to_be_deleted_is_no_longer_listed(owner: Ownership, second: CheckpointStorage) -> None:
@@ -320,3 +324,9 @@ def test_encoding_is_stable() -> None:
     """Written by this release, byte for byte: a change of the format needs a new version or a default."""
     data = (EXAMPLES / "state-version-3.json").read_bytes()
     assert encode_state(decode_state(data, "example")) == data
+
+
+def test_a_file_of_a_release_that_recorded_no_dropped_savepoints_is_read() -> None:
+    written = json.loads((EXAMPLES / "state-version-3.json").read_bytes())
+    assert written.pop("dropped_savepoints")
+    assert decode_state(json.dumps(written).encode(), "example").dropped_savepoints == ()

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-IDLE_SECONDS = 1.0
+IDLE_SECONDS = 2.0
 """Maximum seconds that the gate keeps a source waiting: Spark must notice a stop by others, and does its own bookkeeping."""
 
 

@@ -26,6 +26,8 @@ class SourceTask(Task):
     def __init__(self, parts: TaskParts, bounded: bool) -> None:
         super().__init__(parts, _machine(parts))
         self._bounded = bounded
+        if bounded:
+            self.query_check_seconds = 0.1  # Spark tells nobody that a query has reached the end of its input
         watermark = parts.instances[0].stage.watermark
         self._idle_after = watermark.idle_after if watermark else None
         self._last_busy_at = time.monotonic()

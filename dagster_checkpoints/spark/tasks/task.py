@@ -62,7 +62,9 @@ if TYPE_CHECKING:
 
 JOB_CONFIG = CheckpointConfig(interval=None)
 """The part of the job's configuration that a task machine reads: barriers are aligned, exactly-once."""
-QUERY_CHECK_SECONDS = 0.1  # each check of the query calls into the JVM
+IDLE_POLL_SECONDS = 0.25
+ACTIVE_SECONDS = 1.0
+"""Seconds after a batch or a message in which the task looks often: Spark commits a batch shortly after it was processed."""
 
 
 class TaskCanceled(BaseException):
@@ -98,6 +100,7 @@ class Task(ABC):
         self._thread = threading.Thread(target=self._run, name=f"task {parts.id}", daemon=True)
         self._done = False
         self._next_query_check = 0.0
+        self._active_until = 0.0
         self._rows_in_reported_batch: int | None = None
 
     # For the job
@@ -165,8 +168,8 @@ class Task(ABC):
             while not self._done:
                 self._check_canceled()
                 self._read_mail()
-                if not self._done and time.monotonic() >= self._next_query_check:
-                    self._next_query_check = time.monotonic() + QUERY_CHECK_SECONDS
+                if not self._done and (self.query.error is not None or time.monotonic() >= self._next_query_check):
+                    self._next_query_check = time.monotonic() + self.query_check_seconds
                     self.runs.check_query() if self.query.paused else self.check_query()
                 if not self._done and not self.query.paused:
                     self.step()
@@ -182,7 +185,9 @@ class Task(ABC):
 
     def _read_mail(self) -> None:
         with contextlib.suppress(queue.Empty):
-            mail = self._mailbox.get(timeout=POLL_SECONDS)
+            active = time.monotonic() < self._active_until
+            mail = self._mailbox.get(timeout=POLL_SECONDS if active else IDLE_POLL_SECONDS)
+            self._active_until = time.monotonic() + ACTIVE_SECONDS
             while True:
                 self._take(mail)
                 if self._done:
@@ -198,6 +203,9 @@ class Task(ABC):
         self.perform(self.machine.handle(event, time.monotonic()))
 
     # For subclasses
+
+    query_check_seconds: float = 0.5
+    """Seconds between two checks of the query, which call into the JVM; a batch that failed is checked at once."""
 
     def check_query(self) -> None:
         """Check that the query still runs. Raises its error."""
@@ -244,12 +252,14 @@ class Task(ABC):
     def _on_batch(self, batch: DataFrame, batch_id: int) -> None:
         """Called by Spark, under the query lock."""
         assert self.plan is not None
+        self._active_until = time.monotonic() + ACTIVE_SECONDS
         self.before_emit(batch_id)
         began = time.monotonic()
         rows = self.output.write(batch, batch_id, self.operators.process_batch(batch, batch_id, self.plan))
         self.report_first_batch(rows, time.monotonic() - began)
         self.after_emit(rows)
         self.watermarks.observe(batch_id, self.plan.stateful)
+        self._active_until = time.monotonic() + ACTIVE_SECONDS
 
     def evaluate_once(self, plan: plans.QueryPlan) -> None:
         """Evaluate a plan without streams, as one batch."""
