@@ -52,7 +52,9 @@ def _channel_source(environment: Environment, frame: DataFrame, segment: Segment
     channel = Channel(ChannelId("a", 0, "b", 0))
     channel.append(Records(segment))
     name = str(channel.id)
-    source = StreamInput("a", nullable(frame.schema), QueryGate({name: 1}), {name: channel}, None, 1)
+    gate = QueryGate({name: 1})
+    gate.close()  # nothing more will come: it keeps no source waiting
+    source = StreamInput("a", nullable(frame.schema), gate, {name: channel}, None, 1)
     return stream_dataframe(ChannelSources(environment.spark), source)
 
 

@@ -261,6 +261,7 @@ def shape_of(stages: tuple[StageSpec, ...], chaining: bool) -> Shape:
     return Shape(stages, pipeline, chains, graph, tuple(tasks), tuple(channels))
 
 
+@lru_cache(maxsize=4096)
 def _stage(number: int, spec: StageSpec) -> Stage:
     made = _Flushing if spec.kind in ("totals", "buffer") else _Plain
     return made(

@@ -168,7 +168,7 @@ def test_a_local_file_that_vanished_is_named(owned: CheckpointStorage, source: P
     ("damage", "found"),
     [
         (lambda data: data[:-1], "found 2999 bytes"),
-        (lambda data: b"X" + data[1:], "found 3000 bytes with sha256"),
+        (lambda data: bytes([data[0] ^ 1]) + data[1:], "found 3000 bytes with sha256"),
     ],
 )
 def test_a_corrupt_file_is_refused_and_named(

@@ -119,7 +119,7 @@ class ChannelSources:
         """The DataFrame of a source: Spark's node for a streaming relation, around our table.
 
         There is no public way to read a table that is not in a catalog and whose class is not on the class path. So the node is
-        made from that of another source; its first eight fields are the same in all releases of Spark 4.
+        made from that of another source.
         """
         none = self.jvm.scala.Option.apply(None)
         table = _Table(self, name, schema, make)
@@ -175,6 +175,11 @@ class ChannelSources:
         return made
 
 
+def _interface(name: str) -> type:
+    """What tells py4j which interface of Spark's SQL connector a class implements."""
+    return type("Java", (), {"implements": (f"{_CONNECTOR}.{name}",)})
+
+
 class _JavaObject:
     """A Python object that the JVM calls. Two are equal if they are the same."""
 
@@ -216,8 +221,7 @@ class _Table(_JavaObject):
     def newScanBuilder(self, options: Any) -> _ScanBuilder:
         return _ScanBuilder(self._sources, self._name, self._schema, self._make)
 
-    class Java:
-        implements = (f"{_CONNECTOR}.catalog.SupportsRead",)
+    Java = _interface("catalog.SupportsRead")
 
 
 class _ScanBuilder(_JavaObject):
@@ -227,8 +231,7 @@ class _ScanBuilder(_JavaObject):
     def build(self) -> _Scan:
         return self._scan
 
-    class Java:
-        implements = (f"{_CONNECTOR}.read.ScanBuilder",)
+    Java = _interface("read.ScanBuilder")
 
 
 class _Scan(_JavaObject):
@@ -256,8 +259,7 @@ class _Scan(_JavaObject):
     def reportDriverMetrics(self) -> Any:
         return self._sources.array(f"{_CONNECTOR}.metric.CustomTaskMetric")
 
-    class Java:
-        implements = (f"{_CONNECTOR}.read.Scan",)
+    Java = _interface("read.Scan")
 
 
 def _kept(method: Callable[..., _T]) -> Callable[..., _T]:
@@ -353,8 +355,7 @@ class RecordsStream(_Stream):
             self._factory = self._sources.scan(self._schema, ()).createReaderFactory()
         return self._factory
 
-    class Java:
-        implements = (f"{_CONNECTOR}.read.streaming.MicroBatchStream",)
+    Java = _interface("read.streaming.MicroBatchStream")
 
 
 class WatermarkStream(_Stream):
@@ -399,5 +400,4 @@ class WatermarkStream(_Stream):
     def createReaderFactory(self) -> Any:
         return getattr(getattr(self._sources.sql.execution.streaming.runtime, "MemoryStreamReaderFactory$"), "MODULE$")
 
-    class Java:
-        implements = (f"{_CONNECTOR}.read.streaming.MicroBatchStream",)
+    Java = _interface("read.streaming.MicroBatchStream")

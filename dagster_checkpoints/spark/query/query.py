@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JJavaError
-
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import QueryLog
 
@@ -58,7 +56,7 @@ class BatchFailed(Exception):
 
 def _is_interruption(error: BaseException | None) -> bool:
     """Whether an error says only that Spark interrupted its thread: other code has stopped the query in the middle of a batch."""
-    cause = error.java_exception if isinstance(error, Py4JJavaError) else None
+    cause = getattr(error, "java_exception", None)  # of py4j's error
     for _ in range(_MAX_CAUSES):
         if cause is None:
             return False
