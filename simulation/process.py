@@ -130,7 +130,9 @@ class Process(Writer):
         the run has completed a checkpoint: until then its user may still restore them."""
         checkpoint = action.checkpoint
         state = self.store.state
-        needed = state.newest if state is not None and state.job.status == "RUNNING" else None
+        # What a later owner has restored is kept from this one by storage, which refuses to forget it.
+        owned = state is not None and state.epoch == self.epoch
+        needed = state.newest if state is not None and owned and state.job.status == "RUNNING" else None
         deleted = needed is not None and needed.location == checkpoint.location
         check(not deleted, "{} is deleted before storage says that the job has ended", checkpoint.location)
         passed_over = checkpoint in self._start.passed_over

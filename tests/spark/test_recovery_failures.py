@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.coordination import FixedDelayRestart
-from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError
 from dagster_checkpoints.spark.job.events import CheckpointNotDone, JobRestarting, JobStarted, StageFinished
 from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable, open_store
@@ -104,6 +105,55 @@ def test_a_stage_that_raises_is_restarted_from_the_checkpoint(lab: Any) -> None:
     job.finished()
     assert built.count("history") == 1
     lab.check(in_hours(lab.table("history", ROWS).unionByName(lab.table("live", ROWS))), "hours")
+
+
+class Held(Stage):
+    """Keeps each batch until a file is gone."""
+
+    def __init__(self, gate: Any, **options: Any) -> None:
+        super().__init__(inputs={"live": StageInput()}, **options)
+        self.gate = gate
+
+    def transform(self, context: Any, live: Any) -> Any:
+        return live
+
+    def process_batch(self, batch: Any, batch_id: int) -> Any:
+        while self.gate.exists():
+            time.sleep(0.02)
+        return batch
+
+
+def test_a_work_directory_that_somebody_cleans_fails_the_attempt_and_loses_nothing(lab: Any) -> None:
+    gate = lab.folder / "gate"
+
+    @unbounded_source
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    pipeline = Pipeline("cleaned", [live, Held(gate, name="held", sink=lab.sink("held"))], chaining=False)
+    job = lab.start(pipeline, restart=FixedDelayRestart(1, 0.1))
+
+    def more(first: int) -> None:
+        read = job.execution.rows().get("live", 0)
+        lab.put("live", ROWS, [("a", lab.at(v), v) for v in range(first, first + 10)])
+        job.wait_until(lambda: job.execution.rows().get("live", 0) == read + 10)
+
+    more(0)
+    take_checkpoint(job)
+    gate.touch()
+    for first in (10, 20, 30):  # the first of them is in a batch, the others wait
+        more(first)
+    segments = list((lab.folder / "work").rglob("tasks/live.0/segments/**/*.parquet"))
+    assert len(segments) >= 2
+    for file in segments:
+        file.unlink()
+    gate.unlink()
+    restarting = job.wait_for(JobRestarting)
+    assert all(part in restarting.cause for part in ("'held'", "SegmentsLostError", "files of the next records of input 'live'"))
+    job.wait_until(lambda: job.execution.rows().get("held", 0) == 40)
+    job.drain()
+    job.finished()
+    lab.check(lab.table("live", ROWS), "held")
 
 
 def test_a_job_given_up_after_its_restarts_shows_stage_instance_and_the_users_own_line(lab: Any) -> None:
