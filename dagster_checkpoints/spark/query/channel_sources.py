@@ -197,10 +197,10 @@ class _Table(_JavaObject):
     """One source as a table that can only be read as a stream."""
 
     def __init__(self, sources: ChannelSources, name: str, schema: Any, make: Callable[[], Any]) -> None:
-        self._sources = sources
+        self.sources = sources
         self._name = name
         self._schema = schema
-        self._make = make
+        self.make = make
 
     def name(self) -> str:
         return self._name
@@ -212,52 +212,49 @@ class _Table(_JavaObject):
         return self._schema
 
     def columns(self) -> Any:
-        return self._sources.sql.connector.catalog.CatalogV2Util.structTypeToV2Columns(self._schema)
+        return self.sources.sql.connector.catalog.CatalogV2Util.structTypeToV2Columns(self._schema)
 
     def capabilities(self) -> Any:
-        jvm = self._sources.jvm
-        return jvm.java.util.Collections.singleton(self._sources.sql.connector.catalog.TableCapability.MICRO_BATCH_READ)
+        jvm = self.sources.jvm
+        return jvm.java.util.Collections.singleton(self.sources.sql.connector.catalog.TableCapability.MICRO_BATCH_READ)
 
     def newScanBuilder(self, options: Any) -> _ScanBuilder:
-        return _ScanBuilder(self._sources, self._name, self._schema, self._make)
+        return _ScanBuilder(self)
 
     Java = _interface("catalog.SupportsRead")
 
 
 class _ScanBuilder(_JavaObject):
-    def __init__(self, sources: ChannelSources, name: str, schema: Any, make: Callable[[], Any]) -> None:
-        self._scan = _Scan(sources, name, schema, make)
+    def __init__(self, table: _Table) -> None:
+        self._table = table
 
     def build(self) -> _Scan:
-        return self._scan
+        return _Scan(self._table)
 
     Java = _interface("read.ScanBuilder")
 
 
 class _Scan(_JavaObject):
-    def __init__(self, sources: ChannelSources, name: str, schema: Any, make: Callable[[], Any]) -> None:
-        self._sources = sources
-        self._name = name
-        self._schema = schema
-        self._make = make
+    def __init__(self, table: _Table) -> None:
+        self._table = table
 
     def readSchema(self) -> Any:
-        return self._schema
+        return self._table.schema()
 
     def description(self) -> str:
-        return self._name
+        return self._table.name()
 
     def toMicroBatchStream(self, checkpoint: str) -> Any:
-        return self._make()
+        return self._table.make()
 
     def columnarSupportMode(self) -> Any:
-        return self._sources.sql.connector.read.Scan.ColumnarSupportMode.PARTITION_DEFINED
+        return self._table.sources.sql.connector.read.Scan.ColumnarSupportMode.PARTITION_DEFINED
 
     def supportedCustomMetrics(self) -> Any:
-        return self._sources.array(f"{_CONNECTOR}.metric.CustomMetric")
+        return self._table.sources.array(f"{_CONNECTOR}.metric.CustomMetric")
 
     def reportDriverMetrics(self) -> Any:
-        return self._sources.array(f"{_CONNECTOR}.metric.CustomTaskMetric")
+        return self._table.sources.array(f"{_CONNECTOR}.metric.CustomTaskMetric")
 
     Java = _interface("read.Scan")
 
