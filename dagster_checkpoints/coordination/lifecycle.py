@@ -196,9 +196,13 @@ class TaskLifecycle:
         """Take one event, return what the task has to do, in this order.
 
         Raises:
-            UnexpectedEvent: the event cannot come in this state.
+            UnexpectedEvent: the event cannot come in this state, or is no event of a life cycle.
         """
-        return _TAKES[type(event)](self, event)
+        try:
+            take = _TAKES[type(event)]
+        except KeyError:
+            self._refuse(event)
+        return take(self, event)
 
     def _operators_done(self, event: OperatorsFinished) -> list[LifecycleAction]:
         if self._state is not LifecycleState.FINISHING:

@@ -262,3 +262,8 @@ def test_late_notices_to_a_finished_task_are_ignored() -> None:
         life.handle(event(text))
     assert life.handle(CheckpointCompletedNotice(43)) == []
     assert life.handle(CheckpointAbortedNotice(43)) == []
+
+
+def test_what_is_no_event_of_a_life_cycle_is_refused_by_name() -> None:
+    with pytest.raises(UnexpectedEvent, match="cannot take 'a word'"):
+        TaskLifecycle().handle("a word")  # type: ignore[arg-type]
