@@ -12,7 +12,7 @@ from typing import Any
 
 from simulation.channels import describe, tally
 from simulation.consistency import expected_rows, written
-from simulation.machine import LEASE
+from simulation.machine import LEASE, TURN
 from simulation.process import Process
 from simulation.restoring import RequestedStart
 from simulation.scenario import Scenario
@@ -198,7 +198,9 @@ class World:
             self._check_written(process, self.store.check_complete(stopped.location), "after the suspend")
         else:
             self._check_effects(process)
-        if not process.dirty and not process.owner.lost:
+        # A message that comes after the end may begin a deletion: the next run finishes it.
+        deletes = process.io or process.io_thread.at != TURN
+        if not process.dirty and not process.owner.lost and not deletes:
             self._check_nothing_left(process)
 
     def _check_effects(self, process: Process) -> None:
