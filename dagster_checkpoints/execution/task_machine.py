@@ -288,8 +288,6 @@ class TaskMachine:
         gate_actions: list[TaskAction] = []
         for action in decided:
             match action:
-                case life.CommitUpTo():
-                    actions.append(action)
                 case life.FinishOperators() | life.PauseOperators() | life.ResumeOperators():
                     actions.append(action)
                     gate_actions += self._to_gate(action)

@@ -69,7 +69,7 @@ class ObjectStore(Protocol):
 
     @property
     def poll_seconds(self) -> float:
-        """Seconds between two looks for new objects, if nobody has chosen: short where a look costs nothing."""
+        """Default number of seconds between two listings for new objects: short where a listing costs nothing."""
 
     def check(self) -> None:
         """Check that the root can be read and written, also with conditional writes. Called when a run starts.

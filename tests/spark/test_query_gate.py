@@ -104,7 +104,7 @@ def test_a_stop_ends_the_wait_and_a_new_start_begins_a_round(gate: QueryGate) ->
     with asking(gate, "records"):
         gate.close()
     assert not gate.idle
-    assert gate.look("records") == GateView({"a": 1, "b": 0}), "a closed gate keeps nobody waiting"
+    assert gate.look("records") == GateView({"a": 1, "b": 0}), "a closed gate keeps no source waiting"
     gate.error = ValueError("of the last start")
     gate.begin()
     assert not gate.asked and gate.error is None

@@ -123,7 +123,7 @@ class Held(Stage):
         return batch
 
 
-def test_a_work_directory_that_somebody_cleans_fails_the_attempt_and_loses_nothing(lab: Any) -> None:
+def test_a_cleaned_work_directory_fails_the_attempt_and_loses_nothing(lab: Any) -> None:
     gate = lab.folder / "gate"
 
     @unbounded_source

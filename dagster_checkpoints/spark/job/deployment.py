@@ -162,16 +162,15 @@ class Deployer:
                 self._breaks |= {refused.stage}
                 attempt.discard()
 
-    def check(self, folder: Path, restored: Restored | None = None) -> PlanReport:
+    def check(self, restored: Restored | None = None) -> PlanReport:
         """Build the plans of a start with the same steps as :meth:`deploy`, and start nothing.
 
         Every stage's `open`, `transform` and `close` are called; storage and sinks are not touched.
 
         Args:
-            folder: An empty directory, for the logs of channels.
             restored: The checkpoint whose state the plans have to fit; None for a new start. No state is fetched.
         """
-        settings = AttemptSettings(folder, number=1, token="", job_id=0, max_queued_bytes=1)
+        settings = AttemptSettings(Path(), number=1, token="", job_id=0, max_queued_bytes=1)
         while True:
             chains = self._chains(restored)
             attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)

@@ -6,8 +6,6 @@ It needs a Spark session, and neither storage, sinks nor Dagster.
 from __future__ import annotations
 
 import logging
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.spark.job.deployment import Deployer
@@ -34,8 +32,7 @@ def check_plans(pipeline: Pipeline, spark: SparkSession, restored: Restored | No
     log = logging.Logger("dagster_checkpoints.check", logging.WARNING)
     warnings = _Warnings()
     log.addHandler(warnings)
-    with tempfile.TemporaryDirectory(prefix="dagster-checkpoints-check-") as folder:
-        report = Deployer(pipeline, spark, None, log).check(Path(folder), restored)
+    report = Deployer(pipeline, spark, None, log).check(restored)
     report.warnings = list(dict.fromkeys(warnings.texts))
     return report
 

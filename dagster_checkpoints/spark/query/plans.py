@@ -26,7 +26,7 @@ from dagster_checkpoints.spark.query.channel_sources import RECORDS
 from dagster_checkpoints.spark.query.column_types import text_of
 from dagster_checkpoints.spark.query.join_checks import check_joins
 from dagster_checkpoints.spark.query.operators import keeping_state
-from dagster_checkpoints.spark.query.plan_nodes import V2_STREAM, StreamSet, analyzed, children, nodes, stream_name, streams
+from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed, children, nodes, stream_name, streams
 from dagster_checkpoints.spark.query.source_checks import check_source
 from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
@@ -41,7 +41,6 @@ class QueryPlan:
         frame: The chain's output.
         schema: The output's schema as channels carry it, every column nullable.
         streaming: False if the chain begins with a source that returned a batch DataFrame.
-        sources: The number of streaming sources in the plan; an input that is used twice counts twice.
         own_watermark: Whether the plan has a watermark that does not come from the channels: a source's, or the user's own. At
             the end of data it is advanced through the offset log.
         takes_watermark: Whether the plan reads the watermark sources of its inputs. A plan without state does not need them.
@@ -54,7 +53,6 @@ class QueryPlan:
     frame: DataFrame
     schema: StructType
     streaming: bool
-    sources: int
     own_watermark: bool
     takes_watermark: bool = True
     outputs: Mapping[str, DataFrame] = field(default_factory=dict)
@@ -130,12 +128,10 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
         outputs[call.stage.name] = frame
     assert frame is not None
     _check_columns(calls[-1], frame)
-    sources = sum(1 for node in nodes(analyzed(frame)) if node.nodeName() == V2_STREAM)
     return QueryPlan(
         frame,
         nullable(frame.schema),
         frame.isStreaming,
-        sources,
         own_watermark,
         outputs=outputs,
         output_mode=calls[-1].stage.output_mode,

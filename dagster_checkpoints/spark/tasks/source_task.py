@@ -27,7 +27,7 @@ class SourceTask(Task):
         super().__init__(parts, _machine(parts))
         self._bounded = bounded
         if bounded:
-            self.query_check_seconds = 0.1  # Spark tells nobody that a query has reached the end of its input
+            self.query_check_seconds = 0.1  # Spark does not report that a query has reached the end of its input
         watermark = parts.instances[0].stage.watermark
         self._idle_after = watermark.idle_after if watermark else None
         self._last_busy_at = time.monotonic()

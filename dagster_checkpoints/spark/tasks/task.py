@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 JOB_CONFIG = CheckpointConfig(interval=None)
 """The part of the job's configuration that a task machine reads: barriers are aligned, exactly-once."""
 IDLE_POLL_SECONDS = 0.25
+"""Seconds that a task waits for a message if it has had neither a batch nor a message for `ACTIVE_SECONDS`."""
 ACTIVE_SECONDS = 1.0
 """Seconds after a batch or a message in which the task looks often: Spark commits a batch shortly after it was processed."""
 
@@ -252,7 +253,6 @@ class Task(ABC):
     def _on_batch(self, batch: DataFrame, batch_id: int) -> None:
         """Called by Spark, under the query lock."""
         assert self.plan is not None
-        self._active_until = time.monotonic() + ACTIVE_SECONDS
         self.before_emit(batch_id)
         began = time.monotonic()
         rows = self.output.write(batch, batch_id, self.operators.process_batch(batch, batch_id, self.plan))
