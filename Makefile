@@ -11,15 +11,20 @@ HOME_OF_DAGSTER := $(CURDIR)/.dagster_home
 
 PYTEST_ARGS ?=
 DEV_ARGS    ?=
+TESTS       ?= tests/facts tests/spark
+
+# The versions of Spark that tests run under: that of requirements.lock, in .venv, and those of requirements-spark-*.lock, each in an
+# environment of its own that takes all other packages from .venv.
+SPARKS := $(shell sed -n 's/^pyspark==\([0-9.]*\).*/\1/p' requirements.lock $(wildcard requirements-spark-*.lock))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test dev check bench simulate coverage mutate lock clean
+.PHONY: help setup run test test-spark dev check bench simulate coverage mutate lock clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## create .venv and install the locked packages (the other targets do it by themselves)
 
@@ -28,6 +33,17 @@ run: $(STAMP) ## the flights pipeline end to end: checkpoints, SIGKILL, recovery
 
 test: $(STAMP) ## all tests, in two processes (WORKERS=0: in one; PYTEST_ARGS="-k name")
 	@$(BIN)/python -m pytest --numprocesses $(or $(WORKERS),2) --dist worksteal $(PYTEST_ARGS)
+
+test-spark: $(STAMP) ## tests under another version of Spark, in an environment of its own (VERSION=4.1 or 4.1.4; TESTS=tests/facts)
+	@spark=$$(printf '%s\n' $(SPARKS) | grep -E '^$(subst .,\.,$(VERSION))(\.|$$)') || { \
+	  echo "VERSION='$(VERSION)': expected one of $(SPARKS), or the first two numbers of one." >&2; exit 1; }; \
+	bin=$(BIN); \
+	if [ -f "requirements-spark-$${spark%.*}.lock" ]; then \
+	  $(MAKE) --no-print-directory "$(VENV)-spark-$${spark%.*}/.installed"; bin="$(VENV)-spark-$${spark%.*}/bin"; \
+	  export OTHER_SPARK_PYTHON="$(CURDIR)/$(BIN)/python"; \
+	fi; \
+	echo "Under Spark $$spark: $(TESTS)"; \
+	"$$bin/python" -m pytest --numprocesses $(or $(WORKERS),2) --dist worksteal $(PYTEST_ARGS) $(TESTS)
 
 # `dagster dev` warns that `dg dev` has superseded it. `dg dev` needs 31 more packages (dagster-dg-cli), so this target keeps `dagster dev`.
 dev: $(STAMP) $(HOME_OF_DAGSTER)/dagster.yaml ## Dagster's UI with the flights pipeline
@@ -62,7 +78,7 @@ lock: $(STAMP) ## compute requirements.lock again from pyproject.toml (needs uv)
 	  --output-file requirements.lock
 
 clean: ## remove .venv and all files that runs have written
-	rm -rf $(VENV) .data .dagster_home
+	rm -rf $(VENV) $(VENV)-spark-* .data .dagster_home
 
 # The stamp is written last, so that an interrupted installation is repeated.
 $(STAMP): requirements.lock pyproject.toml
@@ -76,6 +92,16 @@ $(STAMP): requirements.lock pyproject.toml
 	  /^(Collecting|Processing)/ {n++; printf "."; fflush()} \
 	  /^Installing collected/ {printf "\ninstalling %d packages ...\n", n; fflush()}'
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+# PySpark of one version; all other packages come from .venv, whose directory the .pth file names.
+$(VENV)-spark-%/.installed: requirements-spark-%.lock $(STAMP)
+	@echo "Setting up $(@D) with $$(sed -n 's/^\(pyspark==[0-9.]*\).*/\1/p' $<) (once; a minute or two) ..."
+	@$(BIN)/python -m venv --clear --without-pip $(@D)
+	@$(BIN)/python -m pip --python $(@D)/bin/python install --require-hashes --no-deps --no-input --quiet --progress-bar off -r $<
+	@purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	printf 'import site; site.addsitedir("%s")\n' "$$($(BIN)/python -c "$$purelib")" \
+	  > "$$($(@D)/bin/python -c "$$purelib")/locked.pth"
 	@touch $@
 
 # The directory of the storage, runs and schedules of `make dev`, which are kept over restarts. Your own lines in the file stay.

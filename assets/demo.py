@@ -3,7 +3,8 @@
 This process serves S3 on loopback, feeds December and follows the runs. The pipeline runs as Dagster runs in child processes
 (`demo_run.py`): the first run is killed with SIGKILL, the second is suspended from the command line, the third resumes from
 that savepoint and is drained by the sensor. At the end the sinks are compared, row by row, with a batch computation by Spark
-over the same files. Exit code 1 if a row differs.
+over the same files. Exit code 1 if a row differs. The environment
+variable SINK chooses where the tables are committed (`flights_sinks`), SOURCE where the live flights come from (`flights_kafka`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import os
 import shutil
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
 from assets.demo_parts import ROOT, CommandLine, DemoFailed, Feeder, Run, SensorTicks, say
+from assets.flights_kafka import kind_of_source, running_broker
+from assets.flights_sinks import kind_of_sink
+from bench.maven_jars import JarsUnavailable
 
+TABLES = ("hourly_delays", "delays_with_weather")
 HALF_OF_DECEMBER = 14
 CHRISTMAS = 24
 UNTIL_CHRISTMAS = 20_000  # flights of December: the pipeline holds state when it is suspended
@@ -25,6 +31,8 @@ _YEAR_3000 = 32_503_680_000_000
 
 
 def main() -> int:
+    say(f"sinks    {kind_of_sink()} (SINK=parquet, delta, files, iceberg, kafka or sql chooses)")
+    say(f"source   {kind_of_source()} (SOURCE=files or kafka chooses where the live flights come from)")
     say("S3       starting an S3 on loopback, in this process")
     from resources.embedded_s3 import EmbeddedS3
 
@@ -40,7 +48,7 @@ def main() -> int:
     watchdog.daemon = True
     watchdog.start()
     try:
-        with EmbeddedS3() as s3:
+        with EmbeddedS3() as s3, _broker():
             os.environ |= {
                 **s3.environment,
                 "CHECKPOINT_STORAGE": f"{s3.url}/demo",
@@ -54,13 +62,21 @@ def main() -> int:
             _until_suspended(Run(environment), feeder, shell)
             _until_drained(Run(environment), feeder)
             shell.verify_savepoints()
-        return _compare(data)
-    except DemoFailed as failed:
+            return _compare(data)
+    except (DemoFailed, JarsUnavailable) as failed:
         say(f"FAILED   {failed}")
         return 1
     finally:
         feeder.stop()
         watchdog.cancel()
+
+
+def _broker() -> AbstractContextManager[None]:
+    """A Kafka broker, if the source or the sinks need one."""
+    if "kafka" not in (kind_of_sink(), kind_of_source()):
+        return nullcontext()
+    say("Kafka    starting a broker in a process of its own; its jars come from Maven Central")
+    return running_broker(TABLES if kind_of_sink() == "kafka" else ())
 
 
 def _until_killed(run: Run, feeder: Feeder, shell: CommandLine) -> None:
@@ -195,7 +211,7 @@ def _compare(data: Any) -> int:
 
     spark = build_session()
     differ = False
-    for table in ("hourly_delays", "delays_with_weather"):
+    for table in TABLES:
         comparison = compare_table(spark, data, table)
         differ = differ or not comparison.is_equal or not comparison.expected
         say(

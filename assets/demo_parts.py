@@ -154,7 +154,7 @@ class CommandLine:
         """Verify every savepoint: that it is complete, and that the pipeline can be restored from it."""
         entries = [entry for listed in self.call("list")["pipelines"] for entry in listed["entries"]]
         for location in [entry["location"] for entry in entries if entry["kind"] == "savepoint"]:
-            report = self.call("verify", location, "-m", "assets.flights")
+            report = self.call("verify", location, "-m", "definitions")
             say(f"shell    {report['files']} files, {report['bytes']:,} bytes: complete, and fits the pipeline")
 
     def start(self, *arguments: str) -> None:

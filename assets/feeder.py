@@ -2,7 +2,7 @@
 
 Each file appears whole, by a rename, with a distinct modification time: Spark's file source lists the
 directories while the feeder writes, and reads in the order of modification times. Stopped and started again, the
-feeder continues with the first file that is missing.
+feeder continues with the first file that is missing. With SOURCE=kafka the flights of each file are sent to Kafka as well.
 
 This module must not know Spark or Dagster.
 """
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from assets.flights_data import AIRPORTS, FlightsData, default_root, prepare
+from assets.flights_kafka import kind_of_source, send_flights
 
 _MILLISECOND = 1_000_000
 """In nanoseconds. Spark sees modification times in milliseconds."""
@@ -78,6 +79,8 @@ def _copy(data: FlightsData, airport: str, name: str) -> bool:
     mtime = max(time.time_ns(), newest + _MILLISECOND)
     os.utime(new, ns=(mtime, mtime))
     new.rename(target)
+    if kind_of_source() == "kafka":
+        send_flights(airport, target)
     return True
 
 

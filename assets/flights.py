@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from assets.flights_data import AIRLINES, AIRPORTS, FLIGHTS, PLANES, WEATHER, FlightsData, default_root
+from assets.flights_kafka import kind_of_source, live_flights
+from assets.flights_sinks import sink_of
 from dagster_checkpoints import (
-    ParquetSink,
     Pipeline,
     StageContext,
     StageInput,
@@ -41,7 +42,9 @@ def flights_history(context: StageContext) -> DataFrame:
 
 @unbounded_source(watermark=("ts", "1 hour"), instances=AIRPORTS)
 def flights_live(context: StageContext) -> DataFrame:
-    """The flights of December as they arrive, one directory per airport."""
+    """The flights of December as they arrive, one directory or one partition of a topic per airport."""
+    if kind_of_source() == "kafka":
+        return live_flights(context.spark, context.instance)
     files = context.spark.readStream.schema(FLIGHTS).option("maxFilesPerTrigger", 2)
     return files.parquet(str(DATA.live / context.instance))
 
@@ -71,7 +74,7 @@ def departures(flights_history: DataFrame, flights_live: DataFrame, airlines: Da
     return flights.join(airlines, "carrier", "left").join(planes, "tailnum", "left")
 
 
-@stage(sink=ParquetSink(DATA.table("hourly_delays"), at_new_start="replace"))
+@stage(sink=sink_of(DATA, "hourly_delays"))
 def hourly_delays(departures: DataFrame) -> DataFrame:
     """Delays of the departures of each hour, by airport and carrier."""
     hours = departures.groupBy(F.window("ts", "1 hour"), "origin", "carrier", "carrier_name").agg(
@@ -89,10 +92,7 @@ def hourly_delays(departures: DataFrame) -> DataFrame:
     )
 
 
-@stage(
-    inputs={"weather": StageInput(mode="static")},
-    sink=ParquetSink(DATA.table("delays_with_weather"), at_new_start="replace"),
-)
+@stage(inputs={"weather": StageInput(mode="static")}, sink=sink_of(DATA, "delays_with_weather"))
 def delays_with_weather(hourly_delays: DataFrame, weather: DataFrame) -> DataFrame:
     """The hourly delays with the weather at the airport in that hour, where it was recorded."""
     weather_by_window = weather.withColumnRenamed("hour", "window_start")

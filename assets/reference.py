@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assets.flights_data import AIRLINES, AIRPORTS, FLIGHTS, PLANES, WEATHER, FlightsData
+from assets.flights_sinks import committed_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,13 +73,8 @@ EXPECTED = {
 
 
 def committed(spark: SparkSession, data: FlightsData, name: str) -> DataFrame:
-    """All rows that the sink of the stage `name` has committed so far.
-
-    The sink has a directory per checkpoint, which Spark reads as an additional column; it is dropped.
-    """
-    if not any(data.table(name).glob("checkpoint=*/*.parquet")):
-        return spark.createDataFrame([], EXPECTED[name](spark, data).schema)
-    return spark.read.parquet(str(data.table(name))).drop("checkpoint")
+    """All rows that the sink of the stage `name` has committed so far."""
+    return committed_rows(spark, data, name, EXPECTED[name](spark, data).schema)
 
 
 @dataclass(frozen=True)

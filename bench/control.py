@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.environment import BenchFailed, Environment
+from bench.environment import BenchFailed, Environment, JobRun
 from dagster_checkpoints.control import Answer, ControlRequest
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job.events import JobEvent
@@ -21,9 +21,9 @@ _NUMBERS = itertools.count()
 
 
 def run_under_control(
-    environment: Environment, pipeline: Pipeline, folder: Path, control: Callable[[JobExecution], None]
-) -> None:
-    """Run a pipeline to its end while `control`, on another thread, sends it requests."""
+    environment: Environment, pipeline: Pipeline, folder: Path, control: Callable[[JobExecution], None], **options: Any
+) -> JobRun:
+    """Run a pipeline to its end while `control`, on another thread, sends it requests; `options` are those of `run_job`."""
     controlling: list[Future[None]] = []
     pool = ThreadPoolExecutor(1)
 
@@ -32,12 +32,13 @@ def run_under_control(
             controlling.append(pool.submit(_or_cancel, job, control))
 
     try:
-        environment.run_job(pipeline, folder, on_event=on_event)
+        run = environment.run_job(pipeline, folder, on_event=on_event, **options)
     except BenchFailed:
         if controlling and controlling[0].done():
             controlling[0].result()
         raise
     controlling[0].result()
+    return run
 
 
 def _or_cancel(job: JobExecution, control: Callable[[JobExecution], None]) -> None:

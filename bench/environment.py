@@ -10,13 +10,13 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.coordination import CheckpointConfig, FailoverStrategy, FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobEvent, JobResult
 from dagster_checkpoints.spark.job.job_execution import JobExecution
@@ -97,13 +97,25 @@ class Environment:
         folder: Path,
         interval: float = NO_PERIODIC,
         *,
+        checkpoints: Mapping[str, Any] | None = None,
         lease_seconds: float = 15.0,
         on_event: Callable[[JobEvent, JobExecution], None] | None = None,
+        restarts: int = 0,
+        failover: FailoverStrategy = "region",
     ) -> JobRun:
-        """Run a pipeline to its end on the shared session, with local storage below `folder`."""
+        """Run a pipeline to its end on the shared session, with local storage below `folder`.
+
+        Args:
+            checkpoints: More settings of `CheckpointConfig`.
+            restarts: Maximum number of restarts after failures.
+            failover: What restarts after a failure.
+        """
         storage = CheckpointStorage(open_store(str(folder / "store")), pipeline.name)
-        checkpoints = CheckpointConfig(interval=interval, retained=1, tolerable_failed_checkpoints=1_000)
-        options = JobOptions(checkpoints, NoRestart(), folder / "work", lease_seconds=lease_seconds)
+        settings = {"interval": interval, "retained": 1, "tolerable_failed_checkpoints": 1_000, **(checkpoints or {})}
+        restart = FixedDelayRestart(restarts)
+        options = JobOptions(
+            CheckpointConfig(**settings), restart, folder / "work", lease_seconds=lease_seconds, failover=failover
+        )
         events: list[tuple[float, JobEvent]] = []
 
         def keep(event: JobEvent) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bench import computation
 from bench.computation import Rows
 from bench.environment import Environment
-from bench.measures import Measure, equal
+from bench.measures import Measure, below, equal
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageInput, StageKind
 from dagster_checkpoints.sinks import ParquetSink
 
@@ -47,7 +47,11 @@ def measure(environment: Environment) -> Iterator[Measure]:
         run = environment.run_job(line_of_stages(rows, folder / "result", depth), folder)
         end = run.started_at + run.seconds
         what = f"depth {depth}: last record to final commit"
-        yield Measure(PART, what, end - Readings.last_record_at, "s", note=f"the whole run: {run.seconds:.1f} s")
+        after_last, note = (
+            end - Readings.last_record_at,
+            f"the whole run: {run.seconds:.1f} s; the batch of the last record is in it",
+        )
+        yield below(PART, what, after_last, "s", 1, note) if depth == 1 else Measure(PART, what, after_last, "s", note=note)
         yield equal(PART, f"depth {depth}: checkpoints that the end needs", len(run.checkpoints), "", 1)
 
 

@@ -11,8 +11,9 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -27,7 +28,8 @@ from bench.computation import Rows
 from bench.control import request, run_under_control, wait_until
 from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, at_least, below
-from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, stage, unbounded_source
+from bench.processes import cpu_seconds
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageInput, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 
@@ -52,7 +54,10 @@ def measure(environment: Environment) -> Iterator[Measure]:
             ratio = median(took.copies) / median(took.savepoints)
             yield at_least(PART, f"{size} of state: speed against a plain parallel copy", ratio, "", 0.5)
         yield Measure(PART, f"{size} of state: drain request to FINISHED", took.drain, "s", note="emits all of the state")
-    yield below(PART, "throughput lost while savepoints of 100 MB are written", 100 * lost_throughput(environment), "%", 20)
+    lost = lost_throughput(environment)
+    what = "throughput lost while savepoints of 100 MB are written"
+    note = f"{lost.savepoints} savepoints without a pause; {100 * lost.processor:.0f} % of the processor time is theirs"
+    yield below(PART, what, 100 * lost.throughput, "%", 20, note)
 
 
 class SavepointTimes:
@@ -88,43 +93,62 @@ def by_state(environment: Environment, keys: int) -> SavepointTimes:
     return took
 
 
-def lost_throughput(environment: Environment) -> float:
+@dataclass(frozen=True)
+class Passed:
+    """All rows passed a stage: in these seconds, with this processor time in seconds, beside this number of savepoints."""
+
+    seconds: float
+    processor: float
+    savepoints: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What savepoints without a pause take from a computation: shares, and the number of savepoints in the last round."""
+
+    throughput: float
+    processor: float
+    savepoints: int
+
+
+def lost_throughput(environment: Environment) -> Lost:
     """The share of a computation's throughput that is lost while savepoints of an independent stage are taken without a pause."""
     rows = computation.generate(environment.spark, environment.cache, min(environment.rows, RUNNING_ROWS))
-    ratios = []
-    for _ in range(environment.repeats):
-        without, during = (_beside(environment, rows, savepoints) for savepoints in (False, True))
-        ratios.append(1 - without / during)
-    return median(ratios)
+    rounds = [[_beside(environment, rows, savepoints) for savepoints in (False, True)] for _ in range(environment.repeats)]
+    return Lost(
+        median(1 - without.seconds / during.seconds for without, during in rounds),
+        median(1 - without.processor / during.processor for without, during in rounds),
+        rounds[-1][1].savepoints,
+    )
 
 
-def _beside(environment: Environment, rows: Rows, savepoints: bool) -> float:
-    """Seconds for all rows to pass a stage, in a pipeline that also has a stage with 100 MB of state."""
+def _beside(environment: Environment, rows: Rows, savepoints: bool) -> Passed:
+    """Let all rows pass a stage, in a pipeline that also has a stage with 100 MB of state."""
     folder = environment.fresh("beside")
     keys = min(KEYS["100 MB"], environment.rows)
     expected = computation.parsed(environment.spark.read.schema(computation.SCHEMA).parquet(str(rows.folder))).count()
     gate = folder / "gate"
     gate.mkdir()
-    seconds = 0.0
+    passed: list[Passed] = []
 
     @unbounded_source(sink=ParquetSink(folder / "enriched"))
     def readings(context: StageContext) -> DataFrame:
         return computation.enriched(computation.parsed(Rows(gate, rows.count, rows.files).stream(context.spark)))
 
     def control(job: JobExecution) -> None:
-        nonlocal seconds
         wait_until(lambda: job.rows().get("events", 0) >= keys)
         request(job, "checkpoint")
         all_read = threading.Event()
         pool = ThreadPoolExecutor(1)
         taken = pool.submit(_savepoints_until, job, all_read) if savepoints else None
-        began = time.monotonic()
+        before, began = cpu_seconds(os.getpid()), time.monotonic()
         for file in sorted(rows.folder.glob("part-*.parquet")):
             os.link(file, gate / file.name)
         wait_until(lambda: job.rows().get("readings", 0) >= expected)
-        seconds = time.monotonic() - began
+        seconds, processor = time.monotonic() - began, cpu_seconds(os.getpid()) - before
         all_read.set()
         pool.shutdown(wait=True)
+        passed.append(Passed(seconds, processor, taken.result() if taken is not None else 0))
         if taken is not None and taken.result() < 1:
             raise BenchFailed("no savepoint was complete while the rows passed")
         request(job, "stop", drain=True)
@@ -132,7 +156,7 @@ def _beside(environment: Environment, rows: Rows, savepoints: bool) -> float:
     run_under_control(
         environment, Pipeline("beside", [*stages_with_state(keys, folder), readings], chaining=False), folder, control
     )
-    return seconds
+    return passed[0]
 
 
 def _savepoints_until(job: JobExecution, end: threading.Event) -> int:
@@ -146,16 +170,20 @@ def _savepoints_until(job: JobExecution, end: threading.Event) -> int:
 # The pipeline whose state grows
 
 
-def stages_with_state(keys: int, folder: Path) -> list[Stage]:
-    """A source with `keys` keys, each with a large value, and a stage that keeps them all in state until the drain."""
-    write_values(folder / "events", keys)
+def stages_with_state(keys: int, folder: Path, instances: Sequence[str] = ("0",)) -> list[Stage]:
+    """A source with `keys` keys, each with a large value, and a stage that keeps them all in state until the drain.
+
+    The instances of that stage share the keys.
+    """
+    if not (folder / "events").exists():
+        write_values(folder / "events", keys)
 
     @unbounded_source(watermark=("ts", "1 minute"))
     def events(context: StageContext) -> DataFrame:
         reader = context.spark.readStream.schema(EVENTS_SCHEMA).option("maxFilesPerTrigger", 4)
         return reader.parquet(str(folder / "events"))
 
-    @stage(sink=ParquetSink(folder / "held"))
+    @stage(inputs={"events": StageInput(key="k")}, instances=instances, sink=ParquetSink(folder / "held"))
     def held(events: DataFrame) -> DataFrame:
         return events.groupBy(F.window("ts", "365 days"), "k").agg(F.first("payload").alias("payload")).select("k", "payload")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import TypeVar
@@ -100,12 +101,22 @@ def _task(stage: int, index: int) -> TaskSnapshot:
     return TaskSnapshot({name: state}, QuerySnapshot(41, files), (channel,), watermark=1_385_856_000_000)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A stage of a checkpoint's pipeline."""
+
+    name: str
+    uid: str
+    instances: tuple[str, ...]
+    split_interval: float | None = None
+
+
 class _View:
     """The pipeline of a checkpoint, without edges."""
 
     def __init__(self, metadata: CheckpointMetadata) -> None:
         self.name = metadata.pipeline
-        self.stages = metadata.stages
+        self.stages = [_Stage(stage.name, stage.name, stage.instances) for stage in metadata.stages]
         self.edges = ()
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench import computation
 from bench.computation import EVENT_TIME, LATENESS, Rows
@@ -67,9 +67,11 @@ def chained(environment: Environment, rows: Rows, interval: float = NO_PERIODIC)
     return _project(environment, rows, "chained", True, interval)
 
 
-def unchained(environment: Environment, rows: Rows, interval: float = NO_PERIODIC) -> Timed:
-    """(d) This project; a query per stage, connected by channels."""
-    return _project(environment, rows, "unchained", False, interval)
+def unchained(
+    environment: Environment, rows: Rows, interval: float = NO_PERIODIC, checkpoints: Mapping[str, Any] | None = None
+) -> Timed:
+    """(d) This project; a query per stage, connected by channels. `checkpoints`: more settings of `CheckpointConfig`."""
+    return _project(environment, rows, "unchained", False, interval, checkpoints)
 
 
 VARIANTS: dict[str, tuple[str, Variant]] = {
@@ -98,9 +100,16 @@ def pipeline(rows: Rows, output: Path, chaining: bool) -> Pipeline:
     return Pipeline("bench", [readings, details, windows], chaining=chaining)
 
 
-def _project(environment: Environment, rows: Rows, name: str, chaining: bool, interval: float) -> Timed:
+def _project(
+    environment: Environment,
+    rows: Rows,
+    name: str,
+    chaining: bool,
+    interval: float,
+    checkpoints: Mapping[str, Any] | None = None,
+) -> Timed:
     folder = environment.fresh(name)
-    run = environment.run_job(pipeline(rows, folder / "result", chaining), folder, interval)
+    run = environment.run_job(pipeline(rows, folder / "result", chaining), folder, interval, checkpoints=checkpoints)
     return Timed(run.seconds, folder / "result", run)
 
 

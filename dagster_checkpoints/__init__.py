@@ -1,6 +1,6 @@
 """Consistent checkpoints for pipelines of bounded and unbounded Spark stages, run by Dagster.
 
-What a user writes is in `pipeline` (stages and pipelines) and `sinks`; what Dagster sees is in `plugin`.
+What a user writes is in `pipeline` (stages and pipelines), `sources` and `sinks`; what Dagster sees is in `plugin`.
 To understand how it works, read upwards: `coordination` (the protocol as pure state machines), `state` (what a checkpoint
 holds), `storage` (where it is stored), `control` (requests to a running pipeline), `spark` (how stages run). Names are imported
 when first used, so that importing one of them costs neither Spark nor Dagster.
@@ -14,13 +14,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dagster_checkpoints.errors import DagsterCheckpointsError
     from dagster_checkpoints.pipeline import (
+        CommitCheckResult,
+        DiscoveryContext,
+        InputAsset,
         Pipeline,
+        SplitSource,
         Stage,
         StageContext,
         StageInput,
         StageKind,
         Watermark,
         bounded_source,
+        commit_check,
+        split_source,
         stage,
         unbounded_source,
     )
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from dagster_checkpoints.plugin.run_config import PipelineRunConfig
     from dagster_checkpoints.plugin.savepoints import SavepointConfig, savepoint_asset, savepoint_check
     from dagster_checkpoints.plugin.stage_assets import instance_assets
+    from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
     from dagster_checkpoints.sensors import (
         build_drain_sensor,
         build_end_of_input_sensor,
@@ -37,15 +44,27 @@ if TYPE_CHECKING:
         build_savepoint_check_sensor,
         build_savepoint_schedule,
     )
-    from dagster_checkpoints.sinks import ParquetSink, TwoPhaseCommitSink
+    from dagster_checkpoints.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, ParquetSink, SqlSink, TwoPhaseCommitSink
+    from dagster_checkpoints.sources import read_delta_table, read_iceberg_table, read_sql_table
+    from dagster_checkpoints.spark.stored_state import correct_savepoint, read_state
 
 _WHERE = {
     "CheckpointCoordinatorResource": "plugin.resource",
+    "CommitCheckResult": "pipeline",
     "DagsterCheckpointsError": "errors",
+    "DagsterStageTranslator": "plugin.stage_translator",
+    "DeltaSink": "sinks",
+    "DiscoveryContext": "pipeline",
+    "FileSink": "sinks",
+    "IcebergSink": "sinks",
+    "InputAsset": "pipeline",
+    "KafkaSink": "sinks",
     "ParquetSink": "sinks",
     "Pipeline": "pipeline",
     "PipelineRunConfig": "plugin.run_config",
     "SavepointConfig": "plugin.savepoints",
+    "SplitSource": "pipeline",
+    "SqlSink": "sinks",
     "Stage": "pipeline",
     "StageContext": "pipeline",
     "StageInput": "pipeline",
@@ -59,21 +78,38 @@ _WHERE = {
     "build_reroot_sensor": "sensors",
     "build_savepoint_check_sensor": "sensors",
     "build_savepoint_schedule": "sensors",
+    "commit_check": "pipeline",
     "instance_assets": "plugin.stage_assets",
     "pipeline_assets": "plugin.asset_decorator",
+    "read_delta_table": "sources",
+    "read_iceberg_table": "sources",
+    "read_sql_table": "sources",
     "savepoint_asset": "plugin.savepoints",
     "savepoint_check": "plugin.savepoints",
+    "correct_savepoint": "spark.stored_state",
+    "read_state": "spark.stored_state",
+    "split_source": "pipeline",
     "stage": "pipeline",
     "unbounded_source": "pipeline",
 }
 
 __all__ = [
     "CheckpointCoordinatorResource",
+    "CommitCheckResult",
     "DagsterCheckpointsError",
+    "DagsterStageTranslator",
+    "DeltaSink",
+    "DiscoveryContext",
+    "FileSink",
+    "IcebergSink",
+    "InputAsset",
+    "KafkaSink",
     "ParquetSink",
     "Pipeline",
     "PipelineRunConfig",
     "SavepointConfig",
+    "SplitSource",
+    "SqlSink",
     "Stage",
     "StageContext",
     "StageInput",
@@ -87,10 +123,17 @@ __all__ = [
     "build_reroot_sensor",
     "build_savepoint_check_sensor",
     "build_savepoint_schedule",
+    "commit_check",
+    "correct_savepoint",
     "instance_assets",
     "pipeline_assets",
+    "read_delta_table",
+    "read_iceberg_table",
+    "read_sql_table",
+    "read_state",
     "savepoint_asset",
     "savepoint_check",
+    "split_source",
     "stage",
     "unbounded_source",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from assets.flights_kafka import spark_settings
 from dagster_checkpoints import CheckpointCoordinatorResource
 
 _SETTINGS: dict[str, Any] = {
@@ -14,7 +15,7 @@ _SETTINGS: dict[str, Any] = {
     "observe_every": 5.0,
     "retained": 2,
     "lease_seconds": 10.0,
-    "spark_config": {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"},
+    "spark_config": {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2", **spark_settings()},
 }
 
 

@@ -6,7 +6,7 @@ that every effect in the world has its own id; `ts` is event time. Marks are tho
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +15,7 @@ import msgspec
 from dagster_checkpoints.coordination import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.execution.task_events import PinnedChannel
-from dagster_checkpoints.state import key_groups
+from dagster_checkpoints.state import FusedSourceSnapshot, key_groups
 from simulation.shapes import ChannelSpec
 from simulation.sinks import Transaction
 
@@ -41,9 +41,9 @@ def tally(uids: Collection[int]) -> int:
     return len(uids) * ONE + sum(uids)
 
 
-def total(tallies: Iterable[Mapping[int, int]]) -> Counter[int]:
+def total(tallies: Iterable[Mapping[int, int]]) -> defaultdict[int, int]:
     """By key, the sum of all values."""
-    found: Counter[int] = Counter()
+    found: defaultdict[int, int] = defaultdict(int)
     for each in tallies:
         for key, number in each.items():
             found[key] += number
@@ -113,6 +113,7 @@ class Ghost(msgspec.Struct, eq=False):
 
     Attributes:
         counted: by stage with union list state, the number of rows that its operator has counted.
+        fused: by fused source, its splits with their positions; `splits` has those of a task with one source.
     """
 
     read: Mapping[int, int]
@@ -120,6 +121,7 @@ class Ghost(msgspec.Struct, eq=False):
     written: int
     splits: tuple[tuple[int, int], ...]
     counted: dict[int, int]
+    fused: Mapping[int, tuple[tuple[int, int], ...]] = msgspec.field(default_factory=dict)
 
 
 class Snapshot(msgspec.Struct, eq=False):
@@ -132,6 +134,7 @@ class Snapshot(msgspec.Struct, eq=False):
         tables: by edge, the rows of the static table so far.
         contents: the contents of its state files.
         files: their names in storage, once uploaded.
+        splits: the splits that a split source was assigned and has not read to their end.
     """
 
     after_finish: bool = False
@@ -145,4 +148,6 @@ class Snapshot(msgspec.Struct, eq=False):
     transactions: tuple[Transaction, ...] = ()
     contents: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    fused: tuple[FusedSourceSnapshot, ...] = ()
+    splits: tuple[str, ...] = ()
     ghost: Ghost = msgspec.field(default_factory=lambda: Ghost({}, {}, 0, (), {}))

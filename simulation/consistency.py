@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import count
+
+import msgspec
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import EndOfData
@@ -36,7 +37,7 @@ def expected_rows(shape: Shape, positions: Positions) -> list[list[Row]]:
 def _emitted(number: int, spec: StageSpec, inputs: list[tuple[int, bool, list[Row]]]) -> list[Row]:
     """The rows of a stage with one instance that gets all rows of its tables first, then all others in one possible order."""
     emitted: list[Row] = []
-    alone = operator(number, replace(spec, instances=1), 0)
+    alone = operator(number, msgspec.structs.replace(spec, instances=1), 0)
     alone.forward = lambda uid, ts, key: emitted.append((uid, ts, key))
     tables = [sum(uid for uid, _, _ in rows) for _, static, rows in inputs if static]
     alone.table = mix(*tables)

@@ -6,10 +6,12 @@ Must not know what the threads do.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Set
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from dagster_checkpoints.coordination import CheckpointBarrier, CheckpointCoordinator, TaskStatistics
 from dagster_checkpoints.execution.job_events import Failure, FatalError, TaskReport
@@ -35,7 +37,7 @@ TURN, SLEEP, FINISH = "turn", "sleep", "finish"
 _NEVER = float("inf")
 
 
-class Upload(NamedTuple):
+class Upload(msgspec.Struct, eq=False):
     """A pinned snapshot that is being uploaded."""
 
     task: TaskData
@@ -71,8 +73,9 @@ class Machine(Performer, ABC):
         epoch: of its ownership; 0 until it has acquired the pipeline.
         slow: the main thread's queued actions that take steps.
         io: the queued work of the input/output thread.
-        enumerators: by source stage, the splits that are not assigned yet.
+        discoveries: by split source, the number of discoveries of its splits in this attempt.
         completed: number of completed checkpoints.
+        restarted: the vertices that were deployed last.
         dirty: whether a fault has left files that only a later run can delete.
         end_requested: whether a user has ended all sources.
         sent_reports: the last acknowledgements and declines; each may be delivered a second time.
@@ -82,10 +85,10 @@ class Machine(Performer, ABC):
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
         "_due", "_kept", "_last_id", "_loss_reported", "_savepoints", "_start", "attempt",
-        "completed", "config", "crashed", "dirty", "end_requested", "ended", "ended_by", "ended_sources", "enumerators",
+        "completed", "config", "crashed", "dirty", "discoveries", "end_requested", "ended", "ended_by", "ended_sources",
         "epoch", "ghosts", "io", "io_thread", "job", "job_id", "knows_event_time", "lineage", "main", "names", "number",
-        "paused", "queue", "requested_start", "restored", "running", "scenario", "sent_reports", "shape", "shut_down", "slow",
-        "status", "tasks", "unanswered", "uploads", "world",
+        "paused", "queue", "requested_start", "restarted", "restored", "running", "scenario", "sent_reports", "shape",
+        "shut_down", "slow", "status", "tasks", "unanswered", "uploads", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, number: int, start: RequestedStart) -> None:
@@ -109,7 +112,7 @@ class Machine(Performer, ABC):
         self.uploads: list[Upload] = []
         self.tasks: dict[TaskId, Task] = {}
         self.running: list[Task] = []
-        self.enumerators: dict[int, deque[int]] = {}
+        self.discoveries: Counter[str] = Counter()
         self.ghosts: dict[TaskId, Ghost] = {}
         self.status = self.ended_by = ""
         self.attempt = self.job_id = self.completed = 0
@@ -118,6 +121,7 @@ class Machine(Performer, ABC):
         self.sent_reports: deque[TaskReport] = deque(maxlen=6)
         self.unanswered: dict[int, Request] = {}
         self.restored: Restored | None = None
+        self.restarted: Set[str] = frozenset()
         self.names = SharedNames(lambda: self.epoch)
         self._start: StartPoint
         self._loss_reported = False
@@ -226,6 +230,8 @@ class Machine(Performer, ABC):
         self.io.clear()
         self.slow.clear()
         del self.world, self.names
+        if self.epoch:
+            del self.owner
 
     def crash(self) -> None:
         self.crashed = self.ended = True
@@ -234,11 +240,15 @@ class Machine(Performer, ABC):
         self.drop_tasks()
         self.uploads = []
 
-    def drop_tasks(self) -> None:
-        for task in self.tasks.values():
-            task.operators.clear()  # they refer to the task
-            del task.process
-        self.tasks, self.running = {}, []
+    def drop_tasks(self, vertices: Set[str] | None = None) -> None:
+        """Forget the tasks of these vertices, or all."""
+        for task in list(self.tasks.values()):
+            if vertices is None or task.id.vertex in vertices:
+                task.operators.clear()  # they refer to the task
+                del task.process
+                del self.tasks[task.id]
+        if vertices is None:
+            self.running = []
 
     def renew_if_due(self) -> None:
         """The lease thread: renew the lease if it is time. Its steps are never interrupted."""

@@ -7,7 +7,8 @@ Read `machine` and `writing` first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Set
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +23,8 @@ from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest, Request, RequestReceived, SourceInstance
 from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer, restore_point
+from dagster_checkpoints.execution.split_enumerators import enumerator_starts
+from dagster_checkpoints.execution.split_events import SplitsDiscovered
 from dagster_checkpoints.execution.start_point import NothingToRestoreError, choose_start, is_job_over
 from dagster_checkpoints.execution.storage_errors import OwnershipLost, StorageError, StorageUnavailable
 from dagster_checkpoints.execution.storage_steps import drive
@@ -29,11 +32,13 @@ from dagster_checkpoints.state import RestoreError
 from simulation.machine import FINISH, SLEEP, TURN
 from simulation.requests import OK, PAUSE, PUT, Steps
 from simulation.restoring import Restored, StartPoint, deploy, read_restored, start_options
-from simulation.shapes import name_of
+from simulation.shapes import name_of, number_of
 from simulation.storage import is_savepoint
 from simulation.task_data import TaskData
 from simulation.violations import Violation, check
 from simulation.writing import Writer
+
+_OVER = JobPhase.OVER
 
 
 class Process(Writer):
@@ -55,9 +60,9 @@ class Process(Writer):
 
     def _run_job(self) -> Steps[None]:
         self.count("take-overs" if self.owner.previous.lease is not None else "acquisitions")
-        self.job = JobMachine("simulated", self.config, self.scenario.restart, self.epoch)
+        self.job = JobMachine("simulated", self.config, self.scenario.restart, self.epoch, self.scenario.failover)
         self.slow.append(self._choose())
-        while self.job.phase is not JobPhase.OVER:
+        while self.job.phase is not _OVER:
             if self.slow:
                 try:
                     event = yield from self.slow.popleft()
@@ -98,12 +103,29 @@ class Process(Writer):
         for task in action.tasks:
             self.tasks[task].mailbox.append(message)
 
+    def _discover(self, action: do.DiscoverSplits) -> Steps[None]:
+        """A bounded source has all its splits, in two reports; an unbounded one has one more at each discovery."""
+        spec = self.shape.stages[number_of(action.stage)]
+        yield PAUSE
+        self.discoveries[action.stage] += 1
+        self.count("discoveries")
+        splits = tuple(map(str, range(spec.splits)))
+        if spec.kind == "bounded":
+            self.report(action.attempt, SplitsDiscovered(action.stage, splits[: spec.splits // 2]))
+            yield PAUSE
+        else:
+            splits = splits[: self.discoveries[action.stage]]
+        self.report(action.attempt, SplitsDiscovered(action.stage, splits, last=True))
+
     def _write_metadata(self, action: coordination.WriteMetadata) -> None:
         ghosts = {task: self.ghosts[task] for task in action.checkpoint.plan.finished}
         self.io.append(self._write(action.checkpoint, ghosts))
 
     def _start_tasks(self, action: do.StartTasks) -> None:
-        self.running = list(self.tasks.values())
+        started = [task for task in self.tasks.values() if task.id.vertex in self.vertices_of(action)]
+        again = [task.id for task in started if task.started or task in self.running]
+        check(not again, "{} are started a second time", again)
+        self.running += started
 
     def _triggered(self, action: coordination.CheckpointTriggered) -> None:
         checkpoint_id, properties = action.checkpoint_id, action.properties
@@ -190,12 +212,20 @@ class Process(Writer):
                 return on.DeployFailed(Failure(repr(error)), may_pass=True)
             self.store.check_complete(restored.location)
         self.attempt, self.restored, self.ended_sources = action.attempt, restored, action.ended_sources
+        self.restarted = self.vertices_of(action)
+        still = [task.id for task in self.running if task.id.vertex in self.restarted]
+        check(not still, "{} are deployed again, and still run", still)
+        self.count("region restarts" if action.vertices is not None else "deployments")
         finished = deploy(self)
         if restored is not None and not is_savepoint(restored.location):
             self.known(restored)
-        heads = [(task.stages[0], task.id) for task in self.shape.tasks]
+        heads = [(n, task.id) for task in self.shape.tasks for n in task.stages]
         sources = [SourceInstance(name_of(n), str(id.index), id) for n, id in heads if self.shape.stages[n].is_source]
-        return on.Deployed(self.shape.graph, finished, tuple(sources))
+        known = restored.plan.enumerators if restored is not None else {}
+        held = {task.id: task.machine.splits.held for task in self.tasks.values() if task.machine.splits is not None}
+        enumerators = enumerator_starts(self.shape.pipeline, finished, known, held)
+        self.discoveries = Counter({stage: n for stage, n in self.discoveries.items() if stage not in self.restarted})
+        return on.Deployed(self.shape.graph, finished, tuple(sources), enumerators)
 
     def _confirm(self, action: do.ConfirmOwnership) -> Steps[on.OwnershipConfirmed | on.StorageSilent]:
         renewed = yield from self.owned(self.owner.renew())
@@ -206,14 +236,18 @@ class Process(Writer):
             yield from self._read()
         except StorageUnavailable:
             return on.StorageSilent()
-        return on.NewestRead(restore_point(read_restored(self.store, action.checkpoint.location, self.world.shapes)))
+        return on.NewestRead(
+            restore_point(read_restored(self.store, action.checkpoint.location, self.world.shapes, self.requested_start.variant))
+        )
 
     def _stop_tasks(self, action: do.StopTasks) -> Steps[on.TasksStopped]:
         yield from ()
+        vertices = self.vertices_of(action)
         for task in self.running:
-            task.done = True
-            task.close()
-        self.running = []
+            if task.id.vertex in vertices:
+                task.done = True
+                task.close()
+        self.running = [task for task in self.running if task.id.vertex not in vertices]
         return on.TasksStopped()
 
     # The end
@@ -294,7 +328,7 @@ class Process(Writer):
         if which >= len(self.sent_reports) or not self.world.spend("repeat"):
             return False
         item = self.sent_reports[which]
-        if self.shut_down and not isinstance(item.event, on.TaskFailure):
+        if self.shut_down and isinstance(item.event, coordination.Acknowledged | coordination.Declined):
             for action in self.coordinator.handle(item.event, self.world.now):
                 if isinstance(action, DiscardStates):
                     _PERFORM[DiscardStates](self, action)
@@ -302,6 +336,10 @@ class Process(Writer):
             self.queue.append(item)
         self.count("repeated messages")
         return True
+
+    def vertices_of(self, action: do.Deploy | do.StartTasks | do.StopTasks) -> Set[str]:
+        """The vertices that an action concerns."""
+        return action.vertices if action.vertices is not None else {task.id.vertex for task in self.shape.tasks}
 
     def task_failed(self, task: TaskData, message: str) -> None:
         self.count("task failures")
@@ -333,6 +371,7 @@ _PERFORM: dict[type[object], Callable[[Process, Any], Steps[Any] | None]] = {
     # Actions without a result
     do.SendToTasks: Process._send,
     do.StartTasks: Process._start_tasks,
+    do.DiscoverSplits: lambda process, action: process.io.append(process._discover(action)),
     do.ForgetSavepoints: lambda process, action: process.owner.forget_savepoints(action.retained),
     do.Sweep: lambda process, action: process.io.append(process.run(sweep(process._start.sweep))),
     do.AttemptBegan: lambda process, action: process.count("attempts"),

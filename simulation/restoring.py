@@ -5,9 +5,8 @@ The shipped code chooses the checkpoint; `deploy` mirrors the runtime's deployme
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +21,6 @@ from dagster_checkpoints.state import (
     ChannelSnapshot,
     CheckpointMetadata,
     ClaimMode,
-    EnumeratorState,
     OperatorState,
     RestorePlan,
     Segment,
@@ -31,16 +29,22 @@ from dagster_checkpoints.state import (
     TaskSnapshot,
     decode,
     encode,
+    ended_sources,
+    fitted,
     known_channel,
     least_watermark,
     recorded_chains,
+    recorded_enumerators,
     recorded_stages,
     redistribution,
     rescaled_stages,
     validate_restore,
+    with_uids,
 )
 from simulation.channels import Channel, Ghost, Snapshot, total
-from simulation.shapes import Shape, StageSpec, TaskSpec, name_of, number_of
+from simulation.divisions import in_parts, keeps_layout
+from simulation.fused_task import FusedTask
+from simulation.shapes import Shape, StageSpec, TaskSpec, name_of
 from simulation.sinks import TaskSink
 from simulation.storage import Metadata, Store
 from simulation.task import Task
@@ -50,8 +54,7 @@ if TYPE_CHECKING:
     from simulation.process import Process
 
 
-@dataclass(frozen=True)
-class RequestedStart:
+class RequestedStart(msgspec.Struct, frozen=True):
     """The start that a user requests: the settings of the run configuration.
 
     Attributes:
@@ -102,7 +105,7 @@ def start_options(store: Store, owner: OwnershipSteps, requested: RequestedStart
         restore_from = found[requested.which]
     if requested.copied:
         restore_from = store.copy_savepoint(restore_from, copies)
-    return replace(requested, restore_from=restore_from)
+    return msgspec.structs.replace(requested, restore_from=restore_from)
 
 
 def _savepoints(store: Store) -> list[str]:
@@ -121,21 +124,29 @@ def _retained(store: Store, owner: OwnershipSteps) -> list[str]:
     return [p.location for p in retained if p.job_id == job_id and (newest is None or p.checkpoint_id <= newest.checkpoint_id)]
 
 
-def read_restored(store: Store, location: str, shapes: Sequence[Shape]) -> Restored:
+def read_restored(store: Store, location: str, shapes: Sequence[Shape], variant: int) -> Restored:
     """Read a checkpoint or savepoint through the shipped format, and check that it fits by the shipped rules."""
     metadata = store.check_complete(location)
-    shape = shapes[metadata.variant]
-    recorded = decode(encode(as_recorded(metadata, shape)), location)
-    return Restored(metadata, validate_restore(shape.pipeline, recorded), location)
+    before = shapes[metadata.variant]
+    stored = encode(with_uids(as_recorded(metadata, before), before.pipeline))
+    shape = shapes[variant] if keeps_layout(shapes[variant], before) else before
+    plan = validate_restore(shape.pipeline, fitted(shape.pipeline, decode(stored, location)))
+    if shape is not before:
+        metadata = in_parts(metadata, before, shape, variant, plan)
+    return Restored(metadata, plan, location)
 
 
 def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
     snapshots = {spec.id: _recorded(metadata.states[spec.id], shape, spec) for spec in shape.tasks if spec.id in metadata.states}
-    stages = recorded_stages(shape.pipeline, shape.chains, metadata.finished)
+    enumerators = recorded_enumerators(metadata.enumerators, snapshots)
+    ended = ended_sources(snapshots.values())
+    stages = recorded_stages(shape.pipeline, shape.chains, metadata.finished, ended, enumerators=enumerators)
+    for stage, spec in zip(stages, shape.stages, strict=True):
+        _check_enumerator(stage, spec, metadata)
     return CheckpointMetadata(
         pipeline=shape.pipeline.name,
         checkpoint_id=metadata.pointer.checkpoint_id,
-        stages=tuple(_with_enumerator(stage, spec, metadata) for stage, spec in zip(stages, shape.stages, strict=True)),
+        stages=stages,
         chains=recorded_chains(shape.chains, snapshots),
         kind="savepoint" if metadata.pointer.kind == "savepoint" else "checkpoint",
         job_id=str(metadata.pointer.job_id),
@@ -143,20 +154,20 @@ def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
     )
 
 
-def _with_enumerator(stage: StageMetadata, spec: StageSpec, metadata: Metadata) -> StageMetadata:
-    """Add the enumerator's state to a source: derived from the positions in the readers' snapshots."""
+def _check_enumerator(stage: StageMetadata, spec: StageSpec, metadata: Metadata) -> None:
+    """What a split source's enumerator says is what its instances have read: every split once, and finished ones to their end."""
     if not spec.enumerated:
-        return stage
+        return
     read = [ghost.splits for task, ghost in metadata.ghosts.items() if task.vertex == stage.name]
     at = {split: position for splits in read for split, position in splits}
     check(len(at) == sum(map(len, read)), f"a split of {stage.name} is read twice: {read}")
-    finished = [split for split, position in at.items() if position >= spec.records_of(split)]
-    enumerator = EnumeratorState(
-        discovered=tuple(str(split) for split in range(spec.splits) if split not in at),
-        assigned=tuple(str(split) for split in at if split not in finished),
-        finished=tuple(map(str, finished)),
-    )
-    return msgspec.structs.replace(stage, enumerator=enumerator)
+    state = stage.enumerator
+    check(state is not None, "the enumerator of {} is not in checkpoint {}", stage.name, metadata.pointer.checkpoint_id)
+    assert state is not None
+    unread = [split for split in map(int, state.finished) if at.get(split, -1) < spec.records_of(split)]
+    check(not unread, f"splits {unread} of {stage.name} are finished and were not read to their end: {state}, {at}")
+    again = [split for split in map(int, state.discovered) if split in at]
+    check(not again, f"splits {again} of {stage.name} were read and are to be assigned: {state}, {at}")
 
 
 _UNION = StageInstanceSnapshot(operator_states=(OperatorState(name="counts", kind="union"),))
@@ -167,32 +178,39 @@ _IN_FLIGHT = (Segment((), 1),)
 def _recorded(snapshot: Snapshot, shape: Shape, spec: TaskSpec) -> TaskSnapshot:
     """A task as shipped metadata. Of a channel a restore reads only whether elements are in flight, also on an output."""
     stages = {name_of(n): _UNION if shape.stages[n].kind == "union" else _NONE for n in spec.stages}
-    waiting = [name for name, pinned in snapshot.channels.items() if pinned.in_flight]
-    waiting += [name for name, elements in snapshot.output.items() if elements]
-    channels = tuple(ChannelSnapshot(name, 0, in_flight=_IN_FLIGHT) for name in waiting)
-    return TaskSnapshot(stages=stages, channels=channels, end_of_data="drain" if snapshot.after_finish else "none")
+    inputs = [(name, pinned.in_flight) for name, pinned in snapshot.channels.items()]
+    waiting = [(name, elements) for name, elements in snapshot.output.items() if elements]
+    channels = tuple(ChannelSnapshot(name, 0, in_flight=_IN_FLIGHT if e else ()) for name, e in (*inputs, *waiting))
+    end = "drain" if snapshot.after_finish else "none"
+    return TaskSnapshot(
+        stages=stages,
+        channels=channels,
+        end_of_data=end,  # type: ignore[arg-type]
+        watermark=snapshot.watermark,
+        valve_watermark=snapshot.valve,
+        fused=snapshot.fused,
+        splits=snapshot.splits,
+    )
 
 
 def deploy(process: Process) -> frozenset[TaskId]:
-    """Make the tasks and channels of a new attempt. Returns the tasks that had finished."""
-    shape, restored = process.shape, process.restored
+    """Make the tasks and channels of a new attempt, or of those that restart. Returns the tasks that had finished."""
+    shape, restored, vertices = process.shape, process.restored, process.restarted
     finished: frozenset[TaskId] = frozenset()
     states: Mapping[TaskId, Snapshot] = {}
-    process.drop_tasks()
-    if restored is None:
-        process.ghosts = {}
-        process.enumerators = {number: deque(range(spec.splits)) for number, spec in enumerate(shape.stages) if spec.enumerated}
-    else:
+    process.drop_tasks(vertices)
+    ghosts: Mapping[TaskId, Ghost] = {}
+    if restored is not None:
         finished, states = restored.metadata.finished, restored.metadata.states
         found = restored.plan.finished
         check(found == finished, "{} are restored as finished, not {}", found, finished)
-        process.ghosts = {task: restored.metadata.ghosts[task] for task in finished}
-        enumerators = restored.plan.enumerators
-        process.enumerators = {number_of(name): deque(map(int, state.discovered)) for name, state in enumerators.items()}
+        ghosts = {task: restored.metadata.ghosts[task] for task in finished}
         process.world.counts["rescalings"] += restored.metadata.variant != process.requested_start.variant
+    process.ghosts = {task: ghost for task, ghost in process.ghosts.items() if task.vertex not in vertices}
+    process.ghosts |= {task: ghost for task, ghost in ghosts.items() if task.vertex in vertices}
     channels = [Channel(spec, process.scenario.config.unaligned) for spec in shape.channels]
     for number, spec in enumerate(shape.tasks):
-        if spec.id not in finished:
+        if spec.id not in finished and spec.id.vertex in vertices:
             process.tasks[spec.id] = _task(process, number, spec, channels)
     for of, channel in zip(shape.channels, channels, strict=True):
         sender, reader = states.get(of.producer), states.get(of.consumer)
@@ -202,7 +220,8 @@ def deploy(process: Process) -> frozenset[TaskId]:
     if restored is not None:
         # Stages get all union list state of the checkpoint, also that of finished instances.
         held = total(ghost.counted for ghost in restored.metadata.ghosts.values())
-        for stage, counted in total(task.ghost().counted for task in process.tasks.values()).items():
+        made = [task for task in process.tasks.values() if task.id.vertex in vertices]
+        for stage, counted in total(task.ghost().counted for task in made).items():
             check(counted == held[stage], "stage {} is restored with {} of {} rows in union state", stage, counted, held[stage])
     return finished
 
@@ -215,16 +234,16 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
         before, states = process.world.shapes[restored.metadata.variant], restored.metadata.states
         siblings = [states.get(TaskId(id.vertex, index)) for index in range(before.stages[spec.stages[0]].instances)]
         mine = states[id] if before is shape else _rescaled(spec, siblings, before, shape)
-    task = Task(process, number, channels, mine)
+    task = (FusedTask if spec.fused else Task)(process, number, channels, mine)
     if tail.sink:
         task.sink = _sink(process, spec.stages[-1], id.index, mine, siblings)
     if mine is not None:
         task.restore(mine, [[s and s.stages[n] for s in siblings] for n in range(len(spec.stages))])
-    elif head.is_source and not head.enumerated:
+    elif head.is_source and not head.enumerated and not spec.fused:
         dealt_out = redistribution.redistribute_lists([{"splits": range(head.splits)}], head.instances)
         for split in dealt_out[id.index]["splits"]:
             task.assign(split, 0)
-    if task.source == "unbounded" and (name_of(task.head), str(id.index)) in process.ended_sources:
+    if task.source == "unbounded" and not spec.fused and (name_of(task.head), str(id.index)) in process.ended_sources:
         task.source = "bounded"
     return task
 
@@ -264,12 +283,17 @@ def _rescaled(spec: TaskSpec, siblings: Sequence[Snapshot | None], before: Shape
 def _share(spec: TaskSpec, states: Sequence[Snapshot], after: Shape) -> Snapshot:
     """The part of an instance whose own stage was rescaled."""
     lists: list[dict[str, Sequence[Any]]] = [{"splits": s.ghost.splits, "transactions": s.transactions} for s in states]
+    held = {split for s in states for split in s.splits}
+    # The enumerator assigns again what an instance was assigned and has not begun.
+    lists = [{**each, "splits": [s for s in each["splits"] if s[1] or str(s[0]) not in held]} for each in lists]
     share = redistribution.redistribute_lists(lists, after.stages[spec.stages[0]].instances)[spec.id.index]
+    splits = tuple(share.get("splits", ()))
     ghosts = [s.ghost for s in states] if spec.id.index == 0 else []
     read, sent = total(ghost.read for ghost in ghosts), total(ghost.sent for ghost in ghosts)
     whole_tables = {edge: states[0].ghost.read.get(edge, 0) for edge in states[0].tables}
     return Snapshot(
         tables=states[0].tables,
         transactions=tuple(share.get("transactions", ())),
-        ghost=Ghost({**read, **whole_tables}, sent, sum(ghost.written for ghost in ghosts), tuple(share.get("splits", ())), {}),
+        ghost=Ghost({**read, **whole_tables}, sent, sum(ghost.written for ghost in ghosts), splits, {}),
+        splits=tuple(str(split) for split, _ in splits if str(split) in held),
     )

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from dagster_checkpoints.coordination import (
     CheckpointConfig,
     ExponentialDelayRestart,
+    FailoverStrategy,
     FailureRateRestart,
     FixedDelayRestart,
     NoRestart,
     RestartStrategy,
 )
-from simulation.shapes import ANY, ENDING, STATEFUL, Shape, random_stages, rescaled, shape_of
+from simulation.shapes import ANY, ENDING, FAN_IN, REGIONS, SPLITS, STATEFUL, Shape, divided, random_stages, rescaled, shape_of
 
 SHAPES = 1500
 """Number of different pipelines; schedules, settings and faults differ for every seed."""
@@ -26,7 +27,7 @@ class Scenario:
 
     Attributes:
         seed: of the schedule.
-        variants: the pipeline, and versions of it with other numbers of instances.
+        variants: the pipeline, and versions of it with other numbers of instances, or in more chains.
         idle: whether sources are idle at times.
         budgets: maximum number of each fault and of each request of users; "restart": of further runs.
         weights: of the other steps: task, mail, main, upload, io, tick, network.
@@ -36,6 +37,7 @@ class Scenario:
         newest_first: whether the newest upload ends first.
         going_back: whether runs often start from another checkpoint than the newest.
         asynchronous: whether queries follow their gates in steps of their own, and not at once.
+        failover: what restarts after a task's failure.
     """
 
     seed: int
@@ -51,6 +53,7 @@ class Scenario:
     newest_first: bool
     going_back: bool
     asynchronous: bool
+    failover: FailoverStrategy
 
     @property
     def exactly_once(self) -> bool:
@@ -63,7 +66,8 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     chosen = r.choices(list(THEMES), [often for often, _ in THEMES.values()])[0]
     theme = theme or chosen
     stateful = theme == "rescaling" or (theme == "tasks" and r.random() < 0.5)
-    stages = random_stages(seed % SHAPES, STATEFUL if stateful else ENDING if theme == "ends" else ANY)
+    family = STATEFUL if stateful else _FAMILIES.get(theme, ANY)
+    stages = random_stages(seed % SHAPES, family)
     kinds = {stage.kind for stage in stages}
     repeatable = kinds.isdisjoint(("window", "totals", "union"))
     barriers = r.choices(("aligned", "unaligned", "timeout", "at_least_once"), (6, 2, 2, 3 if repeatable else 0))[0]
@@ -74,6 +78,8 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     elif barriers != "aligned":
         aligned = timeout if barriers == "timeout" else None
         config = replace(config, unaligned=True, aligned_checkpoint_timeout=aligned, max_concurrent=1)
+    if config.interval is not None:
+        config = replace(config, interval_during_backlog=(None, None, 0.0, 10.0 * config.interval)[seed // 7 % 4])
     budgets = _budgets(r, theme, config)
     if "union" in kinds:
         budgets["lose"] = 0  # all instances of a stage with union list state must finish with the same checkpoint
@@ -82,7 +88,9 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     tasks = sum(stage.instances for stage in stages)
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))
     shape = shape_of(stages, chaining=seed // SHAPES % 4 != 3)
-    other = rescaled(shape, seed) if theme == "rescaling" else None
+    other = rescaled(shape, seed) if theme in ("rescaling", "splits") else None
+    if theme == "rescaling":
+        other = (divided(shape, seed) if seed % 3 == 0 else None) or other or divided(shape, seed)
     no_periodic = config.interval is None or not config.checkpoints_after_tasks_finish
     return Scenario(
         seed,
@@ -92,12 +100,13 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         idle,
         budgets,
         weights,
-        soft_limit=(60 + 12 * tasks) * (1 + (theme == "going back")),
+        soft_limit=(60 + 10 * tasks) * (1 + (theme == "going back")),
         lazy=r.choice((0.0, 0.7, 0.95)) if theme != "rescaling" else 0.95,
         patience=0 if no_periodic else r.choice((0, 0, 1, 2)),
         newest_first=r.random() < 0.3,
         going_back=theme == "going back",
-        asynchronous=r.random() < 0.2,
+        asynchronous=r.random() < (0.6 if config.unaligned else 0.2),
+        failover="full" if r.random() < 0.15 else "region",
     )
 
 
@@ -144,17 +153,29 @@ THEMES: dict[str, tuple[int, str]] = {
     ),
     "ends": (5, "task:12 crash:01 commit:01 lose:12 checkpoint:123 end_source:12 restart:12"),
     "going back": (6, "pause:123 crash:01 upload:012 decline:012 checkpoint:123 savepoint:012 suspend:01 task:001 restart:234"),
+    "fan-in": (
+        5,
+        "task:012 crash:01 upload:01 decline:01 commit:001 snapshot:001 checkpoint:0123 savepoint:01 suspend:01 drain:01 "
+        "end_source:012 restart:123 lose:01",
+    ),
+    "splits": (3, "task:012 crash:012 upload:01 suspend:012 savepoint:01 end_source:01 checkpoint:0123 restart:345"),
+    "regions": (
+        5,
+        "task:123 upload:012 decline:01 commit:01 finish:01 snapshot:01 checkpoint:012 savepoint:01 suspend:01 drain:001 "
+        "write:024 end_source:01 crash:001 restart:12 repeat:012 lose:01",
+    ),
     "rescaling": (5, "suspend:12 savepoint:12 crash:01 task:001 end_source:01 checkpoint:012 restart:345"),
 }
 """By theme: its weight, and the possible budgets of each fault and request, one digit each.
 
 Related faults together find more than a few of every kind.
 """
+_FAMILIES = {"ends": ENDING, "fan-in": FAN_IN, "regions": REGIONS, "splits": SPLITS}
+_BUDGETS = {theme: [part.split(":") for part in budgets.split()] for theme, (_, budgets) in THEMES.items()}
 
 
 def _budgets(r: random.Random, theme: str, config: CheckpointConfig) -> Counter[str]:
-    parts = [part.split(":") for part in THEMES[theme][1].split()]
-    budgets = Counter({what: int(r.choice(numbers)) for what, numbers in parts})
+    budgets = Counter({what: int(r.choice(numbers)) for what, numbers in _BUDGETS[theme]})
     budgets["end_source"] += r.random() < 0.15
     if not config.checkpoints_after_tasks_finish:
         # Tasks commit at their own end: a crash may repeat rows then.

@@ -18,10 +18,11 @@ class RandomSchedule:
         scenario, config = world.scenario, world.scenario.config
         self._world = world
         self._scenario = scenario
+        self._soft_limit = scenario.soft_limit
         self._random = random.Random(scenario.seed)
         self._chance = self._random.random
         task, self._mail, self._main, self._upload, self._io, self._tick, network = scenario.weights
-        self._buffered = config.unaligned
+        self._buffered, self._aligned_timeout = config.unaligned, config.aligned_checkpoint_timeout
         network *= self._buffered
         self._mail_or_network, self._task_total = self._mail + network, task + self._mail + network
         self._after_finish = config.checkpoints_after_tasks_finish
@@ -34,7 +35,7 @@ class RandomSchedule:
     def next(self) -> Label | None:
         """A step that is possible now; None when no step will ever be."""
         world = self._world
-        if world.steps > self._scenario.soft_limit and not world.calm:
+        if world.steps > self._soft_limit and not world.calm:
             return ("calm",)
         if self._next_label is not None:
             followup, self._next_label = self._next_label, None
@@ -118,19 +119,23 @@ class RandomSchedule:
     def _task_step(self, process: Process) -> Label | None:
         """A step of the first task that has one, beginning at a random task."""
         running, chance, number = process.running, self._chance, process.number
+        total, buffered = self._task_total, self._buffered
         first = int(chance() * len(running)) if running else 0
         for task in running[first:] + running[:first] if first else running:
             if not task.started:
                 return ("open", number, task.number, chance() < self._open_chance)
-            drawn, mail, network = chance() * self._task_total, bool(task.mailbox), self._buffered and bool(task.inputs)
-            label = (
-                (mail and drawn < self._mail and self._mail_step(number, task))
-                or (network and drawn < self._mail_or_network and self._network_step(number, task))
-                or (task.can_read() and self._source_step(number, task) if task.source else self._gate_step(number, task))
-                or (mail and self._mail_step(number, task))
-                or (network and self._network_step(number, task))
-            )
+            drawn, mail, inputs = chance() * total, task.mailbox, task.inputs
+            if mail and drawn < self._mail:
+                return self._mail_step(number, task)
+            network = buffered and inputs
+            if network and drawn < self._mail_or_network and (label := self._network_step(number, task)):
+                return label
+            label = self._gate_step(number, task) if inputs else self._source_step(number, task) if task.can_read() else None
             if label:
+                return label
+            if mail:
+                return self._mail_step(number, task)
+            if network and (label := self._network_step(number, task)):
                 return label
         return None
 
@@ -167,7 +172,7 @@ class RandomSchedule:
         chance = self._chance()
         if chance < 0.2 and task.can_announce(task.inputs[channel]) is not None:
             return ("announce", number, task.number, channel)
-        if task.can_time_out():
+        if self._aligned_timeout and task.can_time_out():
             return ("align", number, task.number)
         for n in range(channel, channel + count):
             if task.inputs[n % count].sent:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
+
+import msgspec
 
 from dagster_checkpoints.pipeline import (
     Chain,
@@ -25,6 +26,8 @@ from dagster_checkpoints.pipeline import (
     build_chains,
     channel_groups,
     execution_graph,
+    fused_in,
+    links,
 )
 
 SOURCES = ("bounded", "unbounded")
@@ -42,12 +45,20 @@ class Family:
         instances: weights of the maximum numbers of instances 1, 2, ...
         bounded: probability that a source is bounded.
         derived: the kinds of the other stages, equally probable.
+        fan_in: whether the first sources have one instance each, and one stage of one instance reads them.
+        regions: number of pipelines, side by side, that make up one.
+        split: probability that a source is a split source: of a bounded, and of an unbounded one.
+
+    Wide pipelines are rare: with 3 or 4 instances a stage, a world has nearly twice as many steps, which find fewer faults.
     """
 
-    stages: tuple[int, ...] = (2, 6, 6, 3, 1, 1)
-    instances: tuple[int, ...] = (5, 4, 1, 1)
+    stages: tuple[int, ...] = (2, 6, 6, 3, 1)
+    instances: tuple[int, ...] = (12, 10, 2, 1)
     bounded: float = 0.6
     derived: tuple[str, ...] = DERIVED
+    fan_in: bool = False
+    regions: int = 1
+    split: tuple[float, float] = (0.25, 0.0)
 
 
 ANY = Family()
@@ -57,10 +68,16 @@ STATEFUL = Family(
 """Pipelines with state to redistribute, and mostly unbounded sources."""
 ENDING = Family((0, 2, 1), (0, 1, 1), 0.85, ("map", "map", "window", "totals", "buffer", "broadcast", "broadcast"))
 """Pipelines whose instances end one after the other."""
+FAN_IN = Family((4, 3, 1), (3, 1), 0.6, ("map", "window", "window", "totals", "buffer", "union", "broadcast"), fan_in=True)
+"""Pipelines with fused sources, and up to two stages more."""
+SPLITS = Family((4, 3, 1), (0, 3, 1), 0.6, ("map", "map", "totals", "buffer"), split=(0.9, 0.9))
+"""Small pipelines with split sources."""
+
+REGIONS = Family((4, 4, 1), (4, 1), 0.4, ("map", "window", "totals", "buffer", "union"), regions=2)
+"""Pipelines of two parts that no edge connects."""
 
 
-@dataclass(frozen=True)
-class InputSpec:
+class InputSpec(msgspec.Struct, frozen=True):
     """One input of a stage: the number of the stage that it reads, and the shipped input."""
 
     source: int
@@ -75,8 +92,7 @@ class InputSpec:
         return self.how.key is not None
 
 
-@dataclass(frozen=True)
-class StageSpec:
+class StageSpec(msgspec.Struct, frozen=True):
     """One stage, by its number; `inputs` name earlier ones."""
 
     kind: str
@@ -88,7 +104,9 @@ class StageSpec:
     splits: int = 0
     """Number of splits of a source, which are distributed over its instances."""
     enumerated: bool = False
-    """Whether splits are assigned one at a time, to an instance that has none left."""
+    """Whether it is a split source, whose enumerator assigns splits one at a time."""
+    apart: bool = False
+    """Whether it handles its micro-batches itself, so that its chain ends with it."""
 
     def records_of(self, split: int) -> int:
         return max(self.records - 2 * split, 0)
@@ -108,12 +126,20 @@ class _Flushing(_Plain):
         raise AssertionError("simulated stages are run by `operators`")
 
 
+class _Split(_Plain):
+    split_interval = 5.0
+
+
+class _Apart(_Plain):
+    def process_batch(self, batch: Any, batch_id: int) -> Any:
+        raise AssertionError("simulated stages are run by `operators`")
+
+
 class _Sink:
     supported_output_modes = frozenset({"append"})
 
 
-@dataclass(frozen=True)
-class ChannelSpec:
+class ChannelSpec(msgspec.Struct, frozen=True):
     """A channel between two tasks.
 
     Attributes:
@@ -130,14 +156,15 @@ class ChannelSpec:
     keyed: bool
 
 
-@dataclass(frozen=True)
-class TaskSpec:
+class TaskSpec(msgspec.Struct, frozen=True):
     """One task: its stages by number, its channels by number."""
 
     id: TaskId
     stages: tuple[int, ...]
-    edges: tuple[int, ...]
-    """For each stage, the number of the edge inside the chain that leads to it; 0 for the first."""
+    fused: int
+    """Number of fused sources with which the chain begins."""
+    forwards: tuple[tuple[int, int], ...]
+    """For each stage but the last: the position in the chain of the stage that reads it, and the number of the edge to it."""
     inputs: tuple[int, ...]
     outputs: tuple[tuple[int, ...], ...]
     """By edge to another task, the channels to its instances."""
@@ -166,27 +193,46 @@ def number_of(name: str) -> int:
 def random_stages(seed: int, family: Family = ANY) -> tuple[StageSpec, ...]:
     """The stages of a pipeline of this family."""
     r = random.Random(seed)
+    stages: list[StageSpec] = []
+    for _ in range(family.regions):
+        first = len(stages)
+        for spec in _connected_stages(r, family):
+            inputs = tuple([msgspec.structs.replace(i, source=i.source + first) for i in spec.inputs])
+            stages.append(msgspec.structs.replace(spec, inputs=inputs) if first else spec)
+    return tuple(stages)
+
+
+def _connected_stages(r: random.Random, family: Family) -> tuple[StageSpec, ...]:
     count, width = (1 + r.choices(range(len(weights)), weights)[0] for weights in (family.stages, family.instances))
-    specs: list[StageSpec] = []
-    bounded: list[bool] = []
-    for number in range(count):
+    specs: list[StageSpec] = _fan_in(r, family) if family.fan_in else []
+    bounded: list[bool] = [spec.kind == "bounded" for spec in specs if spec.is_source]
+    bounded += [all(bounded)] * (len(specs) - len(bounded))
+    for number in range(len(specs), len(specs) + count - family.fan_in):
         if number == 0 or r.random() < 0.28:
-            specs.append(_source(r, width, family.bounded))
+            specs.append(_source(r, width, family))
         else:
             specs.append(_derived(r, specs, bounded, width, family.derived))
         bounded.append(specs[-1].kind != "unbounded" and all(bounded[i.source] for i in specs[-1].inputs))
     read = {i.source for spec in specs for i in spec.inputs}
-    return tuple(replace(spec, sink=number not in read or r.random() < 0.2) for number, spec in enumerate(specs))
+    return tuple(msgspec.structs.replace(spec, sink=number not in read or r.random() < 0.2) for number, spec in enumerate(specs))
 
 
-def _source(r: random.Random, width: int, bounded: float) -> StageSpec:
-    kind = "bounded" if r.random() < bounded else "unbounded"
+def _fan_in(r: random.Random, family: Family) -> list[StageSpec]:
+    """Two or three sources, and the stage that reads them."""
+    sources = [msgspec.structs.replace(_source(r, 1, family), enumerated=False) for _ in range(r.choice((2, 2, 3)))]
+    inputs = tuple(InputSpec(number, StageInput(fuse=True)) for number in range(len(sources)))
+    return [*sources, StageSpec(r.choice(family.derived), 1, inputs)]
+
+
+def _source(r: random.Random, width: int, family: Family) -> StageSpec:
+    kind = "bounded" if r.random() < family.bounded else "unbounded"
     instances = _instances(r, width)
     splits = instances + (r.random() < 0.2)
-    enumerated = kind == "bounded" and r.random() < 0.25
+    often = family.split[SOURCES.index(kind)]
+    enumerated = often > 0 and r.random() < often
     if enumerated:
         splits = r.randint(1, 2 * instances)
-    return StageSpec(kind, instances, records=r.choice((0, 1, 2, 3, 4, 6, 8)), splits=splits, enumerated=enumerated)
+    return StageSpec(kind, instances, records=r.choice((0, 1, 2, 3, 4, 5, 6)), splits=splits, enumerated=enumerated)
 
 
 def _derived(
@@ -227,11 +273,24 @@ def rescaled(shape: Shape, seed: int) -> Shape | None:
         specs = [shape.stages[number_of(name)] for name in chain.stages]
         # A keyed stage with an input that is not keyed can have only one instance.
         alone = any(spec.kind in ("window", "totals") and not all(i.keyed or i.static for i in spec.inputs) for spec in specs)
-        of.update(dict.fromkeys(chain.stages, 1 if alone else len(chain.instances) if r.random() < 0.3 else r.randint(1, 4)))
-    stages = tuple(replace(spec, instances=of[name_of(number)]) for number, spec in enumerate(shape.stages))
+        alone = alone or bool(fused_in(shape.pipeline, chain.stages))
+        of.update(dict.fromkeys(chain.stages, 1 if alone else len(chain.instances) if r.random() < 0.3 else r.randint(1, 3)))
+    stages = tuple(msgspec.structs.replace(spec, instances=of[name_of(number)]) for number, spec in enumerate(shape.stages))
     changed = shape_of(stages, shape.pipeline.chaining)
     same = [chain.stages for chain in changed.chains] == [chain.stages for chain in shape.chains]
     return changed if same and stages != shape.stages else None
+
+
+def divided(shape: Shape, seed: int) -> Shape | None:
+    """The same pipeline with stages inside its chains that end them, so that a restore divides them; None if none can."""
+    r = random.Random(seed)
+    inside = [name for chain in shape.chains for name in chain.stages[len(fused_in(shape.pipeline, chain.stages)) : -1]]
+    inside = [name for name in inside if not shape.stages[number_of(name)].enumerated]
+    if not inside:
+        return None
+    ends = set(r.sample(inside, r.randint(1, len(inside))))
+    stages = tuple(msgspec.structs.replace(spec, apart=name_of(n) in ends) for n, spec in enumerate(shape.stages))
+    return shape_of(stages, shape.pipeline.chaining)
 
 
 @lru_cache(maxsize=4096)
@@ -255,19 +314,22 @@ def shape_of(stages: tuple[StageSpec, ...], chaining: bool) -> Shape:
     tasks = []
     for vertex in graph.vertices:
         own = tuple(map(number_of, vertex.stages))
-        edges = (0, *map(numbers.__getitem__, pairwise(vertex.stages)))
+        inside = links(vertex.stages, vertex.stages[: vertex.fused])
+        forwards = tuple((vertex.stages.index(reader), numbers[source, reader]) for source, reader in inside)
         ids = [TaskId(vertex.name, index) for index in range(vertex.parallelism)]
-        tasks += [TaskSpec(id, own, edges, tuple(inputs[id]), tuple(outputs[id])) for id in ids]
+        tasks += [TaskSpec(id, own, vertex.fused, forwards, tuple(inputs[id]), tuple(outputs[id])) for id in ids]
     return Shape(stages, pipeline, chains, graph, tuple(tasks), tuple(channels))
 
 
 @lru_cache(maxsize=4096)
 def _stage(number: int, spec: StageSpec) -> Stage:
-    made = _Flushing if spec.kind in ("totals", "buffer") else _Plain
+    made = _Split if spec.enumerated else _Apart if spec.apart else _Flushing if spec.kind in ("totals", "buffer") else _Plain
     return made(
         name_of(number),
+        uid=f"u{number}" if number % 2 else None,  # as if the stage had been renamed
         inputs={name_of(i.source): i.how for i in spec.inputs},
         instances=[str(i) for i in range(spec.instances)],
         sink=_Sink() if spec.sink else None,
+        watermark=("ts", "1 second") if spec.is_source else None,
         kind=StageKind(f"{spec.kind}_source") if spec.is_source else StageKind.DERIVED,
     )

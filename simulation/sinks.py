@@ -118,7 +118,7 @@ class TaskSink:
             match due:
                 case step.TakeFence():
                     # No stop between fence and hiding: an owner paused there for a whole lease would hide rows that newer
-                    # owners have committed, because no file system renames under a fence (`sinks.fence`).
+                    # owners have committed, because no file system renames under a fence (`sinks/parquet/fence.py`).
                     system.take_fence(self.instance, self.epoch)
                 case step.Settle(restored):
                     for mine in self._own_instances():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any
@@ -18,7 +18,12 @@ LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass(eq=False)
 class Metadata:
-    """The content of a checkpoint or savepoint. `ghosts`: by task, the state that only the simulator keeps."""
+    """The content of a checkpoint or savepoint.
+
+    Attributes:
+        ghosts: by task, the state that only the simulator keeps.
+        enumerators: by split source, its enumerator when the checkpoint was triggered.
+    """
 
     pointer: CheckpointPointer
     variant: int
@@ -27,6 +32,7 @@ class Metadata:
     ghosts: Mapping[TaskId, Any]
     files: frozenset[str]
     lineage: tuple[tuple[int, int | None], ...] = ()
+    enumerators: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Store:

@@ -40,7 +40,6 @@ class Task(TaskData):
         super().__init__(process, number, channels, restored)
         self.asynchronous = process.world.scenario.asynchronous
         """Whether the query follows the gate in steps of its own, and not at once."""
-        """Whether the query reads the watermark before the positions of the records that it refers to."""
         self.mailbox: deque[TaskMessage] = deque()
         self.completed = 0
         self.aborted: set[int] = set()
@@ -91,6 +90,8 @@ class Task(TaskData):
         life = self.life
         if not self.started or self.done or life._paused or life._state is not RUNNING:
             return False
+        if self.machine.splits is not None:
+            return self.reading is not None
         return self.left > 0 or self.source == "bounded"
 
     def emit_records(self, times: int) -> bool:
@@ -102,10 +103,23 @@ class Task(TaskData):
                 self.send_event_time(WatermarkStatus(False))
             self.process.count("records")
             if not self.read_record():
-                self.handle(on.SourceExhausted())
+                self.end_of_split_or_source()
             if not self.can_read():
                 break
         return True
+
+    def end_of_split_or_source(self) -> None:
+        if self.reading is None:
+            return self.handle(on.SourceExhausted())
+        split, self.reading = self.reading[0], None
+        return self.handle(on.SplitRead(str(split)))
+
+    def stop_source(self) -> None:
+        """The source is not read any more."""
+
+    def hold(self, sources: Sequence[str]) -> None:
+        """Hold fused sources to what is there now."""
+        raise AssertionError(f"{self.id} has no fused sources")
 
     def fall_idle(self) -> bool:
         possible = self.source and self.process.scenario.idle and self.started and not self.output.idle
@@ -155,13 +169,16 @@ class Task(TaskData):
         self._run_batch(view.positions, view.watermark)
         return True
 
-    def _run_batch(self, positions: Mapping[str, int], watermark: int | None) -> None:
+    def _process_batch(self, positions: Mapping[str, int], watermark: int | None) -> None:
         check(not self.life._paused, "{} processes a batch while it is paused", self.id)
         for channel in self.streams:
             self.consume(channel, positions[channel.name])
         self.check_watermark()
         if watermark is not None and self.stateful:
             self.advance(watermark)
+
+    def _run_batch(self, positions: Mapping[str, int], watermark: int | None) -> None:
+        self._process_batch(positions, watermark)
         self.handle(on.QueryConsumed(positions))
         gate = self.gate
         if self.done or not gate.open:
@@ -280,6 +297,18 @@ class Task(TaskData):
             self.operators[0].table = mix(*(sum(self.tables[edge]) for edge in sorted(self.tables)))
         self.handle(on.QueryBuilt(bool(self.streams), self.stateful))
 
+    def _hold_query(self, action: on.HoldQuery) -> None:
+        checkpoint_id = action.checkpoint_id
+        if self.planned is not None and mix(self.process.scenario.seed, checkpoint_id) % 2:
+            view, self.planned = self.planned, None  # the batch had begun: it ends first
+            self._process_batch(view.positions, view.watermark)
+        if self.fail_at == "decline" and not self.done:
+            self.fail_at = ""
+            self.handle(on.SnapshotFailed(checkpoint_id, "the batch failed"))
+        elif not self.done:
+            self.process.count("overtaken queries")
+            self.handle(on.QueryHeld(checkpoint_id, {channel.name: channel.consumed for channel in self.streams}))
+
     def _pin_snapshot(self, action: on.PinSnapshot) -> None:
         checkpoint_id, properties = action.barrier.checkpoint_id, action.barrier.properties
         if self.source:
@@ -340,12 +369,16 @@ _PERFORM: dict[type[object], Callable[[Task, Any], object]] = {
     on.BuildQuery: Task._build,
     on.StartQuery: lambda task, action: task.handle(on.QueryRunning()),
     on.EvaluateOnce: lambda task, action: task.handle(on.Evaluated()),
+    on.HoldQuery: Task._hold_query,
     on.PinSnapshot: Task._pin_snapshot,
     on.Overtake: lambda task, action: task.overtake(task.pinned[action.barrier.checkpoint_id], action.barrier),
     on.StoreSnapshot: Task._store,
     on.DropSnapshot: lambda task, action: task.pinned.pop(action.checkpoint_id, None),
     on.NotifyOperatorsAborted: lambda task, action: None,
-    on.StopSource: lambda task, action: None,
+    on.StopSource: lambda task, action: task.stop_source(),
+    on.ReadSplit: lambda task, action: task.begin_split(int(action.split)),
+    on.HoldSources: lambda task, action: task.hold(action.sources),
+    on.AdvanceEventTime: lambda task, action: task.advance(action.ms),
     on.KillQuery: lambda task, action: None,
     on.Report: lambda task, action: task.process.report(task.attempt, action.event),
     life.FinishOperators: Task._finish,

@@ -34,7 +34,7 @@ class TaskData:
     __slots__ = (
         "attempt", "closed", "contents", "done", "ended_with", "event_time", "fail_at", "failed", "finished_operators",
         "gate", "head", "id", "inputs", "left", "life", "machine", "max_watermark_sent", "number", "opening", "operators",
-        "output", "outputs", "process", "read", "records_of", "sink", "source", "splits", "started", "stateful",
+        "output", "outputs", "process", "read", "reading", "records_of", "sink", "source", "splits", "started", "stateful",
         "stopped_by", "streams", "tables", "valve_seen", "written",
     )  # fmt: skip
 
@@ -49,8 +49,8 @@ class TaskData:
         self.outputs = tuple([Output([channels[n] for n in output]) for output in spec.outputs])
         self.sink: TaskSink | None = None
         self.operators = [operator(stage, shape.stages[stage], spec.id.index) for stage in spec.stages]
-        for op, after, edge in zip(self.operators, self.operators[1:], spec.edges[1:], strict=False):
-            op.forward = _into(after, edge)
+        for op, (position, edge) in zip(self.operators, spec.forwards, strict=False):
+            op.forward = _into(self.operators[position], edge)
         self.operators[-1].forward = self.emit
         self.stateful = any(op.spec.kind == "window" for op in self.operators)
         """Whether the query depends on event time, and so receives the watermark."""
@@ -62,6 +62,8 @@ class TaskData:
         """[split, position] of each split that the source reads."""
         self.left = 0
         """Number of records of its splits that it has not read."""
+        self.reading: list[int] | None = None
+        """[split, position] of the split that a split source reads now."""
         self.started = False
         self.opening: Generator[None] | None = None
         """The remaining steps of opening the sink; None when it is not being opened."""
@@ -97,7 +99,16 @@ class TaskData:
         for channel, known in zip(self.inputs, channels, strict=True):
             if known.restored is not None:
                 channel.watermark, channel.ended = known.restored.watermark, known.restored.ended
-        return TaskMachine(self.id, self.process.config, channels, restored.valve, finished_before=restored.after_finish)
+        splits = restored.splits if self.operators[0].spec.enumerated else None
+        return TaskMachine(
+            self.id,
+            self.process.config,
+            channels,
+            restored.valve,
+            bounded=self.source == "bounded",
+            finished_before=restored.after_finish,
+            splits=splits,
+        )
 
     def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[Any]]) -> None:
         """Restore a snapshot; `stages`: for each stage of the chain, the states of all its instances."""
@@ -134,17 +145,23 @@ class TaskData:
         self.splits.append([split, position])
         self.left += max(self.records_of(split) - position, 0)
 
+    def begin_split(self, split: int) -> None:
+        """Read a split; from where a restored checkpoint says that it was read to."""
+        if all(number != split for number, _ in self.splits):
+            self.assign(split, 0)
+        self.reading = next(each for each in self.splits if each[0] == split)
+
     def read_record(self) -> bool:
         """Emit the next record. False if there is none left."""
         if self.stopped_by is not None:
             raise Violation(f"{self.id} reads a split after the stop's savepoint {self.stopped_by}")
-        if not self.left and self.process.enumerators.get(self.head):
-            self.assign(self.process.enumerators[self.head].popleft(), 0)
-            return True
-        if not self.left:
+        split = self.reading
+        if split is None:
+            unread = [split for split in self.splits if split[1] < self.records_of(split[0])]
+            split = min(unread, key=itemgetter(1), default=None)
+        if split is None or split[1] >= self.records_of(split[0]):
             return False
         self.left -= 1
-        split = min([split for split in self.splits if split[1] < self.records_of(split[0])], key=itemgetter(1))
         uid, ts, key = source_row(self.head, split[0], split[1])
         split[1] += 1
         self.operators[0].forward(uid, ts, key)
@@ -183,11 +200,11 @@ class TaskData:
     def _pass_mark(self, channel: Channel, mark: Mark) -> None:
         if channel.ended != "none":
             return
-        if isinstance(mark, WatermarkAt):
+        if type(mark) is WatermarkAt:
             if channel.watermark >= MAX_WATERMARK_MS and self.process.scenario.exactly_once:
                 raise Violation(f"{self.id}: {channel.name} sends watermark {mark.ms} after MAX_WATERMARK")
             channel.watermark = max(channel.watermark, mark.ms)
-        elif isinstance(mark, EndOfData):
+        elif type(mark) is EndOfData:
             channel.ended = "drain" if mark.drain else "suspend"
 
     def check_watermark(self) -> None:
@@ -260,7 +277,7 @@ class TaskData:
     def send_event_time(self, event: Any) -> None:
         """Send the marks that follow from an event of event time, if any."""
         for mark in self.output.handle(event):
-            if isinstance(mark, WatermarkAt):
+            if type(mark) is WatermarkAt:
                 check(not self.max_watermark_sent, "{} sends a watermark after MAX_WATERMARK", self.id)
                 self.max_watermark_sent = mark.ms >= MAX_WATERMARK_MS
                 check(not self.max_watermark_sent or self.finished_operators, "{} sends MAX_WATERMARK before finish()", self.id)
@@ -294,6 +311,8 @@ class TaskData:
             tables={edge: frozenset(rows) for edge, rows in self.tables.items()},
             transactions=transactions,
             contents=() if after_finish else self.contents,
+            fused=action.inputs.fused,
+            splits=action.inputs.splits,
             ghost=self.ghost(),
         )
 

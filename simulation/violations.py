@@ -17,7 +17,7 @@
 - No files are left over at the end: `World._check_nothing_left`, `Store.left_over`.
 - Ids and epochs increase, and the newest never goes back: `Process._triggered`, `Store.put_state`; no task is notified of a
   checkpoint that the store has not named: `Process._send`.
-- All state comes back in a restore: `restoring.deploy`, `operators.Broadcast`, `restoring._with_enumerator`.
+- All state comes back in a restore: `restoring.deploy`, `operators.Broadcast`, `restoring._check_enumerator`.
 - Every request is answered, once: `Process._answer`, `World._check_finished`.
 - Every job reaches its end: `running.run`.
 """

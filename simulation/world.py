@@ -7,7 +7,7 @@ steps; nothing else in a world is random, so a list of labels determines a run.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from simulation.channels import describe, tally
@@ -76,10 +76,8 @@ class World:
 
     def _process(self, number: int, paused: bool = False) -> Process | None:
         """The process with this number, if it has not ended, and is paused or not, as asked."""
-        for process in self.active:
-            if process.number == number and process.paused is paused:
-                return process
-        return None
+        process = self.processes[number] if number < len(self.processes) else None
+        return process if process is not None and not process.ended and process.paused is paused else None
 
     def _task(self, number: int, task_number: int) -> Task | None:
         process = self._process(number)
@@ -178,12 +176,17 @@ class World:
         """When every sink has recovered, it shows exactly the rows that the checkpoint counts as written."""
         restored = process.restored
         waits = process.config.checkpoints_after_tasks_finish
-        opened = all(task.started for task in process.running) and not any(task.failed for task in process.tasks.values())
+        tasks = [task for task in process.tasks.values() if task.id.vertex in process.restarted]
+        opened = all(task.started and not task.failed for task in tasks)
         if restored is not None and waits and opened and not process.superseded:
-            self._check_written(process, restored.metadata, "after the restore")
+            tails = [task.stages[-1] for task in process.shape.tasks if task.id.vertex in process.restarted]
+            self._check_written(process, restored.metadata, "after the restore", tails)
 
-    def _check_written(self, process: Process, metadata: Any, when: str) -> None:
+    def _check_written(self, process: Process, metadata: Any, when: str, stages: Collection[int] | None = None) -> None:
+        """The sinks of these stages, or all, show the rows that the checkpoint counts as written."""
         for stage, expected in written(metadata, self.shapes[metadata.variant]).items():
+            if stages is not None and stage not in stages:
+                continue
             found = tally(self.sinks[stage].rows(process.lineage))
             what = f"{when} of {metadata.pointer.location}, stage {stage}"
             check(found == expected, f"{what}: {describe(found)} are committed, {describe(expected)} were written")
@@ -208,7 +211,9 @@ class World:
         shape = process.shape
         positions: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for task in shape.tasks:
-            positions[task.stages[0]] += process.ghosts[task.id].splits
+            ghost = process.ghosts[task.id]
+            for stage, splits in {task.stages[0]: ghost.splits, **ghost.fused}.items():
+                positions[stage] += splits
         if process.ended_by == "end_of_data" and not self.ended_early:
             for stage, read in positions.items():
                 spec = shape.stages[stage]
@@ -245,14 +250,14 @@ _OF_WORLD: dict[str, Callable[..., bool]] = {
     "calm": World._calm_down,
 }
 _OF_TASKS: dict[str, Callable[..., bool]] = {
-    "read": Task.emit_records,
+    "read": lambda task, times: task.emit_records(times),
     "take": Task.take,
     "query": Task.run_query,
     "mail": Task.take_mail,
     "announce": Task.announce,
     "align": Task.time_out,
     "network": Task.receive,
-    "idle": Task.fall_idle,
+    "idle": lambda task: task.fall_idle(),
     "fail": Task.fail_soon,
     "lose": Task.lose_notice,
 }

@@ -24,6 +24,7 @@ from dagster_checkpoints.state import CheckpointMetadata, check_rescaling, recor
 from dagster_checkpoints.storage.errors import CheckpointDiscarded
 from simulation.channels import Ghost, Snapshot
 from simulation.consistency import check_cut, check_ends
+from simulation.divisions import keeps_layout
 from simulation.machine import LEASE, Machine, Upload
 from simulation.requests import OK, Steps
 from simulation.restoring import RestorableCheckpoint, as_recorded, read_restored
@@ -157,6 +158,7 @@ class Writer(Machine):
             ghosts={**ghosts, **{task: state.ghost for task, state in states.items()}},
             files=frozenset(file for state in states.values() for file in state.files),
             lineage=self.lineage,
+            enumerators=snapshot.enumerators,
         )
 
     # The start
@@ -174,10 +176,18 @@ class Writer(Machine):
             RestoreError: it does not fit, or cannot be restored with other numbers of instances.
         """
         shapes, variant = self.world.shapes, self.requested_start.variant
-        restored = read_restored(self.store, location, shapes)
+        restored = read_restored(self.store, location, shapes, variant)
         metadata = restored.metadata
+        self.world.counts["divisions"] += bool(restored.plan.divided)
+        if metadata.variant != variant and keeps_layout(shapes[metadata.variant], shapes[variant]):
+            # The user has taken the change back: the chains stay divided.
+            variant = metadata.variant
+            self.requested_start = msgspec.structs.replace(self.requested_start, variant=variant)
+            self.shape = shapes[variant]
         before, after = shapes[metadata.variant].pipeline, shapes[variant].pipeline
-        check_rescaling(restored.plan, rescaled_stages(before.stages, after.stages))
+        plan = restored.plan
+        ended = plan.finished | plan.after_finish
+        check_rescaling(plan.checkpoint_id, plan.tasks, ended, rescaled_stages(before.stages, after.stages))
         if not is_savepoint(location):
             self.register(location)
         pointer = msgspec.structs.replace(metadata.pointer, location=location)

@@ -1,4 +1,4 @@
-"""Common to all tests: hypothesis profiles, and one Spark session for the tests that need it."""
+"""Common to all tests: hypothesis profiles, one Spark session, and servers for the tests that need them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from bench.kafka_broker import KafkaBroker
+    from bench.postgresql import PostgresqlServer
 
 # Deadlines are durations, and those belong to bench/. A failing example prints the blob that reproduces it.
 settings.register_profile("default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
@@ -33,3 +36,33 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgresqlServer]:
+    """One PostgreSQL server for each process that runs tests."""
+    from bench.postgresql import PostgresqlServer, binaries
+
+    programs = binaries()
+    if programs is None:
+        pytest.skip("PostgreSQL's server is not installed: apt-get install postgresql")
+    server = PostgresqlServer(programs)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaBroker]:
+    """One Kafka broker for each process that runs tests."""
+    from bench import maven_jars
+    from bench.kafka_broker import BROKER, KafkaBroker
+    from dagster_checkpoints.spark.session.java import find_java_home
+
+    java = f"{find_java_home()}/bin/java"
+    try:
+        jars = maven_jars.fetched(BROKER, java)
+    except maven_jars.JarsUnavailable as problem:
+        pytest.skip(str(problem))
+    broker = KafkaBroker(java, jars)
+    yield broker
+    broker.close()

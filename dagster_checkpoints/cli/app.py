@@ -23,6 +23,7 @@ _COMMANDS = {
     "end-source": ("requests", "end_source", "End one source of the running pipeline."),
     "requests": ("requests", "requests", "Requests to the pipeline, and the answers."),
     "verify": ("verify", "verify", "Read a whole checkpoint or savepoint: is it complete, does it fit the code?"),
+    "state": ("state", "state", "What a checkpoint or savepoint holds of a stage, row by row."),
     "replay": ("replay", "replay_command", "A run's recorded trace as a readable history."),
     "dispose": ("dispose", "dispose", "Delete a savepoint."),
 }

@@ -10,7 +10,6 @@ from typing import Literal
 
 import msgspec
 
-from dagster_checkpoints.cli.locate import StoredCheckpoint
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.state import (
     CheckpointMetadata,
@@ -23,6 +22,7 @@ from dagster_checkpoints.state import (
     task_files,
 )
 from dagster_checkpoints.storage import StorageError
+from dagster_checkpoints.storage.locating import StoredCheckpoint
 
 InstanceState = Literal["running", "at end of data", "finished"]
 
@@ -42,7 +42,8 @@ class InstanceContent:
     Attributes:
         state: state of the instance when the checkpoint was taken.
         rows: number of rows emitted so far; None inside a chain, where rows are not counted.
-        shared_with: first stage of the chain whose query holds this stage's state; "" if this is that stage.
+        shared_with: first stage of the chain that has not finished, whose query holds this stage's state; "" if this is that
+            stage.
         total, query, in_flight, tables, transactions: state files: all of them; of the Spark query's state; of records on their
             way to the instance; of its static inputs; of rows that its sink has not committed yet.
         transactions_pending: number of transactions that its sink has not committed yet.
@@ -128,17 +129,19 @@ def _finished(stage: StageMetadata, index: int) -> bool:
 def _instance(name: str, index: int, stage: str, chain: tuple[str, ...], task: TaskSnapshot, offsets: str) -> InstanceContent:
     state: InstanceState = "at end of data" if task.end_of_data != "none" else "running"
     own = task.stages.get(stage)
-    rows = own.rows_out if own is not None and stage == chain[-1] else None
+    counted = stage == chain[-1] or any(stage == source.source for source in task.fused)
+    rows = own.rows_out if own is not None and counted else None
     pending = len(own.transactions) if own is not None else 0
     transactions = _amount(f for files in own.transaction_files.values() for f in files) if own is not None else Amount(0, 0)
     watermark = task.watermark if stage == chain[-1] else None
-    if stage != chain[0]:
+    holder = next(name for name in chain if name not in task.ended_sources)
+    if stage != holder:
         return InstanceContent(
             name,
             index,
             state,
             rows,
-            chain[0],
+            holder,
             transactions_pending=pending,
             transactions=transactions,
             watermark_ms=watermark,

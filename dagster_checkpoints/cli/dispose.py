@@ -7,7 +7,7 @@ import sys
 import click
 
 from dagster_checkpoints.cli.exits import UsageProblem
-from dagster_checkpoints.cli.locate import LOCATION_HELP, StoredCheckpoint, locate, opened_for
+from dagster_checkpoints.cli.locate import LOCATION_HELP, locate, opened_for
 from dagster_checkpoints.cli.output import bytes_in_words, count_of, moment_in_words, write, write_json
 from dagster_checkpoints.cli.status_view import next_start
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
@@ -15,6 +15,7 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.plugin.verification import file_sizes
 from dagster_checkpoints.state import StateError
 from dagster_checkpoints.storage import StorageError, StorageUnavailable
+from dagster_checkpoints.storage.locating import StoredCheckpoint
 
 
 class StillNeeded(DagsterCheckpointsError):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal
 
 from dagster_checkpoints.control import PipelineStatus
-from dagster_checkpoints.pipeline import EdgePattern, Pipeline, StageKind, build_chains
+from dagster_checkpoints.pipeline import EdgePattern, Pipeline, StageKind, build_chains, fused_sources, links
 from dagster_checkpoints.state import CheckpointMetadata
 
 StageState = Literal["", "running", "partly finished", "at end of data", "finished"]
@@ -107,8 +106,9 @@ def graph_of_checkpoint(metadata: CheckpointMetadata) -> PipelineGraph:
         if chain.tasks and all(task.end_of_data != "none" for task in chain.tasks.values()):
             states.update({name: "at end of data" for name in chain.stages if states.get(name) == "running"})
     edges: dict[tuple[str, str], GraphEdge] = {}
+    sources = {stage.name for stage in metadata.stages if stage.inputs == ()}
     for chain in metadata.chains:
-        for source, target in pairwise(chain.stages):
+        for source, target in links(chain.stages, fused_sources(chain.stages, sources.__contains__)):
             edges[source, target] = GraphEdge(source, target, "pointwise")
         for task in chain.tasks.values():
             for channel in task.channels:
@@ -141,7 +141,9 @@ def graph_of_status(status: PipelineStatus) -> PipelineGraph:
             state = "at end of data"
         roots = {root.partition("[")[0] for root in status.roots}
         stages.append(GraphStage(stage.name, max(len(stage.instances), 1), state=state, root=stage.name in roots))
-    edges = (GraphEdge(a, b, "pointwise") for chain in status.chains for a, b in pairwise(chain))
+    fused = {stage.name for stage in status.stages if stage.fused}
+    inside = ((chain, fused_sources(chain, fused.__contains__)) for chain in status.chains)
+    edges = (GraphEdge(a, b, "pointwise") for chain, first in inside for a, b in links(chain, first))
     chains = status.chains or tuple((stage.name,) for stage in stages)
     return PipelineGraph(status.pipeline, status.phase, tuple(stages), tuple(edges), chains)
 
@@ -220,11 +222,12 @@ def _with_state(stage: GraphStage, seen: GraphStage | None) -> GraphStage:
 
 
 def _with_roots(graph: PipelineGraph) -> PipelineGraph:
-    """Mark the roots: first stages of unfinished chains whose inputs have all finished."""
+    """Mark the roots: unfinished stages whose inputs have all finished."""
     finished = {stage.name for stage in graph.stages if stage.state == "finished"}
     roots = {
-        chain[0]
+        name
         for chain in graph.chains
-        if chain[0] not in finished and all(edge.source in finished for edge in graph.reads(chain[0]))
+        for name in chain
+        if name not in finished and all(edge.source in finished for edge in graph.reads(name))
     }
     return replace(graph, stages=tuple(replace(stage, root=stage.name in roots) for stage in graph.stages))

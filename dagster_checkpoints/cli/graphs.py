@@ -10,7 +10,7 @@ from dagster_checkpoints.cli.exits import NothingThere, UsageProblem
 from dagster_checkpoints.cli.graph_drawing import as_mermaid, as_svg, as_text
 from dagster_checkpoints.cli.graph_model import PipelineGraph, combine, graph_of_checkpoint, graph_of_code, graph_of_status
 from dagster_checkpoints.cli.loading import code_options, load_pipeline
-from dagster_checkpoints.cli.locate import LOCATION_HELP, StoredCheckpoint, from_pointer, located
+from dagster_checkpoints.cli.locate import LOCATION_HELP, from_pointer, located
 from dagster_checkpoints.cli.output import write, write_json
 from dagster_checkpoints.cli.status_view import current
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
@@ -18,6 +18,7 @@ from dagster_checkpoints.control import read_status
 from dagster_checkpoints.plugin.storage_root import NoStorageError
 from dagster_checkpoints.state import StateError
 from dagster_checkpoints.storage import CheckpointStorage, StorageError, StorageUnavailable
+from dagster_checkpoints.storage.locating import StoredCheckpoint
 
 
 @click.command(epilog=LOCATION_HELP)

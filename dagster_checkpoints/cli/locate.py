@@ -2,55 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 from dagster_checkpoints.cli.exits import NothingThere, UsageProblem
 from dagster_checkpoints.cli.storage_options import StorageOptions
-from dagster_checkpoints.state import CheckpointMetadata, StateFile, decode
 from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage
+from dagster_checkpoints.storage.locating import StoredCheckpoint, absolute_location, storage_of, stored_at
 
 LOCATION_HELP = (
     "LOCATION is a checkpoint's or savepoint's number, 'latest' (the latest job's newest checkpoint, or the savepoint that it "
     "was stopped with), its location as 'list' shows it, a URL, or a path."
 )
-_IN_STORAGE = re.compile(r"(?P<root>.+)/(?P<pipeline>[^/]+)/(checkpoints/chk-\d+-\d+|savepoints/[^/]+)(/_metadata)?/?")
-_ELSEWHERE = "elsewhere"
-
-
-@dataclass(frozen=True)
-class StoredCheckpoint:
-    """A checkpoint or savepoint in storage.
-
-    Attributes:
-        storage: the open storage that holds it.
-        location: its location, as the storage floor takes it.
-    """
-
-    storage: CheckpointStorage
-    kind: Literal["checkpoint", "savepoint"]
-    location: str
-
-    @property
-    def url(self) -> str:
-        """Its URL, for people."""
-        return self.location if "://" in self.location else self.storage.url_of(self.location)
-
-    def read(self) -> CheckpointMetadata:
-        """Its metadata. Raises MissingCheckpoint, CorruptMetadata, UnknownMetadataVersion."""
-        return decode(self.storage.read_metadata(self.location), self.url)
-
-    def fetch(self, files: Iterable[StateFile], destination: Path) -> None:
-        """Fetch some of its files into a directory, and verify them."""
-        if self.kind == "savepoint":
-            self.storage.open_savepoint(self.location).fetch_state(files, destination)
-        else:
-            self.storage.fetch_state(files, destination)
 
 
 @contextmanager
@@ -67,13 +30,12 @@ def located(options: StorageOptions, named: str | None) -> Iterator[StoredCheckp
 @contextmanager
 def opened_for(options: StorageOptions, named: str) -> Iterator[CheckpointStorage]:
     """The storage that holds the named checkpoint: the one that a URL or path names, otherwise that of the options."""
-    absolute = _absolute(named)
+    absolute = absolute_location(named)
     if absolute is None:
         with options.open() as storage:
             yield storage
         return
-    match = _IN_STORAGE.fullmatch(absolute)
-    root, pipeline = (match["root"], match["pipeline"]) if match else (absolute.rstrip("/").rpartition("/")[0], _ELSEWHERE)
+    root, pipeline = storage_of(absolute)
     with options.storage_of(options.store(root), options.pipeline or pipeline) as storage:
         yield storage
 
@@ -86,10 +48,7 @@ def locate(storage: CheckpointStorage, named: str | None) -> StoredCheckpoint:
     number = named.removeprefix("chk-").removeprefix("savepoint-")
     if number.isdigit():
         return _numbered(storage, int(number))
-    location = _absolute(named) or named
-    if storage.is_savepoint(location):
-        return StoredCheckpoint(storage, "savepoint", storage.open_savepoint(location).location)
-    return StoredCheckpoint(storage, "checkpoint", storage.relative(location))
+    return stored_at(storage, absolute_location(named) or named)
 
 
 def from_pointer(storage: CheckpointStorage, pointer: CheckpointPointer) -> StoredCheckpoint:
@@ -129,12 +88,3 @@ def _numbered(storage: CheckpointStorage, number: int) -> StoredCheckpoint:
         f"expected a checkpoint or savepoint {number} in {storage.url}, found none. Its numbers: "
         f"{', '.join(map(str, numbers)) or 'none'}; name a savepoint outside of this directory by its URL or path"
     )
-
-
-def _absolute(named: str) -> str | None:
-    """The URL or the absolute path that the user has named; None for anything else."""
-    if "://" in named:
-        return named
-    if named.startswith(("/", "~", "./", "../")):
-        return os.path.abspath(os.path.expanduser(named))
-    return None

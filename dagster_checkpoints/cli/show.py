@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_checkpoints.cli.contents import InstanceContent, StageContent, contents, source_offsets
-from dagster_checkpoints.cli.locate import LOCATION_HELP, StoredCheckpoint, located
+from dagster_checkpoints.cli.locate import LOCATION_HELP, located
 from dagster_checkpoints.cli.output import (
     NOTHING,
     bytes_in_words,
@@ -26,6 +26,7 @@ from dagster_checkpoints.control import read_status
 from dagster_checkpoints.plugin.verification import file_sizes
 from dagster_checkpoints.state import CheckpointMetadata
 from dagster_checkpoints.storage import CheckpointStorage, PipelineState
+from dagster_checkpoints.storage.locating import StoredCheckpoint
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

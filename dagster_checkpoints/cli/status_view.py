@@ -153,18 +153,26 @@ def _under_way(status: PipelineStatus) -> list[RenderableType]:
 
 def _stages(status: PipelineStatus, rates: Mapping[str, float] | None) -> RenderableType:
     late = any(stage.late_rows for stage in status.stages)
-    optional_columns = (("rows/s",) if rates is not None else ()) + (("late rows",) if late else ())
-    right = ("rows", "rows/s", "late rows")
+    split = any(stage.splits is not None for stage in status.stages)
+    optional_columns = (
+        (("rows/s",) if rates is not None else ()) + (("late rows",) if late else ()) + (("splits",) if split else ())
+    )
+    right = ("rows", "rows/s", "late rows", "splits")
     stage_table = table(
         "stage", "instance", "state", "rows", *optional_columns, "watermark (UTC)", right=right, keep=("stage", "instance")
     )
-    inside = {stage for chain in status.chains for stage in chain[:-1]}  # rows and watermarks are not known within a query
+    fused = {stage.name for stage in status.stages if stage.fused}
+    inside = {
+        stage for chain in status.chains for stage in chain[:-1]
+    } - fused  # rows and watermarks are not known within a query
     for stage in status.stages:
         count = [f"{stage.rows:,}" if stage.name not in inside else NOTHING]
         if rates is not None:
             count.append(_rate(rates, stage) if stage.name not in inside else NOTHING)
         if late:
             count.append(f"{stage.late_rows:,}")
+        if split:
+            count.append(_splits(stage))
         if stage.finished or not stage.instances:
             stage_table.add_row(*row(stage.name, _names(stage), "finished", *count, "", style="dim"))
             continue
@@ -179,6 +187,13 @@ def _rate(rates: Mapping[str, float], stage: StageStatus) -> str:
     return f"{rates[stage.name]:,.0f}" if rates.get(stage.name) else ""
 
 
+def _splits(stage: StageStatus) -> str:
+    """The splits that are read, of those discovered so far."""
+    if stage.splits is None:
+        return ""
+    return f"{stage.splits.finished:,} of {stage.splits.discovered:,}{'' if stage.splits.complete else ' so far'}"
+
+
 def _names(stage: StageStatus) -> str:
     if not stage.instances:
         return ""
@@ -190,7 +205,9 @@ def _state(instance: InstanceStatus) -> str:
     if instance.state == "RUNNING" and instance.end_of_data:
         return "at end of data"
     if instance.state == "RUNNING" and instance.caught_up is not None:
-        return "caught up" if instance.caught_up else "behind"
+        if instance.caught_up:
+            return "caught up"
+        return f"behind by {instance.rows_behind:,} rows" if instance.rows_behind else "behind"
     return state
 
 

@@ -40,15 +40,24 @@ def verify(
 ) -> None:
     """Read a whole checkpoint or savepoint: its metadata, and the size and sha256 of each file.
 
-    With -m or -f it also checks whether the pipeline in that code can be restored from it: its stages and inputs, and the
-    stateful operators and sources of their plans. For the plans, Spark runs in this process, with the settings of the code
-    location's CheckpointCoordinatorResource, and the functions of the stages are called. Exit code 1 if there is a problem.
+    With -m or -f it also checks whether the pipeline in that code can be restored from it: its stages and inputs, the stateful
+    operators and sources of their plans, and the installed version of Spark. For the plans, Spark runs in this process, with the
+    settings of the code location's CheckpointCoordinatorResource, and the functions of the stages are called. Exit code 1 if
+    there is a problem.
     """
+    from dagster_checkpoints.spark.session.spark_version import installed_version
+
     with opened_for(options, location) as storage:
         stored = locate(storage, location)
         chosen = load_chosen(module, file, attribute, options.pipeline)
         pipeline = chosen[1] if chosen is not None else None
-        report = verify_savepoint(storage, stored.location, pipeline, allow_non_restored_state=allow_non_restored_state)
+        report = verify_savepoint(
+            storage,
+            stored.location,
+            pipeline,
+            allow_non_restored_state=allow_non_restored_state,
+            spark_version=installed_version() if pipeline is not None else "",
+        )
         if chosen is not None and plans:
             plan_problems = _plan_problems(*chosen, report, stored.location, allow_non_restored_state)
             report = replace(report, problems=(*report.problems, *plan_problems))
@@ -59,6 +68,7 @@ def verify(
                     "location": stored.location,
                     "ok": report.ok,
                     "problems": report.problems,
+                    "changes": report.changes,
                     "files": report.files,
                     "bytes": report.bytes,
                     "checked_against": pipeline.name if pipeline else None,
@@ -77,21 +87,22 @@ def _plan_problems(
     from dagster_checkpoints.spark.job.plan_check import check_plans
     from dagster_checkpoints.spark.session.spark_session import build_session
     from dagster_checkpoints.spark.snapshots.restored_state import Restored
-    from dagster_checkpoints.state import RestoreError, SourcesChanged, validate_restore
+    from dagster_checkpoints.state import RestoreError, SourcesChanged, fitted, validate_restore
 
     if report.metadata is None:
         return []
     queries = [task.query for chain in report.metadata.chains for task in chain.tasks.values() if task.query is not None]
     if all(query.sources is None for query in queries):  # a release that recorded no plans wrote it, or no query had begun
         return []
+    metadata = fitted(pipeline, report.metadata)
     try:
-        plan = validate_restore(pipeline, report.metadata, allow_non_restored_state)
+        plan = validate_restore(pipeline, metadata, allow_non_restored_state)
     except RestoreError:
         return []
     settings = {"spark.master": "local[1]", "spark.app.name": "dagster-checkpoints verify"}
     spark = build_session({**code.spark_settings(), **settings})
     try:
-        checked = check_plans(pipeline, spark, Restored(report.metadata, plan, location))
+        checked = check_plans(pipeline, spark, Restored(plan.rescaled.metadata if plan.rescaled else metadata, plan, location))
     finally:
         spark.stop()
     changed = [
@@ -108,7 +119,7 @@ def _as_text(report: VerificationReport, pipeline: str | None) -> list[Renderabl
     size = f"{count_of(report.files, 'file')}, {bytes_in_words(report.bytes)}"
     if report.ok:
         fits = f", and pipeline {pipeline} can be restored from it" if pipeline else ""
-        return [Text(f"{report.url}\n{size}: all files are present and unchanged{fits}.")]
+        return [Text("\n".join((report.url, f"{size}: all files are present and unchanged{fits}.", *report.changes)))]
     parts: list[RenderableType] = [
         Text(report.url),
         Text(f"{count_of(len(report.problems), 'problem')}; {size} named by its metadata" if report.metadata else "", "bold red"),

@@ -29,6 +29,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
         caught_up: of a source: whether it has read all input that was available when it last checked; None if the source
             cannot know, or the stage is no source.
         watermark_ms: its output watermark, milliseconds since 1970; None before the first.
+        rows_behind: of a Kafka source: the number of messages that were not read yet when its last micro-batch was planned;
+            None if it is not known.
     """
 
     name: str
@@ -36,16 +38,40 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     end_of_data: bool = False
     caught_up: bool | None = None
     watermark_ms: int | None = None
+    rows_behind: int | None = None
+
+
+class SplitsStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of a split source.
+
+    Args:
+        discovered: number of splits discovered so far, the others included.
+        assigned: number of splits that instances read.
+        finished: number of splits read to their end.
+        complete: whether no other split is discovered any more.
+    """
+
+    discovered: int
+    assigned: int
+    finished: int
+    complete: bool = False
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage: whether all its instances have finished, the number of rows that it emitted, and of those it dropped as late."""
+    """One stage: whether all its instances have finished, the number of rows that it emitted, and of those it dropped as late.
+
+    Args:
+        fused: whether it is a source in the query of the stage that reads it, beside other sources.
+        splits: of a split source, its progress in splits.
+    """
 
     name: str
     finished: bool
     rows: int = 0
     late_rows: int = 0
     instances: tuple[InstanceStatus, ...] = ()
+    fused: bool = False
+    splits: SplitsStatus | None = None
 
 
 class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
-from typing import NamedTuple
 
 import msgspec
 
@@ -28,7 +27,7 @@ class CheckpointStatus(Enum):
     FAILED = "failed"
 
 
-class Acknowledgement(NamedTuple):
+class Acknowledgement(msgspec.Struct, frozen=True):
     """A task's acknowledgement of a checkpoint.
 
     Attributes:

@@ -13,6 +13,7 @@ import msgspec
 
 from dagster_checkpoints.coordination.plan import CheckpointPlan
 from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.state import EnumeratorState
 
 
 class CheckpointKind(Enum):
@@ -21,6 +22,9 @@ class CheckpointKind(Enum):
 
     CHECKPOINT = "checkpoint"
     SAVEPOINT = "savepoint"
+
+
+_SAVEPOINT = CheckpointKind.SAVEPOINT  # read at every event, and a look-up in an enumeration is slow
 
 
 class CheckpointProperties(msgspec.Struct, frozen=True):
@@ -61,7 +65,7 @@ class CheckpointProperties(msgspec.Struct, frozen=True):
 
     @property
     def is_savepoint(self) -> bool:
-        return self.kind is CheckpointKind.SAVEPOINT
+        return self.kind is _SAVEPOINT
 
     @property
     def commits(self) -> bool:
@@ -83,6 +87,11 @@ class CheckpointBarrier(msgspec.Struct, frozen=True):
     timestamp: float
     properties: CheckpointProperties = CheckpointProperties()
 
+    def overtaking(self) -> CheckpointBarrier:
+        """The same barrier, marked as unaligned: every task behind overtakes at once, too."""
+        properties = msgspec.structs.replace(self.properties, unaligned=True)
+        return msgspec.structs.replace(self, properties=properties)
+
 
 class TaskStatistics(msgspec.Struct, frozen=True):
     """What a task measured of its part in a checkpoint.
@@ -95,6 +104,7 @@ class TaskStatistics(msgspec.Struct, frozen=True):
         new_bytes: bytes uploaded for this checkpoint.
         total_bytes: bytes of everything that the snapshot refers to.
         in_flight_bytes: of these, bytes of records that the barrier overtook or that were in front of it.
+        ended_sources: the fused sources that have ended in the task: their stages have finished with the checkpoint.
     """
 
     operators_finished: bool = False
@@ -104,6 +114,7 @@ class TaskStatistics(msgspec.Struct, frozen=True):
     new_bytes: int = 0
     total_bytes: int = 0
     in_flight_bytes: int = 0
+    ended_sources: tuple[str, ...] = ()
 
     @staticmethod
     def of_all(parts: Iterable[TaskStatistics]) -> TaskStatistics:
@@ -117,6 +128,7 @@ class TaskStatistics(msgspec.Struct, frozen=True):
             new_bytes=sum(part.new_bytes for part in parts),
             total_bytes=sum(part.total_bytes for part in parts),
             in_flight_bytes=sum(part.in_flight_bytes for part in parts),
+            ended_sources=tuple(source for part in parts for source in part.ended_sources),
         )
 
 
@@ -141,7 +153,7 @@ class CompletedCheckpoint(msgspec.Struct, frozen=True):
         location: location of its metadata, as the storage floor reported it.
         triggered_at, completed_at: the coordinator's `now`, seconds.
         finished: the tasks that had finished when it was triggered.
-        fully_finished: the stages all of whose instances had finished.
+        fully_finished: the stages all of whose instances had finished; also the fused sources that it records as ended.
         roots: the stages in which it started.
         statistics: by task, what it measured of its part; empty for a checkpoint of an earlier run.
     """
@@ -172,6 +184,7 @@ class CheckpointSnapshot(msgspec.Struct, frozen=True):
     Attributes:
         states: by task, the state of its acknowledgement; tasks that had finished before have none.
         request_id: id of the request; None for a checkpoint of the interval or of the end of the data.
+        enumerators: by split source, its enumerator when the checkpoint was triggered.
     """
 
     checkpoint_id: int
@@ -181,6 +194,7 @@ class CheckpointSnapshot(msgspec.Struct, frozen=True):
     statistics: Mapping[TaskId, TaskStatistics]
     triggered_at: float
     request_id: str | None = None
+    enumerators: Mapping[str, EnumeratorState] = {}
 
 
 class PendingCheckpoint:
@@ -234,6 +248,7 @@ class PendingCheckpoint:
         )
 
     def complete(self, location: str, now: float) -> CompletedCheckpoint:
+        ended = TaskStatistics.of_all(self.statistics.values()).ended_sources
         return CompletedCheckpoint(
             checkpoint_id=self.checkpoint_id,
             location=location,
@@ -241,7 +256,7 @@ class PendingCheckpoint:
             triggered_at=self.triggered_at,
             completed_at=now,
             finished=self.plan.finished,
-            fully_finished=self.plan.fully_finished,
-            roots=self.plan.roots,
+            fully_finished=self.plan.fully_finished.union(ended),
+            roots=self.plan.roots_without(ended),
             statistics=MappingProxyType(self.statistics),
         )

@@ -1,7 +1,7 @@
 """The settings of checkpointing, with Flink's meanings; seconds throughout.
 
-No run on Spark reaches other values than the defaults of `mode`, `unaligned`, `aligned_checkpoint_timeout`,
-`checkpoints_after_tasks_finish`, `interval_during_backlog`, `max_queued`, `keep_on_finish` and `history` yet.
+No run on Spark reaches other values than the defaults of `checkpoints_after_tasks_finish`, `max_queued`, `keep_on_finish` and
+`history`: docs/protocol.md says why.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from dagster_checkpoints.coordination.events import (
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
+    RegionFailed,
     RequestNotCompleted,
     RequestWithdrawn,
     Shutdown,
@@ -132,6 +133,11 @@ class CheckpointCoordinator:
         """Id of the request of the stop that is under way; None without one."""
         return self._stop.request_id if self._stop is not None else None
 
+    @property
+    def restarts_all_tasks(self) -> bool:
+        """Whether a failure of one task, now, is a failure of all: because of a stop, or because the job is failing."""
+        return self._failing or (self._stop is not None and self._stop.binds_all_tasks(self.finalizing))
+
     def state_of(self, task: TaskId) -> TaskState:
         return self._tasks.states.get(task)
 
@@ -166,33 +172,38 @@ class CheckpointCoordinator:
 
     def _handle(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
         actions = self._dispatch(event, now)
-        if isinstance(event, Acknowledged):
+        if type(event) is Acknowledged:
             # The most frequent event. It is no reason to trigger anything: the last acknowledgement only begins a write.
             return actions
         if actions:
             self._take_outcomes(actions, now)
-        failures = [action for action in actions if type(action) is FailJob]
-        if failures:
-            actions = [action for action in actions if type(action) is not FailJob]
-            if not self._failing:
-                # Once, and last, because a runtime stops performing actions when it fails the job.
-                actions.append(failures[0])
-            self._failing = True
+            actions = self._failing_once(actions)
         if not self._shut_down:
             actions += self._dispatch_ready(now)
         return actions
+
+    def _failing_once(self, actions: list[CoordinatorAction]) -> list[CoordinatorAction]:
+        """The actions with the job's failure, if any: once, and last, because a runtime stops performing actions then."""
+        failures = [action for action in actions if type(action) is FailJob]
+        if not failures:
+            return actions
+        others = [action for action in actions if type(action) is not FailJob]
+        first, self._failing = not self._failing, True
+        return [*others, failures[0]] if first else others
 
     def _dispatch(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
         match event:
             case Acknowledged():
                 return self._pending.acknowledge(event)
+            case TaskStateChanged():
+                return self._task_state(event.task, event.state)
+            case EndOfDataReached():
+                self._tasks.at_end_of_data(event.task)
+                return []
             case Tick():
                 return self._pending.expire(now)
-            case TaskStateChanged(task, state):
-                return self._task_state(task, state)
-            case EndOfDataReached(task):
-                self._tasks.at_end_of_data(task)
-                return []
+            case MetadataWritten(checkpoint_id, location):
+                return self._pending.complete(checkpoint_id, location, now)
             case BacklogChanged(task, backlog):
                 self._tasks.backlog_changed(task, backlog)
                 return []
@@ -212,15 +223,15 @@ class CheckpointCoordinator:
             case TriggerFailed(task, checkpoint_id):
                 reason = FailureReason.TRIGGER_CHECKPOINT_FAILURE
                 return self._pending.decline(checkpoint_id, reason, f"{task} could not be triggered")
-            case MetadataWritten(checkpoint_id, location):
-                return self._pending.complete(checkpoint_id, location, now)
             case MetadataWriteFailed(checkpoint_id, message, reason):
                 return self._pending.finalize_failed(checkpoint_id, reason, message, discard=True)
             case MetadataOutcomeUnknown(checkpoint_id, message):
                 reason = FailureReason.FINALIZE_CHECKPOINT_FAILURE
                 return self._pending.finalize_failed(checkpoint_id, reason, message, discard=False)
-            case TasksRestarting(finished, restored):
-                return self._restart(finished, restored)
+            case RegionFailed():
+                return self._region_failed(event, now)
+            case TasksRestarting():
+                return self._restart(event)
             case Shutdown():
                 return self._shutdown(event)
         assert_never(event)
@@ -238,18 +249,18 @@ class CheckpointCoordinator:
     def _take_outcomes(self, actions: Iterable[CoordinatorAction], now: float) -> None:
         """Update the schedule, the tasks' progress and the stop with the checkpoints that have completed or failed."""
         for action in actions:
-            match action:
-                case CheckpointCompleted(completed):
-                    self._last_completion = now
-                    self._schedule.completed(completed.checkpoint_id)
-                    if completed.properties.commits:
-                        self._tasks.final_checkpoint_completed(completed, now)
-                    if self._stop is not None and completed.checkpoint_id == self._stop.checkpoint_id:
-                        self._stop.completed()
-                case CheckpointFailed(int(checkpoint_id)):
-                    self._schedule.failed(checkpoint_id, now)
-                    if self._stop is not None and checkpoint_id == self._stop.checkpoint_id:
-                        self._stop_failed(self._stop, now, answered=self._stop.answered_by(actions))
+            if type(action) is CheckpointCompleted:
+                completed = action.checkpoint
+                self._last_completion = now
+                self._schedule.completed(completed.checkpoint_id)
+                if completed.properties.commits:
+                    self._tasks.final_checkpoint_completed(completed, now)
+                if self._stop is not None and completed.checkpoint_id == self._stop.checkpoint_id:
+                    self._stop.completed()
+            elif type(action) is CheckpointFailed and action.checkpoint_id is not None:
+                self._schedule.failed(action.checkpoint_id, now)
+                if self._stop is not None and action.checkpoint_id == self._stop.checkpoint_id:
+                    self._stop_failed(self._stop, now, answered=self._stop.answered_by(actions))
 
     # Tasks
 
@@ -373,21 +384,36 @@ class CheckpointCoordinator:
         self._stop = None
         return actions
 
-    def _restart(self, finished: Iterable[TaskId], restored: CompletedCheckpoint | None) -> list[CoordinatorAction]:
+    def _region_failed(self, event: RegionFailed, now: float) -> list[CoordinatorAction]:
+        cause = f"task {event.task} has failed" if event.task is not None else "tasks could not be started"
+        message = f"{cause}, and what is connected with it restarts: {', '.join(sorted(event.vertices))}"
+        reason = FailureReason.JOB_FAILOVER_REGION
+        # First the states: tasks that are stopped are not notified of an abort.
+        self._tasks.failed(event.vertices, event.task)
+        actions = self._pending.abort_where(lambda pending: True, reason, message) + self._refuse_queued(reason, message)
+        if self._stop is not None and self._stop.waiting:
+            actions += self._fail_stop(self._stop, reason, message, now)
+        return actions
+
+    def _restart(self, event: TasksRestarting) -> list[CoordinatorAction]:
         if self.finalizing is not None:
             raise CheckpointStillFinalizing(
                 f"TasksRestarting was sent while the metadata of checkpoint {self.finalizing} is being written. A "
                 "restart from an older checkpoint would abort the transactions that it holds. Wait for the outcome "
                 "(MetadataWritten, MetadataWriteFailed, MetadataOutcomeUnknown) and send TasksRestarting then."
             )
-        # The tasks are stopped: none of them is notified of an abort.
-        self._tasks.reset(finished)
         self._failing = False
-        actions = self._abort_everything(FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, "the job is restarting")
+        actions: list[CoordinatorAction] = []
+        if event.vertices is None:
+            # The tasks are stopped: none of them is notified of an abort.
+            self._tasks.reset(event.finished)
+            actions += self._abort_everything(FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, "the job is restarting")
+        else:  # nothing is pending: RegionFailed came before
+            self._tasks.restart(event.vertices, event.finished)
         self._schedule = CheckpointSchedule(self.config)
-        if restored is not None:
-            actions += self._pending.restored(restored)
-        latest = restored or self.latest_completed
+        if event.restored is not None:
+            actions += self._pending.restored(event.restored)
+        latest = event.restored or self.latest_completed
         if latest is not None:
             self.statistics.restored(latest)
         return actions

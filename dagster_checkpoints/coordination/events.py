@@ -44,10 +44,7 @@ class EndOfDataReached(msgspec.Struct, frozen=True):
 
 
 class BacklogChanged(msgspec.Struct, frozen=True):
-    """A source's task begins or ends to process a backlog, during which latency does not matter (FLIP-309).
-
-    No run on Spark reaches it yet: no source reports a backlog.
-    """
+    """A source's task begins or ends to process a backlog, during which latency does not matter (FLIP-309)."""
 
     task: TaskId
     backlog: bool
@@ -144,17 +141,34 @@ class MetadataOutcomeUnknown(msgspec.Struct, frozen=True):
     message: str = ""
 
 
+class RegionFailed(msgspec.Struct, frozen=True):
+    """The tasks of a region were stopped, because one of them has failed; TasksRestarting follows. The other tasks go on.
+
+    A pending checkpoint is aborted (JOB_FAILOVER_REGION), also one that every task of the region has acknowledged: the region
+    goes back to the checkpoint before, and discards the transactions that the pending one holds. A suspend fails.
+
+    Attributes:
+        vertices: the vertices of the region.
+        task: the task that has failed; None if the region could not be started.
+    """
+
+    vertices: Set[str]
+    task: TaskId | None = None
+
+
 class TasksRestarting(msgspec.Struct, frozen=True):
-    """All tasks are stopped and start again from the latest completed checkpoint.
+    """Tasks are stopped and start again from the latest completed checkpoint.
 
     Attributes:
         finished: the tasks that had finished in the restored checkpoint.
         restored: the restored checkpoint, needed only if the coordinator may not know it: after a
             MetadataOutcomeUnknown the store may name a checkpoint that was never reported as written.
+        vertices: the vertices whose tasks start again, while the others go on; None for all.
     """
 
     finished: Set[TaskId] = frozenset()
     restored: CompletedCheckpoint | None = None
+    vertices: Set[str] | None = None
 
 
 class Shutdown(msgspec.Struct, frozen=True):
@@ -163,21 +177,19 @@ class Shutdown(msgspec.Struct, frozen=True):
     status: JobStatus
 
 
+EventOfTask = TaskStateChanged | EndOfDataReached | BacklogChanged | Acknowledged | Declined | TriggerFailed
+"""The events that tasks cause; each names its task."""
 CoordinatorEvent = (
-    TaskStateChanged
-    | EndOfDataReached
-    | BacklogChanged
+    EventOfTask
     | DrainBegan
     | Tick
     | CheckpointRequested
     | StopRequested
     | RequestWithdrawn
-    | Acknowledged
-    | Declined
-    | TriggerFailed
     | MetadataWritten
     | MetadataWriteFailed
     | MetadataOutcomeUnknown
+    | RegionFailed
     | TasksRestarting
     | Shutdown
 )

@@ -9,7 +9,7 @@ Source: FLIP-147, "Triggering Checkpoints After Tasks Finished" and its Appendix
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from enum import IntEnum
 from itertools import islice
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from dagster_checkpoints.coordination.errors import UnknownTask
-from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, pointwise_producers
+from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, pointwise_producers
 from dagster_checkpoints.pipeline.errors import UnknownStageError
 
 
@@ -131,6 +131,23 @@ class TaskStateTable:
         for task in finished:
             self.set(task, TaskState.FINISHED)
 
+    def reset_vertices(self, vertices: Set[str], finished: Iterable[TaskId]) -> None:
+        """The tasks of these vertices are CREATED again, except those finished; the others keep their states."""
+        for name in vertices:
+            row = self.rows[self._vertex_of[name]]
+            self.running -= row.count(_RUNNING)
+            self.finished -= row.count(_FINISHED)
+            row[:] = bytes(len(row))
+        for task in finished:
+            if task.vertex in vertices:
+                self.set(task, TaskState.FINISHED)
+
+    def unfinished_of(self, vertices: Set[str]) -> Iterator[TaskId]:
+        """The tasks of these vertices that have not finished."""
+        for vertex, row in zip(self.graph.vertices, self.rows, strict=True):
+            if vertex.name in vertices:
+                yield from (TaskId(vertex.name, index) for index in _members(bytes(row.translate(_UNFINISHED_MASK))))
+
     def position(self, task: TaskId) -> tuple[int, int]:
         """The position of the task's vertex in the graph, and the task's index in it.
 
@@ -216,11 +233,14 @@ class CheckpointPlan(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The stages in which the checkpoint starts: the first stage of every vertex that has a task to
-        trigger."""
-        return tuple(
-            vertex.stages[0] for position, vertex in enumerate(self.graph.vertices) if _MEMBER in self.trigger.mask(position)
-        )
+        """The stages in which the checkpoint starts: the first stage of every vertex that has a task to trigger, or its fused
+        sources."""
+        return self.roots_without(())
+
+    def roots_without(self, ended: Collection[str]) -> tuple[str, ...]:
+        """The stages in which the checkpoint starts, if these fused sources have ended while their tasks run."""
+        triggered = (v for position, v in enumerate(self.graph.vertices) if _MEMBER in self.trigger.mask(position))
+        return tuple(name for vertex in triggered for name in _heads(vertex, ended))
 
 
 def compute_plan(states: TaskStateTable, *, after_tasks_finish: bool = True) -> CheckpointPlan | NotAllRunning:
@@ -262,6 +282,12 @@ def compute_plan(states: TaskStateTable, *, after_tasks_finish: bool = True) -> 
             for stage in vertex.stages
         ),
     )
+
+
+def _heads(vertex: Vertex, ended: Collection[str]) -> tuple[str, ...]:
+    """The fused sources that have not ended; without any, the first stage behind them."""
+    unended = tuple(name for name in vertex.stages[: vertex.fused] if name not in ended)
+    return unended or (vertex.stages[vertex.fused],)
 
 
 def _first_obstacle(states: TaskStateTable, after_tasks_finish: bool) -> NotAllRunning | None:

@@ -5,7 +5,7 @@ Must not know: pending checkpoints, requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
@@ -13,6 +13,7 @@ from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.plan import CheckpointPlan, NotAllRunning, TaskState, TaskStateTable, compute_plan
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
+_RUNNING, _FINISHED = TaskState.RUNNING, TaskState.FINISHED  # a look-up in an enumeration is slow
 _STARTING = frozenset({TaskState.CREATED, TaskState.DEPLOYING, TaskState.INITIALIZING})
 
 
@@ -41,13 +42,28 @@ class TaskProgress:
         """Tasks whose final checkpoint has completed, and that are not FINISHED yet."""
         self._finishing_until = 0.0
         self._in_backlog: set[TaskId] = set()
+        self._plan: CheckpointPlan | NotAllRunning | None = None
+        """The plan for the present states, once it is computed: most checkpoints have that of the one before."""
 
     def reset(self, finished: Iterable[TaskId]) -> None:
         """The tasks start again, except those finished."""
         self.states.reset(finished)
+        self._plan = None
         self._at_end.clear()
         self._finishing.clear()
         self._in_backlog.clear()
+
+    def failed(self, vertices: Set[str], task: TaskId | None) -> None:
+        """The unfinished tasks of these vertices were stopped, because this one has failed."""
+        for each in list(self.states.unfinished_of(vertices)):
+            self.changed(each, TaskState.FAILED if each == task else TaskState.CANCELED)
+
+    def restart(self, vertices: Set[str], finished: Iterable[TaskId]) -> None:
+        """The tasks of these vertices start again, except those finished; the others go on."""
+        self.states.reset_vertices(vertices, finished)
+        self._plan = None
+        for tasks in (self._at_end, self._finishing, self._in_backlog):
+            tasks.difference_update([task for task in tasks if task.vertex in vertices])
 
     @property
     def any_left(self) -> bool:
@@ -64,7 +80,9 @@ class TaskProgress:
         return self.all_run and len(self._at_end) == self.states.unfinished
 
     def plan(self) -> CheckpointPlan | NotAllRunning:
-        return compute_plan(self.states, after_tasks_finish=self._config.checkpoints_after_tasks_finish)
+        if self._plan is None:
+            self._plan = compute_plan(self.states, after_tasks_finish=self._config.checkpoints_after_tasks_finish)
+        return self._plan
 
     def plan_or_obstacle(self) -> CheckpointPlan | Obstacle:
         """The plan of a checkpoint that waits for at least one task, or the reason why none can be triggered."""
@@ -77,22 +95,23 @@ class TaskProgress:
 
     def changed(self, task: TaskId, state: TaskState) -> None:
         """A task has this state now. A task that has FINISHED stays so until the job restarts: later reports are late."""
-        if self.states.get(task) is TaskState.FINISHED:
+        if self.states.get(task) is _FINISHED:
             return
         self.states.set(task, state)
-        if state is not TaskState.RUNNING:
+        self._plan = None
+        if state is not _RUNNING:
             self._finishing.discard(task)
-        if state is TaskState.FINISHED or state in _STARTING:
+        if state is _FINISHED or state in _STARTING:
             self._at_end.discard(task)
             self._in_backlog.discard(task)
 
     def at_end_of_data(self, task: TaskId) -> None:
-        if self.states.get(task) is not TaskState.FINISHED:
+        if self.states.get(task) is not _FINISHED:
             self._at_end.add(task)
             self._in_backlog.discard(task)
 
     def backlog_changed(self, task: TaskId, backlog: bool) -> None:
-        if backlog and self.states.get(task) is not TaskState.FINISHED:
+        if backlog and self.states.get(task) is not _FINISHED:
             self._in_backlog.add(task)
         else:
             self._in_backlog.discard(task)
@@ -102,7 +121,7 @@ class TaskProgress:
         self._finishing |= {
             task
             for task, statistics in completed.statistics.items()
-            if statistics.operators_finished and self.states.get(task) is TaskState.RUNNING
+            if statistics.operators_finished and self.states.get(task) is _RUNNING
         }
         self._finishing_until = now + self._config.timeout
 

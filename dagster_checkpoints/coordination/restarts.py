@@ -1,4 +1,4 @@
-"""How often, and after what delay, a job whose task has failed is restarted.
+"""How often, and after what delay, a job whose task has failed is restarted, or the region of the task.
 
 A strategy holds its settings and counts the failures of one job; `fresh()` returns one without failures. Must not know: what
 failed, how a job restarts. Source: Flink, "Task Failure Recovery", Restart Strategies.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
+
+FailoverStrategy = Literal["region", "full"]
+"""What restarts after a task's failure: its region (`pipeline.connected_regions`), or all tasks of the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """When checkpoints are due without a request: by the interval, and at the end of the data.
 
-No run on Spark reaches the interval of a backlog yet. Must not know: the pending checkpoints, whether one can be triggered.
+Must not know: the pending checkpoints, whether one can be triggered.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CheckpointSchedule:
     def _observe(self, tasks: TaskProgress, now: float) -> None:
         interval = self._config.interval
         if interval is not None:
-            if tasks.all_run and self._next_periodic is None:
+            if self._next_periodic is None and tasks.all_run:
                 delay = self._config.initial_delay
                 self._next_periodic = now + (interval if delay is None else delay)
             if tasks.any_in_backlog != self._backlog:

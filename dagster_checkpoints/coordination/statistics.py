@@ -33,6 +33,7 @@ from dagster_checkpoints.coordination.events import (
 )
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
+_SUCCESS = AcknowledgeAnswer.SUCCESS  # read at every event, and a look-up in an enumeration is slow
 _WINDOW = 10_000
 """Number of the latest values over which percentiles are taken, as in Flink."""
 
@@ -146,7 +147,7 @@ class CheckpointStatistics:
         """
         for action in actions:
             if type(action) is AcknowledgeAnswered:
-                if action.answer is AcknowledgeAnswer.SUCCESS and isinstance(event, Acknowledged):
+                if action.answer is _SUCCESS and isinstance(event, Acknowledged):
                     self._in_progress[action.checkpoint_id][1][action.task] = Acknowledgement(now, event.statistics)
             elif type(action) is CheckpointTriggered:
                 self._triggered(action, now)

@@ -51,6 +51,18 @@ class StopProgress:
         how = "drain" if self.drain else "suspend"
         return f"the job is being stopped ({how}) by request {self.request_id!r}: {self.phase.value}"
 
+    def binds_all_tasks(self, finalizing: int | None) -> bool:
+        """Whether all tasks restart if one of them fails now.
+
+        A drained task cannot go on; and tasks end with a savepoint that has completed, or may complete yet. Otherwise the stop
+        fails, and the tasks that have not failed go on.
+
+        Args:
+            finalizing: id of the checkpoint whose metadata is being written; None without one.
+        """
+        written = self.checkpoint_id is not None and self.checkpoint_id == finalizing
+        return self.drain or written or self.phase is StopPhase.ENDING
+
     def refuse(self, request_id: str) -> RequestNotCompleted:
         """The answer to any other request."""
         return RequestNotCompleted(request_id, FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, self.title)
@@ -64,8 +76,10 @@ class StopProgress:
 
         No task may end in the middle of the savepoint, so it is triggered after the end of every task that is finishing.
         """
+        if not self.waiting:
+            return None
         busy = finalizing or tasks.any_finishing or (self.drain and not tasks.all_at_end_of_data)
-        if not self.waiting or (busy and tasks.any_left):
+        if busy and tasks.any_left:
             return None
         return tasks.plan_or_obstacle()
 

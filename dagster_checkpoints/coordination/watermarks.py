@@ -108,6 +108,10 @@ class WatermarkValve:
             state.ended = "drain" if drain else "suspend"
         return self._recompute()
 
+    def ended(self, channel: str) -> Ended:
+        """How the channel has ended, or "none"."""
+        return self._known(channel).ended
+
     def snapshot(self) -> ValveState:
         """The state for a checkpoint.
 

@@ -46,6 +46,8 @@ class PinDue(msgspec.Struct, frozen=True):
 
 DueAction = TakeSnapshot | StartSnapshot | ChannelCaptured | SnapshotInputsComplete
 """The actions of a barrier handler that wait until the query has caught up."""
+_SNAPSHOTS = (TakeSnapshot, StartSnapshot)
+"""Those that begin a snapshot."""
 
 
 class SnapshotDue(msgspec.Struct, frozen=True):
@@ -61,12 +63,17 @@ class SnapshotDue(msgspec.Struct, frozen=True):
     @property
     def checkpoint_id(self) -> int:
         action = self.action
-        return action.barrier.checkpoint_id if isinstance(action, TakeSnapshot | StartSnapshot) else action.checkpoint_id
+        return action.barrier.checkpoint_id if isinstance(action, _SNAPSHOTS) else action.checkpoint_id
 
     @property
     def takes_snapshot(self) -> bool:
         """Whether a snapshot is taken, and not only its inputs completed."""
-        return isinstance(self.action, TakeSnapshot | StartSnapshot)
+        return isinstance(self.action, _SNAPSHOTS)
+
+    @property
+    def overtakes(self) -> bool:
+        """Whether the snapshot does not wait until the query has caught up."""
+        return isinstance(self.action, StartSnapshot)
 
 
 class GateSnapshots:
@@ -74,21 +81,47 @@ class GateSnapshots:
 
     Args:
         channels: the gate's channels by name.
-        valve: returns the present state of event time.
+        valve: returns the state of event time that a snapshot taken now holds.
+        timeout: seconds from the creation of a barrier that is no savepoint's until it overtakes what the query has not
+            consumed, too; None for never.
 
     Attributes:
-        due: the actions that wait until the query has caught up, in order. No element is read while they wait, so they all belong
-            to the same positions.
+        due: the actions that wait until the query has caught up, or until the barrier overtakes, in order. No element is read
+            while they wait, so they all belong to the same positions.
         memory: the state at the barriers of checkpoints whose snapshots are still to come.
     """
 
-    def __init__(self, channels: Mapping[str, InputChannel], valve: Callable[[], ValveState]) -> None:
+    def __init__(
+        self, channels: Mapping[str, InputChannel], valve: Callable[[], ValveState], timeout: float | None = None
+    ) -> None:
         self.due: deque[SnapshotDue] = deque()
         self.memory = BarrierMemory()
         self._channels = channels
         self._valve = valve
         self._captures = Captures()
+        self._timeout = timeout
         self._alignment_began: float | None = None
+
+    def next_deadline(self) -> float | None:
+        """When the barrier whose snapshot is due overtakes, by the clock of the barriers' timestamps; None if it does not."""
+        action = self.due[0].action if self.due else None
+        if self._timeout is None or not isinstance(action, TakeSnapshot) or action.barrier.properties.is_savepoint:
+            return None
+        return action.barrier.timestamp + self._timeout
+
+    def tick(self, now: float) -> None:
+        """Time has passed: the barrier whose snapshot is due may overtake what the query has not consumed."""
+        deadline = self.next_deadline()
+        if deadline is not None and now >= deadline:
+            due = self.due.popleft()
+            assert isinstance(due.action, TakeSnapshot)
+            barrier = due.action.barrier.overtaking()
+            self.due.appendleft(SnapshotDue(SnapshotInputsComplete(barrier.checkpoint_id), due.since))
+            self.due.appendleft(SnapshotDue(StartSnapshot(barrier, ()), due.since))
+
+    def retains(self, channel: InputChannel) -> bool:
+        """Whether elements of the channel belong to a snapshot that is not stored yet."""
+        return channel.captured is not None or self._captures.contain(channel.name)
 
     def alignment_begins(self, now: float) -> None:
         """A barrier blocks its channel."""
@@ -117,18 +150,19 @@ class GateSnapshots:
     def take_next(self) -> PinDue | InputsCaptured | None:
         """Perform the first action that is due; returns what the task has to do for it."""
         due = self.due.popleft()
-        match due.action:
-            case TakeSnapshot(barrier):
-                return self._pin(barrier, due.since)
-            case StartSnapshot(barrier, names):
-                pin = self._pin(barrier, due.since, overtaking=True)
-                self._captures.begin(barrier.checkpoint_id, [self._channels[name] for name in names])
+        action = due.action
+        match action:
+            case TakeSnapshot():
+                return self._pin(action.barrier, due.since)
+            case StartSnapshot():
+                pin = self._pin(action.barrier, due.since, overtaking=True)
+                self._captures.begin(action.barrier.checkpoint_id, [self._channels[name] for name in action.in_flight])
                 return pin
-            case ChannelCaptured(checkpoint_id, name):
-                self._captures.end(checkpoint_id, self._channels[name])
+            case ChannelCaptured():
+                self._captures.end(action.checkpoint_id, self._channels[action.channel])
                 return None
-            case SnapshotInputsComplete(checkpoint_id):
-                return self._captures.complete(checkpoint_id)
+            case SnapshotInputsComplete():
+                return self._captures.complete(action.checkpoint_id)
 
     def _pin(self, barrier: CheckpointBarrier, since: float, *, overtaking: bool = False) -> PinDue:
         inputs = pinned_inputs(self._channels.values(), self._valve(), barrier.checkpoint_id, self.memory)
@@ -155,6 +189,10 @@ class Captures:
             captured = [*captured, *(e for e in channel.unread if not isinstance(e, BarrierMark | CancelMark))]
         if checkpoint_id in self._captured:
             self._captured[checkpoint_id][channel.name] = tuple(captured)
+
+    def contain(self, channel: str) -> bool:
+        """Whether elements of the channel were captured for a snapshot that is not complete."""
+        return any(channel in captured for captured in self._captured.values())
 
     def complete(self, checkpoint_id: int) -> InputsCaptured | None:
         """The elements that belong to the snapshot; None if it was given up."""
@@ -213,11 +251,13 @@ def _pinned(channel: InputChannel, valve: ValveState, then: tuple[ChannelWaterma
     if channel.static:
         ended = channel.ended_in_scan or channel.ended != "none"
         return PinnedChannel(ChannelSnapshot(channel.name, channel.scanned, ended="drain" if ended else "none"))
-    known, in_flight = valve.channels[channel.name], tuple(channel.held)
+    known, held = valve.channels[channel.name], tuple(channel.held)
     if then is not None:
-        known, in_flight = then[0], in_flight[: then[1]]  # the elements behind the barrier are read again
-    snapshot = ChannelSnapshot(channel.name, channel.taken_in, _known(known.watermark), known.idle, known.ended)
-    return PinnedChannel(snapshot, in_flight)
+        known, held = then[0], held[: then[1]]  # the elements behind the barrier are read again
+    # The first of held elements is behind the position; the rest are counted again after a restore.
+    position = held[0][0] - 1 if held else channel.taken_in
+    snapshot = ChannelSnapshot(channel.name, position, _known(known.watermark), known.idle, known.ended)
+    return PinnedChannel(snapshot, tuple(element for _, element in held))
 
 
 def _known(watermark: int) -> int | None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS, ChannelWatermark, ValveState, WatermarkValve
-from dagster_checkpoints.execution.elements import EndOfData, Mark, WatermarkAt, WatermarkStatus
+from dagster_checkpoints.execution.elements import Element, EndOfData, Mark, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.input_channel import InputChannel
 from dagster_checkpoints.execution.task_events import Forward, QueryBuilt, WatermarkReached
 
@@ -60,8 +60,7 @@ class GateWatermarks:
     """
 
     def __init__(self, streams: Sequence[InputChannel], restored: Mapping[str, ChannelWatermark], watermark: int | None) -> None:
-        self._valve = WatermarkValve(channel.name for channel in streams)
-        self._valve.restore(ValveState(MIN_WATERMARK_MS if watermark is None else watermark, restored))
+        self._valve = _valve(streams, restored, watermark)
         self.moved = False
         self._pending_watermarks = WatermarkQueue(streams)
         """Watermarks that are forwarded to the consumers without the query, after its output of the records in front of them."""
@@ -86,17 +85,10 @@ class GateWatermarks:
         """Take in a watermark, a status or the end of the data of a channel; marks after the end are ignored."""
         if channel.ended != "none":
             return
-        if isinstance(mark, WatermarkAt):
-            moved = self._valve.advance(channel.name, mark.ms)
-        elif isinstance(mark, WatermarkStatus):
-            moved = (self._valve.idle if mark.idle else self._valve.active)(channel.name)
-        elif isinstance(mark, EndOfData):
-            channel.ended = "drain" if mark.drain else "suspend"
-            moved = self._valve.end(channel.name, mark.drain)
-        else:
-            return
-        if moved is not None:
+        if _advance(self._valve, channel.name, mark) is not None:
             self.moved = True
+        if type(mark) is EndOfData:
+            channel.ended = "drain" if mark.drain else "suspend"
 
     def let_through(self, query: QueryBuilt) -> int | None:
         """The watermark that the query gets with the next OpenTo, epoch ms; None before the first."""
@@ -121,3 +113,52 @@ class GateWatermarks:
         if idle != self._idle and (not idle or caught_up):
             self._idle = idle
             yield Forward(WatermarkStatus(idle))
+
+
+class ConsumedEventTime:
+    """Event time behind what the query has consumed, which an unaligned snapshot holds: the other marks are in flight.
+
+    Args:
+        streams: the stream channels.
+        restored: by stream channel, its event time in the restored checkpoint.
+        watermark: the watermark of all channels together in the restored checkpoint, epoch ms; None without one.
+    """
+
+    def __init__(self, streams: Sequence[InputChannel], restored: Mapping[str, ChannelWatermark], watermark: int | None) -> None:
+        self._valve = _valve(streams, restored, watermark)
+
+    def snapshot(self) -> ValveState:
+        """The state for a checkpoint."""
+        return self._valve.snapshot()
+
+    def consume(self, channel: InputChannel) -> None:
+        """The query has consumed the channel up to `InputChannel.consumed`: also the marks up to the next records."""
+        held = channel.held
+        while held and (held[0][0] <= channel.consumed or isinstance(held[0][1], Mark)):
+            self._pass(channel, held.popleft()[1])
+
+    def take_in(self, channel: InputChannel, mark: Mark) -> None:
+        """Take in a mark that the gate has taken in: at once if the query has consumed everything in front of it."""
+        if channel.held:
+            channel.held.append((channel.scanned, mark))
+        else:
+            self._pass(channel, mark)
+
+    def _pass(self, channel: InputChannel, element: Element) -> None:
+        if isinstance(element, Mark) and self._valve.ended(channel.name) == "none":
+            _advance(self._valve, channel.name, element)
+
+
+def _valve(streams: Sequence[InputChannel], restored: Mapping[str, ChannelWatermark], watermark: int | None) -> WatermarkValve:
+    valve = WatermarkValve(channel.name for channel in streams)
+    valve.restore(ValveState(MIN_WATERMARK_MS if watermark is None else watermark, restored))
+    return valve
+
+
+def _advance(valve: WatermarkValve, channel: str, mark: Mark) -> int | None:
+    """Take in a mark of a channel that has not ended. Returns the new watermark of all channels together if it moved."""
+    if type(mark) is WatermarkAt:
+        return valve.advance(channel, mark.ms)
+    if type(mark) is WatermarkStatus:
+        return (valve.idle if mark.idle else valve.active)(channel)
+    return valve.end(channel, mark.drain) if type(mark) is EndOfData else None

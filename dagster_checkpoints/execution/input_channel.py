@@ -36,8 +36,10 @@ class InputChannel:
         open_to: the position behind the last records that were taken in. Marks alone are no reason for a micro-batch.
         ended: how it has ended, as far as it was taken in: none, drain or suspend.
         ended_in_scan: whether the end of a drain was scanned.
-        held: elements that are scanned and not taken in, because a static input is not ready; without barriers.
-        held_to: the position behind the last records of `held`.
+        held: elements that are scanned and in flight if a snapshot is taken now, each with the position behind it; without
+            barriers. While a static input is not ready they are not taken in. Then they are those that the query has not
+            consumed, kept only where barriers may overtake; the first of these is records.
+        held_to: the position behind the last records of `held`, while a static input is not ready.
         captured: elements read since an unaligned snapshot began, in front of its barrier; None if no capture is under way.
         announced: id of the checkpoint whose barrier was announced and is not read yet; None without one.
         unread: the elements in front of that barrier.
@@ -55,7 +57,7 @@ class InputChannel:
         self.ended: str = "none" if start.restored is None else start.restored.ended
         self.ended_in_scan = False
         self.blocked = False
-        self.held: deque[Element] = deque()
+        self.held: deque[tuple[int, Element]] = deque()
         self.held_to = start.position
         self.captured: list[Element] | None = None
         self.announced: int | None = None

@@ -3,7 +3,8 @@
 The gate *scans* each channel for barriers and the marks of its end, and *takes in* records and watermarks by opening to the
 query. Usually both happen at once. While a static input is not ready there is no query: the gate scans on, so that barriers pass,
 and the elements in front of a barrier are in-flight data of the checkpoint. The query follows at its own pace; a snapshot is
-taken, and the data ends, only when the query has consumed everything that the gate has opened to.
+taken, and the data ends, only when the query has consumed everything that the gate has opened to. Where a barrier overtakes, the
+snapshot is taken at the positions that the query has consumed, and the elements up to the barriers are in-flight data, too.
 
 It must not know: the content of records, the life cycle's rules, the coordinator, sinks.
 
@@ -45,7 +46,7 @@ from dagster_checkpoints.execution.elements import (
     WatermarkStatus,
 )
 from dagster_checkpoints.execution.gate_snapshots import GateSnapshots, InputsCaptured, PinDue
-from dagster_checkpoints.execution.gate_watermarks import GateWatermarks
+from dagster_checkpoints.execution.gate_watermarks import ConsumedEventTime, GateWatermarks
 from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel
 from dagster_checkpoints.execution.task_events import (
     AddToTable,
@@ -56,9 +57,11 @@ from dagster_checkpoints.execution.task_events import (
     Evaluated,
     EvaluateOnce,
     Forward,
+    HoldQuery,
     OpenTo,
     QueryBuilt,
     QueryConsumed,
+    QueryHeld,
     QueryRunning,
     SnapshotFailed,
     SnapshotPinned,
@@ -76,6 +79,7 @@ GateAction = (
     | AddToTable
     | Forward
     | WatermarkReached
+    | HoldQuery
     | PinDue
     | InputsCaptured
     | DropSnapshot
@@ -109,7 +113,13 @@ class InputGate:
         self._handler = create_barrier_handler(config, self._channels)
         restored = {start.name: start.restored for start in channels if start.restored is not None and not start.static}
         self._watermarks = GateWatermarks(self._streams, restored, valve_watermark)
-        self._snapshots = GateSnapshots(self._channels, self._watermarks.snapshot)
+        self._behind = ConsumedEventTime(self._streams, restored, valve_watermark) if config.unaligned else None
+        """Event time behind what the query has consumed; None if no barrier ever overtakes."""
+        self._snapshots = GateSnapshots(
+            self._channels,
+            self._watermarks.snapshot if self._behind is None else self._behind.snapshot,
+            config.aligned_checkpoint_timeout if config.unaligned else None,
+        )
         self._due = self._snapshots.due
         self._now = 0.0
         self._actions: list[GateAction] = []
@@ -157,7 +167,17 @@ class InputGate:
 
     def next_deadline(self) -> float | None:
         """When an AlignmentTick is due, by the clock of the barriers' timestamps; None if never."""
-        return self._handler.next_deadline()
+        waiting = self._handler.next_deadline()
+        return self._snapshots.next_deadline() if waiting is None else waiting
+
+    @property
+    def holding(self) -> int | None:
+        """The checkpoint for which the gate waits until the query is held; None if it does not."""
+        return self._due[0].checkpoint_id if self._awaits is QueryHeld and self._due else None
+
+    def retains(self, channel: str) -> bool:
+        """Whether elements of a channel that the query has consumed belong to a snapshot that is not stored yet."""
+        return self._snapshots.retains(self._channels[channel])
 
     # Events
 
@@ -195,10 +215,13 @@ class InputGate:
         self._built = event
         self._open = True
         for channel in self._streams:
-            for element in channel.held:
+            for _, element in channel.held:
                 if isinstance(element, Mark):
                     self._watermarks.take_in(channel, element)
-            channel.held.clear()
+            if self._behind is None:
+                channel.held.clear()
+            else:
+                self._behind.consume(channel)
             channel.open_to = channel.held_to
             channel.taken_in = channel.scanned
         if event.streaming:
@@ -226,10 +249,12 @@ class InputGate:
                 if self._open:
                     channel.taken_in = channel.scanned
 
-    def _consumed(self, event: QueryConsumed) -> None:
+    def _consumed(self, event: QueryConsumed | QueryHeld) -> None:
         for name, position in event.positions.items():
             channel = self._channels[name]
             channel.consumed = max(channel.consumed, position)
+            if self._behind is not None and self._open:
+                self._behind.consume(channel)
 
     def _between_batches(self, event: BetweenBatches) -> None:
         self._actions += self._watermarks.between_batches(caught_up=self.caught_up)
@@ -254,8 +279,19 @@ class InputGate:
 
     def _tick(self, event: AlignmentTick) -> None:
         self._obey(self._handler.handle(event))
+        if self._awaits is None:
+            self._snapshots.tick(event.now)
+
+    def _query_held(self, event: QueryHeld) -> None:
+        self._answered(event)
+        self._consumed(event)
+        if self._due and self._due[0].checkpoint_id == event.checkpoint_id:
+            self._take_next()
 
     def _snapshot_failed(self, event: SnapshotFailed) -> None:
+        if self._awaits is QueryHeld:
+            self._awaits = SnapshotPinned
+            self._snapshots.drop(event.checkpoint_id)
         self._expect(SnapshotPinned, event)
         self._snapshots.give_up(event.checkpoint_id)
 
@@ -281,8 +317,10 @@ class InputGate:
         elif self._open:
             channel.open_to = channel.scanned
             self._opened = True
+            if self._behind is not None:
+                channel.held.append((channel.scanned, records))
         elif not self._closed:
-            channel.held.append(records)
+            channel.held.append((channel.scanned, records))
             channel.held_to = channel.scanned
 
     def _scan_barrier(self, channel: InputChannel, mark: BarrierMark) -> None:
@@ -296,7 +334,7 @@ class InputGate:
 
     def _scan_end(self, channel: InputChannel, mark: EndOfPartition) -> None:
         if not (channel.static or self._open or self._closed):
-            channel.held.append(mark)
+            channel.held.append((channel.scanned, mark))
         self._obey(self._handler.handle(EndOfPartitionReceived(channel.name)))
 
     def _scan_mark(self, channel: InputChannel, mark: WatermarkAt | WatermarkStatus | EndOfData) -> None:
@@ -306,8 +344,10 @@ class InputGate:
             channel.ended_in_scan = channel.ended_in_scan or (isinstance(mark, EndOfData) and mark.drain)
         elif self._open:
             self._watermarks.take_in(channel, mark)
+            if self._behind is not None:
+                self._behind.take_in(channel, mark)
         elif not self._closed:
-            channel.held.append(mark)
+            channel.held.append((channel.scanned, mark))
 
     # What follows from the state
 
@@ -333,15 +373,22 @@ class InputGate:
             self._actions.append(OpenTo({c.name: c.open_to for c in self._streams}, watermark))
 
     def _take_due(self) -> None:
-        """Take the snapshots that are due, once the query has caught up."""
+        """Take the snapshots that are due, once the query has caught up; at once where the barrier overtakes."""
         while self._due and self._awaits is None:
-            if self._due[0].takes_snapshot and self._open and not self.caught_up:
+            due = self._due[0]
+            if due.takes_snapshot and self._open and not self.caught_up:
+                if due.overtakes:
+                    self._awaits = QueryHeld
+                    self._actions.append(HoldQuery(due.checkpoint_id))
                 return
-            taken = self._snapshots.take_next()
-            if taken is not None:
-                self._actions.append(taken)
-            if isinstance(taken, PinDue):
-                self._awaits = SnapshotPinned
+            self._take_next()
+
+    def _take_next(self) -> None:
+        taken = self._snapshots.take_next()
+        if taken is not None:
+            self._actions.append(taken)
+        if isinstance(taken, PinDue):
+            self._awaits = SnapshotPinned
 
     def _end(self) -> None:
         if not self._built.streaming:
@@ -358,24 +405,32 @@ class InputGate:
 
     def _obey(self, asked: Iterable[BarrierAction]) -> None:
         for action in asked:
-            match action:
-                case BlockChannel(name):
-                    self._snapshots.alignment_begins(self._now)
-                    self._channels[name].blocked = True
-                case UnblockChannels(names):
-                    for name in names:
-                        self._channels[name].blocked = False
-                case TakeSnapshot(barrier) if self._closed and self._snapshots.memory.ended_behind(barrier.checkpoint_id):
-                    # At-least-once: the data ended behind the barrier of an upstream task. After a restore that task would emit
-                    # again, and this one would not take its records in.
-                    self._cancel(barrier.checkpoint_id)
-                    reason = FailureReason.CHECKPOINT_DECLINED_INPUT_END_OF_STREAM
-                    self._actions.append(AbortAlignment(barrier.checkpoint_id, reason))
-                case AbortAlignment(checkpoint_id):
-                    self._cancel(checkpoint_id)
-                    self._actions.append(action)
-                case _:
-                    self._snapshots.add(action, self._now)
+            obey = _OBEYS.get(type(action))
+            if obey is None:
+                self._snapshots.add(action, self._now)  # type: ignore[arg-type]  # the others are in _OBEYS
+            else:
+                obey(self, action)
+
+    def _block(self, action: BlockChannel) -> None:
+        self._snapshots.alignment_begins(self._now)
+        self._channels[action.channel].blocked = True
+
+    def _unblock(self, action: UnblockChannels) -> None:
+        for name in action.channels:
+            self._channels[name].blocked = False
+
+    def _take_snapshot(self, action: TakeSnapshot) -> None:
+        checkpoint_id = action.barrier.checkpoint_id
+        if self._closed and self._snapshots.memory.ended_behind(checkpoint_id):
+            # At-least-once: the data ended behind the barrier of an upstream task. After a restore that task would emit again,
+            # and this one would not take its records in.
+            self._abort(AbortAlignment(checkpoint_id, FailureReason.CHECKPOINT_DECLINED_INPUT_END_OF_STREAM))
+        else:
+            self._snapshots.add(action, self._now)
+
+    def _abort(self, action: AbortAlignment) -> None:
+        self._cancel(action.checkpoint_id)
+        self._actions.append(action)
 
     def _cancel(self, checkpoint_id: int) -> None:
         self._snapshots.alignment_ends()
@@ -396,6 +451,7 @@ _TAKES: dict[type[object], Callable[[InputGate, Any], None]] = {
     life.CheckpointAbortedNotice: InputGate._aborted,
     UnreadBarrier: InputGate._announced,
     AlignmentTick: InputGate._tick,
+    QueryHeld: InputGate._query_held,
     SnapshotPinned: InputGate._answered,
     SnapshotFailed: InputGate._snapshot_failed,
     life.PauseOperators: InputGate._pause,
@@ -403,6 +459,13 @@ _TAKES: dict[type[object], Callable[[InputGate, Any], None]] = {
     life.FinishOperators: InputGate._close,
     life.RestoredAfterFinish: InputGate._close,
 }
+_OBEYS: dict[type[object], Callable[[InputGate, Any], None]] = {
+    BlockChannel: InputGate._block,
+    UnblockChannels: InputGate._unblock,
+    TakeSnapshot: InputGate._take_snapshot,
+    AbortAlignment: InputGate._abort,
+}
+"""The actions of a barrier handler that do not have to wait until the query has caught up."""
 _SCANS: dict[type[object], Callable[[InputGate, InputChannel, Any], None]] = {
     BarrierMark: InputGate._scan_barrier,
     CancelMark: InputGate._scan_cancellation,

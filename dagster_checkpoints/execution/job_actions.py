@@ -5,7 +5,7 @@ The coordinator's own actions are in `coordination.events`, and are passed on un
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 
 import msgspec
 
@@ -43,11 +43,13 @@ class Deploy(msgspec.Struct, frozen=True):
         attempt: number of the attempt within the run, from 1.
         restored: the checkpoint or savepoint that it starts from; None for a new start.
         ended_sources: (stage, instance) of the sources that were asked to end: they read the input that is available, and end.
+        vertices: the vertices whose tasks are built, while the tasks of the others go on; None for all.
     """
 
     attempt: int
     restored: RestorePoint | None
     ended_sources: frozenset[tuple[str, str]] = frozenset()
+    vertices: Set[str] | None = None
 
 
 class BeginJob(msgspec.Struct, frozen=True):
@@ -71,7 +73,13 @@ class ReadNewest(msgspec.Struct, frozen=True):
 
 
 class StopTasks(msgspec.Struct, frozen=True):
-    """Cancel the tasks that have not finished, and wait for all of them. Answered with TasksStopped."""
+    """Cancel the tasks that have not finished, and wait for all of them. Answered with TasksStopped.
+
+    Attributes:
+        vertices: the vertices whose tasks are stopped; None for all.
+    """
+
+    vertices: Set[str] | None = None
 
 
 class EndJob(msgspec.Struct, frozen=True):
@@ -100,7 +108,25 @@ class Sweep(msgspec.Struct, frozen=True):
 
 
 class StartTasks(msgspec.Struct, frozen=True):
-    """Start the tasks that were deployed. If that fails: StartFailed, or FatalError."""
+    """Start the tasks that were deployed. If that fails: StartFailed, or FatalError.
+
+    Attributes:
+        vertices: the vertices whose tasks are started; None for all.
+    """
+
+    vertices: Set[str] | None = None
+
+
+class DiscoverSplits(msgspec.Struct, frozen=True):
+    """Find the splits that a source has now. Answered with reports of `SplitsDiscovered`, or of a task's failure.
+
+    Attributes:
+        attempt: number of the attempt, which the reports carry.
+        stage: the source.
+    """
+
+    attempt: int
+    stage: str
 
 
 class SendToTasks(msgspec.Struct, frozen=True):
@@ -130,10 +156,17 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class AttemptBegan(msgspec.Struct, frozen=True):
-    """The tasks of an attempt are deployed, and are about to be started."""
+    """The tasks of an attempt are deployed, and are about to be started.
+
+    Attributes:
+        attempt: number of the attempt within the run, from 1.
+        restored: the checkpoint or savepoint that it starts from; None for a new start.
+        vertices: the vertices whose tasks it has; None for all.
+    """
 
     attempt: int
     restored: RestorePoint | None
+    vertices: Set[str] | None = None
 
 
 class AttemptRestarting(msgspec.Struct, frozen=True):
@@ -143,11 +176,13 @@ class AttemptRestarting(msgspec.Struct, frozen=True):
         attempt: number of the next attempt.
         delay: minimum number of seconds until then.
         failure: why the attempt before it has failed.
+        vertices: the vertices whose tasks start again, while the tasks of the others go on; None for all.
     """
 
     attempt: int
     delay: float
     failure: Failure
+    vertices: Set[str] | None = None
 
 
 class TaskHasFinished(msgspec.Struct, frozen=True):
@@ -168,6 +203,7 @@ JobAction = (
     | FinishWork
     | Sweep
     | StartTasks
+    | DiscoverSplits
     | SendToTasks
     | ForgetSavepoints
     | Release

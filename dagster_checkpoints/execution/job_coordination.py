@@ -7,34 +7,43 @@ know: attempts, restarts, how a job begins or ends (`job_machine`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import structs
 
 from dagster_checkpoints.coordination import (
     AcknowledgeAnswered,
     Acknowledged,
     CheckpointCompleted,
     CheckpointCoordinator,
+    CheckpointFailed,
     CheckpointPlan,
+    CheckpointTriggered,
     CompletedCheckpoint,
     CoordinatorEvent,
     DiscardCheckpoint,
     DiscardLateState,
     DrainBegan,
+    EventOfTask,
     FailJob,
     FailOver,
+    FailoverStrategy,
     JobStatus,
     NotifyTasks,
+    RegionFailed,
     RequestCompleted,
     RequestNotCompleted,
     StopRequested,
+    TasksRestarting,
     TaskState,
     TaskStateChanged,
     TriggerReceived,
     TriggerTask,
+    WriteMetadata,
 )
 from dagster_checkpoints.coordination import lifecycle as life
-from dagster_checkpoints.execution.job_actions import ForgetSavepoints, JobAction, SendToTasks, TaskHasFinished
+from dagster_checkpoints.execution.job_actions import DiscoverSplits, ForgetSavepoints, JobAction, SendToTasks, TaskHasFinished
 from dagster_checkpoints.execution.job_events import Failure, TaskFailure
 from dagster_checkpoints.execution.job_requests import (
     AnswerRequest,
@@ -46,22 +55,30 @@ from dagster_checkpoints.execution.job_requests import (
 )
 from dagster_checkpoints.execution.messages import EndInput, TaskMessage
 from dagster_checkpoints.execution.pipeline_state import EndedBy, StopAskedBy
-from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.execution.split_enumerators import SplitEnumerators
+from dagster_checkpoints.execution.split_events import EnumeratorStart, SplitRequest, SplitsDiscovered
+from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, connected_regions
+
+_FINISHED = TaskState.FINISHED  # read at every event, and a look-up in an enumeration is slow
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """Why an attempt ends before every task has finished.
+    """Why an attempt, or the part of it that some tasks are, ends before every task has finished.
 
     Attributes:
         failure: why it failed; None if the job was canceled.
-        final: how the job ends with it; None if the job may restart.
+        final: how the job ends with it; None if tasks may restart.
         task: the task that has failed; None if it was not a task.
+        vertices: the vertices whose tasks end; None for all.
+        because: why a job that might have been restarted is not; "" for others.
     """
 
     failure: Failure | None
     final: JobStatus | None = None
     task: TaskId | None = None
+    vertices: Set[str] | None = None
+    because: str = ""
 
 
 class JobCoordination:
@@ -69,28 +86,34 @@ class JobCoordination:
 
     Args:
         pipeline: name of the pipeline, for messages.
+        failover: what restarts after the failure of a task.
 
     Attributes:
         actions: the actions for the driver, in order.
         requests: the requests to the job.
+        splits: the enumerators of split sources.
         coordinator: None before the first attempt is deployed.
         finished: the tasks that have finished, in the present attempt or in what it was restored from.
         ended_sources: (stage, instance) of the sources that were asked to end.
-        deployed: whether the tasks of an attempt are deployed and were not stopped.
-        end: why the present attempt ends; None while it does not.
+        attempts: by vertex, the attempt whose tasks are deployed; without the vertices whose tasks were stopped.
+        end: why tasks that are deployed end, as long as they are not stopped; None while none does.
         fatal: the failure of a job without a deployed attempt; None without one.
     """
 
-    def __init__(self, pipeline: str) -> None:
+    def __init__(self, pipeline: str, failover: FailoverStrategy = "region") -> None:
         self.actions: list[JobAction] = []
         self.requests = JobRequests(pipeline)
+        self.splits = SplitEnumerators()
         self.coordinator: CheckpointCoordinator | None = None
         self.finished: set[TaskId] = set()
         self.ended_sources: set[tuple[str, str]] = set()
-        self.deployed = False
+        self.attempts: dict[str, int] = {}
         self.end: AttemptEnd | None = None
         self.fatal: Failure | None = None
         self._pipeline = pipeline
+        self._failover = failover
+        self._regions: dict[str, frozenset[str]] = {}
+        """By vertex, the vertices that restart with it."""
         self._tasks: tuple[TaskId, ...] = ()
         self._sources: tuple[SourceInstance, ...] = ()
         self._passed_over: tuple[CompletedCheckpoint, ...] = ()
@@ -103,27 +126,50 @@ class JobCoordination:
         self.actions = []
 
     def begin(
-        self, coordinator: CheckpointCoordinator, tasks: Iterable[TaskId], passed_over: tuple[CompletedCheckpoint, ...]
+        self, coordinator: CheckpointCoordinator, graph: ExecutionGraph, passed_over: tuple[CompletedCheckpoint, ...]
     ) -> None:
         """The first attempt is deployed: the tasks and the coordinator are known.
 
         Args:
             coordinator: the coordinator of all attempts.
-            tasks: all tasks of the job.
+            graph: all tasks of the job.
             passed_over: checkpoints that are later than the one from which the job starts.
         """
         self.coordinator = coordinator
-        self._tasks = tuple(tasks)
+        self._tasks = tuple(graph.tasks())
         self._passed_over = passed_over
+        every = frozenset(vertex.name for vertex in graph.vertices)
+        self._regions = connected_regions(graph) if self._failover == "region" else dict.fromkeys(every, every)
 
-    def attempt_deployed(self, finished: Set[TaskId], sources: tuple[SourceInstance, ...]) -> None:
-        """The tasks of an attempt are deployed; `finished` had finished before."""
-        self.finished, self._sources = set(finished), sources
+    def attempt_deployed(
+        self, finished: Set[TaskId], sources: tuple[SourceInstance, ...], enumerators: Iterable[EnumeratorStart] = ()
+    ) -> None:
+        """The tasks of an attempt, or those that restart, are deployed; `finished` had finished before."""
+        self.finished, self._sources = self._finished_after(finished), sources
+        ended = {source.task for source in sources if (source.stage, source.instance) in self.ended_sources}
+        self.splits.begin(enumerators, ended, self.down)
+
+    def _finished_after(self, restored: Set[TaskId]) -> set[TaskId]:
+        """The tasks that have finished, if those that restart are restored like this."""
+        down = self.down
+        if down is None:
+            return set(restored)
+        return {t for t in self.finished if t.vertex not in down} | {t for t in restored if t.vertex in down}
 
     @property
-    def runs(self) -> bool:
-        """Whether an attempt is deployed, and is not about to end."""
-        return self.deployed and self.end is None
+    def deployed(self) -> bool:
+        """Whether tasks are deployed that were not stopped."""
+        return bool(self.attempts)
+
+    @property
+    def down(self) -> Set[str] | None:
+        """The vertices whose tasks are stopped; None if no task is deployed."""
+        return self._regions.keys() - self.attempts.keys() if self.attempts else None
+
+    @property
+    def restarting(self) -> bool:
+        """Whether tasks are being stopped, or are stopped and restart."""
+        return self.end is not None or len(self.attempts) < len(self._regions)
 
     @property
     def all_finished(self) -> bool:
@@ -153,31 +199,86 @@ class JobCoordination:
 
     # Tasks
 
-    def take_report(self, report: CoordinatorEvent | TaskFailure) -> None:
-        """A task of the present attempt reports something."""
-        if isinstance(report, Acknowledged):  # the most frequent report
+    def take_report(self, attempt: int, report: EventOfTask | TaskFailure | SplitRequest | SplitsDiscovered) -> None:
+        """A task reports something: nothing follows if the task was stopped, and its attempt is not the present one."""
+        if self.attempts.get(report.task.vertex) != attempt:
+            return
+        if type(report) is Acknowledged:  # the most frequent report
             return self.to_coordinator(report)
         if isinstance(report, TaskFailure):
             return self.fail(report.failure, report.task)
+        if isinstance(report, SplitRequest | SplitsDiscovered):
+            for task, message in self.splits.take(report, self._now):
+                self._send((task,), message)
+            return
         self.to_coordinator(report)
-        if isinstance(report, TaskStateChanged) and report.state is TaskState.FINISHED:
+        if type(report) is TaskStateChanged and report.state is _FINISHED:
             self.finished.add(report.task)
             self.actions.append(TaskHasFinished(report.task))
 
-    def fail(self, failure: Failure, task: TaskId | None = None) -> None:
-        """The present attempt has failed; another one may follow. Only the first failure counts."""
+    def discover_splits(self) -> None:
+        """Begin the discoveries of splits that are due."""
+        self.actions += [DiscoverSplits(self.attempts[stage], stage) for stage in self.splits.discover(self._now, self.attempts)]
+
+    def fail(self, failure: Failure, task: TaskId | None = None, *, vertices: Set[str] | None = None) -> None:
+        """Tasks have failed, and may restart. Until they are stopped only the first failure counts; a later one can add tasks.
+
+        Args:
+            failure: why.
+            task: the task that has failed, which takes its region along; None if it was not a task.
+            vertices: if it was not a task: the vertices whose tasks have failed; None for all.
+        """
+        if task is not None and self.coordinator is not None and not self.coordinator.restarts_all_tasks:
+            vertices = self._regions[task.vertex]
         if self.end is None:
-            self.end = AttemptEnd(failure, task=task)
+            self.end = AttemptEnd(failure, task=task, vertices=vertices)
+        self.end_also(vertices)
+
+    def end_also(self, vertices: Set[str] | None) -> None:
+        """The tasks of these vertices, None for all, end together with those that end."""
+        end = self.end
+        if end is None or end.final is not None or end.vertices is None:
+            return
+        together = end.vertices | vertices if vertices is not None else self._regions.keys()
+        self.end = replace(end, vertices=together if len(together) < len(self._regions) else None)
+
+    def stop(self, vertices: Set[str] | None) -> None:
+        """The tasks of these vertices are being stopped, None for all: nothing is sent to them, and they report no more."""
+        self.attempts = {} if vertices is None else {v: at for v, at in self.attempts.items() if v not in vertices}
+
+    def all_stopped(self, vertices: Set[str] | None) -> bool:
+        """Whether no task of these vertices is deployed; None for all vertices."""
+        return not self.attempts if vertices is None else self.attempts.keys().isdisjoint(vertices)
+
+    def start(self, attempt: int) -> Set[str] | None:
+        """The tasks that were stopped are deployed as this attempt. Returns their vertices; None for all."""
+        started = self.down
+        self.attempts.update(dict.fromkeys(self._regions if started is None else started, attempt))
+        return started
 
     def tasks_are_gone(self, failed: TaskId | None) -> None:
-        """Report all unfinished tasks as ended: until the restart no checkpoint is triggered, and none waits for a task.
+        """Report the tasks that are stopped: until the restart no checkpoint is triggered, and none waits for a task.
 
         Args:
             failed: the task that has failed; the others were canceled. None if it was not a task.
         """
+        down = self.down
+        if down is not None:
+            return self.to_coordinator(RegionFailed(down, failed))
         for task in self._tasks:
             if task not in self.finished:
                 self.to_coordinator(TaskStateChanged(task, TaskState.FAILED if task == failed else TaskState.CANCELED))
+
+    def restart(self, finished: Set[TaskId], newest: CompletedCheckpoint | None) -> None:
+        """The tasks that are stopped start again.
+
+        Args:
+            finished: the tasks that had finished in the restored checkpoint.
+            newest: the restored checkpoint; None if this run has not completed one.
+        """
+        self.finished = self._finished_after(finished)
+        self.to_coordinator(TasksRestarting(finished, newest, self.down))
+        self.perform(self.requests.resume_drain())
 
     def end_sources(self, action: EndSources) -> None:
         """End sources as if their input were exhausted; after a restart they end again."""
@@ -186,13 +287,18 @@ class JobCoordination:
         chosen = [s for s in self._sources if action.stage in (None, s.stage) and action.instance in (None, s.instance)]
         if not action.stops_job:
             self.ended_sources.update((source.stage, source.instance) for source in chosen)
-        self._send(self._unfinished(source.task for source in chosen), EndInput())
+        self.splits.end(source.task for source in chosen)
+        if action.stage is None:
+            return self._send(self._unfinished(source.task for source in chosen), EndInput())
+        self._send(self._unfinished(source.task for source in chosen), EndInput(action.stage))
 
     def _unfinished(self, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:
         return tuple(task for task in tasks if task not in self.finished)
 
     def _send(self, tasks: Collection[TaskId], message: TaskMessage) -> None:
-        if tasks and self.deployed:
+        if len(self.attempts) < len(self._regions):
+            tasks = tuple([task for task in tasks if task.vertex in self.attempts])
+        if tasks:
             self.actions.append(SendToTasks(tasks, message))
 
     # The coordinator
@@ -206,6 +312,19 @@ class JobCoordination:
                 self.actions.append(action)  # type: ignore[arg-type]  # the others are in _PERFORM
             else:
                 perform(self, action)
+
+    def _triggered(self, action: CheckpointTriggered) -> None:
+        self.splits.triggered(action.checkpoint_id)  # before the triggers, which follow
+        self.actions.append(action)
+
+    def _write(self, action: WriteMetadata) -> None:
+        taken = self.splits.written(action.checkpoint.checkpoint_id)
+        self.actions.append(WriteMetadata(structs.replace(action.checkpoint, enumerators=taken)) if taken else action)
+
+    def _failed(self, action: CheckpointFailed) -> None:
+        if action.checkpoint_id is not None:
+            self.splits.failed(action.checkpoint_id)
+        self.actions.append(action)
 
     def _completed(self, action: CheckpointCompleted) -> None:
         # The job has started from an earlier checkpoint: the later ones are of no use once it has completed one of its own.
@@ -222,7 +341,7 @@ class JobCoordination:
 
     def _request_failed(self, action: RequestNotCompleted) -> None:
         self.actions.append(action)
-        self.perform(self.requests.failed(action.request_id, action.reason, action.message, restarting=not self.runs))
+        self.perform(self.requests.failed(action.request_id, action.reason, action.message, restarting=self.restarting))
 
     def _fail_job(self, action: FailJob) -> None:
         failure = Failure(f"Pipeline {self._pipeline!r}: {action.message} ({action.reason.name}).")
@@ -243,7 +362,7 @@ class JobCoordination:
         for request_id in self.requests.due_ids(self._now):
             if ready is None and self.requests.is_waiting(request_id):
                 ready = all_run and self.coordinator is not None and isinstance(self.coordinator.plan(), CheckpointPlan)
-            can_do = ready is True and self.runs
+            can_do = ready and self.end is None  # the request before may have ended the attempt
             self.perform(self.requests.advance(request_id, self._now, self._sources if can_do else None))
 
     def perform(self, actions: Iterable[RequestAction]) -> None:
@@ -272,6 +391,9 @@ _PERFORM: dict[type[object], Callable[[JobCoordination, Any], None]] = {
     DiscardLateState: _account_by_checkpoint,
     TriggerTask: lambda job, action: job._send((action.task,), TriggerReceived(action.barrier)),
     NotifyTasks: lambda job, action: job._send(action.tasks, action.notice),
+    CheckpointTriggered: JobCoordination._triggered,
+    WriteMetadata: JobCoordination._write,
+    CheckpointFailed: JobCoordination._failed,
     CheckpointCompleted: JobCoordination._completed,
     RequestCompleted: JobCoordination._request_completed,
     RequestNotCompleted: JobCoordination._request_failed,

@@ -14,7 +14,7 @@ import msgspec
 from dagster_checkpoints.coordination import (
     CheckpointRequested,
     CompletedCheckpoint,
-    CoordinatorEvent,
+    EventOfTask,
     JobStatus,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
@@ -23,6 +23,7 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.execution.job_requests import RequestReceived, SourceInstance
 from dagster_checkpoints.execution.pipeline_state import EndedBy
+from dagster_checkpoints.execution.split_events import EnumeratorStart, SplitRequest, SplitsDiscovered
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
 # Values
@@ -110,13 +111,15 @@ class Deployed(msgspec.Struct, frozen=True):
 
     Attributes:
         graph: the tasks of all attempts.
-        finished: the tasks that had finished in the restored checkpoint.
+        finished: the tasks that had finished in the restored checkpoint; of a part of the job, only its own count.
         sources: all instances of all sources.
+        enumerators: the enumerators of split sources.
     """
 
     graph: ExecutionGraph
     finished: Set[TaskId] = frozenset()
     sources: tuple[SourceInstance, ...] = ()
+    enumerators: tuple[EnumeratorStart, ...] = ()
 
 
 class DeployFailed(msgspec.Struct, frozen=True):
@@ -202,14 +205,14 @@ class TaskFailure(msgspec.Struct, frozen=True):
 
 
 class TaskReport(msgspec.Struct, frozen=True):
-    """A task, or an upload of its state, reports something. Reports of earlier attempts are ignored.
+    """A task, an upload of its state, or a discovery of splits reports something. Reports of earlier attempts are ignored.
 
     Attributes:
         attempt: number of the attempt that the task belongs to.
     """
 
     attempt: int
-    event: CoordinatorEvent | TaskFailure
+    event: EventOfTask | TaskFailure | SplitRequest | SplitsDiscovered
 
 
 class FatalError(msgspec.Struct, frozen=True):

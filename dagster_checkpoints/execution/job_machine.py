@@ -8,15 +8,18 @@ touched. An attempt ends when every task has finished and nothing is being final
 stopped. A restart waits for the checkpoint that is being finalized and for the strategy's delay, and begins from the newest
 checkpoint in storage. The end of the job is recorded before its checkpoints are deleted.
 
-The driver performs the actions in the order given and feeds the results back as events. Must not know: threads, storage, how
-tasks are built, what a state holds.
+A task that fails takes its region along (`pipeline.connected_regions`): from STOPPING to RUNNING the actions concern the region
+alone, and the tasks of the others go on. A failure of another region in between adds it to what restarts.
+
+The driver performs the actions in the order given and feeds the results back as events; the result of an action comes before any
+other event. Must not know: threads, storage, how tasks are built, what a state holds.
 
 Source: PROTOCOL sections 6 and 9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, assert_never
 
 from dagster_checkpoints.coordination import (
@@ -26,6 +29,7 @@ from dagster_checkpoints.coordination import (
     CompletedCheckpoint,
     DiscardCheckpoint,
     DiscardStates,
+    FailoverStrategy,
     GiveUp,
     JobStatus,
     MetadataOutcomeUnknown,
@@ -33,7 +37,6 @@ from dagster_checkpoints.coordination import (
     MetadataWritten,
     RestartStrategy,
     Shutdown,
-    TasksRestarting,
     Tick,
 )
 from dagster_checkpoints.execution import job_actions as do
@@ -43,8 +46,10 @@ from dagster_checkpoints.execution.job_coordination import AttemptEnd, JobCoordi
 from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobMachineEvent, JobOutcome, RestorePoint
 from dagster_checkpoints.execution.job_phases import JobPhase, check_awaited, refuse
 from dagster_checkpoints.execution.job_requests import EndSources, JobRequests, RequestReceived
+from dagster_checkpoints.execution.split_enumerators import SplitCounts
 from dagster_checkpoints.pipeline import TaskId
 
+_RUNNING, _RESTARTING = JobPhase.RUNNING, JobPhase.RESTARTING  # read at every event, and a look-up in an enumeration is slow
 RETRY_SECONDS = 0.5
 """Seconds after which storage is asked again, if it has not answered."""
 
@@ -57,14 +62,22 @@ class JobMachine:
         config: the settings of its checkpoints.
         restart: the restart strategy: how often, and after what delay, the job is restarted.
         epoch: fencing epoch of this run, which the checkpoints that it completes carry.
+        failover: what restarts after the failure of a task: its region, or all tasks.
     """
 
-    def __init__(self, pipeline: str, config: CheckpointConfig, restart: RestartStrategy, epoch: int) -> None:
+    def __init__(
+        self,
+        pipeline: str,
+        config: CheckpointConfig,
+        restart: RestartStrategy,
+        epoch: int,
+        failover: FailoverStrategy = "region",
+    ) -> None:
         self._pipeline = pipeline
         self._config = config
         self._strategy = restart.fresh()
         self._epoch = epoch
-        self._job = JobCoordination(pipeline)
+        self._job = JobCoordination(pipeline, failover)
         self._phase = JobPhase.CHOOSING
         self._attempt = 0
         self._start: JobBeginning | None = None
@@ -73,6 +86,10 @@ class JobMachine:
         """The checkpoint or savepoint that the present attempt, or the next one, starts from; None for a new start."""
         self._newest: CompletedCheckpoint | None = None
         """The newest checkpoint of this run in storage, from which the restart begins; None before the first."""
+        self._message = ""
+        """The latest failure after which tasks restart."""
+        self._started: Set[str] | None = None
+        """The vertices whose tasks were started last; None for all."""
         self._restart_at = 0.0
         self._retry_at: float | None = None
         self._to_discard: list[JobAction] = []
@@ -102,9 +119,23 @@ class JobMachine:
         return self._job.requests
 
     @property
+    def splits(self) -> Mapping[str, SplitCounts]:
+        """By split source, its progress in splits."""
+        return self._job.splits.counts
+
+    @property
     def finished(self) -> frozenset[TaskId]:
         """The tasks that have finished, in this attempt or in the checkpoint it was restored from."""
         return frozenset(self._job.finished)
+
+    @property
+    def runs_partly(self) -> bool:
+        """Whether the tasks of a region restart while others go on."""
+        return self._job.deployed and self._job.restarting
+
+    def runs(self, task: TaskId, attempt: int) -> bool:
+        """Whether the task is deployed, as part of this attempt."""
+        return self._job.attempts.get(task.vertex) == attempt
 
     @property
     def outcome(self) -> JobOutcome | None:
@@ -122,8 +153,10 @@ class JobMachine:
         due = [self._job.requests.next_deadline(), self._retry_at]
         if coordinator is not None:
             due.append(coordinator.next_deadline())
-            if self._phase is JobPhase.RESTARTING and not self._job.finalizing:
+            if self._phase is _RESTARTING and not self._job.finalizing:
                 due.append(self._restart_at)
+            if self._phase is _RUNNING:
+                due.append(self._job.splits.next_discovery(self._job.attempts))
         return min([at for at in due if at is not None], default=None)
 
     # Events
@@ -141,7 +174,7 @@ class JobMachine:
         self._now = now
         self._job.at(now)
         self._take(event)
-        self._job.advance_requests(all_run=self._phase is JobPhase.RUNNING)
+        self._job.advance_requests(all_run=self._phase is _RUNNING)
         self._proceed()
         return self._job.actions
 
@@ -151,9 +184,8 @@ class JobMachine:
             check_awaited(event, self._phase)
             return take(self, event)
         match event:
-            case on.TaskReport(attempt, report):
-                if attempt == self._attempt and self._job.deployed:
-                    self._job.take_report(report)
+            case on.TaskReport():
+                self._job.take_report(event.attempt, event.event)
             case Tick():
                 if self._job.coordinator is not None:
                     self._job.to_coordinator(event)
@@ -187,12 +219,14 @@ class JobMachine:
         job = self._job
         if job.fatal is not None:
             self._end_at_once(JobStatus.FAILED, job.fatal)
-        elif job.deployed and job.end is not None:
+        elif job.deployed and job.end is not None and self._phase is not JobPhase.STOPPING:
             self._stop_tasks()
-        elif self._phase is JobPhase.RUNNING and job.all_finished:
+        elif self._phase is _RUNNING and job.all_finished:
             job.perform(job.requests.all_finished())
             self._stop_tasks()
-        elif self._phase is JobPhase.RESTARTING and self._now >= self._restart_at and not job.finalizing:
+        elif self._phase is _RUNNING:
+            job.discover_splits()
+        elif self._phase is _RESTARTING and self._now >= self._restart_at and not job.finalizing:
             # Now it is known whether the savepoint of a stop has completed.
             job.perform(job.requests.attempt_failed(self._message))
             self._wait_for(JobPhase.READING, do.ConfirmOwnership())
@@ -222,10 +256,11 @@ class JobMachine:
 
     def _deploy(self) -> None:
         self._attempt += 1
-        self._wait_for(JobPhase.DEPLOYING, do.Deploy(self._attempt, self._restored, frozenset(self._job.ended_sources)))
+        ended = frozenset(self._job.ended_sources)
+        self._wait_for(JobPhase.DEPLOYING, do.Deploy(self._attempt, self._restored, ended, self._job.down))
 
     def _deployed(self, event: on.Deployed) -> None:
-        self._job.attempt_deployed(event.finished, event.sources)
+        self._job.attempt_deployed(event.finished, event.sources, event.enumerators)
         if self._job.coordinator is not None:
             return self._begin_attempt()
         start, restored = self._started_from, self._restored
@@ -237,21 +272,23 @@ class JobMachine:
             completed=start.retained,
             restored=next((c for c in start.retained if restored is not None and c.location == restored.location), None),
         )
-        self._job.begin(coordinator, event.graph.tasks(), start.passed_over)
+        self._job.begin(coordinator, event.graph, start.passed_over)
         # Only now, when all of its state is fetched: if a restore fails, storage must not say that the job continues from it.
         self._wait_for(JobPhase.BEGINNING, do.BeginJob())
 
     def _deploy_failed(self, event: on.DeployFailed) -> None:
         if self._begun and event.may_pass:
             self._restart(AttemptEnd(event.failure))
+        elif self._job.deployed:
+            self._job.end = AttemptEnd(event.failure, JobStatus.FAILED)
         elif not self._begun and event.unusable:
             self._wait_for(JobPhase.CHOOSING, do.ChooseOlderStart(event.failure))
         else:
             self._finish(JobStatus.FAILED, event.failure)
 
     def _begin_attempt(self) -> None:
-        self._job.end, self._job.deployed = None, True
-        self._ask(do.AttemptBegan(self._attempt, self._restored))
+        self._started = self._job.start(self._attempt)
+        self._ask(do.AttemptBegan(self._attempt, self._restored, self._started))
         # Building the tasks takes time: before they use the sinks, check that no other run has taken the pipeline over.
         self._wait_for(JobPhase.CONFIRMING, do.ConfirmOwnership())
 
@@ -264,7 +301,7 @@ class JobMachine:
         if self._phase is JobPhase.READING:
             self._newest_known(event)
         else:
-            self._wait_for(JobPhase.RUNNING, do.StartTasks())
+            self._wait_for(JobPhase.RUNNING, do.StartTasks(self._started))
 
     def _newest_known(self, event: on.OwnershipConfirmed) -> None:
         """Storage, and not the coordinator, names the newest checkpoint: a write whose outcome is unknown may have succeeded."""
@@ -277,8 +314,16 @@ class JobMachine:
     # The end of an attempt, and the next one
 
     def _stop_tasks(self) -> None:
-        self._job.deployed = False
-        self._wait_for(JobPhase.STOPPING, do.StopTasks())
+        if self._phase is JobPhase.CONFIRMING:
+            self._job.end_also(self._started)  # they are built, and would never be started
+        vertices = self._ending()
+        self._job.stop(vertices)
+        self._wait_for(JobPhase.STOPPING, do.StopTasks(vertices))
+
+    def _ending(self) -> Set[str] | None:
+        """The vertices whose tasks end; None for all."""
+        end = self._job.end
+        return end.vertices if end is not None and end.final is None else None
 
     def _end_at_once(self, status: JobStatus, failure: Failure | None) -> None:
         """End the job without another attempt. A job that has ended, or whose end is decided, is not changed."""
@@ -293,37 +338,39 @@ class JobMachine:
         end = self._job.end
         if end is None:
             self._finish(JobStatus.FINISHED, None)
+        elif not self._job.all_stopped(self._ending()):
+            self._stop_tasks()  # more tasks end by now
         elif end.final is not None:
-            self._finish(end.final, end.failure)
+            self._finish(end.final, end.failure, end.because)
         else:
             self._restart(end)
 
     def _restart(self, end: AttemptEnd) -> None:
-        """Decide whether the job is restarted."""
+        """Decide whether the tasks that were stopped are restarted."""
         failure = end.failure
         assert failure is not None
-        self._job.end, self._phase = end, JobPhase.RESTARTING
+        self._job.end, self._phase, self._message = None, JobPhase.RESTARTING, failure.message
         self._job.perform(self._job.requests.attempt_failed(failure.message))
         if failure.repeats:
-            return self._finish(JobStatus.FAILED, failure, "another attempt would fail in the same way")
+            return self._give_up(failure, "another attempt would fail in the same way")
         decision = self._strategy.on_failure(self._now)
         if isinstance(decision, GiveUp):
-            return self._finish(JobStatus.FAILED, failure, decision.reason)
-        self._restart_at = self._now + decision.delay
-        self._ask(do.AttemptRestarting(decision.attempt + 1, decision.delay, failure))
+            return self._give_up(failure, decision.reason)
+        # A region that failed before may still wait.
+        self._restart_at = max(self._restart_at, self._now + decision.delay)
+        self._ask(do.AttemptRestarting(self._attempt + 1, decision.delay, failure, self._job.down))
         self._job.tasks_are_gone(end.task)
 
-    @property
-    def _message(self) -> str:
-        end = self._job.end
-        return end.failure.message if end is not None and end.failure is not None else ""
+    def _give_up(self, failure: Failure, because: str) -> None:
+        """The job fails; first the tasks that still run are stopped."""
+        if self._job.deployed:
+            self._job.end = AttemptEnd(failure, JobStatus.FAILED, because=because)
+        else:
+            self._finish(JobStatus.FAILED, failure, because)
 
     def _restart_from(self, restored: RestorePoint | None) -> None:
         self._restored = restored
-        finished = restored.finished if restored is not None else frozenset()
-        self._job.finished = set(finished)
-        self._job.to_coordinator(TasksRestarting(finished, self._newest))
-        self._job.perform(self._job.requests.resume_drain())
+        self._job.restart(restored.finished if restored is not None else frozenset(), self._newest)
         self._deploy()
 
     # The end of the job
@@ -386,7 +433,7 @@ _TAKES_RESULT: Mapping[type[object], Callable[[JobMachine, Any], None]] = {
     on.OwnershipConfirmed: JobMachine._ownership_confirmed,
     on.StorageSilent: JobMachine._storage_silent,
     on.NewestRead: lambda machine, event: machine._restart_from(event.restored),
-    on.StartFailed: lambda machine, event: machine._job.fail(event.failure),
+    on.StartFailed: lambda machine, event: machine._job.fail(event.failure, vertices=machine._started),
     on.TasksStopped: JobMachine._tasks_stopped,
     on.JobEndRecorded: JobMachine._end_recorded,
     on.JobEndNotRecorded: lambda machine, event: machine._wait_for(JobPhase.CLOSING, do.FinishWork()),

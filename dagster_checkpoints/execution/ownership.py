@@ -374,7 +374,7 @@ class OwnershipSteps:
         self.deadline = sent_at + self.lease_seconds * SAFETY
 
     def _without_forgotten(self, retained: tuple[CheckpointPointer, ...]) -> tuple[CheckpointPointer, ...]:
-        return tuple(pointer for pointer in retained if pointer.location not in self._forgotten)
+        return tuple([pointer for pointer in retained if pointer.location not in self._forgotten])
 
     def _subject(self) -> str:
         return f"the ownership of pipeline {self._place.pipeline!r} (epoch {self.epoch})"

@@ -1,7 +1,7 @@
 """What a channel begins with when its tasks are restored: its first elements, and what its consumer's gate knows of it.
 
-No run on Spark reaches `overtaken` yet: no barrier overtakes. Must not know: how a driver stores records, and which channels
-there are (`pipeline.channels`).
+No run on Spark reaches `overtaken`: there all elements of a channel wait at its consumer. Must not know: how a driver stores
+records, and which channels there are (`pipeline.channels`).
 """
 
 from __future__ import annotations

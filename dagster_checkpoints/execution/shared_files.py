@@ -104,8 +104,9 @@ def store_file(names: SharedNames, registry: FileRegistry, checkpoint: Hashable,
     if earlier is not None and registry.lend(checkpoint, str(earlier)):
         return StoredName(earlier, uploaded=False)
     own = names.own(sha256)
-    needed = registry.reserve(checkpoint, str(own))
+    name = str(own)
+    needed = registry.reserve(checkpoint, name)
     if needed:
-        yield PutFile(str(own))
-        registry.stored(checkpoint, str(own))
+        yield PutFile(name)
+        registry.stored(checkpoint, name)
     return StoredName(own, needed)

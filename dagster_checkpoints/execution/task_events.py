@@ -13,6 +13,7 @@ import msgspec
 
 from dagster_checkpoints.coordination import (
     AlignmentTick,
+    BacklogChanged,
     CheckpointBarrier,
     EndOfDataReached,
     TaskStateChanged,
@@ -22,7 +23,8 @@ from dagster_checkpoints.coordination import Declined as Declined
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution.elements import Element, Mark
 from dagster_checkpoints.execution.messages import TaskMessage
-from dagster_checkpoints.state import ChannelSnapshot
+from dagster_checkpoints.execution.split_events import SplitRequest
+from dagster_checkpoints.state import ChannelSnapshot, FusedSourceSnapshot
 
 # Events
 
@@ -87,6 +89,18 @@ class UnreadBarrier(msgspec.Struct, frozen=True):
     unread: Sequence[Element]
 
 
+class QueryHeld(msgspec.Struct, frozen=True):
+    """Answers `HoldQuery`: no micro-batch is being processed, and none begins before the event is handled.
+
+    Attributes:
+        checkpoint_id: the checkpoint of the `HoldQuery`.
+        positions: by channel, the position up to which the query has processed, and committed, its elements.
+    """
+
+    checkpoint_id: int
+    positions: Mapping[str, int]
+
+
 class SnapshotPinned(msgspec.Struct, frozen=True):
     """Answers `PinSnapshot`: the snapshot does not change any more."""
 
@@ -94,7 +108,7 @@ class SnapshotPinned(msgspec.Struct, frozen=True):
 
 
 class SnapshotFailed(msgspec.Struct, frozen=True):
-    """Answers `PinSnapshot`: the task continues without this snapshot.
+    """Answers `PinSnapshot` or `HoldQuery`: the task continues without this snapshot.
 
     Attributes:
         message: what went wrong.
@@ -102,6 +116,26 @@ class SnapshotFailed(msgspec.Struct, frozen=True):
 
     checkpoint_id: int
     message: str = ""
+
+
+class SourcesAsked(msgspec.Struct, frozen=True):
+    """The query has asked its fused sources for rows; what they had is processed and committed.
+
+    Attributes:
+        moved: the sources that had rows.
+        unmoved: the sources that had none. A held source is among them only if it was held before the query asked it.
+        watermarks: by source, its watermark after these rows, epoch ms.
+    """
+
+    moved: tuple[str, ...] = ()
+    unmoved: tuple[str, ...] = ()
+    watermarks: Mapping[str, int] = {}
+
+
+class SplitRead(msgspec.Struct, frozen=True):
+    """Answers `ReadSplit`: the split is read to its end, and its rows are emitted."""
+
+    split: str
 
 
 class SourceExhausted(msgspec.Struct, frozen=True):
@@ -118,10 +152,11 @@ GateEvent = (
     | BetweenBatches
     | UnreadBarrier
     | AlignmentTick
+    | QueryHeld
     | SnapshotPinned
     | SnapshotFailed
 )
-TaskEvent = GateEvent | TaskMessage | SourceExhausted | life.OperatorsFinished
+TaskEvent = GateEvent | TaskMessage | SourceExhausted | SourcesAsked | SplitRead | life.OperatorsFinished
 
 # Actions
 
@@ -186,11 +221,24 @@ class PinnedInputs(msgspec.Struct, frozen=True):
 
     Attributes:
         channels: the input channels.
-        valve_watermark: the watermark of all channels together, epoch ms; None before the first.
+        valve_watermark: the watermark of all channels, or of all fused sources, together, epoch ms; None before the first.
+        fused: the fused sources.
+        splits: the splits that a split source was assigned and has not read to their end.
     """
 
     channels: tuple[PinnedChannel, ...] = ()
     valve_watermark: int | None = None
+    fused: tuple[FusedSourceSnapshot, ...] = ()
+    splits: tuple[str, ...] = ()
+
+
+class HoldQuery(msgspec.Struct, frozen=True):
+    """Hold the query between two micro-batches for an unaligned snapshot: a micro-batch that is being processed ends first.
+
+    Answered by `QueryHeld`, or by `SnapshotFailed`; the query is held until the actions that follow the answer are performed.
+    """
+
+    checkpoint_id: int
 
 
 class PinSnapshot(msgspec.Struct, frozen=True):
@@ -245,14 +293,32 @@ class StopSource(msgspec.Struct, frozen=True):
     """Stop reading a source, as if its input were exhausted."""
 
 
+class ReadSplit(msgspec.Struct, frozen=True):
+    """Read a split of the source. Answered by `SplitRead`; other events may come before."""
+
+    split: str
+
+
+class HoldSources(msgspec.Struct, frozen=True):
+    """Hold fused sources to what is there now: they read that, and no more."""
+
+    sources: tuple[str, ...]
+
+
+class AdvanceEventTime(msgspec.Struct, frozen=True):
+    """Run the query under this watermark of all its fused sources, epoch ms, from one of its next batches on."""
+
+    ms: int
+
+
 class KillQuery(msgspec.Struct, frozen=True):
     """Stop the query at once. A waiting micro-batch is not processed: it is read again when the job is resumed."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Send this event to the coordinator."""
+    """Send this event to the job."""
 
-    event: TaskStateChanged | EndOfDataReached | Declined
+    event: TaskStateChanged | EndOfDataReached | Declined | BacklogChanged | SplitRequest
 
 
 TaskAction = (
@@ -263,12 +329,16 @@ TaskAction = (
     | AddToTable
     | Forward
     | WatermarkReached
+    | HoldQuery
     | PinSnapshot
     | Overtake
     | StoreSnapshot
     | DropSnapshot
     | NotifyOperatorsAborted
     | StopSource
+    | ReadSplit
+    | HoldSources
+    | AdvanceEventTime
     | KillQuery
     | Report
     | life.FinishOperators

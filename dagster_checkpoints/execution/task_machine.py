@@ -22,8 +22,10 @@ from typing import Any
 
 from dagster_checkpoints.coordination import (
     MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
     AbortAlignment,
     AlignmentTick,
+    BacklogChanged,
     CheckpointBarrier,
     CheckpointConfig,
     Declined,
@@ -39,10 +41,13 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, WatermarkAt
+from dagster_checkpoints.execution.fused_sources import FusedSource, FusedSources
 from dagster_checkpoints.execution.gate_snapshots import InputsCaptured, PinDue
 from dagster_checkpoints.execution.input_channel import GateChannel
 from dagster_checkpoints.execution.input_gate import GateAction, InputGate
 from dagster_checkpoints.execution.messages import EndInput
+from dagster_checkpoints.execution.split_events import AssignSplit, NoMoreSplits
+from dagster_checkpoints.execution.split_reader import SplitReader
 from dagster_checkpoints.execution.task_events import (
     BetweenBatches,
     DropSnapshot,
@@ -57,11 +62,14 @@ from dagster_checkpoints.execution.task_events import (
     PinSnapshot,
     QueryBuilt,
     QueryConsumed,
+    QueryHeld,
     QueryRunning,
     Report,
     SnapshotFailed,
     SnapshotPinned,
     SourceExhausted,
+    SourcesAsked,
+    SplitRead,
     StartQuery,
     StopSource,
     StoreSnapshot,
@@ -72,6 +80,8 @@ from dagster_checkpoints.execution.task_events import (
 )
 from dagster_checkpoints.pipeline import TaskId
 
+_RUNNING = LifecycleState.RUNNING  # read at every event, and a look-up in an enumeration is slow
+
 
 class TaskMachine:
     """The machine of one task; see the module's docstring.
@@ -80,10 +90,13 @@ class TaskMachine:
         task: the task's id.
         config: the settings of checkpointing; read are the mode, unaligned barriers, and checkpoints after tasks have finished.
         channels: the task's input channels; empty for a source.
-        valve_watermark: the watermark of all channels together in the restored checkpoint, epoch ms.
+        valve_watermark: the watermark of all channels, or of all fused sources, together in the restored checkpoint, epoch ms.
+        bounded: for a source that is not fused: whether it ends by itself; until then it counts as a backlog.
         streaming: for a source: whether it is a streaming query; otherwise it is evaluated once.
         finished_before: whether the task's operators had finished in the restored checkpoint: then it starts no query, and only
             waits for its final checkpoint.
+        fused: the fused sources with which the task's chain begins; empty for other tasks.
+        splits: for a task of a split source, the splits with which it begins; None for other tasks.
     """
 
     def __init__(
@@ -93,12 +106,21 @@ class TaskMachine:
         channels: Sequence[GateChannel] = (),
         valve_watermark: int | None = None,
         *,
+        bounded: bool = False,
         streaming: bool = True,
         finished_before: bool = False,
+        fused: Sequence[FusedSource] = (),
+        splits: Sequence[str] | None = None,
     ) -> None:
         self.task = task
         self.gate = InputGate(channels, config, valve_watermark) if channels else None
+        self.fused = FusedSources(fused, valve_watermark) if fused else None
+        self.splits = SplitReader(task, splits) if splits is not None else None
         self._life = TaskLifecycle(config.checkpoints_after_tasks_finish)
+        self._bounded = bounded
+        self._backlog_matters = config.interval_during_backlog is not None and not finished_before
+        self._backlog = False
+        """Whether the coordinator was told last that the task processes a backlog."""
         self._streaming = streaming
         self._finished_before = finished_before
         self._waits_for_inputs = any(channel.static for channel in channels)
@@ -121,7 +143,7 @@ class TaskMachine:
     @property
     def running(self) -> bool:
         """Whether the task's data has not ended."""
-        return self._life.state is LifecycleState.RUNNING
+        return self._life.state is _RUNNING
 
     @property
     def paused(self) -> bool:
@@ -132,6 +154,11 @@ class TaskMachine:
     def operators_finished(self) -> bool:
         """Whether a snapshot taken now is taken after finish."""
         return self._life.operators_finished
+
+    @property
+    def ended_sources(self) -> frozenset[str]:
+        """The fused sources that have ended."""
+        return self.fused.ended if self.fused is not None else frozenset()
 
     @property
     def suspended(self) -> bool:
@@ -176,10 +203,38 @@ class TaskMachine:
         if self.gate is not None:
             waiting = self._report_running() if self._waits_for_inputs else []
             return [*waiting, *self._to_gate(event)]
+        if self.fused is not None and self.fused.all_ended:
+            return [*self._report_running(), *self._data_ended()]
+        if self.splits is not None:
+            return [*self._report_running(), *self.splits.begin()]
         return [StartQuery()] if self._streaming else [*self._report_running(), EvaluateOnce()]
 
     def _query_started(self, event: QueryRunning) -> list[TaskAction]:
-        return [*self._report_running(), *self._to_gate(event)]
+        holds = self.fused.begin(self._now) if self.fused is not None and self.running else []
+        return [*self._report_running(), *holds, *self._to_gate(event)]
+
+    def _sources_asked(self, event: SourcesAsked) -> list[TaskAction]:
+        if self.fused is None:
+            raise UnexpectedEvent(f"Task {self.task} has no fused sources: {event!r}.")
+        if not self.running:
+            return []
+        actions: list[TaskAction] = [*self.fused.asked(event, self._now), *self._report_backlog()]
+        return [*actions, *self._data_ended()] if self.fused.all_ended else actions
+
+    def _splits_changed(self, event: AssignSplit | NoMoreSplits | SplitRead) -> list[TaskAction]:
+        if self.splits is None:
+            raise UnexpectedEvent(f"Task {self.task} reads no splits: {event!r}.")
+        if not self.running:
+            return []
+        actions: list[TaskAction] = []
+        match event:
+            case AssignSplit(split):
+                actions += self.splits.assigned(split)
+            case SplitRead(split):
+                actions += self.splits.read(split)
+            case NoMoreSplits():
+                self.splits.end()
+        return [*actions, *self._data_ended()] if self.splits.exhausted else actions
 
     def _query_built(self, event: QueryBuilt) -> list[TaskAction]:
         evaluated_at_once = [] if event.streaming else self._report_running()
@@ -194,6 +249,10 @@ class TaskMachine:
     def _end_input(self, event: EndInput) -> list[TaskAction]:
         if self.gate is not None or not self.running:
             return []
+        if self.fused is not None and event.source:
+            return [*self.fused.end(event.source)]
+        if self.splits is not None:
+            return self._splits_changed(NoMoreSplits())
         return [StopSource(), *self._data_ended()]
 
     def _data_ended(self) -> list[TaskAction]:
@@ -207,7 +266,11 @@ class TaskMachine:
     def _triggered(self, event: TriggerReceived) -> list[TaskAction]:
         if self.gate is not None:
             return self._to_gate(event)
-        return self._pin(PinDue(PinSnapshot(event.barrier, PinnedInputs()), self._now))
+        inputs = PinnedInputs(splits=self.splits.held if self.splits is not None else ())
+        if self.fused is not None:
+            watermark = self.fused.watermark
+            inputs = PinnedInputs((), watermark if watermark > MIN_WATERMARK_MS else None, self.fused.snapshot())
+        return self._pin(PinDue(PinSnapshot(event.barrier, inputs), self._now))
 
     def _notified(self, event: life.LifecycleEvent) -> list[TaskAction]:
         """A notice of the coordinator that concerns only the life cycle."""
@@ -230,7 +293,10 @@ class TaskMachine:
         taken = life.SnapshotTaken(barrier.checkpoint_id, properties.stops_job, properties.is_savepoint)
         actions += self._perform(self._life.handle(taken))
         statistics = TaskStatistics(
-            operators_finished=self._life.operators_finished, alignment_seconds=began - since, sync_seconds=self._now - began
+            operators_finished=self._life.operators_finished,
+            alignment_seconds=began - since,
+            sync_seconds=self._now - began,
+            ended_sources=tuple(source.source for source in pin.inputs.fused if source.ended),
         )
         if pin.overtaking:
             self._capturing[barrier.checkpoint_id] = (barrier, statistics)
@@ -239,7 +305,8 @@ class TaskMachine:
         return [*actions, *self._to_gate(event)]
 
     def _failed(self, event: SnapshotFailed) -> list[TaskAction]:
-        self._pinning_of(event)
+        if self.gate is None or self.gate.holding != event.checkpoint_id:
+            self._pinning_of(event)
         declined = Declined(self.task, event.checkpoint_id, FailureReason.CHECKPOINT_DECLINED, event.message)
         return [Report(declined), *self._to_gate(event)]
 
@@ -287,22 +354,17 @@ class TaskMachine:
         actions: list[TaskAction] = []
         gate_actions: list[TaskAction] = []
         for action in decided:
-            match action:
-                case life.FinishOperators() | life.PauseOperators() | life.ResumeOperators():
-                    actions.append(action)
-                    gate_actions += self._to_gate(action)
-                case life.EmitEndOfData(drain):
-                    actions += self._end_of_data(drain)
-                case life.EmitEndOfPartition():
-                    actions.append(Forward(EndOfPartition()))
-                case life.TaskFinished():
-                    actions += [action, Report(TaskStateChanged(self.task, TaskState.FINISHED))]
-                case _:
-                    actions.append(action)
+            means = _MEANS.get(type(action))
+            if means is None:
+                actions.append(action)  # type: ignore[arg-type]  # the others are in _MEANS
+            else:
+                actions += means(self, action)
+            if type(action) in _CONCERN_GATE:
+                gate_actions += self._to_gate(action)
         return actions + gate_actions
 
-    def _end_of_data(self, drain: bool) -> list[TaskAction]:
-        if drain:
+    def _end_of_data(self, action: life.EmitEndOfData) -> list[TaskAction]:
+        if action.drain:
             return [Forward(EndOfData(True)), Report(EndOfDataReached(self.task))]
         self._suspended = True
         return [KillQuery(), Forward(EndOfData(False))]
@@ -311,7 +373,15 @@ class TaskMachine:
         if self._running_reported:
             return []
         self._running_reported = True
-        return [Report(TaskStateChanged(self.task, TaskState.RUNNING))]
+        return [Report(TaskStateChanged(self.task, TaskState.RUNNING)), *self._report_backlog()]
+
+    def _report_backlog(self) -> list[TaskAction]:
+        """Tell the coordinator whether the task processes a backlog: a bounded source does until its data has ended."""
+        backlog = self.running and self._backlog_matters and (self._bounded or (self.fused is not None and self.fused.backlog))
+        if backlog == self._backlog:
+            return []
+        self._backlog = backlog
+        return [Report(BacklogChanged(self.task, backlog))]
 
 
 _TAKES: dict[type[object], Callable[[TaskMachine, Any], list[TaskAction]]] = {
@@ -324,7 +394,12 @@ _TAKES: dict[type[object], Callable[[TaskMachine, Any], list[TaskAction]]] = {
     BetweenBatches: TaskMachine._channel_event,
     UnreadBarrier: TaskMachine._channel_event,
     AlignmentTick: TaskMachine._channel_event,
+    QueryHeld: TaskMachine._channel_event,
     SourceExhausted: TaskMachine._exhausted,
+    SourcesAsked: TaskMachine._sources_asked,
+    AssignSplit: TaskMachine._splits_changed,
+    NoMoreSplits: TaskMachine._splits_changed,
+    SplitRead: TaskMachine._splits_changed,
     life.OperatorsFinished: TaskMachine._operators_finished,
     SnapshotPinned: TaskMachine._pinned,
     SnapshotFailed: TaskMachine._failed,
@@ -343,3 +418,11 @@ _FOLLOWS: dict[type[object], Callable[[TaskMachine, Any], list[TaskAction]]] = {
     DropSnapshot: TaskMachine._dropped,
 }
 """What follows from those actions of the gate that are not the driver's alone."""
+_MEANS: dict[type[object], Callable[[TaskMachine, Any], list[TaskAction]]] = {
+    life.EmitEndOfData: TaskMachine._end_of_data,
+    life.EmitEndOfPartition: lambda machine, action: [Forward(EndOfPartition())],
+    life.TaskFinished: lambda machine, action: [action, Report(TaskStateChanged(machine.task, TaskState.FINISHED))],
+}
+"""What those decisions of the life cycle mean that the driver does not perform as they are."""
+_CONCERN_GATE = frozenset({life.FinishOperators, life.PauseOperators, life.ResumeOperators})
+"""The decisions of the life cycle that the gate gets, too."""

@@ -1,9 +1,9 @@
 """Floor 1, pure: the definition of a pipeline by its user, its checks, and the graph that follows from it.
 
 Read `stages.py` and `decorators.py` (what a user writes; `edges.py`, `event_time.py` and `context.py` hold its parts), then
-`graph.py` (the pipeline as a whole), then `chains.py` (which stages share a query, and the execution graph) and `channels.py`
-(the channels between the chains' tasks). No module of this package may import Spark or Dagster, read a clock, start a thread or
-open a file.
+`graph.py` (the pipeline as a whole), then `chains.py` (which stages share a query, and the execution graph), `channels.py`
+(the channels between the chains' tasks) and `regions.py` (which tasks restart together). No module of this package may import
+Spark or Dagster, read a clock, start a thread or open a file.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ from dagster_checkpoints.pipeline.chains import (
     build_chains,
     chain_obstacle,
     execution_graph,
+    fused_in,
+    fused_sources,
+    fusing_obstacle,
+    links,
 )
 from dagster_checkpoints.pipeline.channels import ChannelGroup, ChannelId, channel_groups
-from dagster_checkpoints.pipeline.context import BroadcastState, ListState, OperatorStates, StageContext
+from dagster_checkpoints.pipeline.checks import CheckEvaluation, CommitCheck, CommitCheckResult, commit_check
+from dagster_checkpoints.pipeline.context import BroadcastState, InputAsset, ListState, OperatorStates, StageContext
 from dagster_checkpoints.pipeline.decorators import FunctionStage, bounded_source, stage, unbounded_source
 from dagster_checkpoints.pipeline.edges import (
     EdgePattern,
@@ -30,7 +35,9 @@ from dagster_checkpoints.pipeline.edges import (
 from dagster_checkpoints.pipeline.errors import PipelineDefinitionError
 from dagster_checkpoints.pipeline.event_time import Watermark, interval_ms
 from dagster_checkpoints.pipeline.graph import Pipeline, StageEdge
+from dagster_checkpoints.pipeline.regions import connected_regions
 from dagster_checkpoints.pipeline.signatures import SourceLocation
+from dagster_checkpoints.pipeline.split_sources import DiscoveryContext, FunctionSplitSource, SplitSource, split_source
 from dagster_checkpoints.pipeline.stages import OutputMode, Stage, StageKind
 
 __all__ = [
@@ -38,15 +45,22 @@ __all__ = [
     "Chain",
     "ChannelGroup",
     "ChannelId",
+    "CheckEvaluation",
+    "CommitCheck",
+    "CommitCheckResult",
+    "DiscoveryContext",
     "EdgePattern",
     "ExecutionGraph",
+    "FunctionSplitSource",
     "FunctionStage",
+    "InputAsset",
     "ListState",
     "OperatorStates",
     "OutputMode",
     "Pipeline",
     "PipelineDefinitionError",
     "SourceLocation",
+    "SplitSource",
     "Stage",
     "StageContext",
     "StageEdge",
@@ -60,10 +74,17 @@ __all__ = [
     "build_chains",
     "chain_obstacle",
     "channel_groups",
+    "commit_check",
+    "connected_regions",
     "execution_graph",
+    "fused_in",
+    "fused_sources",
+    "fusing_obstacle",
     "interval_ms",
+    "links",
     "pointwise_consumers",
     "pointwise_producers",
+    "split_source",
     "stage",
     "unbounded_source",
 ]

@@ -18,16 +18,30 @@ from dagster_checkpoints.pipeline.graph import Pipeline, StageEdge
 class ChannelId:
     """The channel from instance `producer_index` of stage `producer` to instance `consumer_index` of stage `consumer`.
 
-    Its text is the channel's name in checkpoints.
+    Its text, made of the stages' uids, is the channel's name in checkpoints and in the offsets of queries.
+
+    Attributes:
+        producer_uid, consumer_uid: the uids of the two stages; empty where they are the names.
     """
 
     producer: str
     producer_index: int
     consumer: str
     consumer_index: int
+    producer_uid: str = ""
+    consumer_uid: str = ""
+
+    @classmethod
+    def parse(cls, name: str) -> ChannelId:
+        """The channel of a name, in which the stages are their uids."""
+        sender, reader = name.split("->")
+        producer, _, sent_by = sender.removesuffix("]").partition("[")
+        consumer, _, read_by = reader.removesuffix("]").partition("[")
+        return cls(producer, int(sent_by), consumer, int(read_by))
 
     def __str__(self) -> str:
-        return f"{self.producer}[{self.producer_index}]->{self.consumer}[{self.consumer_index}]"
+        producer, consumer = self.producer_uid or self.producer, self.consumer_uid or self.consumer
+        return f"{producer}[{self.producer_index}]->{consumer}[{self.consumer_index}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +78,16 @@ def channel_groups(pipeline: Pipeline, chains: Sequence[Chain]) -> Iterator[Chan
         pipeline: the pipeline whose edges become channels.
         chains: the chains that run it, in any order; each stage is in one.
     """
+    uid_of = {stage.name: stage.uid for stage in pipeline.stages}
     chain_of = {stage: chain for chain in chains for stage in chain.stages}
     for edge in pipeline.edges:
         source, target = chain_of[edge.source], chain_of[edge.target]
         if source is target:
             continue
+        uids = tuple("" if uid_of[name] == name else uid_of[name] for name in (edge.source, edge.target))
         producers, consumers = len(source.instances), len(target.instances)
         for producer in range(producers):
             everyone = edge.pattern is EdgePattern.ALL_TO_ALL
             reads = range(consumers) if everyone else pointwise_consumers(producers, consumers, producer)
-            ids = {TaskId(target.name, i): ChannelId(edge.source, producer, edge.target, i) for i in reads}
+            ids = {TaskId(target.name, i): ChannelId(edge.source, producer, edge.target, i, *uids) for i in reads}
             yield ChannelGroup(edge, TaskId(source.name, producer), ids)

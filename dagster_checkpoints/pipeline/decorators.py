@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from dagster_checkpoints.pipeline.checks import CheckFunction, CommitCheck
 from dagster_checkpoints.pipeline.errors import InvalidWatermarkError, StageSignatureError
 from dagster_checkpoints.pipeline.event_time import Watermark
 from dagster_checkpoints.pipeline.signatures import SourceLocation, function_inputs, locate
@@ -22,7 +23,28 @@ StageFunction = Callable[..., Any]
 """A user's function from the DataFrames of its upstream stages, and optionally `context`, to a DataFrame."""
 
 
-class FunctionStage(Stage):
+class OfFunction:
+    """What all stages that are made of a function have in common; the function stays callable."""
+
+    function: StageFunction
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function directly, as a test of it would."""
+        return self.function(*args, **kwargs)
+
+    @property
+    def description(self) -> str | None:
+        """The function's docstring."""
+        return self.function.__doc__
+
+    def _default_name(self) -> str:
+        return str(getattr(self.function, "__name__", self.function))
+
+    def _location(self) -> SourceLocation:
+        return locate(self.function)
+
+
+class FunctionStage(OfFunction, Stage):
     """A stage whose `transform` is a function; made by the decorators.
 
     Args:
@@ -30,8 +52,6 @@ class FunctionStage(Stage):
         name: Name of the stage; by default the function's name.
         options: Further arguments of :class:`Stage`.
     """
-
-    function: StageFunction
 
     def __init__(self, function: StageFunction, *, name: str | None = None, **options: Any) -> None:
         if not callable(function) or isinstance(function, type | Stage):
@@ -49,21 +69,6 @@ class FunctionStage(Stage):
         frame: DataFrame = self.function(context=context, **inputs) if self._wants_context else self.function(**inputs)
         return frame
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function directly, as a test of it would."""
-        return self.function(*args, **kwargs)
-
-    @property
-    def description(self) -> str | None:
-        """The function's docstring."""
-        return self.function.__doc__
-
-    def _default_name(self) -> str:
-        return str(getattr(self.function, "__name__", self.function))
-
-    def _location(self) -> SourceLocation:
-        return locate(self.function)
-
     def _read_inputs(self, options: Mapping[str, StageInput]) -> Mapping[str, StageInput]:
         inputs, self._wants_context = function_inputs(self.function, options, self.where)
         return inputs
@@ -76,10 +81,12 @@ def stage(
     *,
     inputs: Mapping[str, StageInput] | None = None,
     sink: Any = None,
+    checks: Sequence[CommitCheck | CheckFunction] | None = None,
     instances: Sequence[str] | None = None,
     event_time: str | tuple[str, str] | None = None,
     output_mode: OutputMode = "append",
     name: str | None = None,
+    uid: str | None = None,
 ) -> Callable[[StageFunction], FunctionStage]: ...
 def stage(
     function: StageFunction | None = None,
@@ -87,10 +94,12 @@ def stage(
     *,
     inputs: Mapping[str, StageInput] | None = None,
     sink: Any = None,
+    checks: Sequence[CommitCheck | CheckFunction] | None = None,
     instances: Sequence[str] | None = None,
     event_time: str | tuple[str, str] | None = None,
     output_mode: OutputMode = "append",
     name: str | None = None,
+    uid: str | None = None,
 ) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
     """Make a stage of a function that reads other stages.
 
@@ -100,12 +109,14 @@ def stage(
     Args:
         inputs: Options for some of the inputs, by the upstream stage's name.
         sink: Where the output is committed to; needed where no other stage reads it.
+        checks: Checks of the rows that the sink commits, see :func:`commit_check`.
         instances: Names of the parallel instances; one by default.
         event_time: Event-time column of the output, where it is not that of the (first) input that has one; (column,
             lateness) where rows of the output may be older than the input's watermark: the lateness is the largest difference.
         output_mode: Spark's output mode; "update" and "complete" only at a last stage whose sink supports
             them.
         name: Name of the stage; by default the function's name.
+        uid: Identity of the stage in checkpoints; by default its name. See :class:`Stage`.
 
     Raises:
         PipelineDefinitionError: The definition cannot be used; the subclass names the mistake.
@@ -120,8 +131,10 @@ def stage(
         return FunctionStage(
             function,
             name=name,
+            uid=uid,
             inputs=inputs,
             sink=sink,
+            checks=checks,
             instances=instances,
             event_time=event_time,
             output_mode=output_mode,
@@ -139,8 +152,10 @@ def bounded_source(
     idle_after: float | None = None,
     instances: Sequence[str] | None = None,
     sink: Any = None,
+    checks: Sequence[CommitCheck | CheckFunction] | None = None,
     event_time: str | None = None,
     name: str | None = None,
+    uid: str | None = None,
 ) -> Callable[[StageFunction], FunctionStage]: ...
 def bounded_source(
     function: StageFunction | None = None,
@@ -150,8 +165,10 @@ def bounded_source(
     idle_after: float | None = None,
     instances: Sequence[str] | None = None,
     sink: Any = None,
+    checks: Sequence[CommitCheck | CheckFunction] | None = None,
     event_time: str | None = None,
     name: str | None = None,
+    uid: str | None = None,
 ) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
     """Make a source of a function whose rows end: a stream over existing input, or a batch DataFrame.
 
@@ -160,8 +177,10 @@ def bounded_source(
         idle_after: Seconds without a row after which an instance no longer holds back the watermark.
         instances: Names of the parallel instances; `context.instance` is the one that calls the function.
         sink: Where the output is committed to.
+        checks: Checks of the rows that the sink commits, see :func:`commit_check`.
         event_time: The watermark's column, if given; no other is allowed.
         name: Name of the stage; by default the function's name.
+        uid: Identity of the stage in checkpoints; by default its name. See :class:`Stage`.
 
     Raises:
         PipelineDefinitionError: The definition cannot be used; the subclass names the mistake.
@@ -171,7 +190,7 @@ def bounded_source(
         ... def flights_history(context):
         ...     return context.spark.readStream.schema(FLIGHTS).parquet(HISTORY)
     """
-    return _source(StageKind.BOUNDED_SOURCE, function, watermark, idle_after, instances, sink, event_time, name)
+    return _source(StageKind.BOUNDED_SOURCE, function, watermark, idle_after, instances, sink, checks, event_time, name, uid)
 
 
 @overload
@@ -183,8 +202,10 @@ def unbounded_source(
     idle_after: float | None = None,
     instances: Sequence[str] | None = None,
     sink: Any = None,
+    checks: Sequence[CommitCheck | CheckFunction] | None = None,
     event_time: str | None = None,
     name: str | None = None,
+    uid: str | None = None,
 ) -> Callable[[StageFunction], FunctionStage]: ...
 def unbounded_source(
     function: StageFunction | None = None,
@@ -194,11 +215,13 @@ def unbounded_source(
     idle_after: float | None = None,
     instances: Sequence[str] | None = None,
     sink: Any = None,
+    checks: Sequence[CommitCheck | CheckFunction] | None = None,
     event_time: str | None = None,
     name: str | None = None,
+    uid: str | None = None,
 ) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
     """Make a source of a function that reads until it is stopped; arguments as of :func:`bounded_source`."""
-    return _source(StageKind.UNBOUNDED_SOURCE, function, watermark, idle_after, instances, sink, event_time, name)
+    return _source(StageKind.UNBOUNDED_SOURCE, function, watermark, idle_after, instances, sink, checks, event_time, name, uid)
 
 
 def _source(
@@ -208,25 +231,30 @@ def _source(
     idle_after: float | None,
     instances: Sequence[str] | None,
     sink: Any,
+    checks: Sequence[CommitCheck | CheckFunction] | None,
     event_time: str | None,
     name: str | None,
+    uid: str | None,
 ) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
     def decorate(function: StageFunction) -> FunctionStage:
-        declared = _with_idle_after(watermark, idle_after, function)
+        declared = with_idle_after(watermark, idle_after, function)
         return FunctionStage(
             function,
             name=name,
+            uid=uid,
             kind=kind,
             watermark=declared,
             instances=instances,
             sink=sink,
+            checks=checks,
             event_time=event_time,
         )
 
     return decorate if function is None else decorate(function)
 
 
-def _with_idle_after(watermark: Any, idle_after: float | None, function: StageFunction) -> Any:
+def with_idle_after(watermark: Any, idle_after: float | None, function: StageFunction) -> Any:
+    """The watermark that a source declares, with the idle time-out of its decorator."""
     if idle_after is None:
         return watermark
     where = f"Source {getattr(function, '__name__', function)!r} ({locate(function)})"

@@ -32,6 +32,8 @@ class StageInput:
         edge: "pointwise", "all_to_all", or None for the default: all_to_all for a static input or with a
             `key`, pointwise otherwise.
         key: The column by which rows are distributed to the instances; equal keys meet in the same instance.
+        fuse: Whether the input may be a source in the stage's own Spark query; all inputs of the stage have to allow it.
+            Otherwise each source has a query of its own, and a long micro-batch of one does not hold the others up.
 
     Raises:
         InvalidStageInputError: The options contradict each other.
@@ -40,6 +42,7 @@ class StageInput:
     mode: Literal["stream", "static"] = "stream"
     edge: Literal["pointwise", "all_to_all"] | None = None
     key: str | None = None
+    fuse: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ("stream", "static"):

@@ -57,6 +57,10 @@ class DuplicateStageError(PipelineDefinitionError):
     """Two stages of a pipeline have the same name."""
 
 
+class DuplicateUidError(PipelineDefinitionError):
+    """Two stages of a pipeline have the same uid, under which checkpoints hold their state."""
+
+
 class UnknownStageError(PipelineDefinitionError):
     """A name does not belong to any stage of the pipeline."""
 
@@ -81,12 +85,32 @@ class OutputModeError(PipelineDefinitionError):
     """A stage's output mode is unknown, or its sink or a stage that reads it does not support the mode."""
 
 
+class UnboundedSinkError(PipelineDefinitionError):
+    """An unbounded stage has a sink that only a bounded stage can have."""
+
+
+class InvalidSplitSourceError(PipelineDefinitionError):
+    """An argument, or the function, of a split source cannot be used."""
+
+
+class InvalidSplitError(PipelineDefinitionError):
+    """A split is not of the type that its source declares."""
+
+
 class ChainLayoutError(PipelineDefinitionError):
     """A layout of chains does not cover the pipeline, or joins stages that cannot run in one query."""
 
 
 class InvalidExecutionGraphError(PipelineDefinitionError):
     """An execution graph is not a directed acyclic graph in topological order."""
+
+
+class NoInputAssetError(PipelineDefinitionError):
+    """A stage asks for a Dagster asset that it does not read, or that was never materialized."""
+
+
+class InvalidCommitCheckError(PipelineDefinitionError):
+    """A check of a stage's commits is no function of the rows, or the stage has no sink, or two checks have the same name."""
 
 
 class OverlappingSinksError(PipelineDefinitionError):

@@ -19,6 +19,7 @@ from dagster_checkpoints.pipeline.edges import (
 )
 from dagster_checkpoints.pipeline.errors import (
     DuplicateStageError,
+    DuplicateUidError,
     EmptyPipelineError,
     InstancesMismatchError,
     InvalidWatermarkError,
@@ -26,6 +27,7 @@ from dagster_checkpoints.pipeline.errors import (
     OutputModeError,
     OverlappingSinksError,
     StageCycleError,
+    UnboundedSinkError,
     UnboundedStaticInputError,
     UnknownStageError,
     UnusedStageError,
@@ -84,6 +86,7 @@ class Pipeline:
         self._check_static_inputs_end()
         for each in self.stages:
             _check_output(each, self._downstream[each.name])
+            self._check_bounded_sink(each)
         _check_sinks_apart(self.stages)
 
     def stage(self, name: str) -> Stage:
@@ -178,6 +181,13 @@ class Pipeline:
                     f'mode="stream", or make it bounded.'
                 )
 
+    def _check_bounded_sink(self, stage: Stage) -> None:
+        if getattr(stage.sink, "bounded_only", False) and not self._bounded[stage.name]:
+            raise UnboundedSinkError(
+                f"{stage.where}: its sink {stage.sink} is for a stage that ends, but {stage.name!r} is "
+                f"unbounded{self._unbounded_because(stage.name)}. Use another setting of the sink, or make the stage bounded."
+            )
+
     def _unbounded_because(self, name: str) -> str:
         origin = name
         while not self._by_name[origin].kind.is_source:
@@ -189,6 +199,7 @@ def _by_name(pipeline: str, stages: Sequence[object]) -> dict[str, Stage]:
     if not stages:
         raise EmptyPipelineError(f"Pipeline {pipeline!r} has no stages; it needs at least one source with a sink.")
     by_name: dict[str, Stage] = {}
+    by_uid: dict[str, Stage] = {}
     for number, each in enumerate(stages):
         if not isinstance(each, Stage):
             raise NotAStageError(
@@ -206,7 +217,14 @@ def _by_name(pipeline: str, stages: Sequence[object]) -> dict[str, Stage]:
                 f"Pipeline {pipeline!r} has two stages {each.name!r}: at {by_name[each.name].location} and "
                 f"at {each.location}. Give one of them another name (name=...)."
             )
-        by_name[each.name] = each
+        if each.uid in by_uid:
+            other = by_uid[each.uid]
+            raise DuplicateUidError(
+                f"Pipeline {pipeline!r}: {other.where} and {each.where} have one uid, {each.uid!r} (by default a stage's uid is "
+                "its name). Checkpoints hold a stage's state under its uid: give one of them another uid=..., which no "
+                "checkpoint holds if the stage is to start without state."
+            )
+        by_name[each.name] = by_uid[each.uid] = each
     return by_name
 
 

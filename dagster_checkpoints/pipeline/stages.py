@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from dagster_checkpoints.pipeline.checks import CheckFunction, CommitCheck, checked_checks
 from dagster_checkpoints.pipeline.context import BroadcastState, ListState, OperatorStates, StageContext
 from dagster_checkpoints.pipeline.edges import StageInput
 from dagster_checkpoints.pipeline.errors import (
@@ -75,9 +76,12 @@ class Stage:
 
     Args:
         name: Name of the stage: letters, digits and underscores; by default the class's name in snake case.
+        uid: Identity of the stage in checkpoints and in the tables of its sink; by default its name. A stage that gets another
+            name keeps its state with its earlier name as `uid`. Names and uids have the same characters.
         inputs: Options for some or all of the upstream stages, by their names.
         instances: Names of the stage's parallel instances.
         sink: Where the stage's output is committed to.
+        checks: Checks of the rows that the sink commits, see :func:`commit_check`.
         watermark: Event time, at a source only: a :class:`Watermark` or (column, lateness).
         event_time: Event-time column of the output where it is not that of the input; (column, lateness) where its rows
             may be older than the input's watermark: the lateness ("10 minutes") is the largest difference.
@@ -97,13 +101,17 @@ class Stage:
     """
 
     name: str = ""
+    uid: str = ""
     inputs: Mapping[str, StageInput] = {}
     instances: tuple[str, ...] = DEFAULT_INSTANCES
     sink: Any = None
+    checks: tuple[CommitCheck, ...] = ()
     watermark: Watermark | None = None
     event_time: str | tuple[str, str] | None = None
     output_mode: OutputMode = "append"
     kind: StageKind = StageKind.DERIVED
+    split_interval: float | None = None
+    """Of a split source: seconds between two discoveries of splits. None for other stages."""
 
     event_time_column: str | None = None
     """The column that `event_time` names; None where it names none."""
@@ -116,9 +124,11 @@ class Stage:
         self,
         name: str | None = None,
         *,
+        uid: str | None = None,
         inputs: Mapping[str, StageInput] | None = None,
         instances: Sequence[str] | None = None,
         sink: Any = None,
+        checks: Sequence[CommitCheck | CheckFunction] | None = None,
         watermark: Watermark | tuple[str, str] | None = None,
         event_time: str | tuple[str, str] | None = None,
         output_mode: OutputMode | None = None,
@@ -131,10 +141,13 @@ class Stage:
                 f"{self.where} cannot be called 'context': no stage could read it, because a parameter of "
                 f"that name receives the StageContext. Rename it."
             )
+        self.uid = check_name("uid", (self.uid or self.name) if uid is None else uid, self.where)
         self.kind = kind or self.kind
         self.inputs = self._read_inputs(self.inputs if inputs is None else inputs)
         self.instances = self._check_instances(self.instances if instances is None else instances)
         self.sink = self.sink if sink is None else sink
+        checks = self.checks if checks is None else checks
+        self.checks = checked_checks(checks, self.where, has_sink=self.sink is not None)
         self.watermark = self._check_watermark(self.watermark if watermark is None else watermark)
         self.event_time = self.event_time if event_time is None else event_time
         self.event_time_column, self.event_time_lateness_ms = self._check_event_time(self.event_time)

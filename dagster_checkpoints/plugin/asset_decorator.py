@@ -13,9 +13,11 @@ from typing import Any
 import dagster as dg
 
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.commit_checks import check_specs
 from dagster_checkpoints.plugin.pipeline_names import check_names, pipeline_of, register
 from dagster_checkpoints.plugin.run_config import run_config_schema
 from dagster_checkpoints.plugin.stage_assets import stage_specs
+from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
 
 
 def pipeline_assets(
@@ -26,6 +28,7 @@ def pipeline_assets(
     group_name: str | None = None,
     deps: Mapping[str, Sequence[Any]] | None = None,
     tags: Mapping[str, str] | None = None,
+    translator: DagsterStageTranslator | None = None,
     op_tags: Mapping[str, Any] | None = None,
     pool: str | None = None,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
@@ -43,6 +46,7 @@ def pipeline_assets(
         group_name: Name of the assets' group.
         deps: Assets outside of the pipeline that stages read, by the stage's name; values as `deps=` of :func:`dagster.asset`.
         tags: Tags of the assets.
+        translator: Says how each stage becomes an asset: key, group, owners, code version, automation condition, freshness.
         op_tags: Tags of the op.
         pool: Concurrency pool of the op.
 
@@ -51,6 +55,7 @@ def pipeline_assets(
 
     Raises:
         UnknownStageError: `deps` names a stage that the pipeline does not have.
+        DuplicateAssetKeyError: The translator gives two stages the same key.
         DuplicatePipelineError: Another pipeline of the code location that Dagster is loading has the same name.
 
     Examples:
@@ -61,7 +66,8 @@ def pipeline_assets(
         ...     yield from checkpoint_coordinator.run(flights, context=context)
     """
     prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or ())
-    specs = stage_specs(pipeline, key_prefix=prefix, group_name=group_name, deps=deps, tags=tags)
+    specs = stage_specs(pipeline, key_prefix=prefix, group_name=group_name, deps=deps, tags=tags, translator=translator)
+    checks = check_specs(pipeline, {stage.name: spec.key for stage, spec in zip(pipeline.stages, specs, strict=True)})
 
     def decorate(function: Callable[..., Any]) -> dg.AssetsDefinition:
         _evaluate_annotations(function)
@@ -69,6 +75,7 @@ def pipeline_assets(
         assets = dg.multi_asset(
             name=name,
             specs=specs,
+            check_specs=checks,
             can_subset=True,
             op_tags=op_tags,
             pool=pool,

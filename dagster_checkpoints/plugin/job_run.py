@@ -90,9 +90,9 @@ class JobRun:
                     yield from materialized
                     if on_event is not None:
                         on_event(event)
-            if self._reporter.observation_may_be_due:
+            if self._reporter.may_be_due:
                 with interrupts_delayed():
-                    self._reporter.observe()
+                    self._reporter.report_due()
             if check_at is not None and time.monotonic() >= check_at:
                 assert drain_when is not None
                 check_at = time.monotonic() + _POLL_SECONDS
@@ -131,6 +131,8 @@ class JobRun:
                 ended = self._suspend(self._suspend_seconds)
         if ended is None:
             ended = self._thread.cancel(CANCEL_SECONDS)
+        with interrupts_delayed():
+            self._reporter.ended()
         if ended is None:
             self._context.log.warning(
                 f"Spark did not stop within {CANCEL_SECONDS:g} s. The run ends all the same; Spark ends with its process."

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import dagster as dg
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.event_time import event_time_metadata
 from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
 from dagster_checkpoints.plugin.stage_assets import StageAssets, checkpoints_key
 from dagster_checkpoints.plugin.start_lines import query_name
@@ -29,6 +29,9 @@ STAGE_LABELS = (
     "state_bytes",
     "rows_per_second",
     "finished_instances",
+    "splits_discovered",
+    "splits_assigned",
+    "splits_finished",
     "query",
 )
 """The labels of a stage's observation, in the order in which Dagster shows them; unknown values are left out."""
@@ -113,7 +116,7 @@ class PipelineObservations:
             progress = stages.get(stage.name)
             if stage.name not in self._running or progress is None:
                 continue
-            seen = (progress.rows, progress.watermark_ms, progress.finished_instances, progress.late_rows)
+            seen = (progress.rows, progress.watermark_ms, progress.finished_instances, progress.late_rows, progress.splits)
             decide = self._schedule.made if stage.name in at_once else self._schedule.due
             if decide(f"{_STAGE}{stage.name}", seen, now) is not None:
                 metadata = self._stage(stage.name, progress, now)
@@ -121,15 +124,15 @@ class PipelineObservations:
 
     def _stage(self, stage: str, progress: StageProgress, now: float) -> dict[str, Any]:
         shown: dict[str, Any] = {"state": "running"}
-        if progress.watermark_ms is not None and progress.watermark_ms < MAX_WATERMARK_MS:
-            watermark = datetime.fromtimestamp(progress.watermark_ms / 1000, UTC)
-            shown["watermark"] = dg.MetadataValue.timestamp(watermark)
-            if not self._pipeline.is_bounded(stage):  # a backfill has no meaningful lag
-                shown["lag_seconds"] = round((self._wall() - watermark).total_seconds())
+        shown |= event_time_metadata(self._pipeline, stage, progress.watermark_ms, self._wall)
         if progress.late_rows:
             shown["late_rows"] = progress.late_rows
         if progress.instances > 1:
             shown["finished_instances"] = progress.finished_instances
+        if progress.splits is not None:
+            counts = progress.splits
+            shown["splits_discovered"], shown["splits_assigned"] = counts.discovered, counts.assigned
+            shown["splits_finished"] = counts.finished
         counted = self.counts_rows(stage)
         if counted:
             shown |= self._volume(stage, progress, now)

@@ -20,18 +20,13 @@ from dagster_spark.utils import flatten_dict
 from pydantic import Field, field_validator, model_validator
 
 from dagster_checkpoints.control import PipelineControl
-from dagster_checkpoints.coordination import (
-    CheckpointConfig,
-    ExponentialDelayRestart,
-    FailureRateRestart,
-    FixedDelayRestart,
-    NoRestart,
-    RestartStrategy,
-)
+from dagster_checkpoints.coordination import FailoverStrategy
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.checkpoint_settings import checkpoint_config, restart_strategy
 from dagster_checkpoints.plugin.dagster_instance import shared_parts
 from dagster_checkpoints.plugin.definition_checks import check_definition
+from dagster_checkpoints.plugin.input_assets import input_assets
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed
 from dagster_checkpoints.plugin.job_run import JobRun
 from dagster_checkpoints.plugin.job_thread import JobThread
@@ -45,7 +40,7 @@ from dagster_checkpoints.spark.job.events import JobEvent
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session, session_config
-from dagster_checkpoints.spark.session.work_directory import check_work_directory_named, parse_work_directory
+from dagster_checkpoints.spark.session.work_directory import RemoteDirectory, check_work_directory_named, parse_work_directory
 from dagster_checkpoints.state import ClaimMode
 from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, open_store
 
@@ -63,6 +58,14 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         min_pause: Least seconds between the end of a checkpoint and the beginning of the next periodic one.
         max_concurrent: Maximum number of checkpoints in progress at the same time. With more than one, a checkpoint that takes
             longer than `interval` to be stored does not delay the next; when a newer one completes first, the older is aborted.
+        mode: "exactly_once": a stage with several inputs waits for the barriers of all of them. "at_least_once": it never waits,
+            and after a failure rows may be counted, and written to sinks, twice.
+        unaligned: Whether barriers overtake the records that wait in front of a slow stage: these records become part of the
+            checkpoint. Only with "exactly_once" and one checkpoint at a time; savepoints never overtake.
+        aligned_checkpoint_timeout: With `unaligned`: seconds from its trigger after which a checkpoint overtakes; None or 0: at
+            once.
+        interval_during_backlog: Seconds between periodic checkpoints while a bounded source has not ended: at least `interval`,
+            or 0 for none; None for `interval`.
         tolerable_failed_checkpoints: Number of consecutive checkpoints that may fail; one more fails the run.
         retained: Number of completed checkpoints that are kept.
         restart_strategy: The failures after which the unfinished stages of a run restart from the latest checkpoint:
@@ -74,6 +77,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         restart_delay_multiplier: Factor by which an exponential delay grows from restart to restart, at least 1.
         restart_delay_maximum: Maximum of an exponential delay, seconds.
         restart_interval: Seconds; see `restart_strategy`. "fixed_delay" does not use it.
+        failover_strategy: The stages that restart. "region": those connected with the stage that failed, by inputs in either
+            direction and over any number of stages; the others go on. "full": all.
         lease_seconds: Seconds without a renewal of its lease after which another run may take the pipeline over.
         work_directory: Directory of records between stages and of Spark's own files: a path, `~` or `file:///path`. The driver
             and all of Spark's executors must see it under the same path, which is checked at start. Default: a directory for
@@ -82,6 +87,10 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         observe_every: Seconds between two observations of a running stage, and of the checkpoints (`checkpoints/<pipeline>`);
             every 30 seconds in the first five minutes, and one twelfth as often while nothing changes. With the default, at most
             297 for each of them on the first day of a run, and 288 on every other day.
+        materialize_every: Least seconds between two materializations of a stage whose sink commits while the stage runs, so that
+            assets downstream, freshness policies and checks see its rows; what was committed in between is shown by the next one.
+            0: each commit. None: a stage is materialized only when it has finished.
+        sample_rows: Number of rows of a commit that its materialization shows, as a table; they are taken from one instance.
         savepoint_on_termination: Whether a run that Dagster terminates suspends the pipeline first, with a savepoint from which
             the next run continues. Otherwise the next run continues from the newest checkpoint.
         termination_timeout: Seconds for that savepoint; after that the run is cancelled without it.
@@ -90,6 +99,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         status_seconds: Seconds between two versions of the running pipeline's status in storage (one PUT each).
         trace: For bug reports: the directory below which each run writes the events and actions of its state machines, as
             `<pipeline>/<run id>-e<epoch>.trace`; `dagster-checkpoints replay FILE` shows it. A path; default: no trace.
+        share_java_classes: Whether Spark starts with an archive of its Java classes (class data sharing), which halves the
+            processor time of its start. A run that finds none makes it in the user's cache directory: about 200 MB.
         spark_config: Settings of the Spark session, such as `{"spark.master": "local[4]"}`, nested or flat.
         spark: A `dagster_pyspark` resource, of which only `spark_config` is used: the session is created on another thread than
             Dagster's, where Dagster cannot interrupt it in the middle of a call.
@@ -115,6 +126,16 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     )
     min_pause: float = Field(default=0.0, ge=0, description="least seconds between two checkpoints")
     max_concurrent: int = Field(default=1, ge=1, description="maximum number of checkpoints in progress at the same time")
+    mode: Literal["exactly_once", "at_least_once"] = Field(
+        default="exactly_once", description="at_least_once: stages never wait for barriers; rows may be repeated after a failure"
+    )
+    unaligned: bool = Field(default=False, description="barriers overtake the records in front of slow stages")
+    aligned_checkpoint_timeout: float | None = Field(
+        default=None, ge=0, description="with unaligned: seconds from a checkpoint's trigger after which it overtakes"
+    )
+    interval_during_backlog: float | None = Field(
+        default=None, ge=0, description="seconds between periodic checkpoints while a bounded source has not ended; 0 for none"
+    )
     tolerable_failed_checkpoints: int = Field(default=3, ge=0, description="consecutive failed checkpoints before the run fails")
     retained: int = Field(default=1, ge=1, description="number of completed checkpoints that are kept")
     restart_strategy: Literal["fixed_delay", "exponential_delay", "failure_rate"] = Field(
@@ -131,6 +152,9 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     restart_interval: float = Field(
         default=3600.0, ge=0, description="seconds: failure_rate counts within them, exponential_delay begins again after them"
     )
+    failover_strategy: FailoverStrategy = Field(
+        default="region", description="what restarts: region, the stages connected with the one that failed; full, all stages"
+    )
     lease_seconds: float = Field(default=30.0, gt=0, description="seconds without a renewal until another run may take over")
     work_directory: str | None = Field(default=None, description="directory of records between stages; all executors must see it")
     max_queued_bytes: int = Field(default=256 * 1024 * 1024, gt=0, description="unread bytes of a channel that make a stage wait")
@@ -140,6 +164,13 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         description="seconds between two observations of a running stage, and of the checkpoints; every 30 seconds in the first "
         "five minutes. By default at most 297 of each on a run's first day, then 288 a day",
     )
+    materialize_every: float | None = Field(
+        default=60.0,
+        ge=0,
+        description="least seconds between two materializations of a running stage whose sink commits; 0 for each commit, null "
+        "for materializations of finished stages only",
+    )
+    sample_rows: int = Field(default=0, ge=0, le=100, description="number of rows of a commit that its materialization shows")
     savepoint_on_termination: bool = Field(default=False, description="suspend with a savepoint when a run is terminated")
     termination_timeout: float = Field(default=60.0, gt=0, description="seconds for that savepoint")
     request_poll_seconds: float | None = Field(
@@ -147,6 +178,9 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     )
     status_seconds: float = Field(default=5.0, gt=0, description="seconds between two versions of the status in storage")
     trace: str | None = Field(default=None, description="directory for traces of runs, for bug reports; null for none")
+    share_java_classes: bool = Field(
+        default=True, description="start Spark with an archive of its Java classes, which is made once in the cache directory"
+    )
     spark_config: dict[str, Any] = Field(default={}, description="settings of the Spark session")
     spark: LazyPySparkResource | None = None
     s3: S3Resource | None = None
@@ -165,6 +199,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
                 f"restart_attempts is None with restart_strategy={self.restart_strategy!r}; expected a number. Only restarts "
                 'with growing delays ("exponential_delay") may have no limit.'
             )
+        checkpoint_config(self)
         return self
 
     def run(
@@ -208,6 +243,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
                 pipeline,
                 assets,
                 observe_every=self.observe_every,
+                materialize_every=self.materialize_every,
                 interval=self.interval,
                 progress=thread.job.progress,
                 storage=lambda: self.checkpoint_storage(pipeline, instance=context.instance),
@@ -294,7 +330,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             pipeline,
             storage=storage,
             options=self._options(config, storage, context, assets),
-            session=lambda: build_session(spark_config),
+            session=lambda: build_session(spark_config, share_classes=self.share_java_classes),
             on_event=on_event,
             run_id=context.run.run_id,
             selection=None if all_selected else assets.selected,
@@ -304,18 +340,12 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     def _options(
         self, config: PipelineRunConfig, storage: CheckpointStorage, context: dg.AssetExecutionContext, assets: StageAssets
     ) -> JobOptions:
+        work_directory, scratch = self._work_directories(storage)
         return JobOptions(
-            CheckpointConfig(
-                interval=self.interval,
-                timeout=self.timeout,
-                min_pause=self.min_pause,
-                max_concurrent=self.max_concurrent,
-                initial_delay=self.initial_delay,
-                tolerable_failed_checkpoints=self.tolerable_failed_checkpoints,
-                retained=self.retained,
-            ),
-            self._restart(),
-            self._work_directory(storage),
+            checkpoint_config(self),
+            restart_strategy(self),
+            work_directory,
+            scratch_directory=scratch,
             work_directory_named=bool(self.work_directory),
             restore_from=config.restore_from,
             allow_non_restored_state=config.allow_non_restored_state,
@@ -330,30 +360,17 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             origin=origin_of(context, assets),
             allow_moved_pipeline=config.allow_moved_pipeline,
             earlier_runs=earlier_runs(context),
+            assets=input_assets(context, assets),
+            sample_rows=self.sample_rows,
+            failover=self.failover_strategy,
         )
 
-    def _restart(self) -> RestartStrategy:
-        if self.restart_attempts == 0:
-            return NoRestart()
-        if self.restart_strategy == "exponential_delay":
-            return ExponentialDelayRestart(
-                initial=self.restart_delay,
-                maximum=self.restart_delay_maximum,
-                multiplier=self.restart_delay_multiplier,
-                reset_after=self.restart_interval,
-                attempts=self.restart_attempts,
-            )
-        assert self.restart_attempts is not None, "checked where it is defined"
-        if self.restart_strategy == "failure_rate":
-            return FailureRateRestart(self.restart_attempts, self.restart_interval, self.restart_delay)
-        return FixedDelayRestart(self.restart_attempts, self.restart_delay)
-
-    def _work_directory(self, storage: CheckpointStorage) -> Path:
+    def _work_directories(self, storage: CheckpointStorage) -> tuple[Path | RemoteDirectory, Path]:
+        """The work directory, and the directory for files that only this machine uses."""
         # Pipelines of the same name on another storage are other pipelines.
         storage_id = hashlib.sha256(storage.store.url.encode()).hexdigest()[:12]
-        if self.work_directory:
-            return parse_work_directory(self.work_directory).absolute() / storage_id
-        return Path(tempfile.gettempdir()).absolute() / f"dagster-checkpoints-{os.getuid()}" / storage_id
+        own = Path(tempfile.gettempdir()).absolute() / f"dagster-checkpoints-{os.getuid()}" / storage_id
+        return (parse_work_directory(self.work_directory) / storage_id if self.work_directory else own), own
 
     def spark_settings(self) -> dict[str, str]:
         """The complete configuration of the Spark session of a run.

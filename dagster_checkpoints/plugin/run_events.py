@@ -17,25 +17,32 @@ import dagster as dg
 from dagster_checkpoints.coordination import FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
+from dagster_checkpoints.plugin.materializations import PipelineMaterializations
 from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
 from dagster_checkpoints.plugin.observations import PipelineObservations
 from dagster_checkpoints.plugin.savepoints.recording import record_savepoint
-from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, StageAssets, instance_key
+from dagster_checkpoints.plugin.stage_assets import StageAssets
 from dagster_checkpoints.plugin.start_lines import start_line
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.job.events import (
     CheckpointDone,
     CheckpointNotDone,
+    CommitRefused,
     FirstBatch,
     InstanceFinished,
     JobEvent,
     JobRestarting,
     JobStarted,
     SavepointDone,
+    SinkCommitted,
     StageFinished,
     StageProgress,
 )
 from dagster_checkpoints.storage import CheckpointStorage
+
+_REFUSALS_EVERY = 60.0
+"""Seconds between two reports of refused commits of a stage if its commits are not reported while it runs."""
 
 
 class RunReporter:
@@ -46,6 +53,7 @@ class RunReporter:
         pipeline: The pipeline that runs.
         assets: The assets of the pipeline's stages.
         observe_every: Seconds between two observations of a running stage; see :class:`ObservationSchedule`.
+        materialize_every: Seconds between two materializations of a running stage; see :class:`CommitSchedule`.
         interval: Seconds between periodic checkpoints, for the log; None for no periodic checkpoints.
         progress: Returns the current progress of each stage; empty before the start.
         storage: Opens the pipeline's storage, to read the metadata of savepoints.
@@ -60,6 +68,7 @@ class RunReporter:
         assets: StageAssets,
         *,
         observe_every: float,
+        materialize_every: float | None,
         interval: float | None,
         progress: Callable[[], Mapping[str, StageProgress]],
         storage: Callable[[], CheckpointStorage],
@@ -73,9 +82,10 @@ class RunReporter:
         self._progress = progress
         self._storage = storage
         self._observations = PipelineObservations(context, pipeline, assets, ObservationSchedule(observe_every), clock, wall)
-        self._job_id = 0
-        self._finished: dict[str, StageFinished] = {}
-        self._yielded: set[str] = set()
+        counts_rows = self._observations.counts_rows
+        commits = CommitSchedule(materialize_every)
+        refusals = CommitSchedule(_REFUSALS_EVERY if materialize_every is None else materialize_every)
+        self._materializations = PipelineMaterializations(context, pipeline, assets, commits, refusals, counts_rows, clock, wall)
 
     @property
     def last_checkpoint(self) -> CheckpointDone | None:
@@ -94,36 +104,44 @@ class RunReporter:
                 reason = FailureReason[event.reason]
                 level = logging.WARNING if reason.counts else logging.DEBUG if reason.pre_flight else logging.INFO
                 self._log(level, self._observations.checkpoint_failed(event))
-            case JobRestarting(attempt, delay, cause):
+            case JobRestarting(attempt, delay, cause, stages):
+                which = f"The stages {', '.join(stages)} start" if stages else "The unfinished stages start"
+                go_on = "; the others are not connected with them, and go on" if stages else ""
                 self._context.log.error(
-                    f"{cause}\nThe unfinished stages start again from the latest checkpoint in {delay:g} s (attempt {attempt})."
+                    f"{cause}\n{which} again from the latest checkpoint in {delay:g} s (attempt {attempt}){go_on}."
                 )
             case InstanceFinished():
-                self._instance_finished(event)
+                self._materializations.instance_finished(event)
+            case SinkCommitted():
+                self._materializations.committed(event)
+            case CommitRefused():
+                self._materializations.refused(event)
             case StageFinished():
                 self._stage_finished(event)
             case start:
                 if isinstance(start, JobStarted):
-                    self._job_id = start.job_id
+                    self._materializations.job_started(start)
                     self._observations.queries = {stage: chain for chain in start.chains for stage in chain}
                 self._log(logging.INFO, start_line(start, self._pipeline, self._interval))
                 if isinstance(start, FirstBatch):
                     self._observations.runs(*start.stages)
                     self._observations.observe_stages(self._progress(), at_once=start.stages)
-        yield from self._materializations()
+        yield from self._materializations.possible()
 
     @property
-    def observation_may_be_due(self) -> bool:
-        """Whether an observation may be due."""
-        return self._observations.may_be_due()
+    def may_be_due(self) -> bool:
+        """Whether an observation, or the materialization of a running stage, may be due."""
+        return self._observations.may_be_due() or self._materializations.may_be_due()
 
-    def observe(self) -> None:
-        """Observe the running stages that are due; call it about once per second."""
+    def report_due(self) -> None:
+        """Observe and materialize the running stages that are due; call it about once per second."""
         self._observations.observe_stages(self._progress())
+        self._materializations.log_due()
 
     def ended(self) -> None:
-        """The job has ended: observe its newest checkpoint."""
+        """The job has ended: observe its newest checkpoint, and materialize the stages whose commits were held; once."""
         self._log(logging.INFO, self._observations.last_checkpoint())
+        self._materializations.run_ended()
 
     def suspended(self, savepoint: str) -> None:
         """The job was suspended: report its unfinished stages, which continue in the next run.
@@ -144,7 +162,7 @@ class RunReporter:
 
     def missing(self) -> list[str]:
         """The selected stages that have not been materialized, in topological order."""
-        return [s.name for s in self._pipeline.stages if s.name in self._assets.selected - self._yielded]
+        return self._materializations.missing()
 
     def _log(self, level: int, line: str | None) -> None:
         if line is not None:
@@ -160,49 +178,15 @@ class RunReporter:
         if not event.recorded_by_asker:
             record_savepoint(self._context, self._pipeline, event, self._storage)
 
-    def _instance_finished(self, event: InstanceFinished) -> None:
-        if self._pipeline.stage(event.stage).parallelism == 1 or event.stage not in self._assets.keys:
-            return
-        metadata = {"rows": event.rows} if self._observations.counts_rows(event.stage) else {}
-        key = instance_key(self._assets.keys[event.stage])
-        self._context.log_event(dg.AssetMaterialization(key, partition=event.instance, metadata=metadata))
-
     def _stage_finished(self, event: StageFinished) -> None:
-        if event.stage in self._finished:
+        if not self._materializations.stage_finished(event):
             return
-        self._finished[event.stage] = event
         self._observations.ended(event.stage)
         if event.stage in self._assets.keys and not event.restored:
-            result = self._result(event)
+            result = self._materializations.end(event)
             rows = {"rows": result.pop("rows")} if "rows" in result else {}
             metadata = {**rows, "state": "finished", **result}
             self._context.log_event(dg.AssetObservation(self._assets.keys[event.stage], metadata=metadata))
-
-    def _materializations(self) -> Iterator[dg.MaterializeResult[Any]]:
-        """The possible materializations: Dagster requires an asset after those it depends on, in whatever order stages finish."""
-        for stage in self._pipeline.stages:
-            name = stage.name
-            if name in self._yielded or name not in self._finished or name not in self._assets.selected:
-                continue
-            if all(up in self._yielded or up not in self._assets.selected for up in self._pipeline.upstream(name)):
-                self._yielded.add(name)
-                yield dg.MaterializeResult(asset_key=self._assets.keys[name], metadata=self._result(self._finished[name]))
-
-    def _result(self, event: StageFinished) -> dict[str, Any]:
-        stage = self._pipeline.stage(event.stage)
-        metadata: dict[str, Any] = {"job": self._job_id, "instances": stage.parallelism}
-        if event.checkpoint_id is not None:
-            metadata["checkpoint"] = event.checkpoint_id
-        if event.restored:
-            metadata[FINISHED_BEFORE] = True
-        elif self._observations.counts_rows(event.stage):
-            metadata["rows"] = event.rows
-        if event.late_rows:
-            metadata["late_rows"] = event.late_rows
-        path = getattr(stage.sink, "path", None)
-        if path is not None:
-            metadata["path"] = dg.MetadataValue.path(str(path))
-        return metadata
 
 
 def failure(pipeline: Pipeline, error: BaseException, last_checkpoint: str | None) -> dg.Failure:

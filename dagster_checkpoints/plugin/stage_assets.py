@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from inspect import cleandoc
 from typing import Any
 
 import dagster as dg
@@ -19,6 +18,8 @@ from dagster_shared.check import CheckError
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline, Stage
 from dagster_checkpoints.plugin.pipeline_names import check_names
+from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
+from dagster_checkpoints.sinks import TwoPhaseCommitSink
 
 PIPELINE = "dagster_checkpoints/pipeline"
 REFUSED = "dagster_checkpoints/refused"
@@ -33,8 +34,20 @@ FINISHED_BEFORE = "finished_before_this_run"
 """Key in the metadata of a materialization: True if the stage had finished before the run began."""
 
 
+LIVE = "dagster_checkpoints/live"
+"""Tag of a materialization that a stage's sink has caused while the stage runs: it is not the stage's end."""
+
+
+COMMITTED_ROWS = "dagster_checkpoints/committed_rows"
+"""Tag of such a materialization: the number of rows that the stage had committed since the job began."""
+
+
 class NotAPipelineAssetError(DagsterCheckpointsError):
     """A pipeline is run by an asset that `@pipeline_assets` did not make from this pipeline."""
+
+
+class DuplicateAssetKeyError(DagsterCheckpointsError):
+    """Two stages of a pipeline have the same asset key."""
 
 
 def stage_specs(
@@ -44,6 +57,7 @@ def stage_specs(
     group_name: str | None = None,
     deps: Mapping[str, Sequence[Any]] | None = None,
     tags: Mapping[str, str] | None = None,
+    translator: DagsterStageTranslator | None = None,
 ) -> list[dg.AssetSpec]:
     """An asset per stage, in topological order, with the pipeline's edges as dependencies.
 
@@ -53,27 +67,58 @@ def stage_specs(
         group_name: Name of the assets' group.
         deps: Assets outside of the pipeline that stages read, by the stage's name.
         tags: Tags of every asset.
+        translator: Says how a stage becomes an asset; default: :class:`DagsterStageTranslator`.
 
     Raises:
         UnknownStageError: `deps` names a stage that the pipeline does not have.
+        DuplicateAssetKeyError: The translator gives two stages the same key.
     """
     outside = {pipeline.stage(name).name: tuple(assets) for name, assets in (deps or {}).items()}
+    translate = translator or DagsterStageTranslator()
+    keys = {stage.name: translate.get_asset_key(stage).with_prefix(key_prefix) for stage in pipeline.stages}
+    _check_keys(keys, translate)
     return [
         dg.AssetSpec(
-            key=dg.AssetKey([*key_prefix, stage.name]),
-            deps=[
-                *(dg.AssetKey([*key_prefix, upstream]) for upstream in pipeline.upstream(stage.name)),
-                *outside.get(stage.name, ()),
-            ],
-            description=cleandoc(stage.description) if stage.description else None,
-            metadata=_metadata(pipeline, stage),
-            group_name=group_name,
+            key=keys[stage.name],
+            deps=[*(keys[upstream] for upstream in pipeline.upstream(stage.name)), *outside.get(stage.name, ())],
+            description=translate.get_description(stage),
+            metadata={**translate.get_metadata(stage), **_metadata(pipeline, stage)},
+            group_name=translate.get_group_name(stage) or group_name,
             skippable=True,  # a stage that has not finished when the run ends is not materialized
-            tags=tags,
+            code_version=translate.get_code_version(stage),
+            automation_condition=translate.get_automation_condition(stage),
+            freshness_policy=translate.get_freshness_policy(stage),
+            owners=translate.get_owners(stage),
+            tags={**(tags or {}), **translate.get_tags(stage)},
             kinds={"spark", "bounded" if pipeline.is_bounded(stage.name) else "unbounded"},
         )
         for stage in pipeline.stages
     ]
+
+
+def _check_keys(keys: Mapping[str, dg.AssetKey], translator: DagsterStageTranslator) -> None:
+    stages: dict[dg.AssetKey, str] = {}
+    for stage, key in keys.items():
+        if (other := stages.setdefault(key, stage)) != stage:
+            raise DuplicateAssetKeyError(
+                f"expected an asset key for each stage, found {key.to_user_string()!r} for both {other!r} and {stage!r}. Change "
+                f"get_asset_key of {type(translator).__name__}"
+            )
+
+
+def reports_end(materialization: dg.AssetMaterialization) -> bool:
+    """Whether a materialization reports that its asset is complete. False for the commits of a running stage.
+
+    Args:
+        materialization: The materialization of any asset, of this or another pipeline, or of none.
+    """
+    return LIVE not in (materialization.tags or {})
+
+
+def table_metadata(sink: TwoPhaseCommitSink | None) -> dict[str, Any]:
+    """What a sink says of its table, by Dagster's own names; empty without a sink."""
+    named = {"dagster/uri": sink.uri, "dagster/table_name": sink.table_name} if sink is not None else {}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def instance_key(stage_key: dg.AssetKey) -> dg.AssetKey:
@@ -190,6 +235,7 @@ def _metadata(pipeline: Pipeline, stage: Stage) -> dict[str, Any]:
             metadata["dagster/code_references"] = dg.CodeReferencesMetadataValue(code_references=[reference])
     if stage.sink is not None:
         metadata["sink"] = repr(stage.sink)
+        metadata |= table_metadata(stage.sink)
     if stage.watermark is not None:
         metadata["watermark"] = f"{stage.watermark.column}, {stage.watermark.lateness} late"
     return metadata

@@ -84,6 +84,8 @@ def _start(event: StartChosen) -> str:
 
 def _job_started(event: JobStarted, interval: float | None) -> str:
     chains = [chain for chain in event.chains if not set(chain) <= set(event.finished_stages)]
+    if event.restarted:
+        chains = [chain for chain in chains if chain[0] in event.restarted]
     restored = "" if event.restored_checkpoint is None else f", from checkpoint {event.restored_checkpoint}"
     first = "there are no periodic checkpoints" if interval is None else f"the first checkpoint is due {interval:g} s after that"
     return (

@@ -6,7 +6,7 @@ not import Dagster or Spark.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -21,10 +21,15 @@ from dagster_checkpoints.state import (
     NonRestoredState,
     PipelineView,
     RestoreError,
+    RestorePlan,
+    SinkRemoved,
+    SparkVersionChanged,
     StateFile,
     UnfinishedPredecessor,
     UnknownMetadataVersion,
+    check_spark_version,
     decode,
+    fitted,
     task_files,
     validate_restore,
 )
@@ -45,6 +50,8 @@ ProblemKind = Literal[
     "chain_layout_changed",
     "inputs_changed",
     "input_rows_gone",
+    "sink_removed",
+    "spark_version_changed",
     "stateful_plan_changed",
     "sources_changed",
     "plan_not_built",
@@ -84,6 +91,7 @@ class VerificationReport:
         metadata: the metadata; None if it cannot be read.
         files: number of distinct state files that the metadata names.
         bytes: size of these files, as the metadata says.
+        changes: what a restore does with the state where the pipeline has changed, in words.
     """
 
     url: str
@@ -91,6 +99,7 @@ class VerificationReport:
     metadata: CheckpointMetadata | None
     files: int
     bytes: int
+    changes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -99,7 +108,12 @@ class VerificationReport:
 
 
 def verify_savepoint(
-    storage: CheckpointStorage, location: str, pipeline: PipelineView | None = None, *, allow_non_restored_state: bool = False
+    storage: CheckpointStorage,
+    location: str,
+    pipeline: PipelineView | None = None,
+    *,
+    allow_non_restored_state: bool = False,
+    spark_version: str = "",
 ) -> VerificationReport:
     """Read a whole savepoint or checkpoint, and report its problems.
 
@@ -108,6 +122,7 @@ def verify_savepoint(
         location: location as in `state.json`, or location, URL or absolute path of a savepoint.
         pipeline: the pipeline that is to be restored from it; None to verify the files alone.
         allow_non_restored_state: whether state of stages that the pipeline no longer has is allowed.
+        spark_version: version of the Spark that is to restore it; "" if that is not to be checked.
 
     Raises:
         StorageUnavailable: the storage does not answer, so the result is unknown.
@@ -128,12 +143,20 @@ def verify_savepoint(
     file_problems = storage.open_savepoint(location).verify(sizes) if is_savepoint else _verify_shared(storage, metadata)
     needed_by = _needed_by(metadata)
     problems = [_file_problem(problem, sizes[problem.sha256], needed_by[problem.sha256]) for problem in file_problems]
+    changes: tuple[str, ...] = ()
+    checks: list[Callable[[], RestorePlan | None]] = []
+    if spark_version:
+        checks.append(lambda: check_spark_version(metadata, spark_version))
     if pipeline is not None:
+        checks.append(lambda: validate_restore(pipeline, fitted(pipeline, metadata), allow_non_restored_state))
+    for check in checks:
         try:
-            validate_restore(pipeline, metadata, allow_non_restored_state)
+            plan = check()
         except RestoreError as error:
             problems.append(Problem(_RESTORE_KINDS.get(type(error), "does_not_fit"), str(error)))
-    return VerificationReport(url, tuple(problems), metadata, len(sizes), sum(sizes.values()))
+        else:
+            changes += plan.changes if plan is not None else ()
+    return VerificationReport(url, tuple(problems), metadata, len(sizes), sum(sizes.values()), changes)
 
 
 def file_sizes(metadata: CheckpointMetadata) -> dict[str, int]:
@@ -148,6 +171,8 @@ _RESTORE_KINDS: Mapping[type[RestoreError], ProblemKind] = {
     ChainLayoutChanged: "chain_layout_changed",
     InputsChanged: "inputs_changed",
     InputRowsGone: "input_rows_gone",
+    SinkRemoved: "sink_removed",
+    SparkVersionChanged: "spark_version_changed",
 }
 
 

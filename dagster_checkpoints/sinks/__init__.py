@@ -1,36 +1,87 @@
 """Sinks whose rows become visible exactly once.
 
-:mod:`base` is the contract, :mod:`parquet` the sink that this package provides.
+:mod:`base` is the contract; :mod:`files` and :mod:`parquet` write files, :mod:`delta` a Delta Lake table, :mod:`iceberg` an
+Apache Iceberg table, :mod:`sql` a table of a database, :mod:`kafka` a topic. :mod:`lake` is
+what sinks of lake tables have in common. A sink is imported when it is first used, with the libraries that it needs.
 """
 
-from dagster_checkpoints.sinks.base import AtNewStart, SinkContext, TwoPhaseCommitSink
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.errors import (
+    InvalidSinkDatabase,
     InvalidSinkPath,
+    InvalidSinkTopic,
     ReservedSinkColumn,
+    SinkCannotTakeBack,
+    SinkColumnsMismatch,
     SinkError,
     SinkFenced,
     SinkHoldsEarlierRows,
+    SinkLibraryMissing,
     SinkNotOpen,
     SinkPathInUse,
+    SinkRowsRefused,
+    SinkTargetChanged,
     SinkTransactionConflict,
     SinkTransactionLost,
+    SinkUnavailable,
     UnreadableSinkTransaction,
 )
-from dagster_checkpoints.sinks.parquet import ParquetSink
+from dagster_checkpoints.sinks.merged_commits import merged
+
+if TYPE_CHECKING:
+    from dagster_checkpoints.sinks.delta import DeltaSink
+    from dagster_checkpoints.sinks.files import FileSink
+    from dagster_checkpoints.sinks.iceberg import IcebergSink
+    from dagster_checkpoints.sinks.kafka import KafkaSink
+    from dagster_checkpoints.sinks.parquet.sink import ParquetSink
+    from dagster_checkpoints.sinks.sql.sink import SqlSink
+
+_WHERE = {
+    "DeltaSink": "delta",
+    "FileSink": "files",
+    "IcebergSink": "iceberg",
+    "KafkaSink": "kafka",
+    "ParquetSink": "parquet.sink",
+    "SqlSink": "sql.sink",
+}
 
 __all__ = [
     "AtNewStart",
+    "DeltaSink",
+    "FileSink",
+    "IcebergSink",
+    "InvalidSinkDatabase",
     "InvalidSinkPath",
+    "InvalidSinkTopic",
+    "KafkaSink",
     "ParquetSink",
     "ReservedSinkColumn",
+    "SinkCannotTakeBack",
+    "SinkColumnsMismatch",
+    "SinkCommit",
     "SinkContext",
     "SinkError",
     "SinkFenced",
     "SinkHoldsEarlierRows",
+    "SinkLibraryMissing",
     "SinkNotOpen",
     "SinkPathInUse",
+    "SinkRowsRefused",
+    "SinkTargetChanged",
     "SinkTransactionConflict",
     "SinkTransactionLost",
+    "SinkUnavailable",
+    "SqlSink",
     "TwoPhaseCommitSink",
     "UnreadableSinkTransaction",
+    "merged",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -7,7 +7,9 @@ The life cycle of a sink's instance::
 
     (check_new_start ──>) open ── recover(transactions of the checkpoint)  or  start_new ──>
         (write* ── pre_commit(42) ──> the text goes into checkpoint 42 ── it completes ──> commit(text))*
-    ──> close
+    ──> finish ── pre_commit(43) ──> the final checkpoint ── it completes ──> commit(text) ──> close
+
+Only an instance that has reached the end of its data calls ``finish``; a suspended one ends after ``pre_commit`` and ``commit``.
 
 A pre-committed transaction must survive the loss of the process and of the machine. Its text alone must be enough to commit
 it, in another process, any number of times. If checkpoint 42 is aborted, its transaction stays pre-committed and is committed
@@ -43,7 +45,7 @@ class SinkContext:
 
     Args:
         pipeline: the pipeline's name.
-        stage: the stage's name.
+        stage: the stage's uid, by default its name: rows and ledgers stay those of a stage that gets another name.
         instance: the instance's name.
         index: the instance's index, from 0 to ``parallelism`` - 1.
         parallelism: number of instances of the stage.
@@ -68,6 +70,23 @@ class SinkContext:
     epoch: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class SinkCommit:
+    """What one commit has made visible; None for what the sink does not know.
+
+    Args:
+        rows: number of rows.
+        bytes: size of the files, in bytes.
+        files: number of files.
+        version: the table's version after the commit, as the table's format names it.
+    """
+
+    rows: int | None = None
+    bytes: int | None = None
+    files: int | None = None
+    version: str | None = None
+
+
 class TwoPhaseCommitSink(ABC):
     """Base of sinks whose rows become visible exactly once, when the checkpoint that holds them completes.
 
@@ -87,6 +106,29 @@ class TwoPhaseCommitSink(ABC):
         all parts of another one is inside that one. None if the sink does not know its location.
         """
         return None
+
+    @property
+    def uri(self) -> str | None:
+        """The URI or the path by which readers find the data, without credentials; None if there is none."""
+        return None
+
+    @property
+    def table_name(self) -> str | None:
+        """The table's full name, as readers write it (``schema.table``); None if the data is not a named table."""
+        return None
+
+    @property
+    def bounded_only(self) -> bool:
+        """Whether only a bounded stage can have this sink: the definition of a pipeline refuses it at an unbounded one."""
+        return False
+
+    @property
+    def appends(self) -> bool:
+        """Whether each row of the stage stays a row of the table, so that the table holds as many rows as were committed.
+
+        False for a sink that replaces rows, by key or by partition.
+        """
+        return True
 
     def new_instance(self) -> Self:
         """A separate copy of the sink for one instance of the stage."""
@@ -133,9 +175,22 @@ class TwoPhaseCommitSink(ABC):
             batch was written.
         """
 
+    def finish(self) -> None:  # noqa: B027 - optional
+        """The instance has reached the end of its data: no batch follows. Called before the last ``pre_commit``.
+
+        Write what the sink has held back to the current transaction: the final checkpoint commits it. A suspended instance is
+        not finished. After a restore of an earlier checkpoint an instance finishes again.
+
+        Source: FLIP-147, "Finishing sinks".
+        """
+
     @abstractmethod
-    def commit(self, transaction: str) -> None:
+    def commit(self, transaction: str) -> SinkCommit | None:
         """Make a pre-committed transaction visible. Idempotent: it is called again after a crash.
+
+        Returns:
+            What has become visible, as far as the transaction's text and the target tell it, also when the transaction was
+            committed before; None if the sink does not report it.
 
         Raises:
             SinkTransactionLost: the transaction is neither pre-committed nor committed.

@@ -10,11 +10,13 @@ Values only; must not know files or rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
+
+from dagster_checkpoints.sinks.errors import SinkCannotTakeBack
 
 
 class Branch(msgspec.Struct, frozen=True):
@@ -44,6 +46,10 @@ class Branches(msgspec.Struct, frozen=True):
         if restored < first - 1:  # otherwise no checkpoint is between them that could be on another branch
             kept = (*kept, Branch(restored, first))
         return Branches(kept)
+
+    def branch_of(self, checkpoint_id: int) -> int:
+        """The first checkpoint of the branch that a new checkpoint is on; 0 for the first branch."""
+        return max((branch.first for branch in self.branches if branch.first <= checkpoint_id), default=0)
 
     def is_ancestor(self, checkpoint_id: int, restored: int) -> bool:
         """Whether the state of checkpoint ``restored`` includes all rows up to ``checkpoint_id``."""
@@ -89,3 +95,48 @@ def settlement(
         frozenset(rows for rows in visible if not branches.is_ancestor(id_of(rows), restored)),
         frozenset(rows for rows in hidden if branches.is_ancestor(id_of(rows), restored)),
     )
+
+
+def overwritten(branches: Branches, restored: int, commits: Sequence[int]) -> frozenset[int]:
+    """The checkpoints on the way to ``restored`` whose rows a table of newest rows by key may no longer show.
+
+    In such a table a commit replaces rows of earlier commits. A job that is restored from an older checkpoint writes again all
+    later rows of the same branch. It does not write rows between the place where another branch began and ``restored``; where a
+    commit of that other branch came after them, it has replaced them with older rows.
+
+    Args:
+        branches: the job's branches.
+        restored: id of the checkpoint or savepoint that the job is restored from.
+        commits: ids of the checkpoints of an instance's commits, in the order in which the rows were written.
+    """
+    lost: set[int] = set()
+    on_the_way: list[int] = []
+    for checkpoint_id in commits:
+        if branches.is_ancestor(checkpoint_id, restored):
+            on_the_way.append(checkpoint_id)
+        elif not branches.is_ancestor(restored, checkpoint_id):
+            lost.update(earlier for earlier in on_the_way if not branches.is_ancestor(earlier, checkpoint_id))
+    return frozenset(lost)
+
+
+def check_not_overwritten(branches: Branches, restored: int, commits: Sequence[int], sink: str) -> None:
+    """Refuse a restore after which a table of newest rows by key would not show the rows on the way to ``restored``.
+
+    Args:
+        branches: the job's branches.
+        restored: id of the checkpoint or savepoint that the job is restored from.
+        commits: as for :func:`overwritten`.
+        sink: the sink as errors name it.
+
+    Raises:
+        SinkCannotTakeBack: rows on the way may have been replaced.
+    """
+    lost = sorted(overwritten(branches, restored, commits))
+    if lost:
+        shown = ", ".join(map(str, lost[:5])) + (", …" if len(lost) > 5 else "")
+        raise SinkCannotTakeBack(
+            f"{sink}: expected that the table still shows the rows on the way to checkpoint {restored}, found that the rows of "
+            f"checkpoint{'s' if len(lost) > 1 else ''} {shown} may have been replaced: the job was restored from an older "
+            "checkpoint after them, and went another way. Restore the newest checkpoint, or one that is older than the place "
+            "where the ways part; or begin a new job with at_new_start='replace'"
+        )

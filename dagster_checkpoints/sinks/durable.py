@@ -40,6 +40,21 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_directory(folder: Path, root: Path) -> None:
+    """Create a directory, durably, with those above it.
+
+    Args:
+        folder: below `root`, or the root.
+        root: a directory of which the parent's name need not be made durable.
+    """
+    if folder.exists():
+        return
+    if folder != root:
+        make_directory(folder.parent, root)
+    folder.mkdir(parents=True, exist_ok=True)
+    sync(folder.parent)
+
+
 def sizes(directory: Path) -> dict[str, int]:
     """The size of each file in a directory, by name."""
     return {file.name: file.stat().st_size for file in directory.iterdir()}

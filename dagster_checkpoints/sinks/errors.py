@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
@@ -51,3 +52,43 @@ class SinkTransactionLost(SinkError):
 
 class SinkTransactionConflict(SinkError):
     """A transaction's target already holds rows of another transaction."""
+
+
+class SinkLibraryMissing(SinkError):
+    """A library that the sink needs is not installed."""
+
+
+class InvalidSinkDatabase(SinkError):
+    """A sink was given a database that it cannot write to: a wrong URL, wrong credentials, missing rights."""
+
+
+class InvalidSinkTopic(SinkError):
+    """A sink was given a Kafka topic that it cannot write to: there is none, wrong credentials or options, missing rights."""
+
+
+class SinkColumnsMismatch(SinkError):
+    """The columns of a sink's table do not fit the rows of the stage."""
+
+
+class SinkRowsRefused(SinkError):
+    """The sink's table cannot hold a value, or does not accept a row."""
+
+
+class SinkTargetChanged(SinkError):
+    """The sink's table was dropped or changed while the job ran."""
+
+
+class SinkCannotTakeBack(SinkError):
+    """A restore needs rows hidden or applied again that the sink cannot identify."""
+
+
+class SinkUnavailable(SinkError):
+    """The sink's target did not answer, or has no space: another attempt may succeed."""
+
+    repeats = False
+
+
+def few(names: Iterable[str], at_most: int = 3) -> str:
+    """The first names in alphabetical order, for an error's text."""
+    chosen = sorted(names)
+    return ", ".join(chosen[:at_most]) + (", …" if len(chosen) > at_most else "") if chosen else "none"

@@ -1,9 +1,9 @@
-"""Fencing: an older owner of the pipeline must not change the rows that a newer owner writes below the same path.
+"""Fencing: an older owner of the pipeline must not change the rows that a newer owner writes to the same place.
 
 ::
 
-    <path>/.fences/delays-0.json            the newest owner that has opened instance 0 of stage "delays"
-    <path>/.staging/delays-0/e7-…/          rows that the owner of epoch 7 writes
+    .fences/delays-0.json            the newest owner that has opened instance 0 of stage "delays" (name: the sink's choice)
+    .staging/delays-0/e7-…/          rows that the owner of epoch 7 writes
 
 An owner may be suspended for longer than its lease, in the middle of a restart, and resume after a newer owner has taken over:
 it must neither hide what the newer owner committed nor abort what the newer owner pre-committed. File systems have no fenced
@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Protocol
 from uuid import uuid4
 
 import msgspec
@@ -26,7 +27,6 @@ from dagster_checkpoints.sinks.durable import sync
 from dagster_checkpoints.sinks.errors import SinkFenced, SinkPathInUse
 from dagster_checkpoints.sinks.transactions import stages_for_newer_owner
 
-FENCES = ".fences"
 _STAGED = re.compile(r"e(\d+)(?:\.(\w+))?-.*")
 
 
@@ -42,19 +42,60 @@ class _Owner(msgspec.Struct, frozen=True):
 _OWNER = msgspec.json.Decoder(_Owner)
 
 
+class OwnerFile(Protocol):
+    """The file that names the newest owner of an instance."""
+
+    @property
+    def place(self) -> str:
+        """The file's path or URL, for errors."""
+
+    def read(self) -> bytes | None:
+        """The file's bytes; None if there is no file."""
+
+    def replace(self, data: bytes) -> None:
+        """Create or replace the file, durably and in one step; refused if it has changed since `read`, where this is possible."""
+
+
+class LocalOwnerFile:
+    """An :class:`OwnerFile` on a local or mounted file system.
+
+    Args:
+        file: its path.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    @property
+    def place(self) -> str:
+        return str(self._file)
+
+    def read(self) -> bytes | None:
+        try:
+            return self._file.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def replace(self, data: bytes) -> None:
+        self._file.parent.mkdir(exist_ok=True)
+        temporary = self._file.with_name(f"{self._file.name}-{uuid4().hex}")
+        temporary.write_bytes(data)
+        sync(temporary)
+        os.replace(temporary, self._file)
+        sync(self._file.parent)
+
+
 class Fence:
     """The right of one owner to change one instance's rows.
 
     Args:
-        path: the sink's directory.
-        stage: the stage's name.
-        index: the instance's index.
+        file: the file that names the instance's newest owner.
         epoch: the owner's fencing epoch; 0 if the pipeline has no owners: then nothing is fenced.
         history: random id of the storage that counts the epochs.
     """
 
-    def __init__(self, path: Path, stage: str, index: int, epoch: int, history: str) -> None:
-        self._file = path / FENCES / f"{stage}-{index}.json"
+    def __init__(self, file: OwnerFile, epoch: int, history: str) -> None:
+        self._file = file
         self._owner = _Owner(epoch, history)
 
     @property
@@ -80,24 +121,18 @@ class Fence:
             return
         if found is not None and found.history == self._owner.history and found.epoch > self._owner.epoch:
             raise SinkFenced(
-                f"expected no newer run than this one (epoch {self._owner.epoch}) to write to this sink, found in {self._file} "
-                f"that a run of epoch {found.epoch} does: that run has taken the pipeline over while this run was suspended or "
-                "cut off. This run stops and changes nothing"
+                f"expected no newer run than this one (epoch {self._owner.epoch}) to write to this sink, found in "
+                f"{self._file.place} that a run of epoch {found.epoch} does: that run has taken the pipeline over while this run "
+                "was suspended or cut off. This run stops and changes nothing"
             )
-        self._file.parent.mkdir(exist_ok=True)
-        temporary = self._file.with_name(f"{self._file.name}-{uuid4().hex}")
-        temporary.write_bytes(msgspec.json.encode(self._owner) + b"\n")
-        sync(temporary)
-        os.replace(temporary, self._file)
-        sync(self._file.parent)
+        self._file.replace(msgspec.json.encode(self._owner) + b"\n")
 
     def _read(self) -> _Owner | None:
+        data = self._file.read()
         try:
-            return _OWNER.decode(self._file.read_bytes())
-        except FileNotFoundError:
-            return None
+            return None if data is None else _OWNER.decode(data)
         except msgspec.DecodeError as error:
             raise SinkPathInUse(
-                f"expected {self._file} to name the run that wrote to the sink last, found a file that cannot be read: {error}. "
-                "If no run of the pipeline is alive, delete it"
+                f"expected {self._file.place} to name the run that wrote to the sink last, found a file that cannot be read: "
+                f"{error}. If no run of the pipeline is alive, delete it"
             ) from error

@@ -59,12 +59,30 @@ class SourceActsOnCommitError(StageError):
     repeats: ClassVar[bool] = True
 
 
+class EndlessSourceError(StageError):
+    """A bounded source reads rows that the clock makes: they have no end."""
+
+    repeats: ClassVar[bool] = True
+
+
 class StageFailedError(StageError):
     """A stage raised while it ran."""
 
 
 class StagePlanFailedError(StageFailedError):
     """A stage raised while it ran because Spark refuses its plan, for example a column that does not exist."""
+
+    repeats: ClassVar[bool] = True
+
+
+class LostRows(DagsterCheckpointsError):
+    """Base of errors of the plugin's own sources that their stage reports as :class:`SourceRowsLostError`."""
+
+    repeats: ClassVar[bool] = True
+
+
+class SourceRowsLostError(StageFailedError):
+    """A source no longer has the rows after the restored checkpoint, for example because Kafka's retention has deleted them."""
 
     repeats: ClassVar[bool] = True
 
@@ -83,6 +101,16 @@ class TimerRowsDroppedError(StageError):
 
 class SnapshotError(DagsterCheckpointsError):
     """A task's state could not be collected completely: the checkpoint is declined, the task keeps running."""
+
+
+class OperatorStateError(DagsterCheckpointsError):
+    """A value of `context.state` is not of the type that the stage uses the state with."""
+
+    repeats: ClassVar[bool] = True
+
+
+class CommitCheckFailedError(DagsterCheckpointsError):
+    """Rows did not pass a blocking check: the checkpoint that would commit them is declined, the task keeps running."""
 
 
 class JobFailedError(DagsterCheckpointsError):

@@ -1,8 +1,11 @@
 """The content of a checkpoint. Read `metadata` (the values), `metadata_file` (their versioned form), `recording` (the record of
-a layout), `restore`, `inputs` and `plans` (whether it fits a pipeline), then `redistribution` with `key_groups` (which
-instance gets which state) and `rescaling` (what else changes with the instances), and `claim` (who owns a savepoint)."""
+a layout), `stage_names` and `divided_chains` (the checkpoint as another version of the pipeline would have it), `restore`,
+`chain_layout`, `inputs`, `plans` and `spark_versions` (whether it fits a pipeline and a Spark), then `redistribution` with
+`key_groups` (which instance gets which state) and `rescaling` (what else changes with the instances), and `claim` (who owns a
+savepoint)."""
 
 from dagster_checkpoints.state.claim import ClaimMode
+from dagster_checkpoints.state.divided_chains import ChainPart
 from dagster_checkpoints.state.errors import (
     ChainLayoutChanged,
     CorruptMetadata,
@@ -16,7 +19,9 @@ from dagster_checkpoints.state.errors import (
     ParallelismTooHigh,
     PartlyFinishedUnionState,
     RestoreError,
+    SinkRemoved,
     SourcesChanged,
+    SparkVersionChanged,
     StateError,
     StatefulPlanChanged,
     UnfinishedPredecessor,
@@ -39,6 +44,7 @@ from dagster_checkpoints.state.metadata import (
     EndOfData,
     EndOfPartition,
     EnumeratorState,
+    FusedSourceSnapshot,
     InputMetadata,
     Mark,
     OperatorState,
@@ -55,8 +61,8 @@ from dagster_checkpoints.state.metadata import (
     task_files,
 )
 from dagster_checkpoints.state.metadata_file import decode, encode
-from dagster_checkpoints.state.plans import check_sources, check_stateful_plans
-from dagster_checkpoints.state.recording import recorded_chains, recorded_stages
+from dagster_checkpoints.state.plans import check_divided_plans, check_sources, check_stateful_plans
+from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_enumerators, recorded_stages
 from dagster_checkpoints.state.redistribution import (
     redistribute_broadcasts,
     redistribute_key_groups,
@@ -64,14 +70,20 @@ from dagster_checkpoints.state.redistribution import (
     redistribute_operator_states,
     redistribute_unions,
 )
+from dagster_checkpoints.state.removed_instances import RemovedInstance
+from dagster_checkpoints.state.rescaled_checkpoint import KeyedStateShare, RescaledCheckpoint, rescale
 from dagster_checkpoints.state.rescaling import check_rescaling, known_channel, least_watermark, rescaled_stages
-from dagster_checkpoints.state.restore import RestorePlan, check_union_states, validate_restore
+from dagster_checkpoints.state.restore import RestorePlan, check_union_states, fitted, validate_restore
+from dagster_checkpoints.state.spark_versions import SUPPORTED_SPARK_TEXT, check_spark_version, is_supported_spark
+from dagster_checkpoints.state.stage_names import with_uids
 from dagster_checkpoints.state.views import EdgeView, PipelineView, StageView
 
 __all__ = [
     "HIGHEST_MAX_PARALLELISM",
+    "SUPPORTED_SPARK_TEXT",
     "ChainLayoutChanged",
     "ChainMetadata",
+    "ChainPart",
     "ChannelElement",
     "ChannelSnapshot",
     "CheckpointMetadata",
@@ -81,11 +93,13 @@ __all__ = [
     "EndOfData",
     "EndOfPartition",
     "EnumeratorState",
+    "FusedSourceSnapshot",
     "InputMetadata",
     "InputRowsGone",
     "InputsChanged",
     "InstancesChanged",
     "InvalidMaxParallelism",
+    "KeyedStateShare",
     "Mark",
     "MaxParallelismChanged",
     "NonRestoredState",
@@ -95,10 +109,14 @@ __all__ = [
     "PartlyFinishedUnionState",
     "PipelineView",
     "QuerySnapshot",
+    "RemovedInstance",
+    "RescaledCheckpoint",
     "RestoreError",
     "RestorePlan",
     "Segment",
+    "SinkRemoved",
     "SourcesChanged",
+    "SparkVersionChanged",
     "StageInstanceSnapshot",
     "StageMetadata",
     "StageView",
@@ -112,20 +130,26 @@ __all__ = [
     "UnknownStage",
     "WatermarkAt",
     "WatermarkStatus",
+    "check_divided_plans",
     "check_rescaling",
     "check_sources",
+    "check_spark_version",
     "check_stateful_plans",
     "check_union_states",
     "chosen_max_parallelism",
     "decode",
     "default_max_parallelism",
     "encode",
+    "ended_sources",
+    "fitted",
     "in_flight_files",
+    "is_supported_spark",
     "key_groups_of",
     "known_channel",
     "least_watermark",
     "owner_of",
     "recorded_chains",
+    "recorded_enumerators",
     "recorded_inputs",
     "recorded_stages",
     "redistribute_broadcasts",
@@ -133,7 +157,9 @@ __all__ = [
     "redistribute_lists",
     "redistribute_operator_states",
     "redistribute_unions",
+    "rescale",
     "rescaled_stages",
     "task_files",
     "validate_restore",
+    "with_uids",
 ]

@@ -47,6 +47,10 @@ class ChainLayoutChanged(RestoreError):
     """Stages that shared a query, and so their state, can no longer share it in the same order."""
 
 
+class SinkRemoved(RestoreError):
+    """A stage has no sink any more, and the checkpoint holds rows of it that wait for their commit."""
+
+
 class InputsChanged(RestoreError):
     """A stage with state reads other stages than in the checkpoint, or reads them in another way."""
 
@@ -61,6 +65,10 @@ class StatefulPlanChanged(RestoreError):
 
 class SourcesChanged(RestoreError):
     """A query has other streaming sources than those whose offsets the checkpoint holds."""
+
+
+class SparkVersionChanged(RestoreError):
+    """The version of Spark that is to restore the checkpoint does not read, exactly, what another version has written."""
 
 
 class InvalidMaxParallelism(StateError):

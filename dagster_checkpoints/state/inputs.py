@@ -1,4 +1,4 @@
-"""The inputs of stages: their record in a checkpoint, and the changes that a restore refuses.
+"""The inputs and sinks of stages: their record in a checkpoint, and the changes that a restore refuses.
 
 The state of an instance depends on the rows that it has read, and so on key, pattern and input. Rows that a stage emitted before
 the checkpoint are only in the state of the stages that read them then. Must not know: storage, Spark, tasks.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dagster_checkpoints.state.errors import InputRowsGone, InputsChanged
+from dagster_checkpoints.pipeline import Stage
+from dagster_checkpoints.state.errors import InputRowsGone, InputsChanged, SinkRemoved
 from dagster_checkpoints.state.metadata import CheckpointMetadata, InputMetadata, StageMetadata
 from dagster_checkpoints.state.views import EdgeView, PipelineView
 
@@ -81,6 +82,29 @@ def check_new_stages(
             )
 
 
+def check_sinks(pipeline: PipelineView, metadata: CheckpointMetadata, where: str) -> None:
+    """Check that each stage whose rows wait for their commit still has a sink.
+
+    Args:
+        pipeline: the pipeline that is to run.
+        metadata: the metadata of the checkpoint.
+        where: the checkpoint, for the error.
+
+    Raises:
+        SinkRemoved: names the stage and the remedies.
+    """
+    without = {stage.name for stage in pipeline.stages if isinstance(stage, Stage) and stage.sink is None}
+    for chain in metadata.chains:
+        for task in chain.tasks.values():
+            for name, snapshot in task.stages.items():
+                if snapshot.transactions and name in without:
+                    raise SinkRemoved(
+                        f"Stage {name!r} has no sink. In {where} it has one, with rows that are committed at the restore unless "
+                        "they were before. Put the sink back; or set allow_non_restored_state to leave these rows behind, which "
+                        "loses none after a suspend: it has committed them."
+                    )
+
+
 def _recorded(edge: EdgeView) -> InputMetadata:
     return InputMetadata(edge.source, edge.input.mode, edge.pattern.value, edge.input.key or "")
 
@@ -109,4 +133,8 @@ def _gone(metadata: CheckpointMetadata, upstream: StageMetadata, *, static: bool
     if ended:
         return "has emitted its last row there" if ended >= upstream.parallelism else "has in part emitted its last row there"
     emitted = sum(task.stages[upstream.name].rows_out for task in tasks.values() if upstream.name in task.stages)
-    return f"has emitted {emitted} rows before it" if static and emitted else ""
+    if static and emitted:
+        return f"has emitted {emitted} rows before it"
+    # Rows that a stage emits inside its query are not counted.
+    ran = any(task.query is not None and task.query.batch_id >= 0 for task in tasks.values())
+    return "has run micro-batches before it" if static and ran else ""

@@ -1,4 +1,4 @@
-"""Key groups: the unit in which keyed state moves between instances. Runs on Spark distribute rows by them; no state moves yet.
+"""Key groups: the unit in which keyed state moves between instances. Rows are routed by them.
 
 A key always belongs to the same one of G groups; an instance owns a range of groups. G is the maximum parallelism: it is fixed
 with the first checkpoint, because another G would put the keys into other groups. Must not know: keys, how they are hashed.

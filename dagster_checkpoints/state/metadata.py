@@ -123,7 +123,7 @@ class QuerySnapshot(_Struct, frozen=True):
         files: the pruned directory.
         own_watermark: whether the query takes its event time from its source (`withWatermark`) and not from channels.
         sources: descriptions of its streaming sources, in the order of their offsets. None in a checkpoint of a release that did
-            not record them.
+            not record them; empty for a part of a query that was divided, which has read none of its sources.
     """
 
     batch_id: int
@@ -162,6 +162,24 @@ class StageInstanceSnapshot(_Struct, frozen=True):
     late_rows: int = 0
 
 
+class FusedSourceSnapshot(_Struct, frozen=True):
+    """One of the fused sources with which a task's chain begins.
+
+    Attributes:
+        source: name of the source.
+        position: position of its stream among the streams of the query, from 0.
+        ended: whether it has ended. Its stage has finished with this checkpoint, although the task runs on.
+        watermark: its own watermark, milliseconds; None before the first.
+        idle: whether it is left out of the minimum.
+    """
+
+    source: str
+    position: int
+    ended: bool = False
+    watermark: int | None = None
+    idle: bool = False
+
+
 class TaskSnapshot(_Struct, frozen=True):
     """One task: an instance of a chain.
 
@@ -175,6 +193,8 @@ class TaskSnapshot(_Struct, frozen=True):
         watermark: its output watermark, milliseconds; None before the first.
         output_positions: by output channel, the number of elements that had been written.
         valve_watermark: its input watermark, milliseconds; None before the first.
+        fused: the fused sources of its chain, in the order of the chain.
+        splits: the splits that a split source was assigned and has not read to their end.
     """
 
     stages: dict[str, StageInstanceSnapshot] = {}
@@ -185,23 +205,31 @@ class TaskSnapshot(_Struct, frozen=True):
     watermark: int | None = None
     output_positions: dict[str, int] = {}
     valve_watermark: int | None = None
+    fused: tuple[FusedSourceSnapshot, ...] = ()
+    splits: tuple[str, ...] = ()
+
+    @property
+    def ended_sources(self) -> frozenset[str]:
+        """The fused sources that have ended."""
+        return frozenset(each.source for each in self.fused if each.ended)
 
 
 class EnumeratorState(_Struct, frozen=True):
     """The state of the enumerator of a source's splits; there is one per stage, for any parallelism.
 
-    No run on Spark reaches it yet: Spark reads the sources. Each split is in one of the three fields. The reader's state says
-    how far an assigned split was read. The state is kept after all instances have finished.
+    Each split is in one of the three fields. The state is kept after all instances have finished.
 
     Attributes:
         discovered: splits that no instance reads yet, in the order in which they are to be assigned; opaque.
         assigned: splits that an instance reads.
         finished: splits that were read to their end.
+        complete: whether the source is bounded and all its splits are discovered.
     """
 
     discovered: tuple[str, ...] = ()
     assigned: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
+    complete: bool = False
 
 
 class InputMetadata(_Struct, frozen=True):
@@ -230,13 +258,15 @@ class StageMetadata(_Struct, frozen=True):
         finished: indices of the instances that have finished.
         fully_finished: whether all have finished; the stage then has no state and is not run again.
         output_schema: schema of its rows in channels, in Spark's JSON form, so that its consumers can be
-            restored without it; empty for a stage inside a chain.
+            restored without it; empty for a stage inside a chain, except a fused source.
         rows: number of rows emitted so far by all instances, finished ones included, for reporting.
         max_parallelism: number of key groups of its keyed state, fixed since its first checkpoint; 0 without keyed state.
         enumerator: the enumerator's state of a source that enumerates splits; None for others.
         inputs: how it reads its upstream stages, which decides the content of its state; empty for a source. None in a
             checkpoint of a release that did not record it.
         late_rows: number of rows dropped as late so far by all instances, finished ones included, for reporting.
+        most_instances: the largest number of instances that the stage has had, if it has fewer now; otherwise 0. The sinks of the
+            others may hold rows of the job.
     """
 
     name: str
@@ -250,6 +280,7 @@ class StageMetadata(_Struct, frozen=True):
     enumerator: EnumeratorState | None = None
     inputs: tuple[InputMetadata, ...] | None = None
     late_rows: int = 0
+    most_instances: int = 0
 
 
 class ChainMetadata(_Struct, frozen=True):
@@ -258,6 +289,11 @@ class ChainMetadata(_Struct, frozen=True):
     name: str
     stages: tuple[str, ...]
     tasks: dict[int, TaskSnapshot] = {}
+
+    @property
+    def ended_sources(self) -> frozenset[str]:
+        """The fused sources of the chain that have ended while their task runs."""
+        return frozenset(name for task in self.tasks.values() for name in task.ended_sources)
 
 
 class CheckpointMetadata(_Struct, frozen=True, omit_defaults=False):

@@ -147,8 +147,15 @@ def _of_chain(chain: ChainMetadata, stages: dict[str, StageMetadata]) -> Iterato
     parallelisms = sorted({stages[name].parallelism for name in chain.stages})
     if len(parallelisms) > 1:
         yield f"the stages of chain {chain.name!r} have different parallelisms: {parallelisms}"
-    # A task runs all stages of its chain, so they finish together: otherwise the state of a stage would have no task.
-    finished = {frozenset(stages[name].finished) for name in chain.stages}
+    # A task runs all stages of its chain, so they finish together: otherwise the state of a stage would have no task. A fused
+    # source finishes while its task runs.
+    ended = chain.ended_sources
+    if unfinished_sources := [name for name in ended if name not in stages or not stages[name].fully_finished]:
+        yield f"the fused sources {unfinished_sources} of chain {chain.name!r} have ended, and are not finished"
+    finished = {frozenset(stages[name].finished) for name in chain.stages if name not in ended}
+    if not finished:
+        yield f"every stage of chain {chain.name!r} is a fused source that has ended"
+        return
     if len(finished) > 1:
         yield f"the stages of chain {chain.name!r} have different finished instances: {[_few(each) for each in finished]}"
     unfinished = set(range(parallelisms[0])).difference(*finished)
@@ -158,6 +165,9 @@ def _of_chain(chain: ChainMetadata, stages: dict[str, StageMetadata]) -> Iterato
         yield f"chain {chain.name!r} has the tasks {_few(unexpected)}, which have finished or are none of its {parallelisms[0]}"
     known = set(chain.stages)
     for index, task in chain.tasks.items():
+        enumerator = stages[chain.name].enumerator
+        if strange := sorted(set(task.splits) - set(enumerator.assigned if enumerator is not None else ())):
+            yield f"task {index} of chain {chain.name!r} reads the splits {strange[:_SHOWN]}, which are not assigned"
         if not known.issuperset(task.stages):
             yield f"task {index} of chain {chain.name!r} holds state of {sorted(set(task.stages) - known)}, which it does not run"
 

@@ -47,6 +47,26 @@ def check_stateful_plans(
             )
 
 
+def check_divided_plans(
+    snapshot: TaskSnapshot, operators: Mapping[str, Sequence[str]], instance: str, locations: Mapping[str, object], where: str
+) -> None:
+    """Check that each stage has as many stateful operators in its own query as it had in the recorded one, which was divided.
+
+    A stage that uses its input twice repeats the operators in front of it. Arguments as of :func:`check_stateful_plans`.
+
+    Raises:
+        StatefulPlanChanged: names the stage and its operators, in the checkpoint and now.
+    """
+    for stage, now in operators.items():
+        before = snapshot.stages[stage].state_plan if stage in snapshot.stages else None
+        if snapshot.query is not None and before is not None and len(before) != len(now):
+            raise StatefulPlanChanged(
+                f"Stage {stage!r} (instance {instance!r}, {locations.get(stage, 'defined elsewhere')}) shared a query with other "
+                f"stages in {where}, and gets one of its own now, in which it has other stateful operators.\n  In the "
+                f"checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}\nThe state cannot be divided. {_REMEDY}."
+            )
+
+
 def check_sources(
     snapshot: TaskSnapshot, sources: Sequence[str], stage: str, instance: str, where: str, *, allow_changed_plan: bool = False
 ) -> None:
@@ -64,7 +84,8 @@ def check_sources(
         SourcesChanged: names the stage, the sources of the checkpoint and the present ones.
     """
     before = snapshot.query.sources if snapshot.query is not None else None
-    if before is None or before == tuple(sources) or (allow_changed_plan and len(before) == len(sources)):
+    # Empty: a part of a query that was divided, which has read none of its sources.
+    if not before or before == tuple(sources) or (allow_changed_plan and len(before) == len(sources)):
         return
     risk = "; or take the risk with allow_changed_plan: true" if len(before) == len(sources) else ""
     raise SourcesChanged(

@@ -1,8 +1,9 @@
-"""The distribution of state over the instances of a stage at a restore; no run on Spark reaches another number of them yet.
+"""The distribution of state over the instances of a stage at a restore.
 
 The arguments are the states of the old instances, in order, None for one that has finished: it contributes
 nothing. The state of an instance is given by name (lists, broadcast) or by key group; items are opaque. A source has one
-enumerator per stage, whose state is not distributed. Must not know: the metadata format, except for
+enumerator per stage, whose state is not distributed. No run on Spark reaches `redistribute_key_groups`: there Spark's state is
+read as tables, of which an instance takes the keys of its groups. Must not know: the metadata format, except for
 `redistribute_operator_states`.
 
 Source: PROTOCOL 8.3; Flink's RoundRobinOperatorStateRepartitioner and StateAssignmentOperation.
@@ -108,6 +109,26 @@ def redistribute_operator_states(
     lists = redistribute_lists(_by_name(held, "list"), parallelism)
     unions = redistribute_unions(_by_name(held, "union"), parallelism)
     broadcasts = redistribute_broadcasts(_by_name(held, "broadcast"), parallelism)
+    return tuple(
+        (*_states("list", lists[i]), *_states("union", unions[i]), *_states("broadcast", broadcasts[i]))
+        for i in range(parallelism)
+    )
+
+
+def deal_out_operator_states(
+    instances: Sequence[tuple[OperatorState, ...]], parallelism: int
+) -> tuple[tuple[OperatorState, ...], ...]:
+    """By new instance, the operator states that are its own: items of lists and unions dealt out, broadcasts as they were.
+
+    A union is dealt out here, because a checkpoint holds each item once; the instances that are restored see all of them.
+
+    Args:
+        instances: by old instance, its states.
+        parallelism: the new number of instances.
+    """
+    lists = redistribute_lists(_by_name(instances, "list"), parallelism)
+    unions = redistribute_lists(_by_name(instances, "union"), parallelism)
+    broadcasts = redistribute_broadcasts(_by_name(instances, "broadcast"), parallelism)
     return tuple(
         (*_states("list", lists[i]), *_states("union", unions[i]), *_states("broadcast", broadcasts[i]))
         for i in range(parallelism)

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from types import MappingProxyType
 
-from dagster_checkpoints.pipeline import EdgePattern, Pipeline, TaskId, chain_obstacle
+from dagster_checkpoints.pipeline import EdgePattern, TaskId
+from dagster_checkpoints.state.chain_layout import Reads, changed_input, changes_inside, check_layout, reads_of
+from dagster_checkpoints.state.divided_chains import ChainPart, divided, division_obstacle
 from dagster_checkpoints.state.errors import (
-    ChainLayoutChanged,
-    InstancesChanged,
     NonRestoredState,
     PartlyFinishedUnionState,
     UnfinishedPredecessor,
 )
-from dagster_checkpoints.state.inputs import check_inputs, check_new_stages
+from dagster_checkpoints.state.inputs import check_inputs, check_new_stages, check_sinks
 from dagster_checkpoints.state.key_groups import chosen_max_parallelism
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
@@ -29,6 +28,9 @@ from dagster_checkpoints.state.metadata import (
     StageMetadata,
     TaskSnapshot,
 )
+from dagster_checkpoints.state.rescaled_checkpoint import RescaledCheckpoint, rescale
+from dagster_checkpoints.state.split_sources import check_split_sources
+from dagster_checkpoints.state.stage_names import with_names
 from dagster_checkpoints.state.views import PipelineView
 
 
@@ -53,6 +55,8 @@ class RestorePlan:
         enumerators: by stage, the state of the enumerator of a source's splits.
         max_parallelism: by stage that runs, its number of key groups: the recorded one, which never changes. The next
             checkpoint has to record it again.
+        divided: by chain that is a part of a recorded chain, the stages of the recorded one.
+        rescaled: the checkpoint for the instances that the pipeline has now, which the other attributes describe.
     """
 
     checkpoint_id: int
@@ -66,10 +70,35 @@ class RestorePlan:
     dropped: tuple[str, ...] = ()
     enumerators: Mapping[str, EnumeratorState] = field(default_factory=dict)
     max_parallelism: Mapping[str, int] = field(default_factory=dict)
+    divided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rescaled: RescaledCheckpoint | None = None
 
     @property
     def next_checkpoint_id(self) -> int:
         return self.checkpoint_id + 1
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """In words, what becomes of the state where the pipeline has changed; empty if it has not."""
+        found = []
+        for whole in dict.fromkeys(self.divided.values()):
+            parts = [" -> ".join(chain) for chain in self.chains if self.divided.get(chain[0]) == whole]
+            found.append(f"The query of {' -> '.join(whole)} is divided, with its state, into {' and '.join(parts)}.")
+        if self.new_stages:
+            found.append(f"The checkpoint has no state of {_names(self.new_stages)}, which begin without it.")
+        if self.dropped:
+            found.append(f"The state of {_names(self.dropped)} is left behind.")
+        return tuple(found)
+
+
+def fitted(pipeline: PipelineView, metadata: CheckpointMetadata) -> CheckpointMetadata:
+    """The stored checkpoint as the pipeline would have it: with the names of its stages, and chains divided where it needs that.
+
+    Args:
+        pipeline: the pipeline that is to run.
+        metadata: the metadata as stored.
+    """
+    return divided(with_names(metadata, pipeline), pipeline)
 
 
 def validate_restore(
@@ -83,36 +112,43 @@ def validate_restore(
 
     Args:
         pipeline: the pipeline that is to run.
-        metadata: the metadata of the checkpoint.
-        allow_non_restored_state: whether state of stages that the pipeline does not have is dropped instead of refused.
+        metadata: the metadata of the checkpoint, `fitted` to the pipeline.
+        allow_non_restored_state: whether state of stages and sinks that the pipeline does not have is dropped instead of refused.
         max_parallelism: by stage, the value that the user has set; other stages take the recorded value, or the default.
 
     Raises:
         UnfinishedPredecessor: a finished stage would get new input.
         NonRestoredState: the checkpoint holds state of a stage that the pipeline does not have.
-        InstancesChanged: a stage has other instances than in the checkpoint.
+        SinkRemoved: a stage has no sink any more, and the checkpoint holds rows for it.
+        InstancesChanged: a stage has other instances than in the checkpoint, and they cannot get what belongs to them.
         ChainLayoutChanged: a recorded chain cannot be built again, or another stage reads rows that do not leave it.
         InputsChanged: a stage reads other stages, or reads them in another way.
         InputRowsGone: a new stage reads rows that were emitted before the checkpoint.
         InvalidMaxParallelism: a maximum parallelism is set that is out of range.
         MaxParallelismChanged: another one is set than the checkpoint was taken with.
         ParallelismTooHigh: a stage has more instances than key groups.
+        SourcesChanged: a source is read in splits, and was not, or the other way round.
     """
     recorded = {stage.name: stage for stage in metadata.stages}
     where = f"checkpoint {metadata.checkpoint_id} of pipeline {metadata.pipeline!r}"
     _check_finished(pipeline, recorded, _ended(metadata, recorded), where)
     dropped = _unclaimed(pipeline, metadata, allow_non_restored_state, where)
-    _check_instances(pipeline, recorded, where)
+    if not allow_non_restored_state:
+        check_sinks(pipeline, metadata, where)
+    rescaled = rescale(pipeline, metadata)
+    metadata = rescaled.metadata
+    recorded = {stage.name: stage for stage in metadata.stages}
     key_groups = _key_groups(pipeline, recorded, max_parallelism)
     running = [c for c in metadata.chains if not set(c.stages) <= set(dropped) and not _has_finished(c, recorded)]
-    reads = _reads(pipeline)
+    reads = reads_of(pipeline)
     for chain in running:
-        _check_layout(pipeline, reads, chain, recorded, where)
+        check_layout(pipeline, reads, chain, recorded, division_obstacle(chain), where)
     check_inputs(pipeline, recorded, where)
+    check_split_sources(pipeline, recorded, where)
     check_new_stages(pipeline, metadata, recorded, where)
     finished_chains = _finished_chains(pipeline, reads, metadata, recorded)
     instances = {stage.name: len(stage.instances) for stage in pipeline.stages}
-    finished = {TaskId(c.name, i) for c in running for i in recorded[c.stages[0]].finished}
+    finished = {TaskId(c.name, i) for c in running for i in recorded[c.stages[-1]].finished}
     finished |= {TaskId(stages[0], i) for stages in finished_chains for i in range(instances[stages[0]])}
     tasks = {TaskId(c.name, i): task for c in running for i, task in sorted(c.tasks.items())}
     return RestorePlan(
@@ -126,7 +162,9 @@ def validate_restore(
         tasks=tasks,
         dropped=dropped,
         enumerators=_enumerators(metadata, instances),
+        divided={c.name: c.whole for c in running if isinstance(c, ChainPart)},
         max_parallelism=key_groups,
+        rescaled=rescaled,
     )
 
 
@@ -138,15 +176,8 @@ def _has_finished(chain: ChainMetadata, recorded: Mapping[str, StageMetadata]) -
     return all(recorded[name].fully_finished for name in chain.stages)
 
 
-def _reads(pipeline: PipelineView) -> dict[str, list[str]]:
-    reads: dict[str, list[str]] = {}
-    for edge in pipeline.edges:
-        reads.setdefault(edge.target, []).append(edge.source)
-    return reads
-
-
 def _finished_chains(
-    pipeline: PipelineView, reads: Mapping[str, list[str]], metadata: CheckpointMetadata, recorded: Mapping[str, StageMetadata]
+    pipeline: PipelineView, reads: Reads, metadata: CheckpointMetadata, recorded: Mapping[str, StageMetadata]
 ) -> tuple[tuple[str, ...], ...]:
     instances = {stage.name: stage.instances for stage in pipeline.stages}
     found: list[tuple[str, ...]] = []
@@ -154,7 +185,7 @@ def _finished_chains(
         if _has_finished(chain, recorded):
             present = [name for name in chain.stages if name in instances]
             alike = len(present) == len(chain.stages) and len({instances[name] for name in present}) == 1
-            whole = alike and _changed_input(reads, chain) is None
+            whole = alike and changed_input(reads, chain) is None and not any(changes_inside(pipeline, reads, chain, recorded))
             found += [chain.stages] if whole else [(name,) for name in present]
     return tuple(found)
 
@@ -220,18 +251,6 @@ def _unclaimed(pipeline: PipelineView, metadata: CheckpointMetadata, allowed: bo
     return gone
 
 
-def _check_instances(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], where: str) -> None:
-    for stage in pipeline.stages:
-        known = recorded.get(stage.name)
-        if known is None or known.fully_finished or known.instances == tuple(stage.instances):
-            continue
-        raise InstancesChanged(
-            f"Stage {stage.name!r} has the instances {_names(stage.instances)}; in {where} it has "
-            f"{_names(known.instances)}. Its channels and Spark's state belong to these: give the stage the same instances "
-            "in the same order, or start the pipeline without this checkpoint."
-        )
-
-
 def _key_groups(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], chosen: Mapping[str, int]) -> Mapping[str, int]:
     """By stage that runs, its number of key groups. A fully finished stage has no keyed state, so its number may change."""
     finished = {name for name, stage in recorded.items() if stage.fully_finished}
@@ -241,56 +260,6 @@ def _key_groups(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], c
         for stage in pipeline.stages
         if stage.name not in finished
     }
-
-
-def _check_layout(
-    pipeline: PipelineView,
-    reads: Mapping[str, list[str]],
-    chain: ChainMetadata,
-    recorded: Mapping[str, StageMetadata],
-    where: str,
-) -> None:
-    layout = " -> ".join(chain.stages)
-    present = {stage.name for stage in pipeline.stages}
-    missing = [name for name in chain.stages if name not in present]
-    if missing:
-        raise ChainLayoutChanged(
-            f"In {where} the stages {layout} run as one Spark query, whose state belongs to all of them; {_names(missing)} "
-            "is no longer in the pipeline. Put it back, or start without this checkpoint. (allow_non_restored_state can "
-            "only leave whole chains behind.)"
-        )
-    changed = _changed_input(reads, chain)
-    if changed is not None:
-        upstream, name = changed
-        raise ChainLayoutChanged(
-            f"In {where} the stages {layout} run as one Spark query, in which {name!r} reads {upstream!r} and nothing else; "
-            f"now {name!r} reads {_names(reads.get(name, ())) or 'nothing'}. Spark's state belongs to the plan of that query. "
-            "Restore the stages' order, or start without this checkpoint."
-        )
-    followed_by = dict(pairwise(chain.stages))
-    for edge in pipeline.edges:
-        if edge.source in followed_by and edge.target != followed_by[edge.source]:
-            what = "reads" if edge.target in recorded else "is new, and reads"
-            raise ChainLayoutChanged(
-                f"Stage {edge.target!r} {what} {edge.source!r}. In {where} the stages {layout} run as one Spark query: what "
-                f"{edge.source!r} emits does not leave that query, and the query's state cannot be divided. Let "
-                f"{edge.target!r} read {chain.stages[-1]!r}, whose rows do leave it; or start the pipeline without this "
-                "checkpoint (restore_from: none). With Pipeline(..., chaining=False) from that start on, each stage has a query "
-                "of its own, and a later restore may add stages behind any of them."
-            )
-    for name in followed_by.values():
-        obstacle = chain_obstacle(pipeline, name) if isinstance(pipeline, Pipeline) else None
-        if obstacle is not None:
-            raise ChainLayoutChanged(
-                f"In {where} the stages {layout} run as one Spark query, whose state cannot be divided; now {obstacle}. Take "
-                "that change back, or start the pipeline without this checkpoint (restore_from: none)."
-            )
-
-
-def _changed_input(reads: Mapping[str, list[str]], chain: ChainMetadata) -> tuple[str, str] | None:
-    """The first stage of the chain that does not read only its predecessor any more, after that predecessor; None without one."""
-    pairs = pairwise(chain.stages)
-    return next(((upstream, name) for upstream, name in pairs if reads.get(name) != [upstream]), None)
 
 
 def check_union_states(metadata: CheckpointMetadata) -> None:

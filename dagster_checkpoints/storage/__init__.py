@@ -55,12 +55,13 @@ from dagster_checkpoints.storage.local import LocalStore
 from dagster_checkpoints.storage.opening import open_store
 from dagster_checkpoints.storage.origin import PipelineNameTaken, check_origin
 from dagster_checkpoints.storage.ownership import Ownership
-from dagster_checkpoints.storage.processes import mark_descendants, this_process
+from dagster_checkpoints.storage.processes import mark_descendants, this_process, without_owner_mark
 from dagster_checkpoints.storage.renewal import LeaseRenewer
 from dagster_checkpoints.storage.savepoint_places import StoredSavepoint
 from dagster_checkpoints.storage.savepoints import SavepointDirectory, StateFileProblem
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
-from dagster_checkpoints.storage.state_files import StateFileLike, StoredFile
+from dagster_checkpoints.storage.state_files import CopyTarget, StateFileLike, StoredFile
+from dagster_checkpoints.storage.state_sources import FileIdentity, LocalSource, StateSource, StoredObject
 
 __all__ = [
     "UNKNOWN_ORIGIN",
@@ -70,18 +71,21 @@ __all__ = [
     "CheckpointPointer",
     "CheckpointStorage",
     "ConditionalWritesUnsupported",
+    "CopyTarget",
     "CorruptAnswer",
     "CorruptPipelineState",
     "CorruptRequest",
     "CorruptStateFile",
     "CorruptStatus",
     "EndedBy",
+    "FileIdentity",
     "InvalidKey",
     "InvalidRequest",
     "InvalidStorageUrl",
     "Job",
     "JobState",
     "LeaseRenewer",
+    "LocalSource",
     "LocalStore",
     "MissingCheckpoint",
     "MissingSavepoint",
@@ -105,10 +109,12 @@ __all__ = [
     "StateFileChanged",
     "StateFileLike",
     "StateFileProblem",
+    "StateSource",
     "StorageAccessDenied",
     "StorageError",
     "StorageUnavailable",
     "StoredFile",
+    "StoredObject",
     "StoredSavepoint",
     "UnknownPipelineStateVersion",
     "UnknownRequest",
@@ -120,4 +126,5 @@ __all__ = [
     "mark_descendants",
     "open_store",
     "this_process",
+    "without_owner_mark",
 ]

@@ -39,11 +39,14 @@ class ObjectInfo:
         key: the object's key, relative to the store's root, with ``/`` between parts.
         size: the object's size in bytes.
         modified: time of the last write by the store's clock; for display, never for decisions.
+        sha256: sha256 of the bytes, hexadecimal, if the store has computed or checked it when they were written, and says so
+            when it is asked about this one object; else None.
     """
 
     key: str
     size: int
     modified: datetime
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,9 @@ class ObjectStore(Protocol):
     def put_file(self, key: str, path: Path) -> None:
         """Write a file's bytes under ``key``; replaces an existing object."""
 
-    def copy_from(self, source: ObjectStore, source_key: str, key: str, size: int | None = None) -> bool:
+    def copy_from(
+        self, source: ObjectStore, source_key: str, key: str, size: int | None = None, *, etag: str = "", hashed: bool = False
+    ) -> bool:
         """Copy an object of another store without its bytes passing through this process; replaces an existing object.
 
         Args:
@@ -110,12 +115,15 @@ class ObjectStore(Protocol):
             source_key: the object's key in ``source``.
             key: the copy's key in this store.
             size: the object's size in bytes if known: it may save a request.
+            etag: the version of the object, as S3 lists it; "" for any.
+            hashed: ask the store to compute the copy's sha256, if it can: :meth:`head` then returns it.
 
         Returns:
             False if this store cannot, or may not, copy from ``source``; then nothing was written.
 
         Raises:
             NotFound: ``source`` has no such object.
+            Precondition: the object has another version than ``etag``; nothing was written.
         """
 
     def sibling(self, url: str) -> ObjectStore | None:

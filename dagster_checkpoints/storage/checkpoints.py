@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,8 @@ from dagster_checkpoints.storage.savepoint_places import SavepointPlaces, Stored
 from dagster_checkpoints.storage.savepoints import SavepointDirectory
 from dagster_checkpoints.storage.shared_files import SharedFiles
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
-from dagster_checkpoints.storage.state_files import StateFileLike, StoredFile, fetch_file, run_all
+from dagster_checkpoints.storage.state_files import CopyTarget, F, StateFileLike, StoredFile, copy_files, fetch_file, run_all
+from dagster_checkpoints.storage.state_sources import StateSource, as_source
 
 
 class CheckpointStorage:
@@ -133,12 +134,12 @@ class CheckpointStorage:
         if not self.is_savepoint(location):
             self.shared_state.register(self._metadata.key(location), names)
 
-    def upload_files(self, checkpoint_id: int, paths: Mapping[str, Path] | Iterable[Path]) -> dict[str, StoredFile]:
-        """Store local files under this owner's epoch, in parallel; files that it has stored or knows already are skipped.
+    def upload_files(self, checkpoint_id: int, files: Mapping[str, Path | StateSource] | Iterable[Path]) -> dict[str, StoredFile]:
+        """Store files under this owner's epoch, in parallel; files that it has stored or knows already are skipped.
 
         Args:
             checkpoint_id: the pending checkpoint that names the files from now on.
-            paths: local files by any name, or plain paths (the name is then the path).
+            files: local paths or other sources by any name, or plain paths (the name is then the path).
 
         Returns:
             By name: sha256, size, whether the file had to be uploaded, and the epoch to write into the metadata.
@@ -150,13 +151,13 @@ class CheckpointStorage:
             CheckpointDiscarded: the checkpoint was discarded during the upload.
             FileNotFoundError: a local file was deleted.
         """
-        named = paths if isinstance(paths, Mapping) else {str(path): path for path in paths}
+        named = files if isinstance(files, Mapping) else {str(path): path for path in files}
         checkpoint = self._own_key(checkpoint_id)
 
-        def upload(path: Path) -> StoredFile:
-            return self._shared.store_file(checkpoint, path)
+        def upload(source: StateSource) -> StoredFile:
+            return self._shared.store_file(checkpoint, source)
 
-        return dict(zip(named, run_all(self._executor(), upload, named.values()), strict=True))
+        return dict(zip(named, run_all(self._executor(), upload, map(as_source, named.values())), strict=True))
 
     def fetch_state(self, files: Iterable[StateFileLike], destination: Path, *, checkpoint: str = "") -> None:
         """Fetch state files to ``destination/<file.path>``, in parallel, verifying size and sha256.
@@ -175,6 +176,14 @@ class CheckpointStorage:
             fetch_file(self.store, self._shared.key(file.name), file, destination, checkpoint or "the checkpoint")
 
         run_all(self._executor(), fetch, files)
+
+    def copy_state(self, files: Sequence[F], target: CopyTarget, *, checkpoint: str) -> list[F]:
+        """Let the server copy state files; see :func:`~dagster_checkpoints.storage.state_files.copy_files`.
+
+        Returns:
+            The files that the server does not copy: :meth:`fetch_state` fetches them.
+        """
+        return copy_files(self._executor(), self.store, files, lambda file: self._shared.key(file.name), target, checkpoint)
 
     # -- metadata
 

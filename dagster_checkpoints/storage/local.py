@@ -98,7 +98,9 @@ class LocalStore:
         with path.open("rb", buffering=0) as file:
             self._write(key, lambda target: _copy(file, target), "overwrite")
 
-    def copy_from(self, source: ObjectStore, source_key: str, key: str, size: int | None = None) -> bool:
+    def copy_from(
+        self, source: ObjectStore, source_key: str, key: str, size: int | None = None, *, etag: str = "", hashed: bool = False
+    ) -> bool:
         if not isinstance(source, LocalStore):
             return False
         with source._errors("read", source_key):

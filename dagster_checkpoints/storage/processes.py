@@ -46,6 +46,11 @@ def mark_descendants(owner: Owner) -> None:
     os.environ[_VARIABLE] = _mark(owner)
 
 
+def without_owner_mark() -> dict[str, str]:
+    """The environment for a process that does nothing for the pipeline: :func:`is_gone` does not wait for its end."""
+    return {name: value for name, value in os.environ.items() if name != _VARIABLE}
+
+
 def is_gone(owner: Owner, observer: Owner, proc: Path = PROC) -> bool:
     """Whether an owner's process, and every process that it has started, is known to have ended.
 

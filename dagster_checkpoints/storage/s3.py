@@ -39,6 +39,7 @@ from dagster_checkpoints.storage.errors import (
     StorageUnavailable,
     WriteConflict,
 )
+from dagster_checkpoints.storage.s3_checksums import sha256_in_answer
 from dagster_checkpoints.storage.s3_errors import AttemptWatch, error_code, may_have_landed, may_not_copy, translate
 from dagster_checkpoints.storage.urls import s3_parts
 
@@ -228,18 +229,25 @@ class S3Store:
             except _BOTO_ERRORS as error:
                 raise self._translated(error, "write", key, unknown=may_have_landed(error)) from error
 
-    def copy_from(self, source: ObjectStore, source_key: str, key: str, size: int | None = None) -> bool:
+    def copy_from(
+        self, source: ObjectStore, source_key: str, key: str, size: int | None = None, *, etag: str = "", hashed: bool = False
+    ) -> bool:
         if not isinstance(source, S3Store) or source._client.meta.endpoint_url != self._client.meta.endpoint_url:
             return False
         origin, target = {"Bucket": source.bucket, "Key": source._key(source_key)}, self._key(key)
+        condition = {"CopySourceIfMatch": etag} if etag else {}
         try:
             if size is not None and size < self._copy_bytes:
-                self._client.copy_object(CopySource=origin, Bucket=self.bucket, Key=target)
+                # Of a copy in parts S3 knows no sha256 of the whole.
+                arguments = {**condition, "ChecksumAlgorithm": "SHA256"} if hashed else condition
+                self._client.copy_object(CopySource=origin, Bucket=self.bucket, Key=target, **arguments)
             else:
-                self._client.copy(origin, self.bucket, target, Config=self._copying)
+                self._client.copy(origin, self.bucket, target, ExtraArgs=condition, Config=self._copying)
         except _BOTO_ERRORS as error:
             if may_not_copy(error):
                 return False
+            if etag and error_code(error)[0] == 412:
+                raise Precondition(f"expected {source.url}/{source_key} with etag {etag}, found another version") from error
             if error_code(error)[0] == 404 and error_code(error)[1] != "NoSuchBucket":
                 raise NotFound(f"expected an object at {source.url}/{source_key}, found none") from error
             raise self._translated(error, "copy to", key, unknown=may_have_landed(error)) from error
@@ -255,10 +263,10 @@ class S3Store:
     def head(self, key: str) -> ObjectInfo | None:
         try:
             with self._errors("inspect", key):
-                response = self._client.head_object(Bucket=self.bucket, Key=self._key(key))
+                response = self._client.head_object(Bucket=self.bucket, Key=self._key(key), ChecksumMode="ENABLED")
         except NotFound:
             return None
-        return ObjectInfo(key, response["ContentLength"], response["LastModified"])
+        return ObjectInfo(key, response["ContentLength"], response["LastModified"], sha256_in_answer(response))
 
     def folders(self, prefix: str = "") -> Iterator[str]:
         full = self._full(prefix)

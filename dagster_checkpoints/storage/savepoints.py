@@ -7,7 +7,7 @@ which directories hold savepoints (:mod:`savepoint_places`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,15 +38,19 @@ from dagster_checkpoints.storage.layout import INCOMPLETE, METADATA, STATE, sha2
 from dagster_checkpoints.storage.ownership import Ownership
 from dagster_checkpoints.storage.shared_files import SharedFiles
 from dagster_checkpoints.storage.state_files import (
-    LocalFile,
+    CopyTarget,
+    F,
+    HashedFile,
     StateFileLike,
     StoredFile,
+    copy_files,
     fetch_file,
     hash_file,
     put_file,
     read_through,
     run_all,
 )
+from dagster_checkpoints.storage.state_sources import StateSource, as_source
 
 _REMEDY = "Nothing was restored from it. Restore the object from a copy of the savepoint, or restore from another one"
 _NAMED_IN_ERRORS = 5
@@ -135,11 +139,11 @@ class SavepointDirectory:
         self._store.put(key, self._mark_of_owner())
         self._store.delete([key])
 
-    def upload_files(self, paths: Mapping[str, Path]) -> dict[str, StoredFile]:
-        """Store local files, in parallel. The store itself copies files that ``shared/`` holds, if it can.
+    def upload_files(self, files: Mapping[str, Path | StateSource]) -> dict[str, StoredFile]:
+        """Store files, in parallel. The store itself copies files that ``shared/`` holds, if it can.
 
         Args:
-            paths: local files, by any name that the caller gives them; they must not change during the call.
+            files: local paths or other sources, by any name that the caller gives them; they must not change during the call.
 
         Returns:
             The stored files, by the same names; ``uploaded`` only for files whose bytes passed through this process.
@@ -149,12 +153,13 @@ class SavepointDirectory:
             CheckpointDiscarded: the savepoint was deleted during the upload.
             StorageUnavailable, OutcomeUnknown, FileNotFoundError: the savepoint cannot be completed; the call may be repeated.
         """
-        if not paths:
+        if not files:
             return {}
         with self._lock:
             self._ensure_not_deleted()
             self._mark()  # at each call: a later owner may have swept the directory since the last one, with its mark
-        return dict(zip(paths, run_all(self._executor(), self._store_file, paths.values()), strict=True))
+        stored = run_all(self._executor(), self._store_file, map(as_source, files.values()))
+        return dict(zip(files, stored, strict=True))
 
     def write_metadata(self, data: bytes, files: Mapping[str, int]) -> str:
         """Complete the savepoint: check that storage holds every file, then create ``_metadata`` only if it is absent.
@@ -245,6 +250,13 @@ class SavepointDirectory:
 
         run_all(self._executor(), fetch, files)
 
+    def copy_state(self, files: Sequence[F], target: CopyTarget) -> list[F]:
+        """As :meth:`CheckpointStorage.copy_state <dagster_checkpoints.storage.checkpoints.CheckpointStorage.copy_state>`."""
+        subject = f"savepoint {self.url}"
+        return copy_files(
+            self._executor(), self._store, files, lambda file: self._state_key(file.sha256), target, subject, _REMEDY
+        )
+
     def verify(self, files: Mapping[str, int]) -> list[StateFileProblem]:
         """Read every file and compare size and sha256.
 
@@ -311,8 +323,8 @@ class SavepointDirectory:
 
     # -- transfer of one file
 
-    def _store_file(self, path: Path) -> StoredFile:
-        file = hash_file(self._shared.hashes, path)
+    def _store_file(self, source: StateSource) -> StoredFile:
+        file = hash_file(self._shared.hashes, source)
         with self._lock:
             self._ensure_not_deleted()
             transfer = self._transfers.get(file.sha256)
@@ -331,7 +343,7 @@ class SavepointDirectory:
         own_transfer.set_result(None)
         return StoredFile(file.sha256, file.size, uploaded)
 
-    def _transfer(self, file: LocalFile) -> bool:
+    def _transfer(self, file: HashedFile) -> bool:
         key = self._state_key(file.sha256)
         copied = self._copy(file, key)
         if not copied:
@@ -343,7 +355,7 @@ class SavepointDirectory:
             raise self._discarded()
         return not copied
 
-    def _copy(self, file: LocalFile, key: str) -> bool:
+    def _copy(self, file: HashedFile, key: str) -> bool:
         with self._shared.lent(file.sha256) as source:
             if not source:
                 return False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from dagster_checkpoints.execution.checkpoint_deletion import DeleteFiles, DeleteUnnamed, ListFiles, delete_files, sweep_files
 from dagster_checkpoints.execution.shared_files import PutFile, SharedName, SharedNames, store_file
@@ -17,6 +16,7 @@ from dagster_checkpoints.storage.base import ObjectStore
 from dagster_checkpoints.storage.layout import Layout
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from dagster_checkpoints.storage.state_files import HashCache, StoredFile, hash_file, put_file
+from dagster_checkpoints.storage.state_sources import StateSource
 
 
 class SharedFiles:
@@ -48,9 +48,9 @@ class SharedFiles:
         self._names.known(found for found in map(SharedName.parse, names) if found is not None)
         self.registry.known(names)
 
-    def store_file(self, checkpoint: Hashable, path: Path) -> StoredFile:
-        """Store one local file unless its bytes are stored already; before that, record that ``checkpoint`` names it."""
-        file = hash_file(self.hashes, path)
+    def store_file(self, checkpoint: Hashable, source: StateSource) -> StoredFile:
+        """Store one file unless its bytes are stored already; before that, record that ``checkpoint`` names it."""
+        file = hash_file(self.hashes, source)
 
         def perform(request: PutFile) -> None:
             put_file(self.store, self.key(request.name), file)

@@ -1,4 +1,4 @@
-"""Copies state files between the local file system and a store, one file or many in parallel.
+"""Copies state files from their sources to a store, and from there to the local file system, one file or many in parallel.
 
 Knows paths, hashes and the store; of a checkpoint it knows only the name.
 """
@@ -9,7 +9,7 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +21,11 @@ from dagster_checkpoints.storage.errors import (
     CorruptStateFile,
     MissingStateFile,
     NotFound,
+    Precondition,
     StateFileChanged,
     StorageUnavailable,
 )
+from dagster_checkpoints.storage.state_sources import FileIdentity, StateSource
 
 _CHUNK = 1024 * 1024
 _SMALL = 8 * 1024 * 1024
@@ -34,6 +36,7 @@ REMEDY = (
 )
 """The remedy in the errors about a checkpoint's corrupt or missing state file."""
 
+F = TypeVar("F", bound="StateFileLike")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -74,69 +77,71 @@ class StoredFile:
 
 
 class HashCache:
-    """Hashes of files that were read before, by inode, size and modification time: state files never change.
+    """Hashes of files that were read before, by identity: state files never change.
 
-    Every snapshot links the same SST files again; without the cache each checkpoint would read all of them.
+    Every snapshot names the same SST files again; without the cache each checkpoint would read all of them.
     """
 
     def __init__(self, entries: int = 100_000) -> None:
         self._entries = entries
-        self._hashes: OrderedDict[tuple[int, ...], str] = OrderedDict()
+        self._hashes: OrderedDict[Hashable, str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, stat: os.stat_result) -> str | None:
-        """The hash of the file with this ``stat``, if it was read before."""
+    def get(self, identity: FileIdentity) -> str | None:
+        """The hash of the file with this identity, if it was read before."""
         with self._lock:
-            key = _identity(stat)
-            if key in self._hashes:
-                self._hashes.move_to_end(key)
-            return self._hashes.get(key)
+            if identity.key in self._hashes:
+                self._hashes.move_to_end(identity.key)
+            return self._hashes.get(identity.key)
 
-    def put(self, stat: os.stat_result, sha256: str) -> None:
+    def put(self, identity: FileIdentity, sha256: str) -> None:
         """Store a hash; remove the least recently used one if the cache is full."""
         with self._lock:
-            self._hashes[_identity(stat)] = sha256
+            self._hashes[identity.key] = sha256
             if len(self._hashes) > self._entries:
                 self._hashes.popitem(last=False)
 
 
 @dataclass(frozen=True)
-class LocalFile:
-    """A local file whose hash is known; the file must not change until it is stored.
+class HashedFile:
+    """A file whose hash is known; the file must not change until it is stored.
 
     Args:
-        path: the file's path.
-        stat: the file's ``stat`` when it was hashed.
+        source: where the file's bytes come from.
+        identity: the file's identity when it was hashed.
         sha256: sha256 of the file's bytes.
         data: the file's bytes, if they were just read and the file is small (8 MiB at most).
     """
 
-    path: Path
-    stat: os.stat_result
+    source: StateSource
+    identity: FileIdentity
     sha256: str
     data: bytes | None = None
 
     @property
     def size(self) -> int:
-        return self.stat.st_size
+        return self.identity.size
 
 
-def hash_file(cache: HashCache, path: Path) -> LocalFile:
+def hash_file(cache: HashCache, source: StateSource) -> HashedFile:
     """A file's sha256; the file is read only if the cache does not hold its hash.
 
     Raises:
         StateFileChanged: the file changed while it was read.
         FileNotFoundError: the file does not exist.
     """
-    stat = path.stat()
-    sha256, data = cache.get(stat), None
+    identity = source.identity()
+    sha256, data = cache.get(identity), None
     if sha256 is None:
-        sha256, data = _hash(path, stat)
-        cache.put(stat, sha256)
-    return LocalFile(path, stat, sha256, data)
+        sha256 = source.sha256()
+        if sha256 is None:
+            with source.local() as path:
+                sha256, data = _hash(path, identity.size)
+        cache.put(identity, sha256)
+    return HashedFile(source, identity, sha256, data)
 
 
-def put_file(store: ObjectStore, key: str, file: LocalFile) -> None:
+def put_file(store: ObjectStore, key: str, file: HashedFile) -> None:
     """Write a hashed file's bytes under a key.
 
     Raises:
@@ -145,10 +150,32 @@ def put_file(store: ObjectStore, key: str, file: LocalFile) -> None:
     if file.data is not None:
         store.put(key, file.data)
         return
-    store.put_file(key, file.path)
-    if _identity(file.path.stat()) != _identity(file.stat):
+    if _copied_by_server(store, key, file):
+        return
+    with file.source.local() as path:
+        store.put_file(key, path)
+    if file.source.identity() != file.identity:
         store.delete([key])
-        raise _changed(file.path)
+        raise _changed(file.source)
+
+
+def _copied_by_server(store: ObjectStore, key: str, file: HashedFile) -> bool:
+    """Let the store's server copy the file, if it can; the same errors as :func:`put_file`."""
+    origin = file.source.stored()
+    if origin is None:
+        return False
+    try:
+        if not store.copy_from(origin.store, origin.key, key, file.size, etag=origin.etag, hashed=True):
+            return False
+    except NotFound:
+        return False  # the source says why, when its bytes are read
+    except Precondition as error:
+        raise _changed(file.source) from error
+    copy = store.head(key)
+    if copy is None or copy.size != file.size or copy.sha256 not in (None, file.sha256):
+        store.delete([key])
+        raise _changed(file.source)
+    return True
 
 
 def fetch_file(
@@ -172,17 +199,74 @@ def fetch_file(
         with temporary.open("wb") as opened:
             size, sha256 = read_through(store, key, opened)
         if (size, sha256) != (file.size, file.sha256):
-            raise CorruptStateFile(
-                f"{checkpoint}: state file {file.path} at {where} is corrupt: expected {file.size} bytes "
-                f"with sha256 {file.sha256}, found {size} bytes with sha256 {sha256}. {remedy}"
-            )
+            raise _corrupt(checkpoint, file, where, size, sha256, remedy)
         os.replace(temporary, target)
     except NotFound as error:
-        raise MissingStateFile(
-            f"{checkpoint}: state file {file.path} is missing: expected {file.size} bytes at {where}, found no object. {remedy}"
-        ) from error
+        raise _missing(checkpoint, file, where, remedy) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class CopyTarget:
+    """A directory in a store that receives copies which the server makes.
+
+    Args:
+        store: the store.
+        folder: the directory's key, without a slash at its end.
+        hash_of: returns the sha256 of an object in ``store``; called if the server does not know it.
+    """
+
+    store: ObjectStore
+    folder: str
+    hash_of: Callable[[str], str]
+
+
+def copy_files(
+    executor: Executor,
+    store: ObjectStore,
+    files: Sequence[F],
+    key_of: Callable[[F], str],
+    target: CopyTarget,
+    checkpoint: str,
+    remedy: str = REMEDY,
+) -> list[F]:
+    """Let the server copy state files to ``<target.folder>/<file.path>``, in parallel, verifying size and sha256.
+
+    Args:
+        executor: the threads that send the requests.
+        store: the object store that holds the files.
+        files: the metadata's entries for the files.
+        key_of: returns a file's key in ``store``.
+        target: the directory that receives the copies.
+        checkpoint: name of the checkpoint that names the files, for the text of errors.
+        remedy: what to do if a file is corrupt or missing, for the text of errors.
+
+    Returns:
+        The files that the server cannot, or may not, copy.
+
+    Raises:
+        MissingStateFile, CorruptStateFile: name the file, its location, what was expected and found.
+    """
+
+    def copy(file: F) -> bool:
+        source, key = key_of(file), f"{target.folder}/{validate_key(file.path)}"
+        where = f"{store.url}/{source}"
+        try:
+            if not target.store.copy_from(store, source, key, file.size, hashed=True):
+                return False
+        except NotFound as error:
+            raise _missing(checkpoint, file, where, remedy) from error
+        found = target.store.head(key)
+        size = found.size if found is not None else 0
+        sha256 = (found is not None and found.sha256) or target.hash_of(key)
+        if (size, sha256) != (file.size, file.sha256):
+            target.store.delete([key])
+            raise _corrupt(checkpoint, file, where, size, sha256, remedy)
+        return True
+
+    copied = run_all(executor, copy, files)
+    return [file for file, done in zip(files, copied, strict=True) if not done]
 
 
 def run_all(executor: Executor, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -228,23 +312,32 @@ def read_through(store: ObjectStore, key: str, target: BinaryIO | None = None) -
     raise AssertionError("unreachable")
 
 
-def _hash(path: Path, stat: os.stat_result) -> tuple[str, bytes | None]:
+def _hash(path: Path, size: int) -> tuple[str, bytes | None]:
     """The file's sha256, and its bytes if the file is small: then exactly the hashed bytes are uploaded."""
-    if stat.st_size <= _SMALL:
+    if size <= _SMALL:
         data = path.read_bytes()
-        if len(data) != stat.st_size:
+        if len(data) != size:
             raise _changed(path)
         return hashlib.sha256(data).hexdigest(), data
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest(), None
 
 
-def _changed(path: Path) -> StateFileChanged:
-    return StateFileChanged(
-        f"expected {path} not to change while a checkpoint uploads it, found it changed. Files of a "
-        "snapshot must be links or copies that no program writes to"
+def _corrupt(checkpoint: str, file: StateFileLike, where: str, size: int, sha256: str, remedy: str) -> CorruptStateFile:
+    return CorruptStateFile(
+        f"{checkpoint}: state file {file.path} at {where} is corrupt: expected {file.size} bytes "
+        f"with sha256 {file.sha256}, found {size} bytes with sha256 {sha256}. {remedy}"
     )
 
 
-def _identity(stat: os.stat_result) -> tuple[int, ...]:
-    return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+def _missing(checkpoint: str, file: StateFileLike, where: str, remedy: str) -> MissingStateFile:
+    return MissingStateFile(
+        f"{checkpoint}: state file {file.path} is missing: expected {file.size} bytes at {where}, found no object. {remedy}"
+    )
+
+
+def _changed(file: Path | StateSource) -> StateFileChanged:
+    return StateFileChanged(
+        f"expected {file} not to change while a checkpoint uploads it, found it changed. Files of a "
+        "snapshot must be links or copies that no program writes to"
+    )

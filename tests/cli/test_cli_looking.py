@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from dagster_checkpoints.cli import watch as watching
-from dagster_checkpoints.control import InstanceStatus, StageStatus, write_status
+from dagster_checkpoints.control import InstanceStatus, SplitsStatus, StageStatus, write_status
 from dagster_checkpoints.state import decode
 from resources.embedded_s3 import Fault
 
@@ -261,6 +261,19 @@ def test_show_prints_the_status_of_the_running_pipeline(world: Any) -> None:
     for part in ("stopping", "2f0c9a17 on worker-1", "roots           live", "checkpoint 42", "48.0 MB", "2 of 3 tasks",
                  "(drain): waiting for savepoint", "caught up", "3,003", "2013-12-01 00:00:00"):  # fmt: skip
         assert part in text
+
+
+def test_show_prints_the_progress_of_split_sources(local: Any) -> None:
+    local.run()
+    stages = local.status().stages
+    assert "splits" not in local.cli("show").output
+    live = SplitsStatus(discovered=1200, assigned=3, finished=1100)
+    history = SplitsStatus(discovered=40, assigned=0, finished=40, complete=True)
+    split = (msgspec.structs.replace(stages[0], splits=history), msgspec.structs.replace(stages[1], splits=live), *stages[2:])
+    local.status(stages=split)
+    text = local.cli("show").output
+    assert "splits" in text and "1,100 of 1,200 so far" in text and "40 of 40" in text and "40 of 40 so far" not in text
+    assert local.json("show")["status"]["stages"][1]["splits"] == msgspec.to_builtins(live)
 
 
 def test_a_status_that_an_earlier_run_left_behind_is_not_shown(local: Any) -> None:

@@ -45,6 +45,17 @@ def test_verify_finds_nothing(world: Any, tmp_path: Path) -> None:
     assert (document["ok"], document["problems"], document["files"], document["checked_against"]) == (True, [], 9, "flights")
     assert "9 files, 180 B: all files are present and unchanged." in world.cli("verify", "43").output
     assert "pipeline flights can be restored from it" in world.cli("verify", "latest", "-f", fitting).output
+    assert document["changes"] == []
+    more = Path(fitting).with_name("more.py")
+    more.write_text(
+        Path(fitting)
+        .read_text()
+        .replace("flights = ", '@unbounded_source(sink=ParquetSink("/also"))\ndef extra(context): ...\n\nflights = ')
+        .replace("delays])", "delays, extra])")
+    )
+    new = "The checkpoint has no state of 'extra', which begin without it."
+    assert world.json("verify", savepoint, "-f", str(more), "--no-plans")["changes"] == [new]
+    assert new in world.cli("verify", savepoint, "-f", str(more), "--no-plans").output
 
 
 def test_verify_reports_damage_with_its_exit_code(world: Any, tmp_path: Path) -> None:
@@ -59,7 +70,14 @@ def test_verify_reports_damage_with_its_exit_code(world: Any, tmp_path: Path) ->
     assert [problem["kind"] for problem in document["problems"]].count("missing_file") == 1
     assert {problem["kind"] for problem in document["problems"]} == {"wrong_content", "missing_file", "instances_changed"}
     text = world.cli("verify", "43", "-f", other, code=1).output
-    for part in ("3 problems", "wrong content: state file", flipped, missing, "expected 9 bytes, found no object", "'EWR'"):
+    for part in (
+        "3 problems",
+        "wrong content: state file",
+        flipped,
+        missing,
+        "expected 9 bytes, found no object",
+        "instances of 'live' have changed",
+    ):
         assert part in text.replace("\n  ", " ").replace("\n", "")
     world.store.put(f"flights/{savepoint}/_metadata", world.store.get(f"flights/{savepoint}/_metadata")[:-1])
     assert "corrupt metadata" in world.cli("verify", "43", code=1).output

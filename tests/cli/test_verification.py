@@ -183,6 +183,15 @@ def test_a_pipeline_that_does_not_fit_is_found(taken: Any, pipeline: Pipeline, k
     assert allowed.ok is (kind == "non_restored_state")
 
 
+def test_state_that_the_installed_spark_does_not_read_is_found(taken: Any) -> None:
+    assert verify_savepoint(taken.storage, taken.location, FLIGHTS, spark_version="4.2.1").ok
+    written = taken.savepoint(43, spark_version="4.9.0")
+    [problem] = verify_savepoint(taken.storage, written, FLIGHTS, spark_version="4.3.0").problems
+    assert problem.kind == "spark_version_changed"
+    assert "Spark 4.9.0 has written" in problem.what and "Restore it with Spark 4.9.0" in problem.what
+    assert verify_savepoint(taken.storage, written, FLIGHTS).ok, "without a Spark nothing is compared"
+
+
 def test_all_problems_are_reported(taken: Any) -> None:
     taken.store.delete([_key(taken, "the airlines"), _key(taken, "segment 0")])
     pipeline = _pipeline(history, fewer, airlines, departures, delays)

@@ -44,6 +44,7 @@ from dagster_checkpoints.coordination import (
 TIMEOUT = 5.0
 REASONS = {
     FailureReason.CHECKPOINT_DECLINED_SUBSUMED: "subsumed",
+    FailureReason.CHECKPOINT_DECLINED_INPUT_END_OF_STREAM: "declined",
     FailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER: "cancelled",
 }
 PROPERTIES = {
@@ -285,6 +286,9 @@ AT_LEAST_ONCE = [
     ("", "!1", "snapshot1"),
     ("ab", "!1 a$ b$ !2", "- - snapshot1 snapshot2"),
     ("ab", "a$ b$ *x1 !1 !2", "- - cancelled1 - snapshot2"),
+    # The end of a channel does not count for a checkpoint that the channel has passed: it can never complete.
+    ("ab", "b1 a2 a$ b2", "- - declined1 snapshot2"),
+    ("ab", "b1 b2 a2 a$ b3", "- - subsumed1+snapshot2 - snapshot3"),
     # Announcements and time have no effect; a savepoint is like any other checkpoint.
     ("ab", "a?1 a1u @99 b?1 b1s", "- - - - snapshot1"),
 ]
@@ -397,6 +401,12 @@ def test_blocked_channels_can_be_read() -> None:
     assert (handler.pending_id, handler.blocked) == (1, ())
     run(handler, "b1")
     assert (handler.pending_id, handler.blocked) == (None, ())
+
+
+def test_pending_checkpoints_at_least_once_are_bounded() -> None:
+    handler = TrackingBarrierHandler("ab", tracked=2)
+    assert run(handler, "a1 a2 a3 b1 b2 a4") == "- - subsumed1 - snapshot2 -"
+    assert run(handler, "a5 a6 a7 a8 b5 b6 b8") == "subsumed3 subsumed4 subsumed5 subsumed6 - - subsumed7+snapshot8"
 
 
 def test_pending_checkpoints_at_least_once_can_be_read() -> None:

@@ -143,6 +143,18 @@ def test_the_flags_belong_to_every_stage_of_a_chain() -> None:
     assert plan.roots == ("d",)
 
 
+def test_the_fused_sources_that_have_not_ended_are_the_roots_of_their_task() -> None:
+    graph = ExecutionGraph((Vertex("a", ("a", "b", "c", "d"), 1, fused=2), Vertex("e", ("e",), 1)), ())
+    states = TaskStateTable(graph)
+    for task in graph.tasks():
+        states.set(task, TaskState.RUNNING)
+    plan = compute_plan(states)
+    assert isinstance(plan, CheckpointPlan)
+    assert plan.roots == ("a", "b", "e")
+    assert plan.roots_without({"a"}) == ("b", "e")
+    assert plan.roots_without({"a", "b"}) == ("c", "e")
+
+
 @pytest.mark.parametrize("task", [TaskId("V9", 0), TaskId("V0", 2), TaskId("V0", -1)])
 def test_an_unknown_task_is_refused(states_of: States, task: TaskId) -> None:
     with pytest.raises(UnknownTask) as found:

@@ -1,4 +1,4 @@
-"""Which tasks are just finishing, as rows of events, without a coordinator."""
+"""Which tasks are just finishing, as rows of events, and the plan after a restart: without a coordinator."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import pytest
 
 from dagster_checkpoints.coordination import (
     CheckpointConfig,
+    CheckpointPlan,
     CompletedCheckpoint,
     TaskState,
     TaskStatistics,
 )
-from dagster_checkpoints.coordination.progress import TaskProgress
+from dagster_checkpoints.coordination.plan import NotAllRunning
+from dagster_checkpoints.coordination.progress import Obstacle, TaskProgress
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
 TASKS = {"A": TaskId("V0", 0), "B": TaskId("V1", 0)}
@@ -74,3 +76,13 @@ def test_which_tasks_are_just_finishing(
     progress = after(graph_of("V0 p1; V1 p1"), events)
     assert progress.any_finishing == (waited_for_until is not None)
     assert progress.finishing_expires_at == waited_for_until
+
+
+def test_a_restart_forgets_the_plan_of_the_tasks_that_ran(graph_of: Callable[[str], ExecutionGraph]) -> None:
+    progress = after(graph_of("V0 p1; V1 p1"), "")
+    assert isinstance(progress.plan_or_obstacle(), CheckpointPlan)
+    progress.reset(())
+    assert isinstance(progress.plan(), NotAllRunning)
+    assert isinstance(progress.plan_or_obstacle(), Obstacle)
+    progress.reset(TASKS.values())
+    assert progress.plan_or_obstacle() == Obstacle("every task has finished")

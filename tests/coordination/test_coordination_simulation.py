@@ -14,7 +14,9 @@ def outcome_of(seed: int, theme: str, *, periodic: bool = True) -> Outcome:
     """Run a world of this theme; it must not break an invariant."""
     scenario = random_scenario(seed, theme)
     if not periodic:
-        config = replace(scenario.config, interval=None, timeout=1000.0, checkpoints_after_tasks_finish=True)
+        config = replace(
+            scenario.config, interval=None, interval_during_backlog=None, timeout=1000.0, checkpoints_after_tasks_finish=True
+        )
         scenario = replace(scenario, config=config, patience=0)
     outcome = run(scenario, record=False)
     assert outcome.error is None, f"seed {seed}, theme {theme}: {outcome.error}"

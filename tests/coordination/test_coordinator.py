@@ -363,6 +363,13 @@ def test_the_end_of_data_aborts_nothing(graph_of: Graphs) -> None:
     assert job.coordinator.pending_ids == (1,)
 
 
+def test_a_task_that_reports_once_more_that_it_runs_aborts_nothing(graph_of: Graphs) -> None:
+    job = Job(graph_of(CHAIN))
+    job.checkpoint()
+    assert failed(job.state(A, TaskState.RUNNING)) == []
+    assert job.coordinator.pending_ids == (1,)
+
+
 def test_a_decline_after_the_last_acknowledgement_is_late(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN))
     job.checkpoint()

@@ -29,6 +29,7 @@ from dagster_checkpoints.control import (
     StageStatus,
     write_status,
 )
+from dagster_checkpoints.plugin.run_events import RunReporter
 from dagster_checkpoints.state import (
     ChainMetadata,
     CheckpointMetadata,
@@ -40,6 +41,7 @@ from dagster_checkpoints.state import (
     encode,
 )
 from dagster_checkpoints.storage import CheckpointStorage, JobState, LeaseRenewer, Owner, open_store
+from tests.dagster.recorded_run import Recorder
 
 SPARK = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}
 
@@ -353,3 +355,13 @@ def tick(coordinator: Callable[..., CheckpointCoordinatorResource]) -> Callable[
             return sensor.evaluate_tick(context)
 
     return evaluate
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def reporter(recorder: Recorder, numbers_pipeline: Pipeline) -> RunReporter:
+    return recorder.reporter(numbers_pipeline)

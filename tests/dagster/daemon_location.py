@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import dagster as dg
+import pyarrow.dataset as ds
 
 from dagster_checkpoints import (
     CheckpointCoordinatorResource,
@@ -50,16 +51,23 @@ def numbers_assets(context: dg.AssetExecutionContext, checkpoint_coordinator: Ch
     yield from checkpoint_coordinator.run(pipeline, context=context)
 
 
+@dg.asset(deps=["squares"], automation_condition=dg.AutomationCondition.eager())
+def report():
+    """Reads what is committed; the daemon runs it after each materialization of the live stage."""
+    return dg.MaterializeResult(metadata={"rows": ds.dataset(ROOT / "squares", format="parquet").count_rows()})
+
+
 savepoints = savepoint_asset(pipeline=pipeline, assets=numbers_assets)
 
 defs = dg.Definitions(
-    assets=[numbers_assets, savepoints],
+    assets=[numbers_assets, savepoints, report],
     asset_checks=[savepoint_check(pipeline=pipeline, savepoints=savepoints)],
     jobs=[
         dg.define_asset_job("numbers", selection=dg.AssetSelection.assets(numbers_assets)),
         dg.define_asset_job("take_savepoint", selection=dg.AssetSelection.assets(savepoints)),
     ],
     sensors=[
+        dg.AutomationConditionSensorDefinition("automation", target=[report], default_status=RUNNING, minimum_interval_seconds=1),
         build_drain_sensor(
             pipeline=pipeline,
             when=bounded_stages_finished() & live_lag_zero() & marker_object("drain-now"),
@@ -71,6 +79,7 @@ defs = dg.Definitions(
     resources={
         "checkpoint_coordinator": CheckpointCoordinatorResource(
             interval=2.0,
+            materialize_every=1.0,
             lease_seconds=10.0,
             status_seconds=1.0,
             savepoint_on_termination=True,

@@ -1,4 +1,5 @@
-"""All of Dagster, as a user runs it: runs launched and terminated, a savepoint materialized, a drain by the daemon."""
+"""All of Dagster, as a user runs it: runs launched and terminated, a savepoint materialized, a drain by the daemon, and an asset
+downstream of a live stage that runs after its commits."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from dagster_graphql import DagsterGraphQLClient
 
+from dagster_checkpoints.plugin.stage_assets import reports_end
 from dagster_checkpoints.storage import CheckpointStorage, PipelineState, open_store
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -105,6 +107,14 @@ class Dagster:
         records = self.instance.fetch_materializations(SAVEPOINTS, limit=20).records
         return {str(record.partition_key): record.asset_materialization for record in records if record.asset_materialization}
 
+    def reported(self, rows: int, during: str) -> bool:
+        """Whether the eager asset downstream of the live stage has read so many rows, while a run goes on."""
+        run = self.instance.get_run_by_id(during)
+        assert run is not None and run.status is dg.DagsterRunStatus.STARTED
+        newest = self.instance.fetch_materializations(dg.AssetKey("report"), limit=1).records
+        found = [record.asset_materialization.metadata["rows"].value for record in newest if record.asset_materialization]
+        return found == [rows]
+
     def stop(self) -> None:
         os.killpg(self._process.pid, signal.SIGINT)
         try:
@@ -129,6 +139,7 @@ def test_savepoint_termination_resume_and_drain_in_a_whole_dagster(dagster: Dags
     dagster.drop("first", range(5))
     first = dagster.launch("numbers")
     dagster.until(lambda: dagster.committed("squares") == [0, 1, 4, 9, 16], "the first rows are committed")
+    dagster.until(lambda: dagster.reported(5, during=first), "an asset downstream has run after the commit of the live stage")
     dagster.until(lambda: dagster.instance.get_latest_materialization_event(dg.AssetKey("backfill")), "the backfill is finished")
 
     # The re-root sensor has read it, and shows where checkpoints begin now.
@@ -156,11 +167,14 @@ def test_savepoint_termination_resume_and_drain_in_a_whole_dagster(dagster: Dags
     assert (state.job.status, state.job.ended_by, state.lease) == ("FINISHED", "suspend", None)
     assert state.newest is not None and state.newest.kind == "savepoint"
     assert len(dagster.savepoints()) == 2, "the savepoint of the termination is shown as well"
-    assert dagster.instance.get_latest_materialization_event(dg.AssetKey("squares")) is None
+    squares = dagster.instance.get_latest_materialization_event(dg.AssetKey("squares"))
+    assert squares is not None and squares.asset_materialization is not None
+    assert not reports_end(squares.asset_materialization), "the stage has not finished"
 
     # The next run continues from it; the daemon's sensor drains that run.
     second = dagster.launch("numbers")
     dagster.until(lambda: len(dagster.committed("squares")) == 8, "the rows dropped meanwhile are committed")
+    dagster.until(lambda: dagster.reported(8, during=second), "the asset downstream has run again")
     dagster.drop("third", range(8, 10))
     dagster.storage.store.put("daemon_numbers/drain-now", b"")
     assert dagster.ended(second) is dg.DagsterRunStatus.SUCCESS
@@ -170,4 +184,5 @@ def test_savepoint_termination_resume_and_drain_in_a_whole_dagster(dagster: Dags
     assert dagster.committed("backfill") == list(range(5))
     assert len(dagster.savepoints()) == 3, "the drain's savepoint too"
     squares = dagster.instance.get_latest_materialization_event(dg.AssetKey("squares"))
-    assert squares is not None and squares.run_id == second
+    assert squares is not None and squares.asset_materialization is not None
+    assert squares.run_id == second and reports_end(squares.asset_materialization)

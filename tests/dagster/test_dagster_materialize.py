@@ -160,6 +160,36 @@ def test_an_unfinished_stage_must_be_selected(
     assert failure.metadata["error"].value == "SelectionError"
 
 
+def test_a_source_reads_the_metadata_of_the_asset_that_it_depends_on(
+    spark: SparkSession,
+    tmp_path: Path,
+    coordinator: Callable[..., CheckpointCoordinatorResource],
+    assets_of: Callable[..., dg.AssetsDefinition],
+    materialize: Callable[..., dg.ExecuteInProcessResult],
+    failure_of: Callable[[dg.ExecuteInProcessResult], Any],
+) -> None:
+    @dg.asset(key=["raw", "table"])
+    def table():
+        return dg.MaterializeResult(metadata={"last": 7}, data_version=dg.DataVersion("v1"))
+
+    @bounded_source(sink=ParquetSink(tmp_path / "out"))
+    def numbers(context):
+        found = context.asset("raw/table")
+        assert (found.data_version, found.run_id) == ("v1", made.run_id) and found.materialized_at > 0
+        return context.spark.range(found.metadata["last"])
+
+    assets = assets_of(Pipeline("dependent_numbers", [numbers]), deps={"numbers": [table]})
+    (spec,) = assets.specs
+    assert [dep.asset_key for dep in spec.deps] == [table.key]
+    with dg.DagsterInstance.ephemeral() as instance:
+        failure = failure_of(materialize(assets, coordinator(), instance=instance))
+        assert "expected a materialization of asset 'raw/table', found materializations of no asset" in failure.description
+        dg.materialize([table], instance=instance)
+        made = dg.materialize([table], instance=instance)
+        materialize(assets, coordinator(), raise_on_error=True, instance=instance)
+    assert ids(spark, tmp_path / "out") == [0, 1, 2, 3, 4, 5, 6]
+
+
 def test_a_checkpoint_that_does_not_exist_cannot_be_restored(
     coordinator: Callable[..., CheckpointCoordinatorResource],
     numbers_pipeline: Pipeline,

@@ -246,6 +246,11 @@ def test_an_unknown_setting_of_the_run_is_refused(
         {"restart_delay_multiplier": 0.9},
         {"restart_delay_maximum": -1},
         {"restart_interval": -1},
+        {"mode": "twice"},
+        {"unaligned": True, "mode": "at_least_once"},
+        {"max_concurrent": 2, "unaligned": True},
+        {"aligned_checkpoint_timeout": 3.0},
+        {"interval_during_backlog": 1.0},
     ],
 )
 def test_settings_have_ranges(settings: dict[str, Any]) -> None:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
-import pytest
 
 from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, bounded_source, stage, unbounded_source
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.plugin.run_events import RunReporter, failure
-from dagster_checkpoints.plugin.stage_assets import StageAssets
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError
 from dagster_checkpoints.spark.job.events import (
     AttemptBuilding,
@@ -23,7 +17,7 @@ from dagster_checkpoints.spark.job.events import (
     CheckpointNotDone,
     FirstBatch,
     InstanceFinished,
-    JobEvent,
+    JobRestarting,
     JobStarted,
     LeaseWatched,
     PipelineAcquired,
@@ -35,73 +29,7 @@ from dagster_checkpoints.spark.job.events import (
     StageProgress,
     StartChosen,
 )
-from dagster_checkpoints.storage import CheckpointStorage, open_store
-
-
-class Recorder:
-    """Replaces Dagster's context and the clock."""
-
-    def __init__(self) -> None:
-        self.log = logging.Logger("recorder")
-        self.lines: list[tuple[str, str]] = []
-        self.log.addHandler(self._Lines(self.lines))
-        self.events: list[Any] = []
-        self.now = 0.0
-        self.progress: Mapping[str, StageProgress] = {}
-        """What the job says of itself between two checkpoints."""
-
-    def reporter(self, pipeline: Pipeline, selected: frozenset[str] | None = None, observe_every: float = 30.0) -> RunReporter:
-        keys = {stage.name: dg.AssetKey([stage.name]) for stage in pipeline.stages}
-        context: Any = self
-        return RunReporter(
-            context,
-            pipeline,
-            StageAssets(keys, frozenset(keys) if selected is None else selected),
-            observe_every=observe_every,
-            interval=60.0,
-            progress=lambda: self.progress,
-            storage=nowhere,
-            clock=lambda: self.now,
-            wall=lambda: datetime.fromtimestamp(1_388_534_400 + self.now, UTC),
-        )
-
-    def observed(self, key: str) -> list[dict[str, Any]]:
-        """The metadata of an asset's observations, as raw values in their order."""
-        found = [e for e in self.events if isinstance(e, dg.AssetObservation) and e.asset_key.to_user_string() == key]
-        return [{name: value.value for name, value in e.metadata.items()} for e in found]
-
-    class _Lines(logging.Handler):
-        def __init__(self, lines: list[tuple[str, str]]) -> None:
-            super().__init__()
-            self._lines = lines
-
-        def emit(self, record: logging.LogRecord) -> None:
-            self._lines.append((record.levelname, record.getMessage()))
-
-    def log_event(self, event: Any) -> None:
-        self.events.append(event)
-
-
-def nowhere() -> CheckpointStorage:
-    return CheckpointStorage(open_store("/nowhere"), "numbers")
-
-
-@pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def reporter(recorder: Recorder, numbers_pipeline: Pipeline) -> RunReporter:
-    return recorder.reporter(numbers_pipeline)
-
-
-STARTED = JobStarted(1, 7, None, None, (), (("numbers", "doubled"), ("total",)))
-
-
-def report(reporter: RunReporter, *events: JobEvent) -> list[str]:
-    """The keys that are yielded."""
-    return [str(result.asset_key.to_user_string()) for event in events for result in reporter.report(event)]
+from tests.dagster.recorded_run import STARTED, Recorder, report
 
 
 def checkpoint(number: int, watermark_ms: int | None = None, finished: tuple[str, ...] = ()) -> CheckpointDone:
@@ -178,16 +106,16 @@ def test_a_change_of_the_roots_is_shown_at_once(reporter: RunReporter, recorder:
 def test_a_stage_is_observed_between_two_checkpoints(reporter: RunReporter, recorder: Recorder) -> None:
     """Stages are observed also with a long interval of checkpoints, or without one."""
     report(reporter, STARTED)
-    assert not reporter.observation_may_be_due
+    assert not reporter.may_be_due
     recorder.progress = {"numbers": running(0), "doubled": running(0), "total": running(5)}
     report(reporter, FirstBatch(("total",), "0", 5, 1.5))
     assert [shown["rows"] for shown in recorder.observed("total")] == [5]
     assert recorder.observed("numbers") == []  # it has not processed any batch
     recorder.now, recorder.progress = 29.0, {"total": running(20)}
-    assert not reporter.observation_may_be_due
+    assert not reporter.may_be_due
     recorder.now = 30.0
-    assert reporter.observation_may_be_due
-    reporter.observe()
+    assert reporter.may_be_due
+    reporter.report_due()
     assert recorder.observed("total")[1:] == [{"rows": 20, "state": "running", "rows_per_second": 0.5}]
 
 
@@ -280,8 +208,8 @@ def test_a_day_of_a_running_pipeline_writes_as_many_events_as_the_documentation_
         recorder.now = 5.0 * number
         recorder.progress = {stage.name: running(number) for stage in numbers_pipeline.stages}
         report(reporter, checkpoint(number))
-        if reporter.observation_may_be_due:
-            reporter.observe()
+        if reporter.may_be_due:
+            reporter.report_due()
         written.append((recorder.now, len(recorder.events) + len(recorder.lines)))
     after_a_day = next(count for now, count in written if now >= day)
     assert written[-1][1] - after_a_day == 288 * (3 + 2)
@@ -327,6 +255,30 @@ def test_from_the_launch_to_the_first_checkpoint_each_step_is_a_line(reporter: R
         "First rows of query total: 1,000 rows from total in 0.7 s.",
     ]
     assert recorder.observed("total") == [{"rows": 5, "state": "running"}] * 2
+
+
+def test_a_restart_names_the_stages_that_restart(reporter: RunReporter, recorder: Recorder) -> None:
+    report(
+        reporter,
+        JobRestarting(2, 1.0, "a plane without wings", ("total",)),
+        AttemptBuilding(2, ("total",), 7),
+        dataclasses.replace(STARTED, attempt=2, restored_checkpoint=7, seconds=0.5, restarted=("total",)),
+        JobRestarting(3, 2.0, "no plane"),
+    )
+    assert recorder.lines == [
+        (
+            "ERROR",
+            "a plane without wings\nThe stages total start again from the latest checkpoint in 1 s (attempt 2); the others are "
+            "not connected with them, and go on.",
+        ),
+        ("INFO", "Building the plans of 1 stage, and fetching the state of checkpoint 7: total."),
+        (
+            "INFO",
+            "Job 7, attempt 2, from checkpoint 7: plans built in 0.5 s. 1 query will start: total; the first checkpoint is due "
+            "60 s after that.",
+        ),
+        ("ERROR", "no plane\nThe unfinished stages start again from the latest checkpoint in 2 s (attempt 3)."),
+    ]
 
 
 def test_the_end_of_event_time_is_not_shown_as_a_watermark(reporter: RunReporter, recorder: Recorder) -> None:

@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 
 from dagster_checkpoints import Pipeline
+from dagster_checkpoints.plugin.stage_assets import LIVE
 from dagster_checkpoints.sensors import (
     DrainCondition,
     NotASourceError,
@@ -183,6 +184,7 @@ def test_materialized_assets_count_since_the_job_began(ticking: Any, owner: Owne
     instance.report_runless_asset_event(dg.AssetMaterialization("a"))
     first = owner(meeting_pipeline)
     instance.report_runless_asset_event(dg.AssetMaterialization(["b", "c"]))
+    instance.report_runless_asset_event(dg.AssetMaterialization("a", tags={LIVE: "true"}))  # a commit of a running stage
     text = ticks()
     assert "not materialized since" in text and text.endswith("began: a.")
     instance.report_runless_asset_event(dg.AssetMaterialization("a"))

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from dagster_checkpoints import Pipeline
-from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, NotAPipelineAssetError
+from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, LIVE, NotAPipelineAssetError
 from dagster_checkpoints.sensors import build_reroot_sensor
 
 Tick = Callable[..., Any]
@@ -23,10 +23,12 @@ def sensor(meeting_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinit
 
 def finish(instance: dg.DagsterInstance, stage: str, run_id: str = RUN, **metadata: Any) -> None:
     """Write the materialization of a stage by a run into Dagster's event log."""
+    report(instance, dg.AssetMaterialization(stage, metadata=metadata), run_id)
+
+
+def report(instance: dg.DagsterInstance, materialization: dg.AssetMaterialization, run_id: str = RUN) -> None:
     event = dg.DagsterEvent(
-        event_type_value="ASSET_MATERIALIZATION",
-        job_name="job",
-        event_specific_data=_materialized(dg.AssetMaterialization(stage, metadata=metadata)),
+        event_type_value="ASSET_MATERIALIZATION", job_name="job", event_specific_data=_materialized(materialization)
     )
     instance.report_dagster_event(event, run_id=run_id)
 
@@ -111,6 +113,22 @@ def test_stages_that_finished_in_other_runs_change_no_root(
         finish(instance, "history")
         instance.report_runless_asset_event(dg.AssetMaterialization("history"))
         tick(sensor, instance, result.cursor)
+        assert len(running.serve()) == 1
+
+
+def test_the_commits_of_a_running_stage_change_no_root_and_do_not_hide_its_end(
+    owner: Callable[..., Any], tick: Tick, sensor: dg.SensorDefinition, meeting_pipeline: Pipeline
+) -> None:
+    running = owner(meeting_pipeline, RUN)
+    with dg.DagsterInstance.ephemeral() as instance:
+        for _ in range(60):  # more than a tick reads
+            report(instance, dg.AssetMaterialization("joined", tags={LIVE: "true"}))
+        first = tick(sensor, instance)
+        assert "No stage" in first.skip_message
+        assert running.serve() == []
+        report(instance, dg.AssetMaterialization("joined", tags={LIVE: "true"}))
+        finish(instance, "joined")
+        assert "since joined finished" in tick(sensor, instance, first.cursor).skip_message
         assert len(running.serve()) == 1
 
 

@@ -15,7 +15,12 @@ from dagster_pyspark import LazyPySparkResource, PySparkResource
 from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline
 from dagster_checkpoints.plugin import resource
 from dagster_checkpoints.spark.session.spark_session import SparkSettingError
-from dagster_checkpoints.spark.session.work_directory import WorkDirectoryError, check_work_directory_named, parse_work_directory
+from dagster_checkpoints.spark.session.work_directory import (
+    RemoteDirectory,
+    WorkDirectoryError,
+    check_work_directory_named,
+    parse_work_directory,
+)
 from dagster_checkpoints.storage import InvalidStorageUrl
 
 CLUSTER = {"spark.master": "spark://h:7077"}
@@ -28,8 +33,9 @@ CLUSTER = {"spark.master": "spark://h:7077"}
         ({"spark_config": {"spark": {"master": "yarn"}}}, WorkDirectoryError, "Spark's master is yarn"),
         ({"spark": LazyPySparkResource(spark_config=CLUSTER)}, WorkDirectoryError, "Spark's master is spark://h:7077"),
         ({"spark": PySparkResource(spark_config=CLUSTER)}, WorkDirectoryError, "Spark's master is spark://h:7077"),
-        ({"work_directory": "s3://bucket/work"}, WorkDirectoryError, "found 's3://bucket/work': s3: is not supported"),
-        ({"work_directory": "hdfs:/work"}, WorkDirectoryError, "found 'hdfs:/work': hdfs: is not supported"),
+        ({"work_directory": "s3://bucket/work"}, WorkDirectoryError, "knows s3:// under the name s3a://"),
+        ({"work_directory": "hdfs:/work"}, WorkDirectoryError, "found 'hdfs:/work': a URL has two slashes after hdfs:"),
+        ({"work_directory": "gs://bucket/"}, WorkDirectoryError, "a path that is not empty"),
         ({"work_directory": "file:work"}, WorkDirectoryError, "three slashes and an absolute path"),
         ({"work_directory": "~no-such-user/work"}, WorkDirectoryError, "no-such-user"),
         ({"work_directory": ""}, WorkDirectoryError, "it is empty"),
@@ -85,7 +91,19 @@ def test_valid_settings_and_those_not_known_yet_are_accepted(settings: dict[str,
     ],
 )
 def test_ways_to_name_a_work_directory(text: str, path: str) -> None:
-    assert parse_work_directory(text) == Path(path)
+    assert parse_work_directory(text) == Path(path).absolute()
+
+
+def test_a_work_directory_may_be_on_any_file_system_that_spark_reaches() -> None:
+    for url in (
+        "hdfs://namenode:8020/work",
+        "hdfs:///work",
+        "s3a://bucket/work",
+        "abfss://c@a.dfs.core.windows.net/w",
+        "viewfs://x/w",
+    ):
+        assert parse_work_directory(url) == RemoteDirectory(url)
+    assert parse_work_directory("gs://bucket/work/") / "here" == RemoteDirectory("gs://bucket/work/here")
 
 
 def test_executors_elsewhere_do_not_see_the_default_work_directory() -> None:
@@ -98,7 +116,7 @@ def test_executors_elsewhere_do_not_see_the_default_work_directory() -> None:
 @pytest.mark.parametrize(
     ("variables", "settings", "message"),
     [
-        ({"WORK": "gs://bucket"}, {"work_directory": dg.EnvVar("WORK")}, "gs: is not supported"),
+        ({"WORK": "gs://bucket"}, {"work_directory": dg.EnvVar("WORK")}, "a path that is not empty"),
         ({"STORAGE": "s3:/b"}, {"storage": dg.EnvVar("STORAGE")}, "two slashes: s3://b"),
     ],
 )
@@ -125,6 +143,9 @@ def test_the_work_directory_of_a_run(coordinator: Callable[..., CheckpointCoordi
     from dagster_checkpoints.storage import CheckpointStorage, open_store
 
     storages = [CheckpointStorage(open_store(str(tmp_path / name)), "numbers") for name in "ab"]
-    found = {coordinator(work_directory=tmp_path.as_uri())._work_directory(storage) for storage in storages}
+    found = {coordinator(work_directory=tmp_path.as_uri())._work_directories(storage)[0] for storage in storages}
     assert len(found) == 2 and {path.parent for path in found} == {tmp_path}
-    assert coordinator(work_directory=None)._work_directory(storages[0]).is_relative_to(tempfile.gettempdir())
+    work, scratch = coordinator(work_directory=None)._work_directories(storages[0])
+    assert work == scratch and scratch.is_relative_to(tempfile.gettempdir())
+    work, elsewhere = coordinator(work_directory="hdfs://h:8020/work")._work_directories(storages[0])
+    assert work == RemoteDirectory(f"hdfs://h:8020/work/{scratch.name}") and elsewhere == scratch

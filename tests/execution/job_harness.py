@@ -9,6 +9,7 @@ from dagster_checkpoints.coordination import (
     Acknowledged,
     CheckpointConfig,
     CompletedCheckpoint,
+    FailoverStrategy,
     FixedDelayRestart,
     MetadataWritten,
     RestartStrategy,
@@ -56,9 +57,19 @@ def restore_point(checkpoint_id: int, *finished: TaskId) -> RestorePoint:
 class Job:
     """A job machine, and its clock."""
 
-    def __init__(self, restart: RestartStrategy | None = None, beginning: JobBeginning = NEW_START, **config: Any) -> None:
+    def __init__(
+        self,
+        restart: RestartStrategy | None = None,
+        beginning: JobBeginning = NEW_START,
+        graph: ExecutionGraph = GRAPH,
+        failover: FailoverStrategy = "region",
+        **config: Any,
+    ) -> None:
         settings = CheckpointConfig(**{"interval": None, **config})
-        self.machine = JobMachine("flights", settings, restart or FixedDelayRestart(2, 5.0), EPOCH)
+        self.machine = JobMachine("flights", settings, restart or FixedDelayRestart(2, 5.0), EPOCH, failover)
+        self.graph = graph
+        self.tasks = tuple(graph.tasks())
+        self.attempts = dict.fromkeys(self.tasks, 1)
         self.beginning = beginning
         self.now = 100.0
 
@@ -68,10 +79,17 @@ class Job:
         return self.machine.handle(event, self.now)
 
     def report(self, event: Any, attempt: int | None = None) -> list[JobAction]:
-        return self.do(on.TaskReport(self.machine.attempt if attempt is None else attempt, event))
+        return self.do(on.TaskReport(self.attempts[event.task] if attempt is None else attempt, event))
 
     def deploy(self, *finished: TaskId) -> list[JobAction]:
-        return self.do(on.Deployed(GRAPH, frozenset(finished), SOURCES))
+        actions = self.do(on.Deployed(self.graph, frozenset(finished), SOURCES))
+        self.attempts = {task: self.attempt_of(task) for task in self.tasks}
+        return actions
+
+    def attempt_of(self, task: TaskId) -> int:
+        """The attempt of a task's reports: that of its deployment."""
+        attempt = self.machine.attempt
+        return attempt if self.machine.runs(task, attempt) else self.attempts[task]
 
     def confirm(self, newest: CompletedCheckpoint | None = None, epoch: int = EPOCH) -> list[JobAction]:
         return self.do(on.OwnershipConfirmed(newest, epoch))
@@ -89,7 +107,7 @@ class Job:
     def run_tasks(self) -> list[JobAction]:
         """Confirm the ownership, and let every task report that it runs."""
         actions = self.confirm()
-        for task in ALL:
+        for task in self.tasks:
             if task not in self.machine.finished:
                 actions += self.report(TaskStateChanged(task, TaskState.RUNNING))
         return actions
@@ -102,7 +120,7 @@ class Job:
     def acknowledge(self, checkpoint_id: int, *, finished: bool = False) -> list[JobAction]:
         """Let every unfinished task acknowledge; returns the actions of the last acknowledgement, which write the metadata."""
         actions: list[JobAction] = []
-        for task in ALL:
+        for task in self.tasks:
             if task not in self.machine.finished:
                 statistics = TaskStatistics(operators_finished=finished)
                 actions = self.report(Acknowledged(task, checkpoint_id, None, statistics))
@@ -116,7 +134,7 @@ class Job:
 
     def finish(self, *tasks: TaskId) -> list[JobAction]:
         actions: list[JobAction] = []
-        for task in tasks or ALL:
+        for task in tasks or self.tasks:
             actions = self.report(TaskStateChanged(task, TaskState.FINISHED))
         return actions
 

@@ -40,12 +40,14 @@ from dagster_checkpoints.execution.task_events import (
     Evaluated,
     EvaluateOnce,
     Forward,
+    HoldQuery,
     OpenTo,
     PinnedChannel,
     PinnedInputs,
     PinSnapshot,
     QueryBuilt,
     QueryConsumed,
+    QueryHeld,
     QueryRunning,
     SnapshotFailed,
     SnapshotPinned,
@@ -660,13 +662,120 @@ def test_the_elements_that_an_unaligned_barrier_overtakes_are_captured() -> None
     assert drive.gate.reads("b")
 
 
-def test_an_unaligned_snapshot_waits_until_the_query_has_caught_up() -> None:
+def test_an_unaligned_snapshot_is_taken_at_what_the_query_has_consumed() -> None:
     drive = Driver("a", "b", config=UNALIGNED).started()
-    drive.read("b", ROW)
-    assert drive.read("a", mark(1)) == []
-    assert drive.due_checkpoints == (1,)
+    drive.read("b", "r1", WatermarkAt(3), WatermarkStatus(True), "r2", WatermarkAt(4), mark(0), "r3", EndOfData(True))
+    drive.read("a", WatermarkAt(5))
+    assert drive.read("a", mark(1)) == [HoldQuery(1)]
+    assert drive.gate.holding == 1
     assert not drive.gate.reads("b")
-    assert pins(drive.consumed(b=1)) == [1]
+    assert drive.read("b", "r4") == []
+    (due,) = drive(QueryHeld(1, {"a": 1, "b": 1}))
+    assert due.pin.overtaking
+    assert due.pin.inputs == PinnedInputs(
+        (
+            PinnedChannel(ChannelSnapshot("a", 2, watermark=5)),
+            PinnedChannel(ChannelSnapshot("b", 3, watermark=3, idle=True), ("r2", WatermarkAt(4), "r3", EndOfData(True))),
+        ),
+        5,
+    )
+    assert drive(SnapshotPinned(1)) == []
+    # The query goes on with what was opened before, and what is read now is captured.
+    drive.read("b", "r4")
+    assert drive.gate.retains("b") and not drive.gate.retains("a")
+    drive.consumed(a=1, b=7)
+    assert drive.read("b", EndOfPartition()) == [InputsCaptured(1, {"b": ("r4",)})]
+    assert not drive.gate.retains("b")
+
+
+def test_without_unconsumed_elements_an_unaligned_snapshot_holds_no_query() -> None:
+    drive = Driver("a", "b", config=UNALIGNED).started()
+    drive.read("b", "r1", WatermarkAt(3))
+    drive.consumed(b=1)
+    (due,) = drive.read("a", mark(1))
+    assert due.pin.inputs.channels[1] == PinnedChannel(ChannelSnapshot("b", 2, watermark=3))
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_query_that_cannot_be_held_gives_the_snapshot_up(aborted: bool) -> None:
+    drive = Driver("a", "b", config=UNALIGNED).started()
+    drive.read("b", "r1")
+    assert drive.read("a", mark(1)) == [HoldQuery(1)]
+    if aborted:
+        assert drive(life.CheckpointAbortedNotice(1)) == [Forward(CancelMark(1))]
+        assert drive(QueryHeld(1, {"b": 0})) == []
+    else:
+        assert drive(SnapshotFailed(1)) == []
+    assert drive.gate.reads("b")
+    assert not drive.gate.retains("b")
+    drive.read("b", mark(1))
+    drive.read("b", "r2")
+    assert drive.read("a", mark(2)) == [HoldQuery(2)]
+    (due,) = drive(QueryHeld(2, {"b": 1}))
+    assert due.pin.inputs.channels[1].in_flight == ("r2",)
+
+
+def test_a_restored_watermark_is_that_of_an_unaligned_snapshot_before_anything_is_consumed() -> None:
+    restored = {"a": ChannelWatermark(7), "b": ChannelWatermark(9, idle=True)}
+    drive = Driver("a", "b", config=UNALIGNED, restored=restored, valve=7, position=20).started()
+    drive.read("a", "r1", WatermarkAt(8))
+    drive.read("b", mark(1))
+    (due,) = drive(QueryHeld(1, {"a": 20, "b": 20}))
+    assert due.pin.inputs == PinnedInputs(
+        (
+            PinnedChannel(ChannelSnapshot("a", 20, watermark=7), ("r1", WatermarkAt(8))),
+            PinnedChannel(ChannelSnapshot("b", 21, watermark=9, idle=True)),
+        ),
+        7,
+    )
+
+
+def test_what_was_in_flight_before_a_static_input_was_ready_is_so_until_it_is_consumed() -> None:
+    drive = Driver("a", "s", static=["s"], config=UNALIGNED)
+    drive(TaskOpened())
+    drive.read("a", WatermarkAt(1), "r1", mark(1))
+    drive(SnapshotPinned(1))
+    drive.read("a", WatermarkAt(2))
+    drive.read("s", mark(1))
+    drive.read("s", EndOfData(True))
+    drive(QueryBuilt())
+    drive(QueryRunning())
+    drive.read("a", mark(2))
+    (due,) = drive(QueryHeld(2, {"a": 0}))
+    assert due.pin.inputs.channels[0] == PinnedChannel(ChannelSnapshot("a", 1, watermark=1), ("r1", WatermarkAt(2)))
+    drive(SnapshotPinned(2))
+    drive.consumed(a=2)
+    drive.read("s", mark(2))
+    (due,) = drive.read("a", mark(3))
+    assert due.pin.inputs.channels[0] == PinnedChannel(ChannelSnapshot("a", 6, watermark=2))
+
+
+def test_a_timeout_overtakes_what_the_query_has_not_consumed() -> None:
+    drive = Driver("a", config=TIMEOUT).started()
+    assert opened(drive.read("a", "r1", mark(1))) == [({"a": 1}, None)]
+    assert drive.due_checkpoints == (1,)
+    assert drive.gate.next_deadline() == 5.0
+    assert drive(AlignmentTick(4.9)) == []
+    assert drive(AlignmentTick(5.0)) == [HoldQuery(1)]
+    assert drive.gate.next_deadline() is None
+    (due,) = drive(QueryHeld(1, {"a": 0}))
+    assert due.pin.barrier.properties.unaligned
+    assert due.pin.inputs.channels[0].in_flight == ("r1",)
+    assert drive(SnapshotPinned(1)) == [InputsCaptured(1, {})]
+
+
+def test_a_snapshot_that_the_query_reaches_before_the_timeout_is_aligned() -> None:
+    drive = Driver("a", config=TIMEOUT).started()
+    drive.read("a", "r1", mark(1))
+    (due,) = drive.consumed(a=1)
+    assert not due.pin.overtaking
+    drive(SnapshotPinned(1))
+    savepoint = CheckpointBarrier(2, 0.0, CheckpointProperties.for_savepoint())
+    drive.read("a", "r2", BarrierMark(savepoint))
+    assert drive.gate.next_deadline() is None
+    assert drive(AlignmentTick(99.0)) == []
+    (due,) = drive.consumed(a=3)
+    assert due.pin == PinSnapshot(savepoint, due.pin.inputs)
 
 
 def test_an_announced_barrier_overtakes_unread_elements() -> None:

@@ -303,6 +303,20 @@ def test_a_request_is_not_passed_on_before_the_tasks_are_started() -> None:
     assert pick(job.confirm(), CheckpointTriggered)
 
 
+def test_a_request_is_not_passed_on_to_an_attempt_that_an_overdue_drain_has_just_ended() -> None:
+    job = Job()
+    job.begin()
+    job.ask("stop", drain=True, seconds=5.0)
+    job.now += 5.0
+    actions = job.ask("checkpoint")
+    assert [answer.request_id for answer in pick(actions, AnswerRequest)] == ["stop"] and actions[-1] == do.StopTasks()
+    job.do(on.TasksStopped())
+    job.do(Tick(), after=5.0)
+    job.confirm()
+    job.deploy()
+    assert pick(job.run_tasks(), CheckpointTriggered)
+
+
 def test_a_request_fails_at_its_deadline_also_before_the_start() -> None:
     job = Job()
     job.ask("checkpoint", seconds=5.0)
@@ -390,7 +404,7 @@ def test_a_source_ends_by_request_and_again_after_every_restart() -> None:
     job = Job()
     job.begin()
     actions = job.ask("end_source", stage="live")
-    assert sent(actions) == [((B,), EndInput())]
+    assert sent(actions) == [((B,), EndInput("live"))]
     [answer] = pick(actions, AnswerRequest)
     assert answer.ended == ("live[EWR]",)
     for attempt in (2, 3):
@@ -414,7 +428,7 @@ def test_a_source_that_the_job_does_not_have_is_named_with_its_pipeline() -> Non
 def test_a_source_ends_at_the_word_of_the_runs_own_process(stage: str, instance: str | None, tasks: Any) -> None:
     job = Job()
     job.begin()
-    assert sent(job.do(on.EndSourceRequested(stage, instance))) == ([(tasks, EndInput())] if tasks else [])
+    assert sent(job.do(on.EndSourceRequested(stage, instance))) == ([(tasks, EndInput(stage))] if tasks else [])
 
 
 def test_a_drain_ends_every_source_that_has_not_finished_and_is_remembered() -> None:
@@ -450,6 +464,21 @@ def test_a_drain_behind_a_stop_continues_after_the_restart() -> None:
     job.deploy()
     job.run_tasks()
     assert job.machine.next_deadline() is None, "no periodic checkpoint any more"
+
+
+def test_a_drain_behind_a_stop_continues_after_the_restart_also_if_the_stop_is_overdue_when_a_task_fails() -> None:
+    job = Job()
+    job.begin()
+    job.ask("stop", seconds=5.0)
+    job.do(on.DrainRequested())
+    job.now += 5.0
+    actions = job.report(on.TaskFailure(B, BROKEN))
+    assert [answer.reason for answer in pick(actions, AnswerRequest)] == [FailureReason.CHECKPOINT_EXPIRED]
+    assert sent(actions) == [(ALL, life.CheckpointAbortedNotice(1))], "no source ends in an attempt that is about to end"
+    assert actions[-1] == do.StopTasks()
+    job.do(on.TasksStopped())
+    job.do(Tick(), after=5.0)
+    assert job.confirm()[-1] == do.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
 
 
 # Restarts

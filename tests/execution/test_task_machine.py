@@ -9,6 +9,7 @@ import pytest
 from dagster_checkpoints.coordination import (
     MAX_WATERMARK_MS,
     AlignmentTick,
+    BacklogChanged,
     CheckpointBarrier,
     CheckpointConfig,
     CheckpointProperties,
@@ -30,6 +31,7 @@ from dagster_checkpoints.execution.elements import (
     EndOfPartition,
     WatermarkAt,
 )
+from dagster_checkpoints.execution.fused_sources import FusedSource
 from dagster_checkpoints.execution.input_channel import GateChannel
 from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.task_events import (
@@ -40,6 +42,8 @@ from dagster_checkpoints.execution.task_events import (
     Evaluated,
     EvaluateOnce,
     Forward,
+    HoldQuery,
+    HoldSources,
     KillQuery,
     NotifyOperatorsAborted,
     OpenTo,
@@ -48,11 +52,13 @@ from dagster_checkpoints.execution.task_events import (
     PinSnapshot,
     QueryBuilt,
     QueryConsumed,
+    QueryHeld,
     QueryRunning,
     Report,
     SnapshotFailed,
     SnapshotPinned,
     SourceExhausted,
+    SourcesAsked,
     StartQuery,
     StopSource,
     StoreSnapshot,
@@ -376,6 +382,62 @@ def test_a_barrier_with_an_alignment_timeout_has_a_deadline() -> None:
 
 
 # A suspend
+
+
+def test_the_answer_to_a_held_query_pins_the_snapshot() -> None:
+    drive = behind("a", config=CheckpointConfig(interval=None, unaligned=True))
+    drive.read("a", "r1")
+    assert drive.read("a", BarrierMark(barrier(1))) == [HoldQuery(1)]
+    (pin,) = drive(QueryHeld(1, {"a": 0}))
+    assert isinstance(pin, PinSnapshot) and pin.overtaking
+    overtaken, stored = drive(SnapshotPinned(1))
+    assert overtaken == Overtake(barrier(1).overtaking())
+    assert isinstance(stored, StoreSnapshot)
+    assert stored.statistics.sync_seconds == 1.0
+
+
+def test_a_query_that_cannot_be_held_declines_the_checkpoint() -> None:
+    drive = behind("a", config=CheckpointConfig(interval=None, unaligned=True))
+    drive.read("a", "r1")
+    assert drive.read("a", BarrierMark(barrier(1))) == [HoldQuery(1)]
+    declined = Report(Declined(TASK, 1, FailureReason.CHECKPOINT_DECLINED, "the batch failed"))
+    assert drive(SnapshotFailed(1, "the batch failed")) == [declined]
+    with pytest.raises(UnexpectedEvent, match="not pinning"):
+        drive(SnapshotFailed(1))
+
+
+# A backlog
+
+BACKLOG = CheckpointConfig(interval=1.0, interval_during_backlog=60.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "bounded", "reported"),
+    [
+        (BACKLOG, True, [RUNNING, Report(BacklogChanged(TASK, True))]),
+        (BACKLOG, False, [RUNNING]),
+        (CONFIG, True, [RUNNING]),
+    ],
+)
+def test_a_bounded_source_reports_a_backlog(config: CheckpointConfig, bounded: bool, reported: list[Report]) -> None:
+    drive = Driver(TaskMachine(TASK, config, bounded=bounded))
+    drive(TaskOpened())
+    assert drive(QueryRunning()) == reported
+
+
+def test_fused_sources_are_a_backlog_until_the_bounded_ones_have_ended() -> None:
+    sources = (FusedSource("history", 0, True, event_time=False), FusedSource("live", 1, False, event_time=False))
+    drive = Driver(TaskMachine(TASK, BACKLOG, fused=sources))
+    drive(TaskOpened())
+    assert drive(QueryRunning()) == [RUNNING, Report(BacklogChanged(TASK, True)), HoldSources(("history",))]
+    assert drive(SourcesAsked(moved=("history", "live"))) == []
+    assert drive(SourcesAsked(unmoved=("history",), moved=("live",))) == [Report(BacklogChanged(TASK, False))]
+    assert drive(SourcesAsked(moved=("live",))) == []
+
+
+def test_a_bounded_source_restored_after_its_end_is_no_backlog() -> None:
+    drive = Driver(TaskMachine(TASK, BACKLOG, bounded=True, finished_before=True))
+    assert Report(BacklogChanged(TASK, True)) not in drive(TaskOpened())
 
 
 def test_a_suspend_pauses_behind_its_barrier_and_ends_without_finishing() -> None:

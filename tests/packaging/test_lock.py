@@ -1,4 +1,4 @@
-"""The lock: complete, hashed, in keeping with pyproject.toml, and bound to no particular package index."""
+"""The locks: complete, hashed, in keeping with pyproject.toml, and bound to no particular package index."""
 
 from __future__ import annotations
 
@@ -6,29 +6,47 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK = (ROOT / "requirements.lock").read_text()
-ENTRIES = [entry.replace("\\\n", " ").split() for entry in re.split(r"\n(?=\S)", LOCK) if entry.strip()]
+LOCK = ROOT / "requirements.lock"
+OF_SPARK = sorted(ROOT.glob("requirements-spark-*.lock"))
+"""Each pins PySpark alone: its environment takes all other packages from that of `requirements.lock`."""
 
 
-def locked() -> list[Requirement]:
-    return [Requirement(" ".join(word for word in entry if not word.startswith("--hash="))) for entry in ENTRIES]
+def entries(lock: Path) -> list[list[str]]:
+    return [entry.replace("\\\n", " ").split() for entry in re.split(r"\n(?=\S)", lock.read_text()) if entry.strip()]
 
 
-def test_every_entry_has_one_version_and_a_sha256() -> None:
-    assert ENTRIES
-    for entry, requirement in zip(ENTRIES, locked(), strict=True):
+def locked(lock: Path = LOCK) -> list[Requirement]:
+    return [Requirement(" ".join(word for word in entry if not word.startswith("--hash="))) for entry in entries(lock)]
+
+
+@pytest.mark.parametrize("lock", [LOCK, *OF_SPARK], ids=lambda lock: lock.name)
+def test_every_entry_has_one_version_and_a_sha256(lock: Path) -> None:
+    assert entries(lock)
+    for entry, requirement in zip(entries(lock), locked(lock), strict=True):
         assert [part.operator for part in requirement.specifier] == ["=="], entry[0]
         hashes = [word for word in entry if word.startswith("--hash=")]
         assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes), entry[0]
 
 
-def test_the_lock_names_no_index_and_no_path() -> None:
-    assert "://" not in LOCK
-    assert not re.search(r"^\s*(-i|-f|--(extra-)?index-url|--find-links|--trusted-host)\b", LOCK, re.MULTILINE)
+@pytest.mark.parametrize("lock", [LOCK, *OF_SPARK], ids=lambda lock: lock.name)
+def test_the_lock_names_no_index_and_no_path(lock: Path) -> None:
+    assert "://" not in lock.read_text()
+    assert not re.search(r"^\s*(-i|-f|--(extra-)?index-url|--find-links|--trusted-host)\b", lock.read_text(), re.MULTILINE)
+
+
+def test_each_other_version_of_spark_has_a_lock_of_pyspark_alone() -> None:
+    (newest,) = (requirement for requirement in locked() if requirement.name == "pyspark")
+    assert [lock.name for lock in OF_SPARK] == ["requirements-spark-4.1.lock", "requirements-spark-4.2.lock"]
+    for lock in OF_SPARK:
+        (requirement,) = locked(lock)
+        (pin,) = requirement.specifier
+        assert requirement.name == "pyspark" and lock.name == f"requirements-spark-{'.'.join(pin.version.split('.')[:2])}.lock"
+        assert not newest.specifier.contains(pin.version), "it is the version of requirements.lock"
 
 
 def test_every_requirement_of_pyproject_is_locked_in_an_allowed_version() -> None:

@@ -22,6 +22,8 @@ from dagster_checkpoints.pipeline import (
     VertexEdge,
     build_chains,
     execution_graph,
+    fused_sources,
+    links,
 )
 from dagster_checkpoints.pipeline.errors import (
     ChainLayoutError,
@@ -52,17 +54,17 @@ class TakesAll:
     supported_output_modes = frozenset({"append", "update", "complete"})
 
 
-SORTS = {"=": STATIC, "*": ALL, "#": BY_KEY}
+SORTS = {"=": STATIC, "*": ALL, "#": BY_KEY, "^": StageInput(fuse=False)}
 
 
 def described(row: str, **options: Any) -> Pipeline:
     """A pipeline in a row: "a/3 b(a) c!(b,=t) d~(*c)$".
 
-    /n instances, ! overrides process_batch, ~ overrides finish, % update mode, $ a sink; inputs: = static,
-    * all to all, # by key. A last stage always gets a sink.
+    /n instances, ! overrides process_batch, ~ overrides finish, % update mode, ? no watermark, $ a sink; inputs: = static,
+    * all to all, # by key, ^ not fused. A last stage always gets a sink.
     """
     words = row.split()
-    read = {name.lstrip("=*#") for word in words for name in arguments(word)}
+    read = {name.lstrip("=*#^") for word in words for name in arguments(word)}
     return Pipeline("p", [made(word, read) for word in words], **options)
 
 
@@ -71,10 +73,10 @@ def arguments(word: str) -> list[str]:
 
 
 def made(word: str, read: set[str]) -> Stage:
-    inputs = {name.lstrip("=*#"): SORTS.get(name[0], StageInput()) for name in arguments(word)}
+    inputs = {name.lstrip("=*#^"): SORTS.get(name[0], StageInput(fuse=True)) for name in arguments(word)}
     head = word.split("(")[0].rstrip("$")
     head, _, count = head.partition("/")
-    name = head.rstrip("!~%")
+    name = head.rstrip("!~%?")
     cls = Batches if "!" in head else Flushes if "~" in head else Plain
     return cls(
         name,
@@ -83,6 +85,7 @@ def made(word: str, read: set[str]) -> Stage:
         kind=StageKind.DERIVED if inputs else StageKind.BOUNDED_SOURCE,
         sink=TakesAll() if word.endswith("$") or name not in read else None,
         output_mode="update" if "%" in head else "append",
+        watermark=None if inputs or "?" in head else ("ts", "1 minute"),
     )
 
 
@@ -99,7 +102,7 @@ def shown(chains: tuple[Chain, ...]) -> str:
         ("a/3 b/3(a) c/3(b)", "a b c"),
         ("d(c) c(b) b(a) a", "a b c d"),
         # not exactly one streaming input
-        ("a b c(a,b) d(c)", "a | b | c d"),
+        ("a b(a) c(a,b) d(c)", "a | b | c d"),
         ("a t b(a,=t) c(b)", "a | t | b c"),
         ("t b(=t) c(b)", "t | b c"),
         # not POINTWISE, or other instances
@@ -119,6 +122,24 @@ def shown(chains: tuple[Chain, ...]) -> str:
         ("a b~(a) c(b) d(c)", "a b | c d"),
         ("a! b(a)", "a | b"),
         ("a b(a) c!(b)", "a b c"),
+        # fused sources: all inputs of a stage of one instance are streams of sources of one instance, which it alone reads
+        ("a b c(a,b)", "a b c"),
+        ("a b c(b,a) d(c) e(d)", "a b c d e"),
+        ("b x a c(a,b) d(x,c)", "b a c | x | d"),
+        ("a b c(a,b) d e f(d,e) g(c,f)", "a b c | d e f | g"),
+        ("a b c!%(a,b)$", "a b c"),
+        ("a b c(a,b)$ d(c)", "a b c | d"),
+        ("a b c(^a,b) d(c)", "a | b | c d"),
+        ("a b c(*a,b)", "a | b | c"),
+        ("a b t c(a,b,=t)", "a | b | t | c"),
+        ("a b d(b) c(a,d)", "a | b d | c"),
+        ("a b c(a,b) d(b)", "a | b | c | d"),
+        ("a$ b c(a,b)", "a | b | c"),
+        ("a! b c(a,b)", "a | b | c"),
+        ("a b~ c(a,b)", "a | b | c"),
+        ("a/2 b/2 c/2(a,b)", "a | b | c"),
+        ("a/2 b c(a,b)", "a | b | c"),
+        ("a b? c(a,b)", "a | b | c"),
         # a query has one output mode
         ("a b(a) c%(b)", "a b | c"),
     ],
@@ -135,6 +156,35 @@ def test_one_instance_of_another_name_is_not_the_same_instance() -> None:
 
 def test_chaining_can_be_switched_off() -> None:
     assert shown(build_chains(described("a b(a) c(b)", chaining=False))) == "a | b | c"
+    assert shown(build_chains(described("a b c(a,b)", chaining=False))) == "a | b | c"
+
+
+def test_fused_sources_are_one_vertex_without_edges_inside_it() -> None:
+    pipeline = described("a b c(a,b) d(c)$ e(d)")
+    graph = execution_graph(pipeline, build_chains(pipeline))
+    assert graph.vertices == (Vertex("a", ("a", "b", "c", "d"), 1, fused=2), Vertex("e", ("e",), 1))
+    assert graph.edges == (VertexEdge(0, 1, POINTWISE),)
+
+
+def test_a_stage_whose_sources_cannot_share_its_query_reads_them_through_channels() -> None:
+    assert shown(build_chains(described("a b c(a,b) d(c)"), frozenset({"c"}))) == "a | b | c d"
+
+
+@pytest.mark.parametrize(
+    ("row", "stages"),
+    [
+        ("a b c(a,b)$ d(b)", "a b c"),  # another stage reads a source
+        ("a b x c(a,b,x)", "a b c"),  # one more source
+        ("a b(a) c(a,b)", "a b c"),
+        ("a b c(b)$ d(a)", "a b c"),
+    ],
+)
+def test_a_recorded_layout_with_fused_sources_that_no_longer_fits_is_refused(row: str, stages: str) -> None:
+    pipeline = described(row)
+    chains = [Chain("a", tuple(stages.split()), ("0",))]
+    chains += [Chain(s.name, (s.name,), ("0",)) for s in pipeline.stages if s.name not in stages.split()]
+    with pytest.raises(ChainLayoutError, match=r"Was the pipeline changed"):
+        execution_graph(pipeline, chains)
 
 
 @pytest.mark.parametrize(
@@ -275,8 +325,10 @@ def test_every_layout_covers_the_pipeline_and_leads_forward(row: str) -> None:
     covered = [name for chain in chains for name in chain.stages]
     assert sorted(covered) == sorted(stage.name for stage in pipeline.stages)
     for chain in chains:
-        for one, other in zip(chain.stages, chain.stages[1:], strict=False):
-            assert pipeline.upstream(other) == (one,)
+        sources = fused_sources(chain.stages, lambda name: not pipeline.upstream(name))
+        read = links(chain.stages, sources)
+        for one, other in read:
+            assert set(pipeline.upstream(other)) == {upstream for upstream, reader in read if reader == other}
             assert pipeline.downstream(one) == (other,)
             assert pipeline.stage(one).sink is None
     graph = execution_graph(pipeline, chains)

@@ -118,3 +118,11 @@ def test_each_reader_has_its_channels_in_the_order_of_the_producers(producers: i
 
 def test_the_name_of_a_channel() -> None:
     assert str(ChannelId("flights", 3, "delays", 12)) == "flights[3]->delays[12]"
+
+
+def test_the_name_of_a_channel_is_made_of_uids() -> None:
+    first = Plain("a", kind=StageKind.BOUNDED_SOURCE, sink=Sink(), uid="old")
+    pipeline = Pipeline("p", [first, stage("b", a=ALL), Plain("c", inputs={"a": ALL}, sink=Sink(), uid="reader")])
+    groups = list(channel_groups(pipeline, build_chains(pipeline)))
+    found = [(str(channel), channel.producer, channel.consumer) for group in groups for channel in group.channels.values()]
+    assert found == [("old[0]->b[0]", "a", "b"), ("old[0]->reader[0]", "a", "c")]

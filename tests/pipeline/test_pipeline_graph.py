@@ -30,6 +30,7 @@ from dagster_checkpoints.pipeline import (
 from dagster_checkpoints.pipeline.errors import (
     ChainLayoutError,
     DuplicateStageError,
+    DuplicateUidError,
     EmptyPipelineError,
     InstancesMismatchError,
     InvalidNameError,
@@ -278,6 +279,13 @@ WRONG: list[tuple[str, Definition, type[PipelineDefinitionError], list[str]]] = 
         DuplicateStageError,
         ["two stages 'a'", f"{__file__}:"],
     ),
+    (
+        "duplicate uid",
+        lambda: Pipeline("p", [source("a", sink=1), source("b", sink=2, uid="a")]),
+        DuplicateUidError,
+        ["Stage 'a'", "Stage 'b'", "one uid, 'a'"],
+    ),
+    ("uid", lambda: Pipeline("p", [source("a", sink=1, uid="a-b")]), InvalidNameError, ["Uid name 'a-b'"]),
     (
         "unknown",
         lambda: Pipeline("p", [source("flights_live"), derived("b", "flight_live", sink=1)]),

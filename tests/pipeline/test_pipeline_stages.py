@@ -82,6 +82,36 @@ def test_decorators_take_the_options() -> None:
     assert (departures.sink, departures.event_time, departures.output_mode) == (sink, "window_end", "update")
 
 
+def test_the_uid_is_the_name_unless_it_is_given() -> None:
+    @bounded_source(uid="history")
+    def archive(context: StageContext) -> None: ...
+
+    @unbounded_source(name="live", uid="now")
+    def anything(context: StageContext) -> None: ...
+
+    @stage(name="joined")
+    def both(archive: object, live: object) -> None: ...
+
+    @stage(uid="last")
+    def final(joined: object) -> None: ...
+
+    class Hourly(Stage):
+        uid = "hours"
+
+        def transform(self, context: StageContext, joined: object) -> Any: ...  # type: ignore[override]
+
+    stages = (archive, anything, both, final, Hourly(), Hourly("daily", uid="days"))
+    found = [
+        ("archive", "history"),
+        ("live", "now"),
+        ("joined", "joined"),
+        ("final", "last"),
+        ("hourly", "hours"),
+        ("daily", "days"),
+    ]
+    assert [(each.name, each.uid) for each in stages] == found
+
+
 def test_idle_after_is_added_to_a_watermark_that_is_a_value() -> None:
     @bounded_source(watermark=Watermark("ts", "1 hour"), idle_after=2.5)
     def live(context: StageContext) -> None: ...

@@ -12,6 +12,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -22,24 +23,41 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 import dagster_checkpoints
-from dagster_checkpoints import CheckpointCoordinatorResource, SavepointConfig, Stage, TwoPhaseCommitSink, sensors
+from dagster_checkpoints import (
+    CheckpointCoordinatorResource,
+    DagsterStageTranslator,
+    SavepointConfig,
+    Stage,
+    TwoPhaseCommitSink,
+    sensors,
+)
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.control import Answer, ControlRequest, PipelineControl, RequestBox
 from dagster_checkpoints.coordination import CheckpointConfig, FailureReason
+from dagster_checkpoints.plugin.materializations import COMMIT_LABELS
 from dagster_checkpoints.plugin.observations import STAGE_LABELS
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig
+from dagster_checkpoints.spark.session.work_directory import parse_work_directory
+from dagster_checkpoints.spark.stored_state import InstanceOffsets, KeyedState, StageState
 from dagster_checkpoints.state import ClaimMode
 from dagster_checkpoints.storage import CheckpointStorage, Job, Owner, open_store
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = REPOSITORY / "README.md"
 DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
-PAGES = [README, *DOCS]
+SINKS = sorted((REPOSITORY / "docs/sinks").glob("*.md"))
+SOURCES = sorted((REPOSITORY / "docs/sources").glob("*.md"))
+PAGES = [README, *DOCS, *SINKS, *SOURCES]
 PROTOCOL = REPOSITORY / "docs/protocol.md"
 CONFIGURATION = REPOSITORY / "docs/configuration.md"
 API = REPOSITORY / "docs/api.md"
-RUNS_THESE = [README, *(REPOSITORY / "docs" / name for name in ("operations.md", "sensors.md"))]
+RUNS_THESE = [
+    README,
+    *SINKS,
+    *SOURCES,
+    *(REPOSITORY / "docs" / name for name in ("cluster.md", "operations.md", "sensors.md", "state.md")),
+]
 
 
 def name(path: Path) -> str:
@@ -82,6 +100,10 @@ def test_links_have_existing_targets(page: Path) -> None:
 def test_the_readme_leads_to_every_page() -> None:
     linked = set(re.findall(r"\]\((docs/[^)#\s]+)", README.read_text(encoding="utf-8")))
     assert linked >= {name(page) for page in DOCS}
+    for index, pages in (("sinks", SINKS), ("sources", SOURCES)):
+        text = (REPOSITORY / f"docs/{index}.md").read_text(encoding="utf-8")
+        linked = set(re.findall(rf"\]\(({index}/[^)#\s]+)", text))
+        assert {f"docs/{page}" for page in linked} >= {name(page) for page in pages}
 
 
 # Words
@@ -156,6 +178,23 @@ def test_every_module_and_test_of_the_map_exists() -> None:
             assert function.startswith(("test_", "Test")) and function in defined(file), f"{test} ({section})"
 
 
+CHANGES = REPOSITORY / "docs/changes.md"
+
+
+def test_every_change_is_allowed_or_refused_by_name_and_names_its_tests() -> None:
+    lines = [line for line in CHANGES.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("| change |")]
+    assert len(rows) > 25
+    for change, allowed, _, shown in rows:
+        assert re.match(r"yes|no:|some|from a savepoint|the sink refuses|`\w+`$", allowed), f"{change}: {allowed}"
+        assert re.findall(r"`([A-Z]\w+)`", allowed) == [name for name in re.findall(r"`([A-Z]\w+)`", allowed) if name in errors()]
+        tests = re.findall(r"`([^`]+)`", shown)
+        assert tests, f"no test shows: {change}"
+        for test in tests:
+            path, _, function = test.partition("::")
+            assert function in defined(REPOSITORY / "tests" / path), f"{test} ({change})"
+
+
 def test_every_file_of_the_architecture_exists_and_every_layer_is_in_the_picture() -> None:
     text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
     files = set(re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", text))
@@ -208,7 +247,7 @@ def test_every_command_shown_can_be_typed() -> None:
 
 # Settings
 
-DOCUMENTED_CLASSES = [Stage, CheckpointCoordinatorResource, TwoPhaseCommitSink, PipelineControl]
+DOCUMENTED_CLASSES = [Stage, DagsterStageTranslator, CheckpointCoordinatorResource, TwoPhaseCommitSink, PipelineControl]
 """Those whose methods a user calls or overrides."""
 
 
@@ -228,7 +267,8 @@ def known_names() -> set[str]:
     names |= {mode.value for mode in ClaimMode} | {file.name for file in (REPOSITORY / "assets").glob("*.py")}
     names |= {*vars(flights), *vars(flights_assets), *vars(flights_savepoints), *(defs.resources or {}), *DAGSTERS}
     names |= {node.name for node in ast.walk(ast.parse(blocks(README, "python")[0])) if isinstance(node, ast.FunctionDef)}
-    names |= set(STAGE_LABELS)
+    names |= {*STAGE_LABELS, *COMMIT_LABELS, "partition_id"}
+    names |= {field.name for kind in (StageState, KeyedState, InstanceOffsets) for field in fields(kind)}
     return names | {job.name for job in defs.resolve_all_job_defs()}
 
 
@@ -397,6 +437,9 @@ def run_page(page: Path, **names: Any) -> dict[str, Any]:
 
 def test_pages_with_python_are_run() -> None:
     assert {page for page in PAGES if blocks(page, "python")} <= set(RUNS_THESE)
+    folders = [REPOSITORY / "tests/sinks", REPOSITORY / "tests/sources"]
+    tests = [file.read_text(encoding="utf-8") for folder in folders for file in folder.glob("*.py")]
+    assert [name(page) for page in (*SINKS, *SOURCES) if not any(f'"{name(page)}"' in text for text in tests)] == []
 
 
 def test_python_in_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,6 +458,19 @@ def test_python_in_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         ("stop", "maintenance", False),
     ]
     assert page["coordinator"].savepoint_on_termination
+
+
+def test_python_about_state() -> None:
+    page = run_page(REPOSITORY / "docs/state.md")
+    assert callable(page["largest_groups"]) and callable(page["from_earlier_offsets"])  # tests/spark call both
+
+
+def test_python_about_clusters() -> None:
+    page = run_page(REPOSITORY / "docs/cluster.md")
+    assert [str(parse_work_directory(page[name].work_directory)) for name in ("with_hdfs", "with_s3")] == [
+        "hdfs://namenode:8020/dagster-work",
+        "s3a://work/dagster",
+    ]
 
 
 def test_python_about_sensors() -> None:

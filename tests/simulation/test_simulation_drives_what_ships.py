@@ -40,8 +40,10 @@ DRIVERS = {
         "state/redistribution.py",
         "state/rescaling.py",
         "state/restore.py",
+        "state/stage_names.py",
     },
     "sinks": {"sinks/branches.py", "sinks/transactions.py"},
+    "fused_task": {"execution/task_machine.py", "execution/fused_sources.py"},
     "task": {"execution/task_machine.py", "execution/output_event_time.py"},
     "task_data": {"execution/task_machine.py", "execution/output_event_time.py", "execution/restored_channels.py"},
     "writing": {"state/rescaling.py", "execution/shared_files.py", "execution/storage_steps.py", "storage/shared_state.py"},
@@ -50,6 +52,7 @@ DRIVERS = {
 WORLD = {
     "channels": "records and their arithmetic, the queues of the data plane, the snapshots of tasks",
     "consistency": "the expected rows of a pipeline, and an invariant: a checkpoint is a consistent cut",
+    "divisions": "the snapshots and tallies of chains that a restore divides, in parts",
     "shapes": "random pipelines, with the shipped graph, chains and channels",
     "storage": "durable storage, and its invariants",
     "violations": "the list of invariants, and where they are checked",

@@ -22,6 +22,7 @@ from dagster_checkpoints.sinks import (
     InvalidSinkPath,
     ParquetSink,
     ReservedSinkColumn,
+    SinkCommit,
     SinkContext,
     SinkHoldsEarlierRows,
     SinkNotOpen,
@@ -158,8 +159,19 @@ def test_commit_is_idempotent_in_any_process(path: Path, segment: Any) -> None:
     code = "import sys; from dagster_checkpoints.sinks import ParquetSink\nParquetSink(sys.argv[1]).commit(sys.argv[2])"
     for _ in range(2):
         subprocess.run([sys.executable, "-c", code, str(path), transaction], check=True, timeout=60)
-    sink.commit(transaction)
+    size = sum(file.stat().st_size for file in path.glob("checkpoint=1-*/*"))
+    assert sink.commit(transaction) == SinkCommit(rows=1, bytes=size, files=1)
     assert _rows(path) == [1]
+
+
+def test_the_commit_of_a_transaction_of_an_earlier_version_knows_no_rows(path: Path, segment: Any) -> None:
+    sink = _opened(path)
+    sink.write(BATCH, [segment(1)], 0)
+    sink.write(BATCH, [segment(1), segment(2)], 0)  # the same batch again: its rows count once
+    text = json.loads(_checkpoint(sink, 1))
+    assert (text.pop("rows"), text["files"]) == (2, 2)
+    assert text.pop("bytes") > 0
+    assert sink.commit(json.dumps(text)) == SinkCommit(files=2)
 
 
 def test_the_sink_does_not_load_spark() -> None:

@@ -17,12 +17,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
 
-from dagster_checkpoints.sinks import ParquetSink, SinkContext
+from dagster_checkpoints.sinks import DeltaSink, IcebergSink, ParquetSink, SinkCannotTakeBack, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink
 
 INSTANCES = (0, 1)
@@ -47,6 +53,7 @@ class Snapshot:
 class Disk:
     """Counts changes of the file system and ends the process at one of them."""
 
+    changes: tuple[tuple[Any, str], ...]
     left: int | None = None
     real: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
@@ -60,11 +67,14 @@ class Disk:
     @contextmanager
     def may_fail(self, after: int | None) -> Iterator[None]:
         patches = pytest.MonkeyPatch()
-        for module, name in ((os, "rename"), (os, "replace"), (os, "link"), (os, "fsync")):
+        for module, name in self.changes:
             self._wrap(patches, module, name)
         rmtree = shutil.rmtree
 
-        def remove_bit_by_bit(path: Path, ignore_errors: bool = False) -> None:
+        def remove_bit_by_bit(path: Path, ignore_errors: bool = False, **of_temporary_directories: Any) -> None:
+            if of_temporary_directories:
+                rmtree(path, ignore_errors, **of_temporary_directories)
+                return
             for file in sorted(Path(path).iterdir()) if Path(path).exists() else ():
                 self.spend()
                 file.unlink() if file.is_file() else rmtree(file)
@@ -83,7 +93,10 @@ class Disk:
 
         def counting(*arguments: Any, **keywords: Any) -> Any:
             self.spend()
-            return real(*arguments, **keywords)
+            result = real(*arguments, **keywords)
+            if module is DeltaTable:
+                self.spend()
+            return result
 
         patches.setattr(module, name, counting)
 
@@ -92,13 +105,22 @@ FUSE = st.one_of(st.none(), st.integers(0, 40))
 
 
 class Histories(RuleBasedStateMachine):
+    changes: tuple[tuple[Any, str], ...] = ((os, "rename"), (os, "replace"), (os, "link"), (os, "fsync"))
+
+    def make_sink(self) -> TwoPhaseCommitSink:
+        return ParquetSink(self.table)
+
+    def visible_files(self) -> list[Path]:
+        return [file for directory in self.table.glob("checkpoint=*") for file in directory.iterdir()]
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="histories-"))
         self.table = self.folder / "table"
-        self.configured = ParquetSink(self.table)
-        self.disk = Disk()
+        self.configured = self.make_sink()
+        self.disk = Disk(self.changes)
         self.numbers = iter(range(10**9))
+        self.read: dict[Path, list[str]] = {}
         self.attempt = 0
         self.highest = 0
         self.newest: Snapshot | None = None
@@ -138,7 +160,7 @@ class Histories(RuleBasedStateMachine):
     def sink(self, index: int) -> TaskSink:
         context = SinkContext("pipeline", "stage", str(index), index, len(INSTANCES), 1, f"a{self.attempt}")
         unused: Any = None
-        return TaskSink(self.configured.new_instance(), context, unused, unused)
+        return TaskSink(self.configured.new_instance(), context, unused, unused, Path("never used"))
 
     def copied(self, files: dict[int, dict[str, Path]], where: str) -> dict[int, dict[str, Path]]:
         target = self.folder / where / str(next(self.numbers))
@@ -173,7 +195,8 @@ class Histories(RuleBasedStateMachine):
 
     def write(self, index: int, rows: int) -> None:
         segment = self.folder / f"segment-{next(self.numbers)}"
-        segment.write_text("".join(f"{index}:{n}\n" for n in range(self.positions[index], self.positions[index] + rows)))
+        written = [f"{index}:{n}" for n in range(self.positions[index], self.positions[index] + rows)]
+        pq.write_table(pa.table({"row": written}), segment)
         self.sinks[index]._sink.write(BATCH, [str(segment)], self.batch)
         self.batch += 1
         self.positions[index] += rows
@@ -250,16 +273,17 @@ class Histories(RuleBasedStateMachine):
         self.retained = self.retained[:1]
         self.start(fuse)
 
+    def rows_in(self, file: Path) -> list[str]:
+        """A file's rows; its path tells the attempt and the batch, and so the rows."""
+        if file not in self.read:
+            self.read[file] = pq.read_table(file)["row"].to_pylist()
+        return self.read[file]
+
     # Invariants
 
     @invariant()
     def readers_see_each_row_once(self) -> None:
-        found = sorted(
-            line
-            for directory in self.table.glob("checkpoint=*")
-            for file in directory.iterdir()
-            for line in file.read_text().splitlines()
-        )
+        found = sorted(row for file in self.visible_files() for row in self.rows_in(file))
         assert found == sorted(f"{index}:{n}" for index in INSTANCES for n in range(self.seen[index]))
 
 
@@ -267,3 +291,92 @@ Histories.TestCase.settings = settings(
     max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestHistories = Histories.TestCase
+
+
+class DeltaHistories(Histories):
+    """The same with a Delta table, in which another program rewrites nothing, but appends rows."""
+
+    changes = (*Histories.changes, (os, "unlink"), (DeltaTable, "create_write_transaction"))
+
+    def make_sink(self) -> TwoPhaseCommitSink:
+        return DeltaSink(self.table)
+
+    def visible_files(self) -> list[Path]:
+        if not DeltaTable.is_deltatable(str(self.table)):
+            return []
+        files = [Path(file) for file in DeltaTable(self.table).file_uris()]
+        assert len(files) == len(set(files))
+        return [file for file in files if file.parent != self.table]
+
+    @precondition(lambda self: DeltaTable.is_deltatable(str(self.table)))
+    @rule()
+    def another_program_appends(self) -> None:
+        write_deltalake(self.table, pa.table({"row": ["of another program"]}), mode="append")
+
+
+DeltaHistories.TestCase.settings = settings(
+    max_examples=10, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestDeltaHistories = DeltaHistories.TestCase
+
+
+class DeltaKeyHistories(DeltaHistories):
+    """The same with rows that replace others by key: later rows stay after a restore, and are not doubled."""
+
+    def make_sink(self) -> TwoPhaseCommitSink:
+        return DeltaSink(self.table, key="row")
+
+    @precondition(lambda self: self.savepoints)
+    @rule(fuse=FUSE, data=st.data())
+    def restore_savepoint(self, fuse: int | None, data: st.DataObject) -> None:
+        before = self.newest, self.retained
+        try:
+            super().restore_savepoint(fuse, data)
+        except SinkCannotTakeBack:  # rows on its way may have been replaced
+            self.newest, self.retained = before
+            self.start(None)
+
+    @invariant()
+    def readers_see_each_row_once(self) -> None:
+        found = [row for file in self.visible_files() for row in self.rows_in(file)]
+        assert len(found) == len(set(found))
+        assert set(found) >= {f"{index}:{n}" for index in INSTANCES for n in range(self.seen[index])}
+
+
+DeltaKeyHistories.TestCase.settings = DeltaHistories.TestCase.settings
+TestDeltaKeyHistories = DeltaKeyHistories.TestCase
+
+
+class IcebergHistories(Histories):
+    """The same with an Iceberg table, to which another program appends rows."""
+
+    changes = (*Histories.changes, (os, "unlink"), (SqlCatalog, "commit_table"))
+
+    def make_sink(self) -> TwoPhaseCommitSink:
+        return IcebergSink("lab.rows", warehouse=self.table)
+
+    def read_table(self) -> Table | None:
+        if not (self.table / "catalog.db").exists():
+            return None
+        catalog = load_catalog("default", type="sql", uri=f"sqlite:///{self.table}/catalog.db")
+        return catalog.load_table("lab.rows") if catalog.table_exists("lab.rows") else None
+
+    def visible_files(self) -> list[Path]:
+        table = self.read_table()
+        tasks = [] if table is None else table.scan().plan_files()
+        files = [Path(task.file.file_path.removeprefix("file://")) for task in tasks]
+        assert len(files) == len(set(files))
+        return [file for file in files if "dagster-checkpoints" in file.parts]
+
+    @precondition(lambda self: self.read_table() is not None)
+    @rule()
+    def another_program_appends(self) -> None:
+        table = self.read_table()
+        assert table is not None
+        table.append(pa.table({"row": ["of another program"]}))
+
+
+IcebergHistories.TestCase.settings = settings(
+    max_examples=5, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestIcebergHistories = IcebergHistories.TestCase

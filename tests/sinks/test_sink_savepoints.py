@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dagster_checkpoints.sinks import (
@@ -30,7 +32,7 @@ BATCH: Any = SimpleNamespace(columns=["n"])
 
 @dataclass
 class Job:
-    """A sink's task in one attempt after another, over one table; a row is a file's text."""
+    """A sink's task in one attempt after another, over one table."""
 
     folder: Path
     at_new_start: Any = "keep"
@@ -51,19 +53,19 @@ class Job:
         self.attempts += 1
         unused: Any = None
         context = SinkContext("flights", "delays", "0", 0, 1, job_id, f"a{self.attempts}")
-        sink = TaskSink(ParquetSink(self.table, self.at_new_start), context, unused, unused)
+        sink = TaskSink(ParquetSink(self.table, self.at_new_start), context, unused, unused, Path("never used"))
         sink.open(transactions, restored, files)
         return sink
 
     def write(self, sink: TaskSink, *rows: str) -> None:
         self.batches += 1
         segment = self.folder / f"segment-{self.batches}"
-        segment.write_text("\n".join(rows))
+        pq.write_table(pa.table({"row": rows}), segment)
         sink._sink.write(BATCH, [str(segment)], self.batches)
 
     def rows(self) -> list[str]:
         files = (file for directory in self.table.glob("checkpoint=*") for file in directory.iterdir())
-        return sorted(row for file in files for row in file.read_text().splitlines())
+        return sorted(row for file in files for row in rows_in(file))
 
     def savepoint(self, sink: TaskSink, checkpoint_id: int) -> tuple[tuple[str, ...], dict[int, dict[str, Path]]]:
         transactions = sink.pre_commit(checkpoint_id)
@@ -76,6 +78,11 @@ class Job:
             copied[position] = {name: Path(shutil.copy(file, stored / str(position))) for name, file in named.items()}
         shutil.rmtree(pins, ignore_errors=True)
         return transactions, copied
+
+
+def rows_in(file: Path) -> list[str]:
+    found: list[str] = pq.read_table(file)["row"].to_pylist()
+    return found
 
 
 @pytest.fixture
@@ -259,7 +266,7 @@ def test_other_rows_where_a_savepoints_rows_belong_are_a_conflict(job: Job) -> N
     sink._sink.abort(transactions[0])
     target = job.table / json.loads(transactions[0])["target"]
     target.mkdir()
-    (target / "part-other.parquet").write_text("x")
+    pq.write_table(pa.table({"row": ["x"]}), target / "part-other.parquet")
     with pytest.raises(SinkTransactionConflict, match=r"1 files .*part-000001-0000-0-a1\.parquet.*found 1 others \(part-other"):
         job.attempt(transactions, 1, files)
     assert job.rows() == ["x"]
@@ -283,7 +290,7 @@ def test_pinned_files_outlive_the_commit_and_no_files_make_no_folder(job: Job) -
     sink.pre_commit(2)
     pinned = sink.pin_transactions(pins)
     sink.commit_up_to(2)
-    assert [file.read_text() for file in pinned[0].values()] == ["1"]
+    assert [rows_in(file) for file in pinned[0].values()] == [["1"]]
     assert sink.pin_transactions(pins) == {}
 
 
@@ -297,7 +304,7 @@ def test_pins_are_copies_where_links_are_impossible(job: Job, monkeypatch: pytes
 
     monkeypatch.setattr(os, "link", other_device)
     pinned = sink.pin_transactions(job.folder / "pins")
-    assert [file.read_text() for file in pinned[0].values()] == ["1"]
+    assert [rows_in(file) for file in pinned[0].values()] == [["1"]]
 
 
 class Rows(TwoPhaseCommitSink):
@@ -329,11 +336,11 @@ class Rows(TwoPhaseCommitSink):
 def test_a_sink_without_files_needs_neither_method(tmp_path: Path) -> None:
     unused: Any = None
     rows = Rows()
-    sink = TaskSink(rows, SinkContext("p", "s", "0", 0, 1, 1, "a"), unused, unused)
+    sink = TaskSink(rows, SinkContext("p", "s", "0", 0, 1, 1, "a"), unused, unused, tmp_path)
     sink.open((), None)
     assert sink.pre_commit(1) == ("t1",)
     assert sink.pin_transactions(tmp_path / "pins") == {}
-    again = TaskSink(rows, SinkContext("p", "s", "0", 0, 1, 1, "b"), unused, unused)
+    again = TaskSink(rows, SinkContext("p", "s", "0", 0, 1, 1, "b"), unused, unused, tmp_path)
     again.open(("t1",), 1, {0: {"file": tmp_path}})
     assert rows.committed == ["t1"]
 
@@ -341,7 +348,7 @@ def test_a_sink_without_files_needs_neither_method(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a/b", "..", "", ".hidden", "ä"])
 def test_names_that_cannot_be_paths_are_refused(tmp_path: Path, name: str) -> None:
     unused: Any = None
-    sink = TaskSink(Rows({name: tmp_path}), SinkContext("p", "s", "0", 0, 1, 1, "a"), unused, unused)
+    sink = TaskSink(Rows({name: tmp_path}), SinkContext("p", "s", "0", 0, 1, 1, "a"), unused, unused, tmp_path)
     sink.open(None)
     sink.pre_commit(1)
     with pytest.raises(SinkError, match="name files by letters"):

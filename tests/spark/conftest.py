@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import inspect
 import itertools
 import threading
 import time
@@ -216,9 +217,12 @@ class TroubledStore:
         self._before_write(key)
         self.inner.put_file(key, path)
 
-    def copy_from(self, source: ObjectStore, source_key: str, key: str, size: int | None = None) -> bool:
+    def copy_from(
+        self, source: ObjectStore, source_key: str, key: str, size: int | None = None, *, etag: str = "", hashed: bool = False
+    ) -> bool:
         self._before_write(key)
-        return self.inner.copy_from(source.inner if isinstance(source, TroubledStore) else source, source_key, key, size)
+        inner = source.inner if isinstance(source, TroubledStore) else source
+        return self.inner.copy_from(inner, source_key, key, size, etag=etag, hashed=hashed)
 
     @contextlib.contextmanager
     def failing(self, part: str) -> Iterator[None]:
@@ -293,7 +297,8 @@ class Lab:
         from pyspark.sql.pandas.types import to_arrow_schema
         from pyspark.sql.types import StructType
 
-        arrow = to_arrow_schema(StructType.fromDDL(schema), timezone="UTC")
+        zone = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}  # Spark 4.1: always UTC
+        arrow = to_arrow_schema(StructType.fromDDL(schema), **zone)
         columns = list(zip(*rows, strict=True)) or [[] for _ in arrow]
         table = pa.table([pa.array(c, f.type) for c, f in zip(columns, arrow, strict=True)], schema=arrow)
         folder = self.input(name)

@@ -21,18 +21,19 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
-from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
+from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart, NoRestart
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.spark.files import server_copies
 from dagster_checkpoints.spark.job import spark_start
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session
+from dagster_checkpoints.spark.session.work_directory import parse_work_directory
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 ROWS = "k string, ts timestamp, v long"
 NAMES = "k string, name string"
-INSTANCES = ("a", "b", "c")
 
 
 @dataclass
@@ -42,9 +43,20 @@ class Settings:
     Attributes:
         hold: "upload" (of a state file), "metadata" or "commit" (of a sink): the process stops at the `hold_at`-th one, counted
             from the drain if `hold_draining`. Or "commit-savepoint": at a sink's commit of a stop's savepoint.
-        work: The work directory, below the folder or absolute.
+        hold_seconds: How long a thread of the process stops there; default: for ever.
+        work: The work directory: a path below the folder or absolute, or a URL.
+        storage: The URL of the storage; default: a directory below the folder.
         ask_executors: Whether the check at start asks the executors if they see the work directory. Later executors are never
             asked.
+        restart_attempts: How often the job restarts after a failure.
+        smallest_server_copy: Size in bytes of the smallest file that an S3 server copies; default: the usual one.
+        input: The URL of the directory with the input; default: the folder's.
+        feeds: The names of the live feeds, in the order of the instances.
+        hours: The number of instances of the stage with windows.
+        fused: Whether the pipeline is that of :func:`fused_pipeline`.
+        unaligned: Whether barriers overtake.
+        regions: Whether the pipeline is that of :func:`regions_pipeline`.
+        chained: "alone" or "read": the pipeline is that of :func:`chained_pipeline`, without or with a reader inside its chain.
         spark: Settings of the session.
     """
 
@@ -52,11 +64,22 @@ class Settings:
     hold: str = ""
     hold_at: int = 1
     hold_draining: bool = False
+    hold_seconds: float | None = None
     interval: float = 1.0
     initial_delay: float | None = None
     lease_seconds: float = 6.0
     work: str = "work"
+    storage: str = ""
     ask_executors: bool = True
+    restart_attempts: int = 0
+    smallest_server_copy: int | None = None
+    input: str = ""
+    feeds: str = "abc"
+    hours: int = 1
+    fused: bool = False
+    unaligned: bool = False
+    regions: bool = False
+    chained: str = ""
     spark: dict[str, Any] = field(default_factory=lambda: {"spark.master": "local[2]"})
 
 
@@ -80,10 +103,11 @@ class Recorder:
             return
         with self._lock:
             self._seen += 1
-            mine = self._seen >= self.settings.hold_at
+            lasting = self.settings.hold_seconds is None
+            mine = self._seen >= self.settings.hold_at if lasting else self._seen == self.settings.hold_at
         if mine:
             self.say("Holding", at=name)
-            threading.Event().wait()
+            threading.Event().wait(self.settings.hold_seconds)
 
     draining = False
 
@@ -92,7 +116,7 @@ RECORDER: Recorder | None = None
 
 
 class HoldingStore:
-    """A store that holds the process at the configured point."""
+    """A store that holds the process at the configured point, and records the copies that the server makes."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -107,6 +131,17 @@ class HoldingStore:
     def put_file(self, key: str, path: Path) -> None:
         self._hold(key)
         self._store.put_file(key, path)
+
+    def sibling(self, url: str) -> HoldingStore | None:
+        sibling = self._store.sibling(url)
+        return HoldingStore(sibling) if sibling is not None else None
+
+    def copy_from(self, source: Any, source_key: str, key: str, *rest: Any, **named: Any) -> bool:
+        inner = source._store if isinstance(source, HoldingStore) else source
+        copied = self._store.copy_from(inner, source_key, key, *rest, **named)
+        if RECORDER is not None and copied:
+            RECORDER.say("CopiedByServer", key=key)
+        return copied  # type: ignore[no-any-return]
 
     def _hold(self, key: str) -> None:
         if RECORDER is not None:
@@ -131,33 +166,115 @@ def with_names(frame: DataFrame, names: DataFrame) -> DataFrame:
     return frame.join(F.broadcast(names), "k", "left").select("name", "ts", "v")
 
 
-def pipeline(folder: Path) -> Pipeline:
-    """A backfill and three live feeds, a static join with a sink, windows with another."""
+def stream(spark: SparkSession, source: str, name: str) -> DataFrame:
+    return spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).parquet(f"{source}/{name}")
 
-    def stream(spark: SparkSession, name: str) -> DataFrame:
-        return spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).parquet(str(folder / "input" / name))
+
+def pipeline(folder: Path, source: str, feeds: str = "abc", hours_instances: int = 1) -> Pipeline:
+    """A backfill and three live feeds, a static join with a sink, windows with another."""
+    by_name = {"named": StageInput(key="name")} if hours_instances > 1 else {}
 
     @bounded_source(watermark=("ts", "10 minutes"))
     def history(context):
-        return stream(context.spark, "history")
+        return stream(context.spark, source, "history")
 
-    @unbounded_source(watermark=("ts", "10 minutes"), instances=INSTANCES)
+    @unbounded_source(watermark=("ts", "10 minutes"), instances=list(feeds))
     def live(context):
-        return stream(context.spark, f"live-{context.instance}")
+        return stream(context.spark, source, f"live-{context.instance}")
 
     @bounded_source
     def names(context):
-        return context.spark.read.schema(NAMES).parquet(str(folder / "input" / "names"))
+        return context.spark.read.schema(NAMES).parquet(f"{source}/names")
 
     @stage(inputs={"names": StageInput(mode="static")}, sink=HoldingSink(folder / "named"))
     def named(history, live, names):
         return with_names(history.unionByName(live), names)
 
-    @stage(sink=HoldingSink(folder / "hours"))
+    @stage(sink=HoldingSink(folder / "hours"), inputs=by_name, instances=[str(number) for number in range(hours_instances)])
     def hours(named):
         return in_hours(named)
 
     return Pipeline("crashing", [history, live, names, named, hours])
+
+
+def fused_pipeline(folder: Path, source: str) -> Pipeline:
+    """A backfill and one live feed in the query of the stage that reads both. The feed's files overlap by hours."""
+
+    @bounded_source(watermark=("ts", "3 hours"))
+    def history(context):
+        return stream(context.spark, source, "history")
+
+    @unbounded_source(watermark=("ts", "3 hours"))
+    def live(context):
+        return stream(context.spark, source, "live-*")
+
+    @stage(sink=HoldingSink(folder / "hours"), inputs=dict.fromkeys(("history", "live"), StageInput(fuse=True)))
+    def hours(history, live):
+        return in_hours(history.unionByName(live).withColumnRenamed("k", "name"))
+
+    return Pipeline("crashing", [history, live, hours])
+
+
+class FailingOnce(Stage):
+    """Raises at the next batch after a file appears, and removes the file."""
+
+    def __init__(self, fault: Path, **options: Any) -> None:
+        super().__init__(**options)
+        self.fault = fault
+
+    def transform(self, context: Any, live: Any) -> Any:
+        return live
+
+    def process_batch(self, batch: Any, batch_id: int) -> Any:
+        if self.fault.exists():
+            self.fault.unlink()
+            raise ValueError("a plane without wings")
+        return batch
+
+
+def regions_pipeline(folder: Path, source: str) -> Pipeline:
+    """Two feeds with windows of their own; no edge connects them. The stage `checked` of the first can be made to fail."""
+
+    @unbounded_source(watermark=("ts", "10 minutes"))
+    def live(context):
+        return stream(context.spark, source, "live-a")
+
+    @stage(sink=HoldingSink(folder / "hours"))
+    def hours(checked):
+        return in_hours(checked.withColumnRenamed("k", "name"))
+
+    @unbounded_source(watermark=("ts", "10 minutes"), sink=HoldingSink(folder / "weather"))
+    def weather(context):
+        return stream(context.spark, source, "live-b")
+
+    @stage(sink=HoldingSink(folder / "storms"))
+    def storms(weather):
+        return in_hours(weather.withColumnRenamed("k", "name"))
+
+    checked = FailingOnce(folder / "fault", name="checked", inputs={"live": StageInput()}, sink=HoldingSink(folder / "checked"))
+    return Pipeline("crashing", [live, checked, hours, weather, storms])
+
+
+def chained_pipeline(folder: Path, source: str, *, read: bool) -> Pipeline:
+    """Two backfills, each in one query with a stage that drops duplicates and one that counts in windows."""
+
+    @bounded_source(watermark=("ts", "10 minutes"), instances=("a", "b"))
+    def live(context):
+        return stream(context.spark, source, f"live-{context.instance}").withColumnRenamed("k", "name")
+
+    @stage(instances=("a", "b"))
+    def fresh(live):
+        return live.dropDuplicatesWithinWatermark(["name", "v"])
+
+    @stage(instances=("a", "b"), sink=HoldingSink(folder / "hours"))
+    def hours(fresh):
+        return in_hours(fresh)
+
+    @stage(instances=("a", "b"), sink=HoldingSink(folder / "seen"))
+    def seen(fresh):
+        return fresh.select("name", "v")
+
+    return Pipeline("crashing", [live, fresh, hours, *([seen] if read else [])])
 
 
 def main() -> None:
@@ -170,18 +287,28 @@ def main() -> None:
             interval=settings.interval,
             initial_delay=settings.initial_delay,
             retained=2,
+            unaligned=settings.unaligned,
             tolerable_failed_checkpoints=100,
         ),
-        restart=NoRestart(),
-        work_directory=folder / settings.work,
+        restart=FixedDelayRestart(settings.restart_attempts, 1.0) if settings.restart_attempts else NoRestart(),
+        work_directory=parse_work_directory(settings.work if "://" in settings.work else str(folder / settings.work)),
+        scratch_directory=folder / "scratch",
         trace=folder / "traces",
         lease_seconds=settings.lease_seconds,
     )
     if not settings.ask_executors:
         spark_start.is_local = lambda master: True
-    store: Any = HoldingStore(open_store(str(folder / "store")))
+    if settings.smallest_server_copy is not None:
+        server_copies.SMALLEST_SERVER_COPY = settings.smallest_server_copy
+    store: Any = HoldingStore(open_store(settings.storage or str(folder / "store")))
+    source = settings.input or str(folder / "input")
+    made = pipeline(folder, source, settings.feeds, settings.hours)
+    if settings.fused or settings.regions:
+        made = (fused_pipeline if settings.fused else regions_pipeline)(folder, source)
+    if settings.chained:
+        made = chained_pipeline(folder, source, read=settings.chained == "read")
     execution = JobExecution(
-        pipeline(folder),
+        made,
         storage=CheckpointStorage(store, "crashing"),
         options=options,
         session=lambda: build_session(settings.spark),

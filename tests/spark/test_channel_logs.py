@@ -79,7 +79,7 @@ def test_a_query_reads_up_to_the_last_records_and_needs_no_batch_for_the_marks_b
     channel, base = Channel(IDENTITY, base=3), 3
     heard: list[int] = []
     channel.on_append = lambda: heard.append(len(channel.elements_from(base)))
-    segments = [SegmentFiles((Path(f"/none/{i}"),), 1, 1) for i in range(len(elements))]
+    segments = [SegmentFiles((Path(f"/none/{i}"),), 1, (1,)) for i in range(len(elements))]
     for holds, part in zip(elements, segments, strict=True):
         channel.append(Records(part) if holds else WatermarkAt(1))
     assert heard == list(range(1, len(elements) + 1)), "the consumer is notified after the element is there"
@@ -145,15 +145,18 @@ def test_a_query_log_reports_the_newest_committed_batch(tmp_path: Path) -> None:
     log = QueryLog(tmp_path / "not yet there")
     assert log.last_committed() == -1
     made = Checkpoint(tmp_path / "checkpoint")
-    log = QueryLog(made.path)
-    assert log.last_committed() == -1
     made.commit(6)
     made.commit(7)
+    log = QueryLog(made.path)
     assert log.last_committed() == 7
+    log.processed(8)
+    assert log.last_committed() == 7, "processed, and not committed"
     made.commit(8, next_watermark=99)
     assert log.last_committed() == 8
+    made.commit(9)
+    assert log.last_committed() == 8, "a batch that was not processed is not looked for"
     assert log.is_committed(8)
-    assert not log.is_committed(9)
+    assert not log.is_committed(10)
     assert log.next_watermark(8) == 99
 
 

@@ -16,6 +16,7 @@ from dagster_checkpoints.execution.elements import BarrierMark, WatermarkAt
 from dagster_checkpoints.pipeline import ChannelId
 from dagster_checkpoints.spark.channels.channel_log import Channel, Records
 from dagster_checkpoints.spark.channels.segments import write_segment
+from dagster_checkpoints.spark.files.work_path import urls
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources, SegmentsLostError
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, stream_dataframe
@@ -137,7 +138,7 @@ def test_lost_files_fail_the_query_whatever_the_session_ignores(reading: Reading
         sources = ChannelSources(spark)
         if moment == "after":
             schema = sources.java_schema(spark.createDataFrame([], "id bigint, ts timestamp").schema)
-            batch = sources.scan(schema, [lost])
+            batch = sources.scan(schema, urls([lost]))
             partitions = batch.planInputPartitions()
             lost.unlink()
             reader = batch.createReaderFactory().createColumnarReader(partitions[0])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import importlib.util
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +20,15 @@ from urllib.request import urlopen
 
 import pytest
 
+from dagster_checkpoints.spark.session.work_directory import RemoteDirectory
+from resources.embedded_s3 import EmbeddedS3
+
 DEADLINE = 120.0
 
 
-def _crash_tests() -> Any:
-    """The children and their pipeline are those of the crash tests."""
-    path = Path(__file__).with_name("test_crash_processes.py")
-    spec = importlib.util.spec_from_file_location("crash_processes_for_the_cluster", path)
+def _module(name: str) -> Any:
+    path = Path(__file__).parent / name
+    spec = importlib.util.spec_from_file_location(f"cluster_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -31,8 +36,9 @@ def _crash_tests() -> Any:
     return module
 
 
-crash = _crash_tests()
+crash = _module("test_crash_processes.py")  # the children and their pipeline are those of the crash tests
 start = crash.start  # the fixture
+jars, servers = _module("servers/jars.py"), _module("servers/hdfs.py")
 
 
 def free_port() -> int:
@@ -49,11 +55,13 @@ class Cluster:
         url: The master's URL.
         state: URL of the master's state, as JSON.
         private: A directory in whose place each worker sees a directory that only it sees.
+        workers: The workers' processes.
     """
 
     url: str
     state: str
     private: Path
+    workers: list[subprocess.Popen[bytes]]
 
 
 def namespace() -> list[str]:
@@ -71,7 +79,41 @@ def namespace() -> list[str]:
 
 
 @pytest.fixture
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from dagster_checkpoints.spark.session.java import find_java_home
+
+    java = f"{find_java_home()}/bin/java"
+    with servers.running_hdfs(tmp_path_factory.mktemp("hdfs"), java, jars.fetched(jars.HDFS, java)) as running:
+        yield running
+
+
+def clock_library(folder: Path) -> Path:
+    """Compile the library that gives a process a clock of its own; skips the test where there is no compiler."""
+    library = folder / "shifted_clock.so"
+    source = Path(__file__).parent / "servers/shifted_clock.c"
+    command = ["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"]
+    try:
+        compiled = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        pytest.skip(f"a worker needs a library that shifts its clock, and that one a C compiler: {error}")
+    assert compiled.returncode == 0, compiled.stderr
+    return library
+
+
+@pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with running_cluster(tmp_path) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def running_cluster(tmp_path: Path, clocks: Sequence[dict[str, str]] = ({}, {})) -> Iterator[Cluster]:
+    """Run a cluster inside the block.
+
+    Args:
+        tmp_path: The directory of its files.
+        clocks: What the environment of each worker has more than the master's.
+    """
     import pyspark
 
     from dagster_checkpoints.spark.session.java import find_java_home
@@ -91,7 +133,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     private.mkdir()
     mount = [*namespace(), "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', str(private)]
 
-    def launch(name: str, *arguments: str, before: list[str] | None = None) -> None:
+    def launch(name: str, *arguments: str, before: list[str] | None = None, environment: dict[str, str] = environment) -> None:
         command = [*(before or ()), spark_class, *arguments]
         with (tmp_path / f"{name}.log").open("w") as log:
             process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
@@ -114,13 +156,15 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
                 *resources,
                 url,
                 before=mount,
+                environment={**environment, **clocks[number - 1]},
             )
         state = f"http://127.0.0.1:{ui}/json/"
         wait_for_workers(state)
-        yield Cluster(f"spark://127.0.0.1:{port}", state, private)
+        yield Cluster(f"spark://127.0.0.1:{port}", state, private, processes[1:])
     finally:
         for process in processes:
-            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # a test may have killed it
+                os.killpg(process.pid, signal.SIGTERM)
         for process in processes:
             try:
                 process.wait(20)
@@ -148,17 +192,91 @@ def _state(url: str) -> Any:
         return json.load(answer)
 
 
+SPARK = {
+    "spark.executor.memory": "512m",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": 2,
+}
+
+
+def executors(application: str) -> list[int]:
+    """The process ids of an application's executors."""
+    found = subprocess.run(["pgrep", "-f", f"CoarseGrainedExecutorBackend.*{application}"], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+def kill_one_executor(application: str) -> None:
+    """SIGKILL to the executor that was started last, as soon as there is one."""
+    until = time.monotonic() + DEADLINE
+    while not (found := executors(application)):
+        assert time.monotonic() < until, "the application has no executor"
+        time.sleep(0.05)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(max(found), signal.SIGKILL)
+
+
+def test_executors_are_killed_while_the_records_are_on_hdfs_and_the_checkpoints_on_s3(
+    lab: Any, start: Any, cluster: Cluster, hdfs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dynamic allocation and speculation; each worker sees another directory under the path of temporary files."""
+    spark = {
+        **SPARK,
+        "spark.master": cluster.url,
+        "spark.speculation": True,
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.multiplier": 1.01,
+        "spark.speculation.quantile": 0.1,
+        "spark.speculation.minTaskRuntime": "0ms",
+        "spark.dynamicAllocation.enabled": True,
+        "spark.dynamicAllocation.shuffleTracking.enabled": True,
+        "spark.dynamicAllocation.executorIdleTimeout": "15s",
+        "spark.dynamicAllocation.maxExecutors": 2,
+    }
+    feed = crash.Feed(lab)
+    feed.more()
+    work = RemoteDirectory(f"{hdfs.url}/cluster").open(lab.spark)
+    with EmbeddedS3() as s3:
+        for name, value in s3.environment.items():
+            monkeypatch.setenv(name, value)
+        settings = {"spark": spark, "work": str(work), "storage": f"{s3.url}/store", "restart_attempts": 5}
+
+        def written(name: str) -> bool:
+            return any(f"/{name}/" in str(file.path) for file in work.files_below())
+
+        # During a checkpoint, during a batch, and during a write of a segment.
+        child = start("killed", hold="upload", hold_at=2, hold_seconds=4.0, **settings)
+        child.wait_for("Holding")
+        [application] = [app["id"] for app in _state(cluster.state)["activeapps"]]
+        kill_one_executor(application)
+        done = child.wait_for("CheckpointDone", lambda done: done["stages"]["named"]["rows"] > 0)
+        for moment in (lambda: True, lambda: written("_temporary")):
+            feed.more()
+            until = time.monotonic() + DEADLINE
+            while not moment():
+                assert time.monotonic() < until, child.story()
+            kill_one_executor(application)
+            done = child.wait_for("CheckpointDone", lambda later, id=done["checkpoint_id"]: later["checkpoint_id"] > id + 1)
+        child.kill()
+
+        # One of two workers is lost for ever.
+        feed.more()
+        os.killpg(cluster.workers[0].pid, signal.SIGKILL)
+        feed.drain_when_consumed()
+        child = start("last", **settings)
+        assert child.end()["status"] == "FINISHED", child.story()
+        assert child.events("JobStarted")[0]["restored_checkpoint"] >= done["checkpoint_id"]
+        feed.check()
+        left = [str(file.path) for file in work.files_below()]
+        # Spark's maintenance may store state after the query's end; the next run deletes it.
+        assert not [file for file in left if "/state/" not in file], "nothing is left behind"
+
+
 def test_a_cluster_needs_a_shared_work_directory_and_with_one_is_exact_also_after_a_crash(
     lab: Any, start: Any, cluster: Cluster
 ) -> None:
-    spark = {
-        "spark.master": cluster.url,
-        "spark.executor.memory": "512m",
-        "spark.driver.memory": "1g",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.shuffle.partitions": 2,
-    }
+    spark = {**SPARK, "spark.master": cluster.url}
     feed = crash.Feed(lab)
     feed.more()
 
@@ -192,3 +310,32 @@ def test_a_cluster_needs_a_shared_work_directory_and_with_one_is_exact_also_afte
     assert child.end()["status"] == "FINISHED", child.story()
     assert child.events("JobStarted")[0]["restored_checkpoint"] is not None
     feed.check()
+
+
+AHEAD = 60  # seconds
+
+
+def first_line(application: Path) -> float:
+    """The time at which an executor wrote the first line of its log, by its own clock; seconds since 1970."""
+    [log] = application.glob("*/stderr")
+    stamp = next(found[0] for line in log.open() if (found := re.match(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d", line)))
+    return dt.datetime.strptime(stamp, "%y/%m/%d %H:%M:%S").astimezone().timestamp()
+
+
+def test_executors_whose_clocks_are_a_minute_ahead_and_behind_change_no_result(lab: Any, start: Any, tmp_path: Path) -> None:
+    began = time.time()
+    library = str(clock_library(tmp_path))
+    clocks = [{"LD_PRELOAD": library, "SHIFTED_CLOCK": str(seconds)} for seconds in (AHEAD, -AHEAD)]
+    feed = crash.Feed(lab)
+    feed.more()
+    with running_cluster(tmp_path, clocks) as cluster:
+        child = start("clocks", spark={**SPARK, "spark.master": cluster.url}, lease_seconds=20.0)
+        child.wait_for("CheckpointDone", lambda done: done["stages"]["named"]["rows"] > 0)
+        [application] = [app["id"] for app in _state(cluster.state)["activeapps"]]
+        feed.more()
+        feed.drain_when_consumed()
+        assert child.end()["status"] == "FINISHED", child.story()
+    feed.check()
+    ahead, behind = (first_line(lab.folder / f"worker-{number}" / application) for number in (1, 2))
+    assert ahead - behind > AHEAD, "the clocks of the executors differ"
+    assert behind < began, "one is behind the driver's"

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from dagster_checkpoints.pipeline import ExecutionGraph
 from dagster_checkpoints.sinks import ParquetSink, SinkContext
 from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.job.task_sinks import SettledSink
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink
 
 UNUSED: Any = None
@@ -37,10 +38,11 @@ def rows(path: Path) -> list[int]:
     return sorted(ds.dataset(path, format="parquet", partitioning="hive").to_table()["n"].to_pylist())
 
 
-def go_to(path: Path, checkpoint_id: int, attempt: str) -> None:
+def go_to(path: Path, checkpoint_id: int, attempt: str, next_checkpoint_id: int) -> None:
     """Restore a checkpoint in which the stage has finished."""
     deployment = Deployment(ExecutionGraph((), ()), ())
-    deployment.finished_sinks.append((TaskSink(ParquetSink(path), context(attempt), UNUSED, UNUSED), checkpoint_id))
+    sink = TaskSink(ParquetSink(path), context(attempt), UNUSED, UNUSED, path)
+    deployment.finished_sinks.append(SettledSink(sink, checkpoint_id, next_checkpoint_id))
     deployment.settle_finished_sinks()
 
 
@@ -61,7 +63,13 @@ def test_the_table_of_a_finished_stage_follows_the_job_back_and_forth(tmp_path: 
     back.close()
     assert rows(table) == [1, 4, 5]
 
-    go_to(table, 3, "a3")  # a savepoint of the first timeline, in which it had finished
+    go_to(table, 3, "a3", 6)  # a savepoint of the first timeline, in which it had finished
     assert rows(table) == [1, 2, 3]
-    go_to(table, 5, "a4")
+    go_to(table, 5, "a4", 6)
+    assert rows(table) == [1, 4, 5]
+    go_to(table, 3, "a5", 6)
+    # Other stages go on: checkpoints 6 to 8 are completed, and 7 is restored. It continues 3, so 4 and 5 stay hidden.
+    go_to(table, 7, "a6", 9)
+    assert rows(table) == [1, 2, 3]
+    go_to(table, 5, "a7", 9)
     assert rows(table) == [1, 4, 5]

@@ -13,6 +13,7 @@ from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unb
 from dagster_checkpoints.pipeline import Watermark as EventTime
 from dagster_checkpoints.pipeline.stages import StageKind
 from dagster_checkpoints.spark.job.events import JobStarted
+from dagster_checkpoints.spark.stored_state import read_state
 from dagster_checkpoints.state import CheckpointMetadata, Segment, TaskSnapshot, decode, in_flight_files
 
 ROWS = "k string, ts timestamp, v long"
@@ -113,6 +114,13 @@ def test_crashes_before_during_and_after_a_static_input_is_ready(lab: Any) -> No
     assert restored == 1
     assert (in_flight_rows(during), during.query) == (240, None)
     assert 0 < table_rows(during) < 6
+
+    newest = lab.storage("static").read_state().newest
+    state = read_state(lab.spark, lab.storage("static").url_of(newest.location), stage="named")
+    live_rows = lab.table("live", ROWS).where(F.col("ts") < lab.at(60 * 80)).selectExpr("'0' AS instance", "v")
+    assert lab.rows(state.in_flight["live"].select("instance", "v")) == lab.rows(live_rows)
+    assert 0 < state.static["names"].count() < 6
+    assert (state.keyed, state.offsets) == ((), ()), "its query has not begun"
 
     hurry.touch()
     restored, after = run("named", 360)

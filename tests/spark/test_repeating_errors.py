@@ -45,6 +45,7 @@ class WithCause(Exception):
         (errors.StageStreamError("s", "0", "p"), True),
         (errors.StageQueryError("s", "0", "p"), True),
         (errors.SourceActsOnCommitError("s", "0", "p"), True),
+        (errors.EndlessSourceError("s", "0", "p"), True),
         (errors.RestoredSchemaError("p"), True),
         (errors.StagePlanFailedError("s", "0", "p"), True),
         (errors.StageFailedError("s", "0", "p"), False),

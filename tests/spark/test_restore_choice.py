@@ -13,11 +13,13 @@ import pytest
 from dagster_checkpoints import ParquetSink, Pipeline, unbounded_source
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.restoring import StartPoint, choose_start
+from dagster_checkpoints.spark.session.spark_version import installed_version
 from dagster_checkpoints.state import (
     ChainMetadata,
     CheckpointMetadata,
     ClaimMode,
     CorruptMetadata,
+    SparkVersionChanged,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
@@ -75,10 +77,10 @@ class Runs:
         values = {"job_id": str(storage.ownership.job_id), "epoch": storage.ownership.epoch, **fields}
         return encode(CheckpointMetadata("numbers", number, stages, (ChainMetadata("live", ("live",), {0: task}),), **values))
 
-    def checkpoint(self, storage: CheckpointStorage, number: int) -> str:
+    def checkpoint(self, storage: CheckpointStorage, number: int, **fields: Any) -> str:
         ownership = storage.ownership
         assert ownership is not None
-        location = storage.write_metadata(number, ownership.epoch, self.metadata(storage, number))
+        location = storage.write_metadata(number, ownership.epoch, self.metadata(storage, number, **fields))
         ownership.complete(number, location)
         return location
 
@@ -163,6 +165,17 @@ def test_a_savepoint_of_an_earlier_job_begins_a_new_one(runs: Runs) -> None:
     with runs.run() as storage:
         start = runs.choose(storage, location)
         assert not start.resume and not start.passed_over and start.next_checkpoint_id == 6
+
+
+def test_a_checkpoint_of_a_spark_whose_state_is_not_read_is_refused_or_passed_over(runs: Runs) -> None:
+    with runs.job() as storage:
+        older = runs.checkpoint(storage, 1, spark_version=installed_version())
+        runs.checkpoint(storage, 2, spark_version="4.9.0")
+    with runs.run() as storage:
+        with pytest.raises(SparkVersionChanged, match=r"Spark 4\.9\.0 has written checkpoint 2"):
+            runs.choose(storage)
+        start = runs.choose(storage, allow_older_checkpoint=True)
+        assert start.pointer is not None and start.pointer.location == older
 
 
 def test_one_unreadable_checkpoint_keeps_the_files_of_all(runs: Runs) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
 
-from dagster_checkpoints.pipeline import Pipeline, StageContext, stage, unbounded_source
-from dagster_checkpoints.spark.errors import SourceActsOnCommitError
+from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source, stage, unbounded_source
+from dagster_checkpoints.spark.errors import EndlessSourceError, SourceActsOnCommitError
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.query import source_checks
 from dagster_checkpoints.spark.query.source_checks import StreamingSource, acts_on_commit, missing_limit
@@ -182,6 +182,18 @@ def test_a_source_that_is_not_known_to_keep_its_rows_is_warned_of(spark: Any, mo
     monkeypatch.setattr(source_checks, "_KEEPS_ROWS", frozenset({"kafka"}))
     [warning] = source_checks.check_source(call, frame)
     assert warning.startswith("Stage 'ticks': it is not known what rate in ") and "they are lost" in warning
+
+
+@pytest.mark.parametrize("kind", ["rate", "rate-micro-batch"])
+def test_rows_that_have_no_end_are_refused_in_a_bounded_source(lab: Any, kind: str) -> None:
+    @bounded_source(sink=lab.sink())
+    def ticks(context):
+        return context.spark.readStream.format(kind).option("rowsPerBatch", 1).load()
+
+    with pytest.raises(
+        EndlessSourceError, match=r"Stage 'ticks' .*found .*, which makes rows as time passes\. Declare the stage @unb"
+    ):
+        raise lab.start(Pipeline("p", [ticks])).result().error
 
 
 def test_a_probable_mistake_is_warned_of_once_for_all_instances(lab: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dagster_checkpoints.spark.errors import SnapshotError
+from dagster_checkpoints.spark.query.query_log import PlannedBatch, QueryLog
 from dagster_checkpoints.spark.snapshots import query_snapshots as snapshots
-from dagster_checkpoints.spark.snapshots.query_snapshots import pin, prune, relocate, restore
+from dagster_checkpoints.spark.snapshots.query_snapshots import pin, prune, relocate
 
 
 class Query:
@@ -74,6 +75,7 @@ def test_a_snapshot_holds_exactly_the_files_that_a_restore_needs(query: Query, t
     query.whole(4, ["a.sst", "b.sst"], ["l.log"])
     query.changelog(6)  # of a batch that is running
     query.write("state/0/0/.5.changelog.tmp", "half")
+    query.write("state/0/0/5.changelog.crc", "sum")  # by Spark 4.1
     assert take(query, 4, tmp_path / "snapshot") == sorted(
         [
             "commits/3",
@@ -171,10 +173,44 @@ def test_later_batches_do_not_change_a_pinned_snapshot(query: Query, tmp_path: P
     for file in query.store.rglob("*"):
         if file.is_file():
             file.unlink()
-    fetched = {file: tmp_path / "snapshot" / file for file in files}
-    restore(fetched, tmp_path / "restored")
-    assert (tmp_path / "restored/state/0/0/SSTs/a.sst").read_text() == "a.sst"
-    assert (tmp_path / "restored/offsets/4").read_text() == "offsets 4"
+    assert "state/0/0/SSTs/a.sst" in files
+    assert (tmp_path / "snapshot/state/0/0/SSTs/a.sst").read_text() == "a.sst"
+    assert (tmp_path / "snapshot/offsets/4").read_text() == "offsets 4"
+
+
+def test_an_operator_with_another_number_is_described_under_it(tmp_path: Path) -> None:
+    """Operator 2 of a query has become operator 0 of one of its parts: its files were renamed, not what is inside them."""
+    schema = "_stateSchema/default/0_5688b15e"
+    folder = tmp_path / "restored/state"
+    first, second = folder / "0/_metadata/v2/3", folder / "1/_metadata/metadata"
+    for file in (first, second):
+        file.parent.mkdir(parents=True)
+    store = {"storeName": "default", "stateSchemaFilePaths": [f"file:/old/checkpoint/state/2/{schema}"]}
+    first.write_text("v2\n" + json.dumps({"operatorInfo": {"operatorId": 2, "operatorName": "tws"}, "stateStoreInfo": [store]}))
+    plain = {"storeName": "default", "numPartitions": 2}
+    second.write_text("v1\n" + json.dumps({"operatorInfo": {"operatorId": 3, "operatorName": "d"}, "stateStoreInfo": [plain]}))
+    relocate(tmp_path / "restored", tmp_path / "work")
+    store["stateSchemaFilePaths"] = [f"file://{tmp_path}/work/state/0/{schema}"]
+    found = [json.loads(file.read_text().split("\n")[1]) for file in (first, second)]
+    assert found[0] == {"operatorInfo": {"operatorId": 0, "operatorName": "tws"}, "stateStoreInfo": [store]}
+    assert found[1] == {"operatorInfo": {"operatorId": 1, "operatorName": "d"}, "stateStoreInfo": [plain]}
+
+
+def test_a_part_of_a_query_begins_with_new_sources(tmp_path: Path) -> None:
+    for folder in ("offsets", "commits"):
+        (tmp_path / folder).mkdir()
+    for batch in (6, 7):
+        conf = json.dumps({"batchWatermarkMs": 1000 * batch})
+        (tmp_path / f"offsets/{batch}").write_text(f'v1\n{conf}\n{{"logOffset": {batch}}}\n-')
+        (tmp_path / f"offsets/.{batch}.crc").write_text("of the old content")
+        (tmp_path / f"commits/{batch}").write_text('v1\n{"nextBatchWatermarkMs": 8000}')
+    (tmp_path / "metadata").write_text('{"id": "of the whole query"}')
+    log = QueryLog(tmp_path)
+    log.begin_sources(3)
+    assert [log.planned(batch) for batch in (6, 7)] == [PlannedBatch(b, 1000 * b, (None, None, None)) for b in (6, 7)]
+    assert (log.last_committed(), log.next_watermark(7)) == (7, 8000)
+    assert json.loads((tmp_path / "metadata").read_text())["id"] != "of the whole query"
+    assert not list(tmp_path.rglob("*.crc"))
 
 
 def test_the_paths_of_schemas_are_corrected_in_a_restored_directory(tmp_path: Path) -> None:
@@ -184,9 +220,9 @@ def test_the_paths_of_schemas_are_corrected_in_a_restored_directory(tmp_path: Pa
     metadata.parent.mkdir(parents=True)
     store = {"storeName": "default", "numPartitions": 2, "stateSchemaFilePaths": [f"file:/old/state/place/checkpoint/{schema}"]}
     metadata.write_text("v2\n" + json.dumps({"operatorInfo": {"operatorId": 0}, "stateStoreInfo": [store]}))
-    relocate(tmp_path / "restored")
+    relocate(tmp_path / "restored", tmp_path / "work")
     version, text = metadata.read_text().split("\n")
     assert version == "v2"
-    moved = {**store, "stateSchemaFilePaths": [f"file:{tmp_path}/restored/{schema}"]}
+    moved = {**store, "stateSchemaFilePaths": [f"file://{tmp_path}/work/{schema}"]}
     assert json.loads(text) == {"operatorInfo": {"operatorId": 0}, "stateStoreInfo": [moved]}
     assert [file.name for file in metadata.parent.iterdir()] == ["0"]

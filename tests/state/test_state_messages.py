@@ -105,7 +105,7 @@ CASES: list[tuple[Callable[[], object], str]] = [
         lambda: validate_restore(pipeline(without_totals=True), checkpoint(chained=True), allow_non_restored_state=True),
         "In checkpoint 7 of pipeline 'flights' the stages live -> counts -> totals run as one Spark query, whose state "
         "belongs to all of them; 'totals' is no longer in the pipeline. Put it back, or start without this checkpoint. "
-        "(allow_non_restored_state can only leave whole chains behind.)",
+        "(allow_non_restored_state can only leave whole chains behind, and the last stages of a chain.)",
     ),
     (
         lambda: validate_restore(pipeline(totals_read_live=True), checkpoint(chained=True)),
@@ -160,7 +160,7 @@ def test_other_instances_than_in_the_checkpoint() -> None:
     with pytest.raises(StateError) as error:
         validate_restore(Pipeline("flights", [live]), metadata)
     assert str(error.value) == (
-        "Stage 'live' has the instances 'EWR'; in checkpoint 7 of pipeline 'flights' it has '0', '1'. Its channels and "
-        "Spark's state belong to these: give the stage the same instances in the same order, or start the pipeline without "
-        "this checkpoint."
+        "Stage 'live' has no instance '0', '1' any more; in checkpoint 7 of pipeline 'flights' it runs: the position up to which "
+        "it has read would be lost. Put it back; or end it first (dagster-checkpoints end-source live --instance 0), and restore "
+        "a checkpoint after its end."
     )

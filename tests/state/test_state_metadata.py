@@ -19,6 +19,7 @@ from dagster_checkpoints.state import (
     EndOfData,
     EndOfPartition,
     EnumeratorState,
+    FusedSourceSnapshot,
     InputMetadata,
     OperatorState,
     QuerySnapshot,
@@ -217,6 +218,14 @@ LATE_ROWS = CheckpointMetadata(
 )
 """Rows dropped as late: three of them by an instance that has finished."""
 
+SPLITS_READ = CheckpointMetadata(
+    pipeline="flights",
+    checkpoint_id=13,
+    stages=(StageMetadata("days", 2, ("0", "1"), (1,), enumerator=EnumeratorState(("c",), ("b",), ("a",), complete=True)),),
+    chains=(ChainMetadata("days", ("days",), {0: TaskSnapshot(splits=("b",))}),),
+)
+"""A bounded split source whose second instance has finished."""
+
 WRITTEN = {
     "version-1.metadata": EVERYTHING,
     "version-1-transaction-files.metadata": SAVEPOINT,
@@ -225,6 +234,7 @@ WRITTEN = {
     "version-1-inputs.metadata": INPUTS,
     "version-1-plans.metadata": PLANS,
     "version-1-late-rows.metadata": LATE_ROWS,
+    "version-1-splits.metadata": SPLITS_READ,
 }
 """The content of each stored example. A file is added with each addition to the format and never changed."""
 
@@ -263,16 +273,17 @@ def test_files_are_named_by_their_content_and_their_owner() -> None:
 
 
 def test_additions_to_the_format_are_written_only_where_used() -> None:
-    written = [encode(metadata) for metadata in (SAVEPOINT, SPLITS, STORED_BY, INPUTS, PLANS, LATE_ROWS, EVERYTHING)]
+    written = [encode(metadata) for metadata in (SAVEPOINT, SPLITS, STORED_BY, INPUTS, PLANS, LATE_ROWS, SPLITS_READ, EVERYTHING)]
     additions = {
         b"transaction_files": 0,
-        b"enumerator": 1,
         b"max_parallelism": 1,
         b"stored_by": 2,
         b"inputs": 3,
         b"state_plan": 4,
         b"sources": 4,
         b"late_rows": 5,
+        b"splits": 6,
+        b'"complete":': 6,
     }
     for addition, only in additions.items():
         assert [addition in data for data in written] == [number == only for number in range(len(written))]
@@ -449,6 +460,8 @@ def tasks(*indices: int, **stages: StageInstanceSnapshot) -> dict[int, TaskSnaps
 
 TWO = ChainMetadata("a", ("a",), tasks(0, 1))
 BOTH = ChainMetadata("a", ("a", "b"), tasks(0, 1))
+ONE_OF_A, FINISHED_A = StageMetadata("a", 1, ("0",)), StageMetadata("a", 1, ("0",), (0,), True)
+FUSED_ENDED = ChainMetadata("a", ("a",), {0: TaskSnapshot(fused=(FusedSourceSnapshot("a", 0, ended=True),))})
 
 
 @pytest.mark.parametrize(
@@ -478,6 +491,8 @@ BOTH = ChainMetadata("a", ("a", "b"), tasks(0, 1))
         ((of_two(1), of_two(name="b")), (BOTH,), "chain 'a' have different finished instances"),
         ((of_two(0, 1), of_two(name="b")), (BOTH,), "chain 'a' have different finished instances"),
         ((of_two(0, 1), of_two(0, name="b")), (ChainMetadata("a", ("a", "b")),), "different finished instances"),
+        ((ONE_OF_A,), (FUSED_ENDED,), "fused sources \\['a'\\] of chain 'a' have ended, and are not finished"),
+        ((FINISHED_A,), (FUSED_ENDED,), "every stage of chain 'a' is a fused source that has ended"),
         ((of_two(),), (ChainMetadata("x", ("a",), tasks(0, 1)),), "chain 'x' begins with the stage 'a'"),
         ((of_two(), of_two(name="b")), (ChainMetadata("b", ("a", "b"), tasks(0, 1)),), "chain 'b' begins with the stage 'a'"),
         (
@@ -491,6 +506,11 @@ BOTH = ChainMetadata("a", ("a", "b"), tasks(0, 1))
         ((of_two(enumerator=EnumeratorState(("x", "y"), ("y",))),), (TWO,), "split 'y' 2 times"),
         ((of_two(enumerator=EnumeratorState((), ("x",), ("x",))),), (TWO,), "split 'x' 2 times"),
         ((of_two(enumerator=EnumeratorState(("x", "x"))),), (TWO,), "split 'x' 2 times"),
+        (
+            (of_two(enumerator=EnumeratorState((), ("x",))),),
+            (ChainMetadata("a", ("a",), {0: TaskSnapshot(splits=("x", "y")), 1: TaskSnapshot()}),),
+            "task 0 of chain 'a' reads the splits \\['y'\\], which are not assigned",
+        ),
     ],
 )
 def test_contradictory_metadata_is_refused(

@@ -10,6 +10,7 @@ from dagster_checkpoints.state import (
     StageInstanceSnapshot,
     StatefulPlanChanged,
     TaskSnapshot,
+    check_divided_plans,
     check_sources,
     check_stateful_plans,
 )
@@ -37,6 +38,7 @@ def check(held: TaskSnapshot, *now: str) -> None:
         # Unchanged operators are not named.
         ((DEDUP, FIVE), (DEDUP, TEN), f"In the checkpoint: {FIVE}\n  Now: {TEN}\n"),
         ((DEDUP, FIVE), (FIVE,), f"In the checkpoint: {DEDUP} / {FIVE}\n  Now: {FIVE}\n"),
+        ((FIVE,), (FIVE, "output mode update"), f"In the checkpoint: {FIVE}\n  Now: {FIVE} / output mode update\n"),
         ((), (FIVE,), f"In the checkpoint: no state\n  Now: {FIVE}\n"),
         ((FIVE,), (), f"In the checkpoint: {FIVE}\n  Now: no state\n"),
     ],
@@ -50,6 +52,15 @@ def test_other_stateful_operators(before: tuple[str, ...], now: tuple[str, ...],
         "pipeline with a drain, which emits and commits all that it holds, and begin with the new plan as a new start "
         "(restore_from: none); or take the risk with allow_changed_plan: true."
     )
+
+
+def test_a_query_of_its_own_needs_the_same_number_of_operators() -> None:
+    """A stage that joins its input with itself repeats the operators in front of it, which another query has now."""
+    held, columns = snapshot((DEDUP, FIVE)), {"hourly": "flights.py:12"}
+    check_divided_plans(held, {"hourly": (DEDUP, TEN)}, "JFK", columns, WHERE)  # the same operators, with columns of a channel
+    check_divided_plans(snapshot((DEDUP, FIVE), query=False), {"hourly": (FIVE,)}, "JFK", columns, WHERE)
+    with pytest.raises(StatefulPlanChanged, match=r"'hourly' .* shared a query with other stages in checkpoint 7 "):
+        check_divided_plans(held, {"hourly": (FIVE,)}, "JFK", columns, WHERE)
 
 
 def test_a_stage_without_a_function_of_its_own_is_defined_elsewhere() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dagster_checkpoints.pipeline import Chain, StageInput, TaskId
-from dagster_checkpoints.state import ChainMetadata, InputMetadata, StageMetadata, TaskSnapshot
-from dagster_checkpoints.state.recording import recorded_chains, recorded_stages
+from dagster_checkpoints.state import ChainMetadata, FusedSourceSnapshot, InputMetadata, StageMetadata, TaskSnapshot
+from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_stages
 from simulation.shapes import InputSpec, StageSpec, shape_of
 
 SHAPE = shape_of((StageSpec("bounded", 2), StageSpec("map", 2, (InputSpec(0, StageInput()),), sink=True)), chaining=False)
@@ -33,3 +33,14 @@ def test_the_stages_of_a_chain_finish_together() -> None:
     chain = Chain("s0", ("s0", "s1"), ("0", "1"))
     stages = recorded_stages(SHAPE.pipeline, [chain], [TaskId("s0", 1)])
     assert [(stage.finished, stage.fully_finished) for stage in stages] == [((1,), False)] * 2
+
+
+def test_a_fused_source_finishes_while_its_task_runs() -> None:
+    sources = [StageSpec("bounded", 1), StageSpec("unbounded", 1)]
+    reader = StageSpec("map", 1, tuple(InputSpec(n, StageInput(fuse=True)) for n in range(2)), sink=True)
+    shape = shape_of((*sources, reader), chaining=True)
+    assert [chain.stages for chain in shape.chains] == [("s0", "s1", "s2")]
+    snapshot = TaskSnapshot(fused=(FusedSourceSnapshot("s0", 0, ended=True), FusedSourceSnapshot("s1", 1)))
+    assert ended_sources([snapshot, TaskSnapshot()]) == {"s0"}
+    stages = recorded_stages(shape.pipeline, shape.chains, (), ended_sources([snapshot]))
+    assert [(stage.finished, stage.fully_finished) for stage in stages] == [((0,), True), ((), False), ((), False)]

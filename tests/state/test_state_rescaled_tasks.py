@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -10,7 +10,6 @@ from dagster_checkpoints.pipeline import ChannelId, TaskId
 from dagster_checkpoints.state import (
     ChannelSnapshot,
     InstancesChanged,
-    RestorePlan,
     TaskSnapshot,
     WatermarkAt,
     check_rescaling,
@@ -26,18 +25,13 @@ class StageOf:
     name: str
     instances: tuple[str, ...]
 
+    @property
+    def uid(self) -> str:
+        return self.name
+
 
 A, B = TaskId("a", 0), TaskId("b", 0)
-PLAN = RestorePlan(
-    checkpoint_id=7,
-    chains=(("a",), ("b",)),
-    finished_chains=(),
-    new_stages=(),
-    fully_finished=frozenset(),
-    finished=frozenset(),
-    after_finish=frozenset(),
-    tasks={A: TaskSnapshot(), B: TaskSnapshot(channels=(ChannelSnapshot("a[0]->b[0]", 4),))},
-)
+TASKS = {A: TaskSnapshot(), B: TaskSnapshot(channels=(ChannelSnapshot("a[0]->b[0]", 4),))}
 IN_FLIGHT = TaskSnapshot(
     channels=(
         ChannelSnapshot("a[1]->b[0]", 4, in_flight=(WatermarkAt(1),)),
@@ -55,30 +49,28 @@ def test_stages_with_other_instances_are_rescaled_and_those_that_come_or_go_are_
 
 
 def test_a_checkpoint_of_running_tasks_without_elements_in_flight_can_be_rescaled() -> None:
-    check_rescaling(PLAN, {"a", "b"})
+    check_rescaling(7, TASKS, (), {"a", "b"})
 
 
 def test_elements_in_flight_refuse_other_instances() -> None:
-    plan = replace(PLAN, tasks={A: TaskSnapshot(), B: IN_FLIGHT})
+    tasks = {A: TaskSnapshot(), B: IN_FLIGHT}
     with pytest.raises(InstancesChanged) as refused:
-        check_rescaling(plan, {"z", "y"})
+        check_rescaling(7, tasks, (), {"z", "y"})
     assert str(refused.value) == (
         "The instances of 'y', 'z' have changed, but checkpoint 7 holds elements in flight on a[0]->b[0], a[1]->b[0]. These "
         "belong to the instances that it was taken with: give the stages the same instances in the same order, or restore "
         "another checkpoint."
     )
-    check_rescaling(plan, ())
+    check_rescaling(7, tasks, (), ())
 
 
-@pytest.mark.parametrize("where", ["finished", "after_finish"])
-def test_an_instance_that_has_ended_refuses_other_instances_of_its_own_chain(where: str) -> None:
-    plan = replace(PLAN, **{where: frozenset({B, A})})
+def test_an_instance_that_has_ended_refuses_other_instances_of_its_own_chain() -> None:
     with pytest.raises(InstancesChanged, match=r"'b' have changed, but checkpoint 7 holds instances that have ended: b\[0\]\. "):
-        check_rescaling(plan, {"b"})
+        check_rescaling(7, TASKS, {B, A}, {"b"})
     with pytest.raises(InstancesChanged, match=r"ended: a\[0\], b\[0\]\. "):
-        check_rescaling(plan, {"b", "a"})
-    check_rescaling(plan, {"c"})
-    check_rescaling(plan, ())
+        check_rescaling(7, TASKS, {B, A}, {"b", "a"})
+    check_rescaling(7, TASKS, {B, A}, {"c"})
+    check_rescaling(7, TASKS, {B, A}, ())
 
 
 def held(ended: ChannelEnd, channel: str = "a[1]->b[0]") -> dict[str, ChannelSnapshot]:
@@ -90,22 +82,33 @@ CHANNEL = ChannelId("a", 1, "b", 0)
 
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("ended", ["none", "drain", "suspend", "partition"])
-def test_between_stages_that_keep_their_instances_the_end_of_a_channel_is_known_and_nothing_else(
-    ended: ChannelEnd, static: bool
-) -> None:
-    assert known_channel(CHANNEL, static, [held(ended), {}], {"c"}) == ChannelSnapshot("a[1]->b[0]", 0, ended=ended)
+def test_a_channel_between_stages_that_keep_their_instances_is_as_it_was(ended: ChannelEnd, static: bool) -> None:
+    known = ChannelSnapshot("a[1]->b[0]", 0, watermark=50, idle=True, ended=ended)
+    assert known_channel(CHANNEL, static, [held(ended), {}], {"c"}) == known
+    assert known_channel(ChannelId("a", 1, "b", 1), static, [held(ended), {}], {"c"}) is None, "another instance's channel"
 
 
-def test_a_task_that_keeps_its_instances_knows_its_own_channels_only() -> None:
-    second = ChannelId("a", 1, "b", 1)
-    assert known_channel(second, True, [held("drain"), held("none", "a[1]->b[1]")], {"c"}) == ChannelSnapshot("a[1]->b[1]", 0)
-    assert known_channel(second, True, [held("drain"), {}], {"c"}) is None
-
-
-@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("rescaled", [{"a"}, {"a", "b"}])
-def test_nothing_is_known_of_a_channel_from_a_rescaled_stage(rescaled: set[str], static: bool) -> None:
-    assert known_channel(CHANNEL, static, [held("drain")], rescaled) is None
+def test_of_a_sender_with_other_instances_the_earliest_watermark_is_known(rescaled: set[str]) -> None:
+    one = {"a[0]->b[0]": ChannelSnapshot("a[0]->b[0]", 9, watermark=70, idle=True)}
+    early = {"a[1]->b[1]": ChannelSnapshot("a[1]->b[1]", 9, watermark=40)}
+    third = ChannelId("a", 2, "b", 0)
+    assert known_channel(third, False, [one, early], rescaled) == ChannelSnapshot("a[2]->b[0]", 0, watermark=40)
+    silent = {"a[1]->b[1]": ChannelSnapshot("a[1]->b[1]", 9)}
+    assert known_channel(third, False, [one, silent], rescaled) == ChannelSnapshot("a[2]->b[0]", 0)
+    assert known_channel(third, False, [held("drain")], rescaled) is None, "its end is sent again"
+    assert known_channel(third, False, [{}], rescaled) is None
+
+
+def test_a_sender_that_is_matched_by_name_keeps_its_watermark() -> None:
+    before = [{f"a[{i}]->b[0]": ChannelSnapshot(f"a[{i}]->b[0]", 9, watermark=10 * i, idle=i == 1) for i in range(3)}]
+    origins = {"a": (2, None, 1)}
+    known = [known_channel(ChannelId("a", index, "b", 1), False, before, {"a", "b"}, origins) for index in range(3)]
+    assert known == [
+        ChannelSnapshot("a[0]->b[1]", 0, watermark=20),
+        None,
+        ChannelSnapshot("a[2]->b[1]", 0, watermark=10, idle=True),
+    ]
 
 
 @pytest.mark.parametrize("ended", ["drain", "partition"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from dagster_checkpoints.pipeline import (
     StageInput,
     TaskId,
     bounded_source,
+    build_chains,
     stage,
     unbounded_source,
 )
@@ -22,6 +24,7 @@ from dagster_checkpoints.state import (
     ChainMetadata,
     CheckpointMetadata,
     EnumeratorState,
+    FusedSourceSnapshot,
     InputMetadata,
     InputRowsGone,
     InputsChanged,
@@ -33,11 +36,14 @@ from dagster_checkpoints.state import (
     ParallelismTooHigh,
     PartlyFinishedUnionState,
     RestorePlan,
+    SinkRemoved,
+    SourcesChanged,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
     UnfinishedPredecessor,
     check_union_states,
+    fitted,
     validate_restore,
 )
 
@@ -46,6 +52,11 @@ from dagster_checkpoints.state import (
 class StageOf:
     name: str
     instances: tuple[str, ...]
+    split_interval: float | None = None
+
+    @property
+    def uid(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -190,11 +201,15 @@ def test_a_fully_finished_stage_may_be_removed() -> None:
     assert plan.finished == frozenset() == plan.fully_finished
 
 
-def test_instances_must_be_those_of_the_checkpoint() -> None:
-    pipeline, metadata = described("V0 p2 fin{1} -PW-> V1 p2")
-    changed = PipelineOf("p", (pipeline.stages[0], StageOf("V1", ("0", "1", "2"))), pipeline.edges)
-    with pytest.raises(InstancesChanged, match="Stage 'V1' has the instances '0', '1', '2'"):
-        validate_restore(changed, metadata)
+def test_an_instance_that_has_not_finished_must_not_be_left_out() -> None:
+    pipeline, metadata = described("V0 p2 fin{1} -ALL-> V1 p2")
+    for instances in (("1", "2"), ("1",)):
+        changed = PipelineOf("p", (StageOf("V0", instances), pipeline.stages[1]), pipeline.edges)
+        with pytest.raises(InstancesChanged, match="Stage 'V0' has no instance '0' any more"):
+            validate_restore(changed, metadata)
+    changed = PipelineOf("p", (StageOf("V0", ("9", "0")), pipeline.stages[1]), pipeline.edges)
+    plan = validate_restore(changed, metadata)
+    assert plan.tasks.keys() == {TaskId("V0", 0), TaskId("V0", 1), TaskId("V1", 0), TaskId("V1", 1)} and not plan.finished
 
 
 def test_a_fully_finished_stage_may_have_other_instances() -> None:
@@ -245,6 +260,18 @@ def test_the_number_of_key_groups_is_fixed(row: str, recorded: int, chosen: dict
 def test_key_groups_that_do_not_fit(row: str, recorded: int, chosen: int, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         validate_restore(*with_key_groups(row, recorded), max_parallelism={"V0": chosen})
+
+
+def test_a_source_does_not_become_a_split_source_nor_the_other_way_round() -> None:
+    pipeline, metadata = described("V0 p1; V1 p1 fin{0}")
+    splits = tuple(msgspec.structs.replace(stage, enumerator=EnumeratorState(("a",))) for stage in metadata.stages)
+    was_one = msgspec.structs.replace(metadata, stages=splits)
+    with pytest.raises(SourcesChanged, match="'V0' is not a split source, and was one in checkpoint 7"):
+        validate_restore(pipeline, was_one)
+    is_one = PipelineOf("p", tuple(dataclasses.replace(stage, split_interval=1.0) for stage in pipeline.stages), ())
+    with pytest.raises(SourcesChanged, match="'V0' is a split source, and was not one in checkpoint 7"):
+        validate_restore(is_one, metadata)
+    assert validate_restore(is_one, was_one).enumerators["V0"] == EnumeratorState(("a",))
 
 
 def test_an_enumerator_is_state_even_of_a_stage_that_has_fully_finished() -> None:
@@ -411,6 +438,10 @@ def test_the_order_of_inputs_does_not_matter() -> None:
 # The layout of chains
 
 
+def restored(pipeline: PipelineOf | Pipeline, metadata: CheckpointMetadata) -> RestorePlan:
+    return validate_restore(pipeline, fitted(pipeline, metadata))
+
+
 def chained(*edges: tuple[str, str]) -> tuple[PipelineOf, CheckpointMetadata]:
     """A checkpoint of the chain a -> b -> c, and a pipeline of these stages with the edges given."""
     names = ("a", "b", "c")
@@ -423,6 +454,46 @@ def chained(*edges: tuple[str, str]) -> tuple[PipelineOf, CheckpointMetadata]:
     return pipeline, CheckpointMetadata("p", 3, stages=recorded, chains=(ChainMetadata("a", names, {0: TaskSnapshot()}),))
 
 
+def fused(*edges: tuple[str, str], ended: bool = True) -> tuple[PipelineOf, CheckpointMetadata]:
+    """A checkpoint of the chain of the fused sources a and b, of c, which reads both, and of d; a has ended."""
+    names, read = ("a", "b", "c", "d"), edges or (("a", "c"), ("b", "c"), ("c", "d"))
+    stages = dict.fromkeys((*names, *(name for edge in edges for name in edge)))
+    pipeline = PipelineOf(
+        "p", tuple(StageOf(name, ("0",)) for name in stages), tuple(EdgeOf(s, t, EdgePattern.POINTWISE) for s, t in read)
+    )
+    recorded = [StageMetadata(name, 1, ("0",)) for name in names]
+    if ended:
+        recorded[0] = msgspec.structs.replace(recorded[0], finished=(0,), fully_finished=True)
+    sources = (FusedSourceSnapshot("a", 0, ended=ended), FusedSourceSnapshot("b", 1))
+    chain = ChainMetadata("a", names, {0: TaskSnapshot(fused=sources)})
+    return pipeline, CheckpointMetadata("p", 3, stages=tuple(recorded), chains=(chain,))
+
+
+def test_a_task_runs_on_after_one_of_its_fused_sources_has_finished() -> None:
+    plan = validate_restore(*fused())
+    assert (plan.chains, plan.finished_chains) == ((("a", "b", "c", "d"),), ())
+    assert (plan.fully_finished, plan.finished) == ({"a"}, frozenset())
+    assert plan.tasks[TaskId("a", 0)].ended_sources == {"a"}
+    assert validate_restore(*fused(ended=False)).fully_finished == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("edges", "words"),
+    [
+        ((("a", "c"), ("c", "d")), "now 'c' reads 'a'"),  # b is no source of it any more
+        ((("a", "c"), ("b", "c"), ("x", "c"), ("c", "d")), "now 'c' reads 'a', 'b', 'x'"),
+        (
+            (("a", "c"), ("b", "c"), ("c", "d"), ("b", "x")),
+            "now 'x' is new, and reads 'b', whose rows do not leave that query. The query's state",
+        ),
+        ((("a", "c"), ("a", "b"), ("b", "c"), ("c", "d")), "'b' and nothing else; now 'c' reads"),
+    ],
+)
+def test_a_chain_with_fused_sources_is_not_divided(edges: tuple[tuple[str, str], ...], words: str) -> None:
+    with pytest.raises(ChainLayoutChanged, match=re.escape(words)):
+        restored(*fused(*edges))
+
+
 def test_the_recorded_layout_is_used_again() -> None:
     assert validate_restore(*chained(("a", "b"), ("b", "c"))).chains == (("a", "b", "c"),)
 
@@ -433,48 +504,27 @@ def test_the_recorded_layout_is_used_again() -> None:
         ((("a", "c"), ("c", "b")), "'b' reads 'a' and nothing else; now 'b' reads 'c'"),
         ((("a", "b"), ("b", "c"), ("a", "c")), "now 'c' reads 'b', 'a'"),
         ((("a", "b"),), "now 'c' reads nothing"),
-        # Rows of a stage in the middle stay inside the query.
-        (
-            (("a", "b"), ("b", "c"), ("a", "d")),
-            "Stage 'd' is new, and reads 'a'. In checkpoint 3 of pipeline 'p' the stages a -> b",
-        ),
-        ((("a", "b"), ("b", "c"), ("b", "d")), "Let 'd' read 'c'"),
-        ((("a", "b"), ("b", "c"), ("b", "d")), "chaining=False"),
     ],
 )
 def test_a_chain_that_cannot_be_built_again(edges: tuple[tuple[str, str], ...], words: str) -> None:
     with pytest.raises(ChainLayoutChanged, match="a -> b -> c") as error:
-        validate_restore(*chained(*edges))
+        restored(*chained(*edges))
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_rows_of_a_stage_inside_a_chain_stay_inside_its_query(known: bool) -> None:
+def test_a_stage_that_read_others_does_not_divide_a_chain() -> None:
+    """The release that took the checkpoint did not record the inputs of `d`."""
     pipeline, metadata = chained(("a", "b"), ("b", "c"), ("b", "d"))
-    if known:  # by a release that did not record inputs
-        stages = (*metadata.stages, StageMetadata("d", 1, ("0",)))
-        chains = (*metadata.chains, ChainMetadata("d", ("d",), {0: TaskSnapshot()}))
-        metadata = CheckpointMetadata("p", 3, stages=stages, chains=chains)
+    stages = (*metadata.stages, StageMetadata("d", 1, ("0",)))
+    chains = (*metadata.chains, ChainMetadata("d", ("d",), {0: TaskSnapshot()}))
     with pytest.raises(ChainLayoutChanged) as error:
-        validate_restore(pipeline, metadata)
+        restored(pipeline, CheckpointMetadata("p", 3, stages=stages, chains=chains))
     assert str(error.value) == (
-        f"Stage 'd' {'reads' if known else 'is new, and reads'} 'b'. In checkpoint 3 of pipeline 'p' the stages a -> b -> c run "
-        "as one Spark query: what 'b' emits does not leave that query, and the query's state cannot be divided. Let 'd' read "
-        "'c', whose rows do leave it; or start the pipeline without this checkpoint (restore_from: none). With Pipeline(..., "
-        "chaining=False) from that start on, each stage has a query of its own, and a later restore may add stages behind any of "
-        "them."
+        "In checkpoint 3 of pipeline 'p' the stages a -> b -> c run as one Spark query; now 'd' reads 'b', whose rows do not "
+        "leave that query. The query's state cannot be divided for that: a stage would read other rows. Take the change back, or "
+        "start the pipeline without this checkpoint (restore_from: none). With Pipeline(..., chaining=False) from that start on, "
+        "each stage has a query of its own."
     )
-
-
-@pytest.mark.parametrize(
-    ("allow", "error", "words"),
-    [(False, NonRestoredState, "holds state of 'c'"), (True, ChainLayoutChanged, "'c' is no longer in the pipeline")],
-)
-def test_a_stage_taken_out_of_a_chain(allow: bool, error: type[Exception], words: str) -> None:
-    pipeline, metadata = chained(("a", "b"))
-    shorter = PipelineOf("p", pipeline.stages[:2], pipeline.edges)
-    with pytest.raises(error, match=words):
-        validate_restore(shorter, metadata, allow_non_restored_state=allow)
 
 
 def test_a_stage_is_added_behind_the_last_one_of_a_chain() -> None:
@@ -482,7 +532,7 @@ def test_a_stage_is_added_behind_the_last_one_of_a_chain() -> None:
     assert (plan.chains, plan.new_stages) == ((("a", "b", "c"),), ("d",))
 
 
-def test_a_chain_that_only_the_pipeline_itself_knows_to_be_impossible() -> None:
+def test_a_sink_inside_a_chain_divides_it() -> None:
     @unbounded_source(sink=object())
     def a(context: object) -> None: ...
 
@@ -492,8 +542,57 @@ def test_a_chain_that_only_the_pipeline_itself_knows_to_be_impossible() -> None:
     @stage(sink=object())
     def c(b: object) -> None: ...
 
-    with pytest.raises(ChainLayoutChanged, match=r"a -> b -> c run as one Spark query, .*; now 'a' has a sink. Take that change"):
-        validate_restore(Pipeline("p", [a, b, c]), chained()[1])
+    plan = restored(Pipeline("p", [a, b, c]), chained()[1])
+    assert (plan.chains, plan.divided) == ((("a",), ("b", "c")), dict.fromkeys("ab", ("a", "b", "c")))
+
+
+def test_stages_that_could_share_a_query_keep_theirs() -> None:
+    @unbounded_source
+    def a(context: object) -> None: ...
+
+    @stage(sink=object())
+    def b(a: object) -> None: ...
+
+    stages = tuple(StageMetadata(name, 1, ("0",)) for name in "ab")
+    chains = tuple(ChainMetadata(name, (name,), {0: TaskSnapshot()}) for name in "ab")
+    pipeline = Pipeline("p", [a, b])
+    assert build_chains(pipeline)[0].stages == ("a", "b")
+    assert restored(pipeline, CheckpointMetadata("p", 3, stages=stages, chains=chains)).chains == (("a",), ("b",))
+
+
+def test_a_finished_chain_with_a_sink_inside_does_not_run_as_one() -> None:
+    @bounded_source(sink=object())
+    def a(context: object) -> None: ...
+
+    @stage
+    def b(a: object) -> None: ...
+
+    @stage(sink=object())
+    def c(b: object) -> None: ...
+
+    pipeline, (_, metadata) = Pipeline("p", [a, b, c]), finished_chain(("a", "b"), ("b", "c"))
+    assert restored(pipeline, metadata).finished_chains == (("a",), ("b", "c"))
+    assert validate_restore(pipeline, metadata).finished_chains == (("a",), ("b",), ("c",))
+
+
+@pytest.mark.parametrize("waiting", [(), ("rows of checkpoint 3",)])
+def test_a_sink_that_is_removed(waiting: tuple[str, ...]) -> None:
+    @unbounded_source
+    def a(context: object) -> None: ...
+
+    @stage(sink=object())
+    def b(a: object) -> None: ...
+
+    held = TaskSnapshot({"a": StageInstanceSnapshot(transactions=waiting)})
+    chains = (ChainMetadata("a", ("a",), {0: held}), ChainMetadata("b", ("b",), {0: TaskSnapshot()}))
+    stages = tuple(StageMetadata(name, 1, ("0",)) for name in "ab")
+    metadata, pipeline = CheckpointMetadata("p", 3, stages=stages, chains=chains), Pipeline("p", [a, b])
+    if waiting:
+        with pytest.raises(SinkRemoved, match=r"Stage 'a' has no sink\. In checkpoint 3 of pipeline 'p' it has one"):
+            restored(pipeline, metadata)
+    else:
+        assert restored(pipeline, metadata).chains == (("a",), ("b",))
+    assert validate_restore(pipeline, metadata, allow_non_restored_state=True).chains == (("a",), ("b",))
 
 
 def finished_chain(*edges: tuple[str, str]) -> tuple[PipelineOf, CheckpointMetadata]:

@@ -31,6 +31,7 @@ from dagster_checkpoints.state import (
     UnfinishedPredecessor,
     decode,
     encode,
+    fitted,
     recorded_inputs,
     validate_restore,
 )
@@ -42,6 +43,11 @@ ALL, PW = EdgePattern.ALL_TO_ALL, EdgePattern.POINTWISE
 class StageOf:
     name: str
     instances: tuple[str, ...]
+    split_interval: float | None = None
+
+    @property
+    def uid(self) -> str:
+        return self.name
 
     @property
     def parallelism(self) -> int:
@@ -108,7 +114,7 @@ class Restores(RuleBasedStateMachine):
         upstream = data.draw(st.lists(st.sampled_from(readable), unique=True, max_size=2))
         edges = [EdgeOf(u, name, data.draw(st.sampled_from([ALL, PW, PW]))) for u in upstream if u]
         alike = pipeline.stage(edges[0].source).parallelism if edges and data.draw(st.integers(0, 3)) else None
-        stage = StageOf(name, tuple(map(str, range(alike or data.draw(st.integers(1, 3))))))
+        stage = StageOf(name, tuple(map(str, range(alike or data.draw(st.integers(1, 3))))), None if edges else 1.0)
         return pipeline.with_stage(stage, edges)
 
     def add_stage(self, data: st.DataObject) -> None:
@@ -175,7 +181,7 @@ class Restores(RuleBasedStateMachine):
                 stage.instances,
                 tuple(sorted(self.run.finished[stage.name])),
                 len(self.run.finished[stage.name]) == stage.parallelism,
-                enumerator=None if self.pipeline.inputs(stage.name) else EnumeratorState(("split",)),
+                enumerator=EnumeratorState(("split",)) if stage.split_interval is not None else None,
                 inputs=inputs[stage.name],
             )
             for stage in self.pipeline.stages
@@ -211,12 +217,16 @@ class Restores(RuleBasedStateMachine):
         metadata = self.checkpoint()
         changed = self.changed(data)
         expected = self.expected_error(changed, metadata, allow)
+        now = {stage.name: stage.instances for stage in changed.stages}
+        rescaled = any(now.get(stage.name, stage.instances) != stage.instances for stage in metadata.stages)
         try:
-            plan = validate_restore(changed, metadata, allow)
+            plan = validate_restore(changed, fitted(changed, metadata), allow)
         except RestoreError as error:
-            assert type(error) is expected, str(error)
+            assert type(error) in (expected, InstancesChanged if rescaled else None, InputsChanged if rescaled else None), str(
+                error
+            )
             return
-        assert expected is None
+        assert expected in (None, InputsChanged if rescaled else None), "one instance may read its inputs in another way"
         self.check_plan(changed, metadata, plan)
         self.pipeline = changed
         self.run.chains = [*plan.chains, *plan.finished_chains, *((name,) for name in plan.new_stages)]
@@ -251,7 +261,7 @@ class Restores(RuleBasedStateMachine):
             elif what == "instances" and names:
                 name = data.draw(st.sampled_from(names))
                 instances = tuple(map(str, range(data.draw(st.integers(1, 4)))))
-                stages = tuple(StageOf(name, instances) if stage.name == name else stage for stage in pipeline.stages)
+                stages = tuple(replace(stage, instances=instances) if stage.name == name else stage for stage in pipeline.stages)
                 pipeline = replace(pipeline, stages=stages)
         return pipeline
 
@@ -275,15 +285,20 @@ class Restores(RuleBasedStateMachine):
         if not allow and any(not stage.fully_finished or stage.enumerator for stage in gone):
             return NonRestoredState
         running = [stage for stage in recorded.values() if stage.name in present and not stage.fully_finished]
-        if any(pipeline.stage(stage.name).instances != stage.instances for stage in running):
-            return InstancesChanged
         for chain in self.run.chains:
             if rank(chain[0]) < 2 and set(chain) & present:
-                reads = [[edge.source for edge in pipeline.inputs(name)] for name in chain[1:]]
-                if not set(chain) <= present or reads != [[name] for name in chain[:-1]]:
+                left = [name for name in chain if name in present]
+                reads = [[edge.source for edge in pipeline.inputs(name)] for name in left[1:]]
+                if tuple(left) != chain[: len(left)] or reads != [[name] for name in left[:-1]]:
                     return ChainLayoutChanged
-                inner = list(pairwise(chain))
-                if any(e.source in chain[:-1] and (e.source, e.target) not in inner for e in pipeline.edges):
+                # New readers divide the chain behind the stages that they read, but not where rows would go other ways.
+                followed_by = dict(pairwise(left))
+                readers = [e for e in pipeline.edges if e.source in followed_by and followed_by[e.source] != e.target]
+                links = [e for e in pipeline.edges if followed_by.get(e.source) == e.target]
+                divided_behind = {e.source for e in readers}
+                if any(e.target in recorded for e in readers) or any(
+                    e.source in divided_behind and e.pattern is ALL for e in links
+                ):
                     return ChainLayoutChanged
 
         def read(by: PipelineOf, name: str) -> list[tuple[str, str]]:

@@ -91,9 +91,12 @@ class FaultyStore:
         self._reach()
         self.inner.put_file(key, path)
 
-    def copy_from(self, source: ObjectStore, source_key: str, key: str, size: int | None = None) -> bool:
+    def copy_from(
+        self, source: ObjectStore, source_key: str, key: str, size: int | None = None, *, etag: str = "", hashed: bool = False
+    ) -> bool:
         self._reach()
-        return self.inner.copy_from(source.inner if isinstance(source, FaultyStore) else source, source_key, key, size)
+        inner = source.inner if isinstance(source, FaultyStore) else source
+        return self.inner.copy_from(inner, source_key, key, size, etag=etag, hashed=hashed)
 
     def sibling(self, url: str) -> ObjectStore | None:
         sibling = self.inner.sibling(url)

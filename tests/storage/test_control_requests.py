@@ -192,7 +192,7 @@ def test_files_of_other_programs_are_not_touched(
     asker.ask(_request())
     for _ in range(2):
         assert _ids(owner.open_requests(3)) == ["one"]
-    assert len([record for record in caplog.records if "Ignoring" in record.message]) == 4
+    assert len([message for message in caplog.messages if "Ignoring" in message]) == 4
     assert store.get("flights/requests/readme.txt") == b"?"
 
 

@@ -10,7 +10,7 @@ from dagster_checkpoints.coordination.barriers.single import (
     AlignedWithTimeoutBarrierHandler,
     UnalignedBarrierHandler,
 )
-from dagster_checkpoints.coordination.barriers.tracking import TrackingBarrierHandler
+from dagster_checkpoints.coordination.barriers.tracking import MOST_TRACKED, TrackingBarrierHandler
 from dagster_checkpoints.coordination.config import CheckpointConfig
 
 
@@ -25,7 +25,7 @@ def create_barrier_handler(config: CheckpointConfig, channels: Iterable[str], *,
     Source: Flink's InputProcessorUtil.createCheckpointBarrierHandler.
     """
     if config.mode == "at_least_once":
-        return TrackingBarrierHandler(channels, ended=ended)
+        return TrackingBarrierHandler(channels, ended=ended, tracked=max(MOST_TRACKED, config.max_concurrent))
     if not config.unaligned:
         return AlignedBarrierHandler(channels, ended=ended)
     if config.overtakes_at_once:

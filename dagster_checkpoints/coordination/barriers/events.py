@@ -1,7 +1,6 @@
 """The events of a barrier handler, which the task's gate sends, and the actions that it asks the gate to perform. Values only.
 
-No run on Spark reaches what belongs to barriers that overtake yet: `BarrierAnnounced`, `AlignmentTick`, `StartSnapshot`,
-`ChannelCaptured`, `SnapshotInputsComplete`.
+No run on Spark reaches `BarrierAnnounced`: its tasks look at each element as soon as it has arrived.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exactly-once: one checkpoint at a time; a newer one aborts it. No run on Spark reaches the two handlers that overtake yet.
+"""Exactly-once: one checkpoint at a time; a newer one aborts it.
 
     idle ── first barrier ──> aligning ── barrier or end on every channel ──> TakeSnapshot, idle
                                   │
@@ -13,10 +13,9 @@ Source: FLIP-76; Flink's SingleCheckpointBarrierHandler and its states.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-
-from msgspec.structs import replace
+from typing import Any
 
 from dagster_checkpoints.coordination.barriers.channels import InputChannels
 from dagster_checkpoints.coordination.barriers.events import (
@@ -98,28 +97,35 @@ class _SingleCheckpointHandler:
             UnknownChannel: the event names a channel that the task does not have.
             UnexpectedEvent: it is none of a barrier handler's events.
         """
-        match event:
-            case BarrierReceived(channel, barrier):
-                self._channels.check(channel)
-                return self._barrier(barrier, received=channel)
-            case BarrierAnnounced(channel, barrier):
-                self._channels.check(channel)
-                return self._barrier(barrier, announced=channel) if self._may_overtake(barrier) else []
-            case TriggerReceived(barrier):
-                return self._barrier(barrier)
-            case CancellationReceived(channel, checkpoint_id):
-                if channel is None:
-                    return self._abort_notice(checkpoint_id)
-                self._channels.check(channel)
-                return self._cancel(checkpoint_id)
-            case EndOfPartitionReceived(channel):
-                self._channels.check(channel)
-                return self._end(channel)
-            case AlignmentTick(now):
-                deadline = self.next_deadline()
-                return self._overtake() if deadline is not None and now >= deadline else []
-            case _:
-                raise UnexpectedEvent(f"{event!r} is no event of a barrier handler. Feed it only what `BarrierEvent` lists.")
+        take = _TAKES.get(type(event))
+        if take is None:
+            raise UnexpectedEvent(f"{event!r} is no event of a barrier handler. Feed it only what `BarrierEvent` lists.")
+        return take(self, event)
+
+    def _received(self, event: BarrierReceived) -> list[BarrierAction]:
+        self._channels.check(event.channel)
+        return self._barrier(event.barrier, received=event.channel)
+
+    def _announced(self, event: BarrierAnnounced) -> list[BarrierAction]:
+        self._channels.check(event.channel)
+        return self._barrier(event.barrier, announced=event.channel) if self._may_overtake(event.barrier) else []
+
+    def _triggered(self, event: TriggerReceived) -> list[BarrierAction]:
+        return self._barrier(event.barrier)
+
+    def _cancelled(self, event: CancellationReceived) -> list[BarrierAction]:
+        if event.channel is None:
+            return self._abort_notice(event.checkpoint_id)
+        self._channels.check(event.channel)
+        return self._cancel(event.checkpoint_id)
+
+    def _ended(self, event: EndOfPartitionReceived) -> list[BarrierAction]:
+        self._channels.check(event.channel)
+        return self._end(event.channel)
+
+    def _tick(self, event: AlignmentTick) -> list[BarrierAction]:
+        deadline = self.next_deadline()
+        return self._overtake() if deadline is not None and event.now >= deadline else []
 
     def _barrier(
         self, barrier: CheckpointBarrier, *, received: str | None = None, announced: str | None = None
@@ -170,8 +176,7 @@ class _SingleCheckpointHandler:
         pending = self._pending
         assert pending is not None and pending.in_flight is None
         in_flight = self._channels.open - pending.aligned
-        unaligned = replace(pending.barrier, properties=replace(pending.barrier.properties, unaligned=True))
-        actions: list[BarrierAction] = [StartSnapshot(unaligned, self._channels.in_order(in_flight))]
+        actions: list[BarrierAction] = [StartSnapshot(pending.barrier.overtaking(), self._channels.in_order(in_flight))]
         actions += self._unblock(pending, last)
         pending.aligned.clear()
         pending.in_flight = in_flight
@@ -218,6 +223,16 @@ class _SingleCheckpointHandler:
         # The channel that brought the last barrier was never blocked.
         blocked = self._channels.in_order(pending.aligned - {last})
         return [UnblockChannels(blocked)] if blocked else []
+
+
+_TAKES: dict[type[object], Callable[[_SingleCheckpointHandler, Any], list[BarrierAction]]] = {
+    BarrierReceived: _SingleCheckpointHandler._received,
+    BarrierAnnounced: _SingleCheckpointHandler._announced,
+    TriggerReceived: _SingleCheckpointHandler._triggered,
+    CancellationReceived: _SingleCheckpointHandler._cancelled,
+    EndOfPartitionReceived: _SingleCheckpointHandler._ended,
+    AlignmentTick: _SingleCheckpointHandler._tick,
+}
 
 
 class AlignedBarrierHandler(_SingleCheckpointHandler):

@@ -12,6 +12,7 @@ from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.savepoints.recording import SavepointAsset, location_of
 from dagster_checkpoints.plugin.settings import KnownSettings
 from dagster_checkpoints.plugin.verification import VerificationReport, verify_savepoint
+from dagster_checkpoints.spark.session.spark_version import installed_version
 from dagster_checkpoints.storage import CheckpointStorage, InvalidKey, InvalidStorageUrl
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def savepoint_check(
                     description=f"Pipeline {pipeline.name!r} has no savepoint to restore from.",
                 )
             try:
-                report = verify_savepoint(storage, location, pipeline)
+                report = verify_savepoint(storage, location, pipeline, spark_version=installed_version())
             except (InvalidKey, InvalidStorageUrl) as error:  # the configured text cannot be a savepoint's location
                 raise dg.Failure(str(error), allow_retries=False) from None
         return _result(report)

@@ -15,9 +15,11 @@ import dagster as dg
 from dagster_checkpoints.control import StageStatus
 from dagster_checkpoints.pipeline import Pipeline, StageKind
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import RunningPipeline
+from dagster_checkpoints.plugin.stage_assets import reports_end
 from dagster_checkpoints.storage import ObjectInfo
 
 Argument = TypeVar("Argument")
+_AT_ONCE = 200
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def any_of(*conditions: DrainCondition) -> DrainCondition:
 def assets_materialized(*assets: dg.AssetKey | str | Sequence[str]) -> DrainCondition:
     """All these assets have been materialized since the pipeline's job began.
 
-    The job's beginning counts, not the run's: a run after a crash or a suspend continues the same job.
+    The job's beginning counts, not the run's: a run after a crash or a suspend continues the same job. If an asset is a stage of
+    another pipeline, the end of the stage counts, not the commits of its sink while it runs.
 
     Args:
         assets: The keys of the assets.
@@ -189,6 +192,19 @@ class _AnyOf(DrainCondition):
         return " or ".join(condition.describe() for condition in self.conditions)
 
 
+def _materialized_since(instance: dg.DagsterInstance, asset: dg.AssetKey, since: datetime) -> bool:
+    """Whether an asset has been materialized since a moment; the commits of a running stage do not count."""
+    wanted = dg.AssetRecordsFilter(asset_key=asset, after_timestamp=since.timestamp())
+    cursor: str | None = None
+    while True:
+        page = instance.fetch_materializations(wanted, limit=_AT_ONCE, cursor=cursor)
+        if any(record.asset_materialization is not None and reports_end(record.asset_materialization) for record in page.records):
+            return True
+        if not page.has_more:
+            return False
+        cursor = page.cursor
+
+
 @dataclass(frozen=True)
 class _AssetsMaterialized(DrainCondition):
     assets: tuple[dg.AssetKey, ...]
@@ -197,8 +213,7 @@ class _AssetsMaterialized(DrainCondition):
         since = at.running.job_started_at
         missing = []
         for asset in self.assets:
-            newest = at.instance.fetch_materializations(asset, limit=1).records
-            if not newest or newest[0].timestamp < since.timestamp():
+            if not _materialized_since(at.instance, asset, since):
                 missing.append(asset.to_user_string())
         if missing:
             return ConditionResult(

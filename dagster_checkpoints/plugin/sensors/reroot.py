@@ -21,7 +21,7 @@ from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     request_id,
     skip,
 )
-from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, NotAPipelineAssetError, stage_keys
+from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, NotAPipelineAssetError, reports_end, stage_keys
 
 ATTEMPTS = 5
 _NEWEST = 50
@@ -153,7 +153,7 @@ def _finished_since(
 
     Returns:
         The newest storage id of each stage; and the storage ids of the materializations since, by run and stage. Without a
-        memory only the newest few are read: a stage is materialized once in a run.
+        memory only the newest few are read: the end of a stage is its last materialization in a run.
     """
     newest: dict[str, int] = dict(seen)
     finished: dict[str, dict[str, int]] = {}
@@ -164,8 +164,9 @@ def _finished_since(
             newest[stage] = records[0].storage_id
         for record in records:
             materialized = record.asset_materialization
-            # A new run materializes stages again that were restored as finished; these change no root.
-            if materialized is not None and FINISHED_BEFORE not in materialized.metadata:
+            # A new run materializes stages again that were restored as finished, and commits materialize running stages: these
+            # change no root.
+            if materialized is not None and FINISHED_BEFORE not in materialized.metadata and reports_end(materialized):
                 finished.setdefault(record.run_id, {}).setdefault(stage, record.storage_id)
     return newest, finished
 

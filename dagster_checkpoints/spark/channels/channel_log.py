@@ -12,11 +12,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.pipeline import ChannelId
+from dagster_checkpoints.spark.files.work_path import WorkPath, size_of
 
 
 class SegmentFiles:
@@ -25,13 +26,17 @@ class SegmentFiles:
     Args:
         files: The files.
         rows: The number of rows in them.
-        size: Their size in bytes.
+        sizes: The size of each file in bytes.
+
+    Attributes:
+        size: The size of all files in bytes.
     """
 
-    def __init__(self, files: tuple[Path, ...], rows: int, size: int) -> None:
+    def __init__(self, files: tuple[WorkPath, ...], rows: int, sizes: tuple[int, ...]) -> None:
         self.files = files
         self.rows = rows
-        self.size = size
+        self.sizes = sizes
+        self.size = sum(sizes)
         self._holders = 0
         self._lock = threading.Lock()
 
@@ -45,7 +50,8 @@ class SegmentFiles:
             last = self._holders == 0
         if last:
             for file in self.files:
-                file.unlink(missing_ok=True)
+                with suppress(OSError):  # what stays is removed with the attempt's directory
+                    file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ class Channel:
                 position += 1
             return position
 
-    def files(self, first: int, last: int) -> list[Path]:
+    def files(self, first: int, last: int) -> list[WorkPath]:
         """The Parquet files of the records from position `first` up to, not including, position `last`."""
         with self._changed:
             elements = [self._elements[i - self._first] for i in range(max(first, self._first), last)]
@@ -147,6 +153,6 @@ class Channel:
             self._changed.notify_all()
 
 
-def segment_of(files: Iterable[Path], rows: int) -> SegmentFiles:
+def segment_of(files: Iterable[WorkPath], rows: int) -> SegmentFiles:
     paths = tuple(files)
-    return SegmentFiles(paths, rows, sum(file.stat().st_size for file in paths))
+    return SegmentFiles(paths, rows, tuple(size_of(file) for file in paths))

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.pipeline import Chain, ChannelGroup, Pipeline, TaskId, channel_groups
 from dagster_checkpoints.spark.channels.channel_log import Channel, Records, SegmentFiles
 from dagster_checkpoints.spark.channels.outputs import OutputEdge
 from dagster_checkpoints.spark.channels.segments import Split
+from dagster_checkpoints.spark.files.work_folder import WorkFolder
+from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.state import (
     Segment,
     StateFile,
     TaskSnapshot,
-    default_max_parallelism,
 )
 
 
@@ -30,6 +30,7 @@ class Wiring:
         chains: The chains of the attempt.
         snapshots: The snapshots of the restored tasks: a channel starts at its consumer's position.
         finished: The tasks that do not run again: their output channels have ended.
+        key_groups: By stage, its number of key groups.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Wiring:
         chains: Sequence[Chain],
         snapshots: Mapping[TaskId, TaskSnapshot],
         finished: frozenset[TaskId],
+        key_groups: Mapping[str, int],
     ) -> None:
         self._finished = finished
         self._inputs: dict[TaskId, list[tuple[TaskId, Channel]]] = defaultdict(list)
@@ -51,7 +53,7 @@ class Wiring:
                     opened.append(Channel(identity, positions.get(str(identity), 0)))
                     self._inputs[consumer].append((group.producer, opened[-1]))
             if opened:
-                self._outputs[group.producer].append(_output_edge(group, tuple(opened)))
+                self._outputs[group.producer].append(_output_edge(group, tuple(opened), key_groups[group.edge.target]))
 
     def into(self, consumer: TaskId, input_name: str) -> tuple[Channel, ...]:
         """The channels of one input of a task."""
@@ -65,15 +67,15 @@ class Wiring:
         self,
         task: TaskId,
         snapshot: TaskSnapshot | None,
-        folder: Path,
-        fetch: Callable[[Sequence[StateFile], Path], Path],
+        folder: WorkFolder,
+        fetch: Callable[[Sequence[StateFile], WorkFolder], WorkPath],
     ) -> None:
         """Append to the task's input channels what they begin with: elements in flight, and the end after a finished producer."""
         saved = {c.channel: c.in_flight for c in snapshot.channels} if snapshot else {}
         for producer, channel in self._inputs[task]:
             elements = first_elements(saved.get(str(channel.id), ()), producer in self._finished)
             files = [f for e in elements if isinstance(e, Segment) for f in e.files]
-            root = fetch(files, folder) if files else folder
+            root = fetch(files, folder) if files else folder.work
             for element in elements:
                 channel.append(Records(restored_segment(element, root)) if isinstance(element, Segment) else element)
 
@@ -83,16 +85,16 @@ class Wiring:
                 channel.close()
 
 
-def _output_edge(group: ChannelGroup, channels: tuple[Channel, ...]) -> OutputEdge:
+def _output_edge(group: ChannelGroup, channels: tuple[Channel, ...], key_groups: int) -> OutputEdge:
     split = None
     if not group.static and len(channels) > 1:
-        split = Split(len(channels), group.key, default_max_parallelism(len(channels)))
+        split = Split(len(channels), group.key, key_groups)
     return OutputEdge(group.edge.target, channels, split, group.static)
 
 
-def restored_segment(segment: Segment, root: Path) -> SegmentFiles:
+def restored_segment(segment: Segment, root: WorkPath) -> SegmentFiles:
     """A segment of a checkpoint whose files were fetched below `root`."""
     files = tuple(root / file.path for file in segment.files)
-    restored = SegmentFiles(files, segment.rows, sum(file.size for file in segment.files))
+    restored = SegmentFiles(files, segment.rows, tuple(file.size for file in segment.files))
     restored.hold()
     return restored

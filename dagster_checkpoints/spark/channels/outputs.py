@@ -7,13 +7,13 @@ It must not know queries, gates or the life cycle.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.spark.channels.channel_log import Channel, LoggedElement, Records, SegmentFiles
 from dagster_checkpoints.spark.channels.segments import Split, write_segment, write_split_segments
+from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class TaskOutput:
 
     def __init__(
         self,
-        folder: Path,
+        folder: WorkPath,
         edges: Sequence[OutputEdge],
         to_sink: Callable[[SegmentFiles, int], None] | None,
         max_queued_bytes: int,
@@ -68,7 +68,13 @@ class TaskOutput:
     def channels(self) -> tuple[Channel, ...]:
         return tuple(channel for edge in self._edges for channel in edge.channels)
 
-    def write(self, batch: DataFrame, batch_id: int, process: Callable[[SegmentFiles], DataFrame | None] | None = None) -> int:
+    def write(
+        self,
+        batch: DataFrame,
+        batch_id: int,
+        process: Callable[[SegmentFiles], DataFrame | None] | None = None,
+        observe: Callable[[Iterable[SegmentFiles]], None] | None = None,
+    ) -> int:
         """Evaluate a micro-batch and emit it. Returns the number of rows emitted.
 
         Args:
@@ -76,13 +82,19 @@ class TaskOutput:
             batch_id: Spark's number of the micro-batch, or the first free number for the rows that `finish` returned.
             process: The stage's `process_batch`: takes the written batch, and returns the rows to emit instead; None to emit
                 nothing.
+            observe: Takes the files of the batch, before it is processed or emitted.
         """
         only = self._edges[0] if len(self._edges) == 1 and self._to_sink is None and process is None else None
         if only is not None and only.split is not None:
-            return self._emit_split(only, write_split_segments(batch, self._next_folder(), only.split))
+            parts = write_split_segments(batch, self._next_folder(), only.split)
+            if observe is not None:
+                observe(parts.values())
+            return self._emit_split(only, parts)
         segment = write_segment(batch, self._next_folder())
+        if observe is not None and segment is not None:
+            observe((segment,))
         if process is not None:
-            whole = segment or SegmentFiles((), 0, 0)
+            whole = segment or SegmentFiles((), 0, ())
             whole.hold()
             processed = process(whole)
             segment = None if processed is None else write_segment(processed, self._next_folder())
@@ -122,6 +134,11 @@ class TaskOutput:
         for channel in self.channels:
             channel.append(element)
 
+    @property
+    def is_held_back(self) -> bool:
+        """Whether a consumer has too many unread bytes."""
+        return not all(c.wait_below(self._max_queued_bytes, 0) for e in self._edges if not e.static for c in e.channels)
+
     def wait_for_consumers(self, give_up: Callable[[], bool]) -> None:
         """Back-pressure: wait while a consumer has too many unread bytes. No lock is held, so a barrier can pass."""
         for edge in self._edges:
@@ -129,5 +146,5 @@ class TaskOutput:
                 while not give_up() and not channel.wait_below(self._max_queued_bytes, BACKPRESSURE_POLL_SECONDS):
                     pass
 
-    def _next_folder(self) -> Path:
+    def _next_folder(self) -> WorkPath:
         return self._folder / f"{next(self._number):06d}"

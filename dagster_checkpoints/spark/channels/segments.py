@@ -7,17 +7,16 @@ Spark still reports success. So the files must hold as many rows as Spark's writ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles, segment_of
+from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, rows_of, url
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.readwriter import DataFrameWriter
 
 COMPRESSION = "lz4_raw"  # a segment is read once and deleted: speed matters more than size
@@ -46,11 +45,16 @@ class Split:
         """A row's consumer index, as a Spark expression. With a key it is that of `state.owner_of` (PROTOCOL 8.3)."""
         if self.key is None:
             return F.pmod(F.monotonically_increasing_id(), F.lit(self.parallelism)).cast("int")
-        group = F.pmod(F.hash(F.col(f"`{self.key}`")), F.lit(self.key_groups))
+        group = key_group(F.col(f"`{self.key}`"), self.key_groups)
         return F.floor(group * F.lit(self.parallelism) / F.lit(self.key_groups)).cast("int")
 
 
-def write_segment(batch: DataFrame, folder: Path) -> SegmentFiles | None:
+def key_group(column: Column, groups: int) -> Column:
+    """The key group of a column's value, as a Spark expression: by Spark's hash, with another number than its partitions."""
+    return F.pmod(F.hash(column), F.lit(groups))
+
+
+def write_segment(batch: DataFrame, folder: WorkPath) -> SegmentFiles | None:
     """Evaluate a micro-batch once into Parquet files below `folder`. Returns None if it has no rows.
 
     Raises:
@@ -62,7 +66,7 @@ def write_segment(batch: DataFrame, folder: Path) -> SegmentFiles | None:
     return segment
 
 
-def write_split_segments(batch: DataFrame, folder: Path, split: Split) -> dict[int, SegmentFiles]:
+def write_split_segments(batch: DataFrame, folder: WorkPath, split: Split) -> dict[int, SegmentFiles]:
     """Evaluate a micro-batch into one segment per consumer index; an index without rows is left out.
 
     Raises:
@@ -78,7 +82,7 @@ def write_split_segments(batch: DataFrame, folder: Path, split: Split) -> dict[i
     return segments
 
 
-def _write(batch: DataFrame, folder: Path, *partition_by: str) -> int:
+def _write(batch: DataFrame, folder: WorkPath, *partition_by: str) -> int:
     """Write the files. Returns the number of rows that Spark has counted while writing."""
     writer = batch.write.format("parquet").mode("overwrite").option("compression", COMPRESSION)
     writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
@@ -89,7 +93,7 @@ def _write(batch: DataFrame, folder: Path, *partition_by: str) -> int:
     return _execute(batch, writer, folder)
 
 
-def _execute(batch: DataFrame, writer: DataFrameWriter, folder: Path) -> int:
+def _execute(batch: DataFrame, writer: DataFrameWriter, folder: WorkPath) -> int:
     """Do the two steps of `writer.save(folder)`: that call discards the execution, and with it the row count.
 
     Each writing task sends its count with its result, so the sum costs nothing and is known when the command has returned; an
@@ -97,7 +101,7 @@ def _execute(batch: DataFrame, writer: DataFrameWriter, folder: Path) -> int:
     """
     jvm = batch.sparkSession._jvm
     assert jvm is not None
-    command = writer._jwrite.saveCommand(jvm.scala.Option.apply(str(folder)))
+    command = writer._jwrite.saveCommand(jvm.scala.Option.apply(url(folder)))
     state = batch._jdf.sparkSession().sessionState()
     execution = state.executePlan(command, getattr(state, "executePlan$default$2")())
     execution.assertCommandExecuted()
@@ -123,7 +127,7 @@ def _write_node(plan: Any) -> Any:
     return plan
 
 
-def _check_rows(folder: Path, written: int, found: int) -> None:
+def _check_rows(folder: WorkPath, written: int, found: int) -> None:
     if written != found:
         raise SegmentRowsError(
             f"expected {written} rows in the files of a batch in {folder}, as many as Spark has written, found {found}. An "
@@ -133,10 +137,12 @@ def _check_rows(folder: Path, written: int, found: int) -> None:
         )
 
 
-def _collect(folder: Path) -> SegmentFiles | None:
+def _collect(folder: WorkPath) -> SegmentFiles | None:
     files, rows = [], 0
-    for file in sorted(folder.glob("*.parquet")) if folder.exists() else ():
-        count = pq.read_metadata(file).num_rows
+    for file in sorted(entries_of(folder), key=lambda entry: entry.name):
+        if not file.name.endswith(".parquet"):
+            continue
+        count = rows_of(file)
         if count:
             files.append(file)
             rows += count

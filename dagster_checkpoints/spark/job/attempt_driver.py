@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import JobMachineEvent
 from dagster_checkpoints.execution.job_requests import SourceInstance
 from dagster_checkpoints.execution.messages import TaskMessage
+from dagster_checkpoints.execution.split_enumerators import enumerator_starts
 from dagster_checkpoints.execution.trace import Recorder
 from dagster_checkpoints.pipeline import Pipeline, TaskId
 from dagster_checkpoints.sinks import SinkError
@@ -28,6 +29,7 @@ from dagster_checkpoints.spark.job.job_messages import Item, failure_of
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.spark.job.spark_start import prove_work_directory, start_spark
+from dagster_checkpoints.spark.job.split_discovery import SplitDiscovery
 from dagster_checkpoints.spark.session.spark_session import check_session
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
@@ -93,6 +95,7 @@ class AttemptDriver:
         self._log = log
         self._spark: SparkSession | None = None
         self._attempts: Attempts | None = None
+        self._discovery: SplitDiscovery | None = None
 
     @property
     def spark(self) -> SparkSession:
@@ -109,17 +112,20 @@ class AttemptDriver:
         """
         ownership = self._storage.ownership
         assert ownership is not None
-        self._work.clear(ownership.epoch, own=False)
         self._spark = spark = start_spark(self._session, self._on_event)
         check_session(spark)
+        self._work.open(spark)
+        self._work.clear(ownership.epoch, own=False)
         prove_work_directory(
             spark,
             self._work,
+            self._storage.store,
             ownership.epoch,
             named=self._options.work_directory_named,
             check_canceled=self._check_canceled,
             log=self._log,
         )
+        self._discovery = SplitDiscovery(self._pipeline, spark, self._options.assets, self._log, self._items.put)
         self._attempts = Attempts(
             self._pipeline,
             spark,
@@ -140,7 +146,7 @@ class AttemptDriver:
         return self._attempts is not None
 
     def deploy(self, action: do.Deploy, restored: Restored | None, job_id: int) -> JobMachineEvent:
-        """Build the tasks of an attempt.
+        """Build the tasks of an attempt, or of the part of it that restarts.
 
         Args:
             action: The machine's action, with the attempt's number.
@@ -153,16 +159,29 @@ class AttemptDriver:
         assert self._attempts is not None
         began = time.monotonic()
         try:
-            deployment = self._attempts.deploy(action.attempt, restored, job_id, action.ended_sources)
+            if action.vertices is not None:
+                for task in self._tasks_of(action.vertices):
+                    task.parts.folder.remove()
+            deployment = self._attempts.deploy(action, restored, job_id)
         except (CorruptStateFile, MissingStateFile) as error:
             return on.DeployFailed(failure_of(error), unusable=True)
-        except (StageError, StorageUnavailable) as error:
+        except (StageError, StorageUnavailable, OSError) as error:  # OSError: of the work directory, such as a full disk
             return on.DeployFailed(failure_of(error), may_pass=True)
+        if action.vertices is not None and self.deployment is not None:
+            deployment = self.deployment.with_restarted(deployment, action.vertices)
         self.deployment, self.seconds = deployment, time.monotonic() - began
-        return on.Deployed(deployment.graph, deployment.finished, self._sources(deployment))
+        known = restored.plan.enumerators if restored is not None else {}
+        held = {task.id: task.machine.splits.held for task in self._tasks_of(action.vertices) if task.machine.splits is not None}
+        enumerators = enumerator_starts(self._pipeline, deployment.finished, known, held)
+        return on.Deployed(deployment.graph, deployment.finished, self._sources(deployment), enumerators)
+
+    def _tasks_of(self, vertices: Set[str] | None) -> list[Task]:
+        """The tasks of these chains; None for all chains."""
+        assert self.deployment is not None
+        return [task for task in self.deployment.tasks.values() if vertices is None or task.id.vertex in vertices]
 
     def _sources(self, deployment: Deployment) -> tuple[SourceInstance, ...]:
-        chain_of = {chain.stages[0]: chain for chain in deployment.chains}
+        chain_of = {name: chain for chain in deployment.chains for name in chain.stages}
         return tuple(
             SourceInstance(stage.name, instance, TaskId(chain_of[stage.name].name, index))
             for stage in self._pipeline.stages
@@ -170,8 +189,8 @@ class AttemptDriver:
             for index, instance in enumerate(stage.instances)
         )
 
-    def start(self) -> JobMachineEvent | None:
-        """Start the tasks. Returns a failure after which another attempt may succeed; None if there is none.
+    def start(self, vertices: Set[str] | None) -> JobMachineEvent | None:
+        """Start the tasks of these chains, None for all. Returns a failure after which another attempt may succeed, or None.
 
         Raises:
             Exception: An error that ends the job.
@@ -181,9 +200,14 @@ class AttemptDriver:
             self.deployment.settle_finished_sinks()
         except SinkError as error:
             return on.StartFailed(failure_of(error))
-        for task in self.deployment.tasks.values():
+        for task in self._tasks_of(vertices):
             task.start()
         return None
+
+    def discover(self, action: do.DiscoverSplits) -> None:
+        """Begin to find the splits of a source."""
+        assert self._discovery is not None
+        self._discovery.begin(action)
 
     def send(self, tasks: Collection[TaskId], message: TaskMessage) -> None:
         """Put a message into the mailboxes of these tasks."""
@@ -191,15 +215,24 @@ class AttemptDriver:
         for task in tasks:
             self.deployment.tasks[task].send(message)
 
-    def stop(self, finished: Collection[TaskId]) -> None:
-        """Cancel the tasks that have not finished, and wait for all of them."""
-        assert self.deployment is not None
-        tasks: list[Task] = list(self.deployment.tasks.values())
+    def stop(self, finished: Collection[TaskId], vertices: Set[str] | None = None) -> None:
+        """Cancel the tasks that have not finished, and wait for all of them.
+
+        Args:
+            finished: The tasks that have finished.
+            vertices: The chains whose tasks are stopped; None for all.
+        """
+        assert self._discovery is not None
+        self._discovery.stop(vertices)
+        tasks = self._tasks_of(vertices)
         unfinished = [task for task in tasks if task.id not in finished]
         for task in unfinished:
             task.cancel()
-        if unfinished:
+        if unfinished and vertices is None:
             self.spark.sparkContext.cancelAllJobs()
+        elif unfinished:
+            for task in unfinished:
+                self.spark.sparkContext.cancelJobsWithTag(task.job_tag)
         deadline = time.monotonic() + CANCEL_SECONDS
         for task in tasks:
             if not task.join(max(0.1, deadline - time.monotonic())):

@@ -10,26 +10,35 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
-from dagster_checkpoints.pipeline import Chain, FunctionStage, Pipeline, StageKind, TaskId
+from dagster_checkpoints.pipeline import Chain, FunctionStage, Pipeline, StageKind, TaskId, fused_in
 from dagster_checkpoints.spark.channels.channel_wiring import Wiring
 from dagster_checkpoints.spark.errors import RestoredSchemaError
+from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_types import not_written
+from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage, stand_in
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe, reads_watermarks
 from dagster_checkpoints.spark.query.query_gate import QueryGate
-from dagster_checkpoints.spark.query.restored_plans import check_restored_plan, recorded_sources
+from dagster_checkpoints.spark.query.restored_plans import check_restored_plan, recorded_sources, with_ended_sources
+from dagster_checkpoints.spark.query.routed_keys import operators_without
 from dagster_checkpoints.spark.query.stage_calls import open_stage
-from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, stream_dataframe, table_dataframe
+from dagster_checkpoints.spark.query.stage_inputs import (
+    EventTime,
+    StreamInput,
+    stream_dataframe,
+    table_dataframe,
+    without_event_time,
+)
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.channel_task import TaskInput
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
+from dagster_checkpoints.state import InstancesChanged, TaskSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -93,20 +102,33 @@ class AttemptPlans:
             StatefulPlanChanged, SourcesChanged: The restored state belongs to another plan.
         """
         has_static = any(i.static for i in inputs)
-        plan = self._analyse(chain, index, inputs) if has_static else self.build(instances, inputs, {})
+        fused = fused_in(self._pipeline, chain.stages)
+        stand_ins = self._stand_ins(chain, index) if fused else None
+        plan = self._analyse(chain, index, inputs) if has_static else self.build(instances, inputs, {}, stand_ins)
         self._record_schema(chain, index, plan.schema)
-        described = describe(plan)
+        self.schemas.update({name: without_event_time(frame.schema) for name, frame in plan.outputs.items() if name in fused})
+        described = with_ended_sources(describe(plan), self._snapshot(chain, index))
         if self._restored is not None:
-            allowed = self._allow_changed_plan
             check_restored_plan(
-                self._pipeline, self._restored.metadata, chain, index, described, allow_changed_plan=allowed, log=self._log
+                self._pipeline,
+                self._restored.metadata,
+                chain,
+                index,
+                described,
+                self._whole(chain, index),
+                allow_changed_plan=self._allow_changed_plan,
+                log=self._log,
             )
         if not inputs:
             _check_batch_source(instances, plan)
         return plan, described
 
     def build(
-        self, instances: Sequence[StageInstance], inputs: Sequence[TaskInput], tables: Mapping[str, Sequence[Path]]
+        self,
+        instances: Sequence[StageInstance],
+        inputs: Sequence[TaskInput],
+        tables: Mapping[str, Sequence[WorkPath]],
+        stand_ins: Mapping[str, DataFrame] | None = None,
     ) -> plans.QueryPlan:
         """The plan of an instance of a chain, from its stages' functions.
 
@@ -114,6 +136,7 @@ class AttemptPlans:
             instances: The instances of the chain's stages, opened.
             inputs: The inputs of the chain's first stage.
             tables: The files of the static inputs, by input; a static input without an entry is empty.
+            stand_ins: For each fused source that has ended, the DataFrame in its place; None for a chain without fused sources.
 
         Raises:
             StageError, RefusedAtStage: Spark does not accept the plan.
@@ -124,13 +147,13 @@ class AttemptPlans:
         calls = [instance.call for instance in instances]
         carried = {i.name: self._event_time(i) for i in inputs}
         frames = {i.name: self._frame(i, tables, carried[i.name]) for i in inputs}
-        plan = plans.build_plan(self._pipeline, calls, frames)
+        plan = plans.build_plan(self._pipeline, calls, frames, stand_ins)
         for text in plan.warnings:
             if text not in self._warned:
                 self._warned.add(text)
                 self._log.warning("%s", text)
         functions = all(isinstance(i.stage, FunctionStage) for i in instances)  # functions may be called twice
-        if known is None:
+        if not known:  # also a part of a query that was divided: it has read no source yet
             without_watermarks = plans.keeps_no_state(plan)
         else:  # a query that is restored keeps its sources
             without_watermarks = not reads_watermarks(known) and not describe(plan).keeps_state
@@ -138,6 +161,28 @@ class AttemptPlans:
             frames = {i.name: self._frame(i, tables, None) for i in inputs}
             return replace(plans.build_plan(self._pipeline, calls, frames), takes_watermark=False)
         return plan
+
+    def _whole(self, chain: Chain, index: int) -> PlanDescription | None:
+        """The plan of the recorded chain of which a chain is a part, as the one query that it was; None if it is no part."""
+        assert self._restored is not None
+        stages = self._restored.plan.divided.get(chain.name)
+        if stages is None:
+            return None
+        known = {stage.name for stage in self._pipeline.stages}
+        present = [name for name in stages if name in known]
+        whole = Chain(present[0], tuple(present), chain.instances)
+        return describe(self._analyse(whole, index, self.inputs(whole, index)))
+
+    def _snapshot(self, chain: Chain, index: int) -> TaskSnapshot | None:
+        """The snapshot that a task is restored from; None without one."""
+        return self._restored.plan.tasks.get(TaskId(chain.name, index)) if self._restored else None
+
+    def _stand_ins(self, chain: Chain, index: int) -> dict[str, DataFrame]:
+        """What stands in for the fused sources that have ended; their recorded schemas are known after this call."""
+        snapshot = self._snapshot(chain, index)
+        ended = snapshot.ended_sources if snapshot is not None else frozenset()
+        self.schemas.update({name: self._recorded_schema(name) for name in ended})
+        return {name: stand_in(self._sources, self._pipeline.stage(name), self.schemas[name]) for name in ended}
 
     def _event_time(self, task_input: TaskInput) -> EventTime | None:
         """The event time of a streaming input that carries a watermark; None for other inputs."""
@@ -149,23 +194,26 @@ class AttemptPlans:
 
     def _analyse(self, chain: Chain, index: int, inputs: Sequence[TaskInput]) -> plans.QueryPlan:
         """The plan with empty static inputs, which shows errors and the schema before anything runs."""
-        trial = [self._instance(name, index, OperatorStateStore()) for name in chain.stages]
+        fused = fused_in(self._pipeline, chain.stages)
+        stand_ins = self._stand_ins(chain, index) if fused else None
+        names = [name for name in chain.stages if stand_ins is None or name not in stand_ins]
+        trial = [self._instance(name, index, OperatorStateStore()) for name in names]
         for instance in trial:
             open_stage(instance.call)
         try:
-            return self.build(trial, inputs, {})
+            return self.build(trial, inputs, {}, stand_ins)
         finally:
             for instance in trial:
                 instance.stage.close()
 
-    def _frame(self, task_input: TaskInput, tables: Mapping[str, Sequence[Path]], event_time: EventTime | None) -> DataFrame:
+    def _frame(self, task_input: TaskInput, tables: Mapping[str, Sequence[WorkPath]], event_time: EventTime | None) -> DataFrame:
         schema = self.schemas[task_input.name]
         if task_input.static:
             return table_dataframe(self._spark, schema, tables.get(task_input.name, ()))
         return stream_dataframe(
             self._sources,
             StreamInput(
-                name=task_input.name,
+                uid=self._pipeline.stage(task_input.name).uid,
                 schema=schema,
                 gate=task_input.gate,
                 channels={str(c.id): c for c in task_input.channels},
@@ -194,6 +242,31 @@ class AttemptPlans:
             for name, how in head.inputs.items()
         )
 
+    def routed_key_type(self, chain: Chain, index: int, plan: plans.QueryPlan, key: str) -> DataType:
+        """The type of the column by which the rows of a chain's inputs are routed to its instances.
+
+        Args:
+            chain: The chain.
+            index: The index of its instance.
+            plan: The instance's plan.
+            key: The column.
+
+        Raises:
+            InstancesChanged: The query keeps state that does not belong to the column, and so cannot be moved with it.
+        """
+        head = self._pipeline.stage(chain.stages[0])
+        kinds = {self.schemas[name][key].dataType for name, how in head.inputs.items() if how.mode == "stream"}
+        others = operators_without(plan, key)
+        if others or len(kinds) > 1:
+            found = f"an operator with another key: {', '.join(others)}" if others else f"the types {sorted(map(str, kinds))}"
+            raise InstancesChanged(
+                f"The instances of stage {head.name!r} ({head.location}) have changed, and its state is moved by the column "
+                f"{key!r} of its inputs. Expected that every stateful operator has this column in its key, unchanged and under "
+                f"its name, and of one type, found {found}. Give the stage the same instances; or end the old pipeline with a "
+                "drain, and begin with other instances as a new start (restore_from: none)."
+            )
+        return kinds.pop()
+
     def _record_schema(self, chain: Chain, index: int, schema: StructType) -> None:
         known = self.schemas.setdefault(chain.stages[-1], schema)
         if known != schema:
@@ -216,15 +289,23 @@ class AttemptPlans:
         tail = chain.stages[-1]
         if tail in self.schemas or self._restored is None:
             return
-        recorded = next((s.output_schema for s in self._restored.metadata.stages if s.name == tail), "")
-        if recorded:
-            self.schemas[tail] = StructType.fromJson(json.loads(recorded))
-        elif self._pipeline.downstream(tail):
+        if self._pipeline.downstream(tail) or self._output_schema(tail):
+            self.schemas[tail] = self._recorded_schema(tail)
+
+    def _output_schema(self, stage: str) -> str:
+        assert self._restored is not None
+        return next((s.output_schema for s in self._restored.metadata.stages if s.name == stage), "")
+
+    def _recorded_schema(self, stage: str) -> StructType:
+        assert self._restored is not None
+        recorded = self._output_schema(stage)
+        if not recorded:
             raise RestoredSchemaError(
-                f"Stage {tail!r} is not run again, and checkpoint {self._restored.location} does not hold the schema of its "
+                f"Stage {stage!r} is not run again, and checkpoint {self._restored.location} does not hold the schema of its "
                 "output, which its consumers need. Restore from another checkpoint, or start without restoring "
                 "(restore_from: none)."
             )
+        return StructType.fromJson(json.loads(recorded))
 
 
 def _check_batch_source(instances: Sequence[StageInstance], plan: plans.QueryPlan) -> None:
@@ -233,6 +314,6 @@ def _check_batch_source(instances: Sequence[StageInstance], plan: plans.QueryPla
     call = instances[0].call
     if len(instances) > 1:
         # The stages behind it would need a stream.
-        raise plans.RefusedAtStage(instances[1].stage.name, "the source returned a batch DataFrame")
-    if call.stage.kind is StageKind.UNBOUNDED_SOURCE:
+        raise RefusedAtStage(instances[1].stage.name, "the source returned a batch DataFrame")
+    if call.stage.kind is StageKind.UNBOUNDED_SOURCE and call.stage.split_interval is None:
         raise plans.not_streaming(call)

@@ -1,31 +1,41 @@
 """The attempts of one run, one deployment after the other: their work directories, numbers and settings.
 
-Each attempt has a new work directory: it restores everything from storage, so the directories may be lost. It must not know when
-a job restarts.
+Each attempt has a new work directory: it restores everything from storage, so the directories may be lost. If a part of the job
+restarts, the tasks of the others go on in the directory of their attempt. It must not know when a job restarts.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.coordination import CheckpointBarrier, CoordinatorEvent
+from dagster_checkpoints.coordination import CheckpointBarrier
+from dagster_checkpoints.execution.job_actions import Deploy
 from dagster_checkpoints.execution.job_events import TaskFailure, TaskReport
 from dagster_checkpoints.execution.trace import Recorder
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.spark.job.deployment import AttemptSettings, Deployer, Deployment
+from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
+from dagster_checkpoints.spark.job.deployer import Deployer
+from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.job_messages import Item, StartProgressItem, failure_of
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
-from dagster_checkpoints.spark.tasks.messages import StartProgress, TaskFirstBatch, TaskQueryStarted, TaskRaised, TaskWaiting
-from dagster_checkpoints.storage import CheckpointStorage, StoredFile
+from dagster_checkpoints.spark.tasks.messages import (
+    TaskCommitRefused,
+    TaskCommitted,
+    TaskFirstBatch,
+    TaskQueryStarted,
+    TaskRaised,
+    TaskReported,
+    TaskWaiting,
+)
+from dagster_checkpoints.storage import CheckpointStorage, StateSource, StoredFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,62 +84,70 @@ class Attempts:
         self._epoch = storage.ownership.epoch
         self._recorder = recorder
         self._deployer = Deployer(pipeline, spark, storage, log, check_canceled)
+        self._attempt_of: dict[str, int] = {}
+        """By chain, the attempt in whose work directory its tasks run."""
 
-    def deploy(
-        self, attempt: int, restored: Restored | None, job_id: int, ended_sources: Collection[tuple[str, str]]
-    ) -> Deployment:
-        """Build an attempt.
+    def deploy(self, action: Deploy, restored: Restored | None, job_id: int) -> Deployment:
+        """Build an attempt, or the part of one that restarts.
 
         Args:
-            attempt: The attempt's number within the run, from 1.
+            action: The machine's action, with the attempt's number.
             restored: The checkpoint that the attempt starts from; None for a new start.
             job_id: The job's id; the job need not have begun, since no task uses the id before it is started.
-            ended_sources: The sources (stage, instance) that a request has ended.
 
         Raises:
             StageError: A stage cannot be built; nothing was started.
             StorageError: State cannot be fetched, or is corrupt.
         """
 
-        def report(event: CoordinatorEvent | TaskRaised | StartProgress) -> None:
-            self._items.put(_as_item(attempt, event))
+        def report(event: TaskReported) -> None:
+            self._items.put(_as_item(action.attempt, event))
 
         uploader = SnapshotUploader(self._upload, self._uploads, report)
-        deployment = self._deployer.deploy(self._settings(attempt, restored, job_id, ended_sources), restored, uploader, report)
+        deployment = self._deployer.deploy(self._settings(action, restored, job_id), restored, uploader, report)
+        built = [chain.name for chain in deployment.chains if action.vertices is None or chain.name in action.vertices]
+        self._attempt_of.update(dict.fromkeys(built, action.attempt))
         if restored is not None and restored.savepoint is None:
             self._storage.known(restored.location, restored.metadata.files())  # the deployment has verified them
         return deployment
 
-    def _settings(
-        self, attempt: int, restored: Restored | None, job_id: int, ended_sources: Collection[tuple[str, str]]
-    ) -> AttemptSettings:
+    def _settings(self, action: Deploy, restored: Restored | None, job_id: int) -> AttemptSettings:
+        attempt, vertices = action.attempt, action.vertices
+        go_on = [] if vertices is None else [at for chain, at in self._attempt_of.items() if chain not in vertices]
         ownership = self._storage.ownership
         assert ownership is not None
         later = restored is not None and ownership.has_later(restored.plan.checkpoint_id)
         return AttemptSettings(
-            folder=self._work.create(self._epoch, attempt),
+            folder=self._work.create(self._epoch, attempt, go_on),
             number=self._epoch * _PER_RUN + attempt,
             token=f"e{self._epoch}a{attempt}",
             job_id=job_id,
             max_queued_bytes=self._options.max_queued_bytes,
             take_back_after=restored.plan.checkpoint_id if later and restored else None,
-            ended_sources=frozenset(ended_sources),
+            next_checkpoint_id=ownership.highest_checkpoint_id + 1,
+            ended_sources=action.ended_sources,
+            vertices=vertices,
             allow_changed_plan=self._options.allow_changed_plan,
             recorder=self._recorder,
+            assets=self._options.assets,
+            checkpoints=self._options.checkpoints,
+            sample_rows=self._options.sample_rows,
         )
 
-    def _upload(self, barrier: CheckpointBarrier, files: Mapping[str, Path]) -> Mapping[str, StoredFile]:
+    def _upload(self, barrier: CheckpointBarrier, files: Mapping[str, StateSource]) -> Mapping[str, StoredFile]:
         if barrier.properties.is_savepoint:
             return self._savepoints.directory(barrier.checkpoint_id, barrier.properties).upload_files(files)
         return self._storage.upload_files(barrier.checkpoint_id, files)
 
 
-def _as_item(attempt: int, event: CoordinatorEvent | TaskRaised | StartProgress) -> Item:
+def _as_item(attempt: int, event: TaskReported) -> Item:
     """The item of the job's queue for a report of a task or an upload of an attempt."""
     match event:
         case TaskRaised(task, error):
             return TaskReport(attempt, TaskFailure(task, failure_of(error)))
         case TaskWaiting() | TaskQueryStarted() | TaskFirstBatch():
             return StartProgressItem(attempt, event)
+        case TaskCommitted() | TaskCommitRefused():
+            return event
         case _:
             return TaskReport(attempt, event)

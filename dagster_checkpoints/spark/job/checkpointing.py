@@ -37,9 +37,12 @@ from dagster_checkpoints.state import (
     CheckpointMetadata,
     TaskSnapshot,
     encode,
+    ended_sources,
     recorded_chains,
+    recorded_enumerators,
     recorded_stages,
     task_files,
+    with_uids,
 )
 from dagster_checkpoints.storage import CheckpointStorage
 
@@ -102,7 +105,7 @@ class CheckpointWriter:
                 case ReserveId(checkpoint_id):
                     ownership.reserve(checkpoint_id)
                 case StoreMetadata(checkpoint_id):
-                    return self._storage.write_metadata(checkpoint_id, ownership.epoch, encode(built[0]))
+                    return self._storage.write_metadata(checkpoint_id, ownership.epoch, self._encoded(built[0]))
                 case StoreSavepoint():
                     return self._store_savepoint(snapshot, built[0])
                 case CompleteCheckpoint(checkpoint_id, location, kind):
@@ -121,7 +124,10 @@ class CheckpointWriter:
         files = {
             file.sha256: file.size for chain in metadata.chains for task in chain.tasks.values() for file in task_files(task)
         }
-        return directory.write_metadata(encode(metadata), files)
+        return directory.write_metadata(self._encoded(metadata), files)
+
+    def _encoded(self, metadata: CheckpointMetadata) -> bytes:
+        return encode(with_uids(metadata, self._pipeline))
 
     def metadata(self, snapshot: CheckpointSnapshot, finished: frozenset[TaskId]) -> CheckpointMetadata:
         """The checkpoint's metadata, from the acknowledgements of the tasks."""
@@ -129,14 +135,18 @@ class CheckpointWriter:
         assert deployment is not None
         states: dict[TaskId, Any] = dict(snapshot.states)
         schemas = {name: json.dumps(schema.jsonValue()) for name, schema in deployment.schemas.items()}
+        enumerators = recorded_enumerators(snapshot.enumerators, states)
         stages = tuple(
             msgspec.structs.replace(
                 stage,
                 output_schema=schemas.get(stage.name, ""),
                 rows=self._rows(deployment, stage.name, states),
                 late_rows=self._late_rows(deployment, stage.name, states),
+                most_instances=deployment.most_instances.get(stage.name, 0),
             )
-            for stage in recorded_stages(self._pipeline, deployment.chains, finished)
+            for stage in recorded_stages(
+                self._pipeline, deployment.chains, finished, ended_sources(states.values()), deployment.key_groups, enumerators
+            )
         )
         measured = TaskStatistics.of_all(snapshot.statistics.values())
         now = self._wall()
@@ -165,12 +175,13 @@ class CheckpointWriter:
     def _rows(deployment: Deployment, stage: str, states: Mapping[TaskId, TaskSnapshot]) -> int:
         """The number of rows that a stage had emitted at the checkpoint: by snapshots, and by tasks that had finished."""
         rows = deployment.rows_of_finished.get(stage, 0)
-        chain = next((c for c in deployment.chains if c.stages[-1] == stage), None)
-        for task in [TaskId(chain.name, index) for index in range(len(chain.instances))] if chain else ():
-            if task in states:
-                rows += states[task].stages[stage].rows_out
+        chain = next(c for c in deployment.chains if stage in c.stages)
+        for task in (TaskId(chain.name, index) for index in range(len(chain.instances))):
+            held = states[task].stages.get(stage) if task in states else None  # none for a fused source that has ended
+            if held is not None:
+                rows += held.rows_out
             elif task in deployment.tasks:
-                rows += deployment.tasks[task].rows_out
+                rows += deployment.tasks[task].rows_of(stage)
         return rows
 
     @staticmethod
@@ -180,7 +191,8 @@ class CheckpointWriter:
         chain = next(c for c in deployment.chains if stage in c.stages)
         for task in (TaskId(chain.name, index) for index in range(len(chain.instances))):
             if task in states:
-                rows += states[task].stages[stage].late_rows
+                held = states[task].stages.get(stage)  # none for a fused source that has ended
+                rows += held.late_rows if held is not None else 0
             elif task in deployment.tasks:
                 rows += deployment.tasks[task].late_rows.of(stage)
         return rows

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from dagster_checkpoints.coordination import JobStatus
+from dagster_checkpoints.execution.split_enumerators import SplitCounts
+from dagster_checkpoints.pipeline import CheckEvaluation
+from dagster_checkpoints.sinks import SinkCommit
 
 # The start, in this order
 
@@ -81,7 +84,7 @@ class SparkStarted:
 
 @dataclass(frozen=True)
 class AttemptBuilding:
-    """The plans of all stages that have not finished are being built, and their state fetched.
+    """The plans of the stages that start, or start again, and have not finished are being built, and their state fetched.
 
     Attributes:
         attempt: The attempt's number within the run, from 1.
@@ -96,7 +99,7 @@ class AttemptBuilding:
 
 @dataclass(frozen=True)
 class JobStarted:
-    """All tasks are being started.
+    """All tasks are being started, or those that start again.
 
     Attributes:
         attempt: The attempt's number within the run, from 1.
@@ -106,6 +109,9 @@ class JobStarted:
         finished_stages: The stages that do not run again.
         chains: The stages of each chain, which share a query.
         seconds: The time that building the attempt took.
+        columns: The columns of the rows that the last stage of each chain emits, by that stage: name, and type as Spark writes it
+            (`bigint`, `struct<a:int>`).
+        restarted: The stages that start again while others go on; empty if all stages start.
     """
 
     attempt: int
@@ -115,6 +121,8 @@ class JobStarted:
     finished_stages: tuple[str, ...]
     chains: tuple[tuple[str, ...], ...]
     seconds: float = 0.0
+    columns: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    restarted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -185,8 +193,8 @@ class StageFinished:
     """All instances of a stage have finished.
 
     Attributes:
-        rows: The number of rows emitted since the job began; 0 unless the stage is the last of its chain: only that stage's
-            rows are counted.
+        rows: The number of rows emitted since the job began; 0 for a stage inside a chain, whose rows are not counted, except a
+            fused source.
         checkpoint_id: Id of the newest completed checkpoint; None if there is none.
         restored: Whether the stage had finished before this run began.
         late_rows: The number of late rows that the stage itself has dropped since the job began.
@@ -197,6 +205,47 @@ class StageFinished:
     checkpoint_id: int | None
     restored: bool = False
     late_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SinkCommitted:
+    """All running instances of a stage have committed their sink up to a checkpoint, and rows have become visible.
+
+    What a restore commits is not part of `commit`: the attempt, or the run, that has taken the checkpoint may have reported it
+    before. `rows` counts it. So after a restore the first commit of a stage is reported also if it is empty.
+
+    Attributes:
+        stage: The stage that has the sink.
+        checkpoint_id: The checkpoint.
+        commit: What has become visible, in all instances together; None if nothing has since the restore.
+        rows: The number of rows that the stage has committed since the job began, over all runs.
+        watermark_ms: The output watermark at the checkpoint, epoch ms; None before the first.
+        last: Whether no instance runs any more: the event of the stage's end follows, or the job has been suspended.
+        checks: The results of the stage's checks, of each instance that has committed rows.
+        sample: Some of the rows of one instance, by their columns; empty unless asked for.
+    """
+
+    stage: str
+    checkpoint_id: int
+    commit: SinkCommit | None
+    rows: int
+    watermark_ms: int | None = None
+    last: bool = False
+    checks: tuple[CheckEvaluation, ...] = ()
+    sample: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class CommitRefused:
+    """Rows of a stage did not pass a blocking check, so a checkpoint is declined.
+
+    Attributes:
+        stage: The stage that has the sink.
+        checks: The results of all checks of the instance.
+    """
+
+    stage: str
+    checks: tuple[CheckEvaluation, ...]
 
 
 @dataclass(frozen=True)
@@ -210,6 +259,7 @@ class StageProgress:
         state_bytes: The size of the chain's state in the latest checkpoint of this run, in bytes; 0 before the first.
         watermark_ms: The output watermark, epoch ms; None before the first.
         late_rows: The number of late rows that the stage itself has dropped since the job began.
+        splits: The progress of a split source; None for other stages.
     """
 
     rows: int
@@ -218,6 +268,7 @@ class StageProgress:
     state_bytes: int
     watermark_ms: int | None
     late_rows: int = 0
+    splits: SplitCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -287,17 +338,26 @@ class CheckpointNotDone:
 
 @dataclass(frozen=True)
 class JobRestarting:
-    """A task has failed; the unfinished tasks restart from the latest checkpoint after `delay` seconds."""
+    """A task has failed; unfinished tasks restart from the latest checkpoint.
+
+    Attributes:
+        attempt: The next attempt's number within the run.
+        delay: Minimum number of seconds until then.
+        cause: The failure.
+        stages: The stages that restart, while the others go on; empty if all stages restart.
+    """
 
     attempt: int
     delay: float
     cause: str
+    stages: tuple[str, ...] = ()
 
 
 StartEvent = LeaseWatched | PipelineAcquired | StartChosen | SparkStarting | SparkStarted | AttemptBuilding
 QueryEvent = QueryWaiting | QueryStarted | FirstBatch
 EndEvent = InstanceFinished | StageFinished
-JobEvent = StartEvent | JobStarted | QueryEvent | EndEvent | CheckpointDone | SavepointDone | CheckpointNotDone | JobRestarting
+CheckpointEvent = CheckpointDone | SavepointDone | CheckpointNotDone
+JobEvent = StartEvent | JobStarted | QueryEvent | EndEvent | CheckpointEvent | SinkCommitted | CommitRefused | JobRestarting
 
 
 @dataclass(frozen=True)

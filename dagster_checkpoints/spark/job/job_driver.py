@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,7 @@ from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInPro
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
 from dagster_checkpoints.spark.job.storage_driver import StorageDriver, restored_state
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
+from dagster_checkpoints.spark.tasks.messages import TaskCommitRefused, TaskCommitted
 from dagster_checkpoints.storage import CheckpointStorage, JobState
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ class JobDriver:
             config=options.checkpoints,
             restart=options.restart,
             epoch=self._storage_driver.ownership.epoch,
+            failover=options.failover,
         )
         self._requesters = Requesters(storage, savepoints)
         self._uploads = ThreadPoolExecutor(options.upload_threads, thread_name_prefix="snapshot")
@@ -247,8 +249,12 @@ class JobDriver:
                 if received is not None:
                     self._hand_in(received)
             case StartProgressItem(attempt, progress):
-                if attempt == self.machine.attempt and self.machine.phase is JobPhase.RUNNING:
+                if self.machine.runs(progress.task, attempt) and self.machine.phase is JobPhase.RUNNING:
                     self.reporter.start_progressed(progress)
+            case TaskCommitted():  # of whatever attempt: its rows are visible
+                self.reporter.task_committed(item)
+            case TaskCommitRefused():
+                self.reporter.commit_refused(item)
             case event:
                 self._hand_in(event)
 
@@ -276,6 +282,8 @@ class JobDriver:
     def _report_status(self) -> None:
         if self.machine.phase is JobPhase.RUNNING:
             self._status.report("stopping" if self.machine.requests.stop else "running", self)
+        elif self.machine.runs_partly:
+            self._status.report("restarting", self)
 
     # Actions
 
@@ -284,6 +292,8 @@ class JobDriver:
         match action:
             case do.SendToTasks(tasks, message):
                 self._attempt_driver.send(tasks, message)
+            case do.DiscoverSplits():
+                self._attempt_driver.discover(action)
             case AnswerRequest():
                 self._requesters.answer(action)
             case do.AttemptBegan() | do.AttemptRestarting() | do.TaskHasFinished():
@@ -318,10 +328,10 @@ class JobDriver:
                 return self._storage_driver.confirm_ownership()
             case do.ReadNewest(checkpoint):
                 return self._storage_driver.read_newest(checkpoint)
-            case do.StartTasks():
-                return self._attempt_driver.start()
-            case do.StopTasks():
-                self._attempt_driver.stop(self.machine.finished)
+            case do.StartTasks(vertices):
+                return self._attempt_driver.start(vertices)
+            case do.StopTasks(vertices):
+                self._attempt_driver.stop(self.machine.finished, vertices)
                 return on.TasksStopped()
             case do.EndJob():
                 return self._storage_driver.end_job(action)
@@ -349,23 +359,33 @@ class JobDriver:
         if not self._attempt_driver.is_prepared:
             self._attempt_driver.prepare()
         restored = restored_state(action.restored)
-        self._starting.report_attempt(action.attempt, restored)
+        self._starting.report_attempt(action.attempt, restored, self._stages_of(action.vertices))
         return self._attempt_driver.deploy(action, restored, self._storage_driver.job_id)
 
     def _report(self, action: do.AttemptBegan | do.AttemptRestarting | do.TaskHasFinished) -> None:
         match action:
-            case do.AttemptBegan(attempt, point):
+            case do.AttemptBegan(attempt, point, vertices):
                 deployment, coordinator = self._attempt_driver.deployment, self.machine.coordinator
                 writer = self._storage_driver.writer
                 assert deployment is not None and coordinator is not None and writer is not None
                 writer.deployed(deployment)
+                deployment.split_counts = lambda: self.machine.splits
                 restored, seconds = restored_state(point), self._attempt_driver.seconds
-                self.reporter.attempt_began(deployment, coordinator, attempt, self._storage_driver.job_id, restored, seconds)
-            case do.AttemptRestarting(attempt, delay, failure):
-                self._on_event(events.JobRestarting(attempt, delay, failure.message))
+                job_id = self._storage_driver.job_id
+                self.reporter.attempt_began(deployment, coordinator, attempt, job_id, restored, seconds, vertices)
+            case do.AttemptRestarting(attempt, delay, failure, vertices):
+                self._on_event(events.JobRestarting(attempt, delay, failure.message, self._stages_of(vertices)))
                 self._status.report("restarting", self)
             case do.TaskHasFinished(task):
                 self.reporter.task_finished(task)
+
+    def _stages_of(self, vertices: Set[str] | None) -> tuple[str, ...]:
+        """The stages of these chains, in topological order; empty for all chains."""
+        deployment = self._attempt_driver.deployment
+        if vertices is None or deployment is None:
+            return ()
+        chosen = {stage for chain in deployment.chains if chain.name in vertices for stage in chain.stages}
+        return tuple(stage.name for stage in self.pipeline.stages if stage.name in chosen)
 
     def _stop_work(self) -> None:
         self._uploads.shutdown(wait=True, cancel_futures=True)

@@ -30,6 +30,7 @@ from dagster_checkpoints.spark.job.request_poller import RequestPoller
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
 from dagster_checkpoints.spark.job.trace_file import check_trace_folder, recording
+from dagster_checkpoints.spark.session.early_session import EarlySession
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
 from dagster_checkpoints.storage import (
     CheckpointStorage,
@@ -45,6 +46,9 @@ from dagster_checkpoints.storage import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_SILENT_SHARE = 0.5
+"""The share of another owner's lease after which Spark is started: an owner that is alive renews within a third."""
+
 
 class JobExecution:
     """One execution of a pipeline; `run` once, on a worker thread.
@@ -53,7 +57,8 @@ class JobExecution:
         pipeline: The pipeline to run.
         storage: The storage of its checkpoints.
         options: The settings of the execution.
-        session: Creates or joins the Spark session; called on the thread of `run`, after the check of storage.
+        session: Creates or joins the Spark session; called on the thread of `run`, when it owns the pipeline, or on another
+            thread while it waits for an earlier owner's lease.
         on_event: Receives all events, on the thread of `run`.
         run_id: Id of the run, for display: Dagster's, or another name that a user recognises.
         selection: The stages to run; None for all. A stage that is not selected must have finished.
@@ -76,7 +81,7 @@ class JobExecution:
         self.storage = storage
         self.options = options
         self.run_id = run_id
-        self._session = session
+        self._session = EarlySession(session)
         self._on_event = on_event
         self._log = log or logging.getLogger("dagster_checkpoints")
         self._starting = JobStart(pipeline, storage, options, selection, on_event, self._log)
@@ -84,7 +89,7 @@ class JobExecution:
         self._cancel_asked = threading.Event()
         self._savepoints = SavepointsInProgress(storage)
         self._driver: JobDriver | None = None
-        self._work = WorkDirectory(options.work_directory / pipeline.name)
+        self._work = WorkDirectory(options.work_directory / pipeline.name, options.scratch_directory / pipeline.name)
 
     # From any thread
 
@@ -160,8 +165,14 @@ class JobExecution:
 
         def on_watch(state: PipelineState, seconds: float) -> None:
             self._on_event(events.LeaseWatched(describe_owner(state), seconds))
+            if seconds > 0:
+                self._session.create_after(seconds * _SILENT_SHARE)
 
-        ownership = self.storage.acquire(owner, self.options.lease_seconds, on_watch=on_watch)
+        try:
+            ownership = self.storage.acquire(owner, self.options.lease_seconds, on_watch=on_watch)
+        except BaseException:
+            self._session.close()
+            raise
         took = time.monotonic() - began
         box = RequestBox(self.storage.store, self.storage.layout)
         answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
@@ -183,6 +194,7 @@ class JobExecution:
             status.close(driver)
             # A requester that receives the answer of a stop may start the job again at once: a new run waits for the release.
             driver.close()
+            self._session.close()
             tracing.close()
             self._work.clear(ownership.epoch, own=True)
             self.storage.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dagster_checkpoints.control import Answer, ControlRequest
 from dagster_checkpoints.errors import repeats_by_nature
 from dagster_checkpoints.execution.job_events import Failure, JobMachineEvent
-from dagster_checkpoints.spark.tasks.messages import StartProgress
+from dagster_checkpoints.spark.tasks.messages import StartProgress, TaskCommitRefused, TaskCommitted
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StartProgressItem:
     progress: StartProgress
 
 
-Item = JobMachineEvent | QueuedRequest | StartProgressItem
+Item = JobMachineEvent | QueuedRequest | StartProgressItem | TaskCommitted | TaskCommitRefused
 
 
 def failure_of(error: BaseException) -> Failure:

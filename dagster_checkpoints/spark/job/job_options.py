@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from dagster_checkpoints.coordination import CheckpointConfig, InvalidCheckpointConfig, RestartStrategy
+from dagster_checkpoints.coordination import CheckpointConfig, FailoverStrategy, InvalidCheckpointConfig, RestartStrategy
+from dagster_checkpoints.pipeline import InputAsset
+from dagster_checkpoints.spark.session.work_directory import RemoteDirectory
 from dagster_checkpoints.state import ClaimMode
 from dagster_checkpoints.storage import UNKNOWN_ORIGIN, Origin
 
@@ -17,8 +21,11 @@ class JobOptions:
     Attributes:
         checkpoints: The settings of checkpoints: interval, timeout and others.
         restart: The restart strategy after a task's failure.
-        work_directory: The directory of segments, gates and Spark's own checkpoints; executors must see it under the same path.
+        failover: What restarts after a task's failure: its region, that is the tasks connected with it, or all tasks.
+        work_directory: The directory of segments and Spark's own checkpoints; executors must see it under the same path or URL.
         work_directory_named: Whether the user has named it; otherwise it is this machine's directory for temporary files.
+        scratch_directory: A directory of this machine for copies of files, if the work directory is on a file system that only
+            Spark reaches.
         restore_from: "latest" (after the job's own end or a drain, a new start), "none" for a new start, the id or location of
             a checkpoint, or a savepoint's id, location, URL or path.
         allow_non_restored_state: Whether state that belongs to no stage may be ignored.
@@ -35,16 +42,18 @@ class JobOptions:
         origin: The place where the pipeline is defined, to recognise another pipeline of the same name on the same storage.
         allow_moved_pipeline: Whether it is the same pipeline even if storage names another place of its definition.
         earlier_runs: The runs that this run repeats, as a retry or re-execution.
+        sample_rows: Number of rows that the report of a commit shows; 0 for none.
+        assets: The assets outside of the pipeline that stages read, by stage and key; see `StageContext.assets`.
 
     Raises:
-        InvalidCheckpointConfig: `checkpoints` has a setting that only the protocol's core supports: at-least-once, unaligned
-            barriers, tasks that end without a checkpoint.
+        InvalidCheckpointConfig: `checkpoints` lets tasks end without a checkpoint, which only the protocol's core supports.
     """
 
     checkpoints: CheckpointConfig
     restart: RestartStrategy
-    work_directory: Path
+    work_directory: Path | RemoteDirectory
     work_directory_named: bool = True
+    scratch_directory: Path = Path(tempfile.gettempdir(), "dagster-checkpoints")
     restore_from: str = "latest"
     allow_non_restored_state: bool = False
     allow_older_checkpoint: bool = False
@@ -59,14 +68,13 @@ class JobOptions:
     origin: Origin = UNKNOWN_ORIGIN
     allow_moved_pipeline: bool = False
     earlier_runs: frozenset[str] = frozenset()
+    sample_rows: int = 0
+    assets: Mapping[str, Mapping[str, InputAsset]] = field(default_factory=dict)
+    failover: FailoverStrategy = "region"
 
     def __post_init__(self) -> None:
-        aligned = "jobs on Spark align their barriers"
-        waits = "a stage that ends without a checkpoint commits rows that are committed again if the job restarts"
-        for name, found, works, because in (
-            ("mode", self.checkpoints.mode, "exactly_once", aligned),
-            ("unaligned", self.checkpoints.unaligned, False, aligned),
-            ("checkpoints_after_tasks_finish", self.checkpoints.checkpoints_after_tasks_finish, True, waits),
-        ):
-            if found != works:
-                raise InvalidCheckpointConfig(f"Checkpoint setting {name} is {found!r}; expected {works!r}: {because}.")
+        if not self.checkpoints.checkpoints_after_tasks_finish:
+            raise InvalidCheckpointConfig(
+                "Checkpoint setting checkpoints_after_tasks_finish is False; expected True: a stage that ends without a "
+                "checkpoint commits rows that are committed again if the job restarts."
+            )

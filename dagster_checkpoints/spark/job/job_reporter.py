@@ -6,7 +6,7 @@ For the thread of the job's loop; `progress` and `rows` for any thread. It must 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from dagster_checkpoints.control import ControlRequest
 from dagster_checkpoints.coordination import (
@@ -23,9 +23,17 @@ from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.events import JobEvent, StageProgress
 from dagster_checkpoints.spark.job.query_starts import QueryStarts
-from dagster_checkpoints.spark.job.reporting import checkpoint_done, late_rows, savepoint_done, stage_progress, stage_rows
+from dagster_checkpoints.spark.job.reporting import (
+    checkpoint_done,
+    committed_rows,
+    late_rows,
+    savepoint_done,
+    stage_progress,
+    stage_rows,
+)
+from dagster_checkpoints.spark.job.sink_commits import SinkCommits
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
-from dagster_checkpoints.spark.tasks.messages import StartProgress
+from dagster_checkpoints.spark.tasks.messages import StartProgress, TaskCommitRefused, TaskCommitted
 
 CheckpointReport = CheckpointTriggered | CheckpointCompleted | CheckpointFailed | RequestCompleted | RequestNotCompleted
 
@@ -55,6 +63,7 @@ class JobReporter:
         self._triggered: set[str] = set()
         """The requests whose checkpoint was triggered: the checkpoint's failure says more than the request's."""
         self._query_starts: QueryStarts | None = None
+        self._sink_commits = SinkCommits()
 
     # For any thread
 
@@ -80,8 +89,9 @@ class JobReporter:
         job_id: int,
         restored: Restored | None,
         seconds: float,
+        vertices: Set[str] | None = None,
     ) -> None:
-        """An attempt is about to be started.
+        """An attempt, or a part of it, is about to be started.
 
         Args:
             deployment: The attempt's tasks.
@@ -90,10 +100,15 @@ class JobReporter:
             job_id: The job's id.
             restored: The checkpoint that the attempt starts from; None for a new start.
             seconds: The time that building the attempt took.
+            vertices: The chains that start again, while the tasks of the others go on; None for all.
         """
-        self.deployment, self.coordinator, self._finished = deployment, coordinator, set(deployment.finished)
-        starting = [task.id for task in deployment.tasks.values() if not task.parts.finished_before]
+        built = [chain for chain in deployment.chains if vertices is None or chain.name in vertices]
+        names, stages = {chain.name for chain in built}, {stage for chain in built for stage in chain.stages}
+        self.deployment, self.coordinator = deployment, coordinator
+        self._finished = {task for task in self._finished if task.vertex not in names} | set(deployment.finished)
+        starting = [t.id for t in deployment.tasks.values() if t.id.vertex in names and not t.parts.finished_before]
         self._query_starts = QueryStarts(deployment.chains, starting, time.monotonic())
+        self._sink_commits.attempt_began({stage: rows for stage, rows in committed_rows(deployment).items() if stage in stages})
         fully = tuple(s.name for s in self._pipeline.stages if restored and s.name in restored.plan.fully_finished)
         checkpoint_id = restored.plan.checkpoint_id if restored else None
         self._on_event(
@@ -105,6 +120,11 @@ class JobReporter:
                 finished_stages=fully,
                 chains=tuple(chain.stages for chain in deployment.chains),
                 seconds=seconds,
+                columns={
+                    stage: tuple((column.name, column.dataType.simpleString()) for column in schema)
+                    for stage, schema in deployment.schemas.items()
+                },
+                restarted=tuple(s.name for s in self._pipeline.stages if s.name in stages) if vertices is not None else (),
             )
         )
         for stage in (name for name in fully if name not in self.announced):
@@ -118,6 +138,16 @@ class JobReporter:
         if event is not None:
             self._on_event(event)
 
+    def task_committed(self, committed: TaskCommitted) -> None:
+        """Report what a stage has committed, once all its instances have; of any attempt: the rows are visible."""
+        event = self._sink_commits.take(committed)
+        if event is not None:
+            self._on_event(event)
+
+    def commit_refused(self, refused: TaskCommitRefused) -> None:
+        """Report that rows did not pass a blocking check."""
+        self._on_event(events.CommitRefused(refused.stage, refused.checks))
+
     def task_finished(self, task: TaskId) -> None:
         """Report that a task of the current attempt has finished."""
         deployment = self.deployment
@@ -126,20 +156,35 @@ class JobReporter:
         if deployment.tasks[task].suspended:
             return  # its data has not ended: it continues when the job is resumed
         chain = next(c for c in deployment.chains if c.name == task.vertex)
-        tail = chain.stages[-1]
         if task not in self._reported:  # a task restored after its finish ends a second time
             self._reported.add(task)
-            for stage in chain.stages:
-                rows = deployment.tasks[task].rows_out if stage == tail else 0
+            for stage in (name for name in chain.stages if name not in self.announced):
+                rows = deployment.tasks[task].rows_of(stage)
                 self._on_event(events.InstanceFinished(stage, chain.instances[task.index], rows))
         tasks = [TaskId(chain.name, index) for index in range(len(chain.instances))]
         suspended = any(i in deployment.tasks and deployment.tasks[i].suspended for i in tasks)
         if all(i in self._finished for i in tasks) and not suspended:
             latest = self.coordinator.latest_completed if self.coordinator is not None else None
-            for stage in (name for name in chain.stages if name not in self.announced):
-                self.announced.add(stage)
-                rows, late = stage_rows(deployment, stage), late_rows(deployment, stage)
-                self._on_event(events.StageFinished(stage, rows, latest.checkpoint_id if latest else None, late_rows=late))
+            self._announce(chain.stages, latest.checkpoint_id if latest else None)
+
+    def _announce(self, stages: Iterable[str], checkpoint_id: int | None) -> None:
+        """Report that stages have finished, once in a run; the checkpoint is the one with which they have."""
+        assert self.deployment is not None
+        for stage in (name for name in stages if name not in self.announced):
+            self.announced.add(stage)
+            rows, late = stage_rows(self.deployment, stage), late_rows(self.deployment, stage)
+            self._on_event(events.StageFinished(stage, rows, checkpoint_id, late_rows=late))
+
+    def _fused_sources_ended(self, completed: CompletedCheckpoint) -> None:
+        """Report the fused sources whose stages have finished with this checkpoint, while their tasks run on."""
+        assert self.deployment is not None
+        for task, statistics in completed.statistics.items():
+            chain = next(c for c in self.deployment.chains if c.name == task.vertex)
+            ended = [name for name in statistics.ended_sources if name not in self.announced]
+            for stage in ended:
+                rows = self.deployment.tasks[task].rows_of(stage)
+                self._on_event(events.InstanceFinished(stage, chain.instances[task.index], rows))
+            self._announce(ended, completed.checkpoint_id)
 
     # Checkpoints
 
@@ -156,6 +201,8 @@ class JobReporter:
                     self._triggered.add(request_id)
             case CheckpointCompleted(completed):
                 self._on_event(self._completed(completed, request))
+                if completed.properties.commits:
+                    self._fused_sources_ended(completed)
             case CheckpointFailed(checkpoint_id, reason, message):
                 self._on_event(events.CheckpointNotDone(checkpoint_id, reason.name, message))
             case RequestCompleted(request_id):

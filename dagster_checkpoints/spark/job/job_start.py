@@ -7,7 +7,7 @@ the stages that it selects. It must not know Spark, nor the job after it has beg
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from dagster_checkpoints.execution.start_point import is_repeated_start
@@ -120,18 +120,19 @@ class JobStart:
         if start.claimed and start.pointer is not None:
             ownership.claim(start.pointer)
 
-    def report_attempt(self, attempt: int, restored: Restored | None) -> None:
+    def report_attempt(self, attempt: int, restored: Restored | None, part: Collection[str] = ()) -> None:
         """Report a deployment that is about to be built.
 
         Args:
             attempt: The attempt's number within the run, from 1.
             restored: The checkpoint that the attempt starts from; None for a new start.
+            part: The stages that restart while others go on; empty for all stages.
         """
         finished = self._finished_in(restored)
         self._on_event(
             events.AttemptBuilding(
                 attempt=attempt,
-                stages=tuple(s.name for s in self._pipeline.stages if s.name not in finished),
+                stages=tuple(s.name for s in self._pipeline.stages if s.name not in finished and (not part or s.name in part)),
                 restored_checkpoint=restored.plan.checkpoint_id if restored else None,
             )
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.spark.job.deployment import Deployer
+from dagster_checkpoints.spark.job.deployer import Deployer
 from dagster_checkpoints.spark.query.plan_report import PlanReport
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 

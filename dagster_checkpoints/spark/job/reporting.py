@@ -1,6 +1,7 @@
 """The figures that a job reports: rows per stage, and a checkpoint with the progress of each stage.
 
-It must not change anything. Only the rows that leave a chain are counted: a stage inside a chain has the number 0.
+It must not change anything. Only the rows that enter a chain at fused sources, or leave it, are counted: any other stage inside a
+chain has the number 0.
 """
 
 from __future__ import annotations
@@ -13,15 +14,26 @@ from dagster_checkpoints.coordination import CheckpointCounts, CompletedCheckpoi
 from dagster_checkpoints.pipeline import Chain, TaskId
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.events import CheckpointDone, SavepointDone, StageProgress
+from dagster_checkpoints.spark.job.sink_commits import FINISHED
 
 
 def stage_rows(deployment: Deployment, stage: str) -> int:
     """The number of rows that a stage has emitted since the job began, over all runs."""
-    chain = next((c for c in deployment.chains if c.stages[-1] == stage), None)
-    if chain is None:
-        return 0
+    chain = next(c for c in deployment.chains if stage in c.stages)
     tasks = (deployment.tasks.get(task) for task in _tasks(chain))
-    return deployment.rows_of_finished.get(stage, 0) + sum(task.rows_out for task in tasks if task is not None)
+    return deployment.rows_of_finished.get(stage, 0) + sum(task.rows_of(stage) for task in tasks if task is not None)
+
+
+def committed_rows(deployment: Deployment) -> dict[str, dict[str, int]]:
+    """The rows that were committed when an attempt begins, by stage with a sink; see `SinkCommits.attempt_began`."""
+    rows: dict[str, dict[str, int]] = {}
+    for chain in deployment.chains:
+        running = {TaskId(chain.name, i): name for i, name in enumerate(chain.instances)}
+        tasks = {name: deployment.tasks[task] for task, name in running.items() if task in deployment.tasks}
+        if any(task.parts.sink is not None for task in tasks.values()):
+            finished = {FINISHED: deployment.rows_of_finished.get(chain.stages[-1], 0)}
+            rows[chain.stages[-1]] = finished | {name: task.rows_before for name, task in tasks.items()}
+    return rows
 
 
 def late_rows(deployment: Deployment, stage: str) -> int:
@@ -41,7 +53,7 @@ def stage_progress(
         finished: The tasks that have finished.
         statistics: The statistics of the latest checkpoint, by task; empty before the first.
     """
-    progress = {}
+    progress, splits = {}, deployment.split_counts()
     for chain in deployment.chains:
         ids = _tasks(chain)
         watermarks = [deployment.tasks[i].output_watermark for i in ids if i in deployment.tasks]
@@ -50,10 +62,11 @@ def stage_progress(
             progress[stage] = StageProgress(
                 rows=stage_rows(deployment, stage),
                 late_rows=late_rows(deployment, stage),
-                finished_instances=sum(1 for i in ids if i in finished),
+                finished_instances=sum(i in finished or (i in statistics and stage in statistics[i].ended_sources) for i in ids),
                 instances=len(ids),
                 state_bytes=sum(statistics[i].total_bytes for i in ids if i in statistics),
                 watermark_ms=min(known) if known and len(known) == len(watermarks) else None,
+                splits=splits.get(stage),
             )
     return progress
 

@@ -1,13 +1,16 @@
 """Chooses the start point of a run from storage, by the rules of :mod:`dagster_checkpoints.execution.start_point`.
 
-It must not know Spark. Everything is checked before anything starts.
+It must not start Spark. Everything is checked before anything starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from dagster_checkpoints.execution import start_point
 from dagster_checkpoints.execution.start_point import (
@@ -22,8 +25,9 @@ from dagster_checkpoints.execution.start_point import (
 )
 from dagster_checkpoints.execution.storage_steps import Steps, drive
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.spark.session.spark_version import installed_version
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
-from dagster_checkpoints.state import decode, validate_restore
+from dagster_checkpoints.state import check_spark_version, decode, fitted, validate_restore
 from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage
 
 StartPoint = start_point.StartPoint[Restored]
@@ -50,13 +54,19 @@ def choose_start(
     ownership = storage.ownership
     assert ownership is not None
 
+    most_instances: dict[str, int] = {}
+
     def perform(request: object) -> object:
         match request:
             case RegisterFiles(location):
-                storage.register(location, decode(storage.read_metadata(location), storage.url_of(location)).files())
+                retained = decode(storage.read_metadata(location), storage.url_of(location))
+                storage.register(location, retained.files())
+                for stage in retained.stages:
+                    most_instances[stage.name] = max(stage.parallelism, stage.most_instances, most_instances.get(stage.name, 0))
                 return None
             case ReadRestorable(location):
-                return _restorable(storage, read_restored(pipeline, storage, location, options.allow_non_restored_state))
+                allowed = options.allow_non_restored_state
+                return _restorable(storage, read_restored(pipeline, storage, location, allowed, most_instances))
             case ResolveName(name):
                 if storage.is_savepoint(name):
                     return NamedPlace(storage.open_savepoint(name).location, savepoint=True)
@@ -85,11 +95,26 @@ def _restorable(storage: CheckpointStorage, restored: Restored) -> RestorableChe
     return RestorableCheckpoint(restored, pointer, storage.url_of(restored.location), savepoint is not None, own)
 
 
-def read_restored(pipeline: Pipeline, storage: CheckpointStorage, location: str, allow_non_restored_state: bool) -> Restored:
+def read_restored(
+    pipeline: Pipeline,
+    storage: CheckpointStorage,
+    location: str,
+    allow_non_restored_state: bool,
+    most_instances: Mapping[str, int] = MappingProxyType({}),
+) -> Restored:
     """Read a checkpoint or savepoint and check that the pipeline can be restored from it.
 
+    Args:
+        pipeline: The pipeline that is started.
+        storage: The storage of its checkpoints.
+        location: The location of the checkpoint or savepoint.
+        allow_non_restored_state: See `validate_restore`.
+        most_instances: By the uid of a stage, the largest number of instances that the retained checkpoints know: a later one
+            than that which is restored may have had more, whose sinks have to take their rows back.
+
     Raises:
-        StateError, StorageError: The checkpoint is corrupt, of an unknown version, deleted, or does not fit the pipeline.
+        StateError, StorageError: The checkpoint is corrupt, of an unknown version, deleted, or does not fit the pipeline or the
+            installed Spark.
     """
     savepoint = storage.open_savepoint(location) if storage.is_savepoint(location) else None
     if savepoint is not None:
@@ -98,4 +123,10 @@ def read_restored(pipeline: Pipeline, storage: CheckpointStorage, location: str,
         metadata = decode(storage.read_metadata(location), f"{storage.url_of(location)}/_metadata")
         if storage.layout.parse_checkpoint(location) is not None:
             storage.register(location, metadata.files())  # so that the sweep keeps them, also if the checkpoint is not retained
-    return Restored(metadata, validate_restore(pipeline, metadata, allow_non_restored_state), location, savepoint)
+    check_spark_version(metadata, installed_version())
+    stages = (
+        replace(each, most_instances=max(each.most_instances, most_instances.get(each.name, 0))) for each in metadata.stages
+    )
+    metadata = fitted(pipeline, replace(metadata, stages=tuple(stages)))
+    plan = validate_restore(pipeline, metadata, allow_non_restored_state)
+    return Restored(plan.rescaled.metadata if plan.rescaled is not None else metadata, plan, location, savepoint)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.spark.files.server_copies import try_server_copies
 from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.events import JobEvent
 from dagster_checkpoints.spark.session.executor_check import ExecutorCheck
+from dagster_checkpoints.spark.session.remote_check import check_remote_directory
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory, check_work_directory_named, is_local
+from dagster_checkpoints.storage import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,25 +47,42 @@ def start_spark(session: Callable[[], SparkSession], on_event: Callable[[JobEven
 
 
 def prove_work_directory(
-    spark: SparkSession, work: WorkDirectory, epoch: int, *, named: bool, check_canceled: Callable[[], None], log: logging.Logger
+    spark: SparkSession,
+    work: WorkDirectory,
+    storage: ObjectStore,
+    epoch: int,
+    *,
+    named: bool,
+    check_canceled: Callable[[], None],
+    log: logging.Logger,
 ) -> None:
     """Refuse to start if executors would write to another directory than the driver reads.
 
     Args:
         spark: The session of the job.
         work: The pipeline's work directory.
+        storage: The store of the checkpoints, whose server may copy files from and to a work directory on the same server.
         epoch: The epoch of the run that owns the pipeline.
         named: Whether the user has named the work directory.
         check_canceled: Raises if the job was cancelled; called repeatedly during the wait for executors.
         log: Receives the number of executors that share the directory.
 
     Raises:
-        WorkDirectoryError: The user has to name the directory.
+        WorkDirectoryError: The user has to name the directory, or Spark cannot use it.
         WorkDirectoryNotSharedError: An executor sees another directory; names its host.
     """
     master = str(spark.sparkContext.master)  # an existing session may have another master than the settings say
     check_work_directory_named(master, named=named)
-    if not is_local(master):
-        began = time.monotonic()
-        executors = ExecutorCheck(spark.sparkContext, work.proof(epoch), check_canceled, log).run()
+    began = time.monotonic()
+    if work.is_remote:
+        remote = work.proof(epoch)
+        check_remote_directory(spark, remote)
+        log.info("Spark reads and writes the work directory %s (%.1f s).", work, time.monotonic() - began)
+        refusal = try_server_copies(remote, storage)
+        way = f"pass through this machine: {refusal}" if refusal else "are copied by the S3 server that holds both"
+        log.info("Large files between the work directory and the storage %s.", way)
+    elif not is_local(master):
+        folder = work.proof(epoch)
+        assert isinstance(folder, Path)
+        executors = ExecutorCheck(spark.sparkContext, folder, check_canceled, log).run()
         log.info("%d executor(s) share the work directory (%.1f s).", executors, time.monotonic() - began)

@@ -22,6 +22,7 @@ from dagster_checkpoints.control import (
     PendingStatus,
     Phase,
     PipelineStatus,
+    SplitsStatus,
     StageStatus,
     StopStatus,
     VertexPart,
@@ -30,13 +31,15 @@ from dagster_checkpoints.control import (
 from dagster_checkpoints.coordination import (
     MAX_WATERMARK_MS,
     CheckpointCoordinator,
+    CheckpointPlan,
     CheckpointRecord,
     CheckpointStatistics,
     TaskState,
     VertexStatistics,
 )
 from dagster_checkpoints.execution.job_phases import JobPhase
-from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId
+from dagster_checkpoints.execution.split_enumerators import SplitCounts
+from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId, fused_in
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.reporting import late_rows, stage_rows
 from dagster_checkpoints.storage import CheckpointStorage, StorageError
@@ -128,11 +131,13 @@ class StatusReporter:
 
 
 def _of_job(status: PipelineStatus, job: JobDriver, deployment: Deployment, coordinator: CheckpointCoordinator) -> PipelineStatus:
-    stages = []
+    stages, splits = [], job.machine.splits
     for stage in job.pipeline.stages:
         chain = next(c for c in deployment.chains if stage.name in c.stages)
-        instances = tuple(_instance(deployment, coordinator, chain, index) for index in range(stage.parallelism))
         finished = stage.name in job.reporter.announced
+        instances = tuple(
+            _instance(deployment, coordinator, chain, index, stage.name, finished) for index in range(stage.parallelism)
+        )
         stages.append(
             StageStatus(
                 name=stage.name,
@@ -140,31 +145,45 @@ def _of_job(status: PipelineStatus, job: JobDriver, deployment: Deployment, coor
                 rows=stage_rows(deployment, stage.name),
                 late_rows=late_rows(deployment, stage.name),
                 instances=instances,
+                fused=stage.name in fused_in(job.pipeline, chain.stages),
+                splits=_splits(splits.get(stage.name)),
             )
         )
-    stop, machine = job.machine.requests.stop, job.machine
+    stop, machine, plan = job.machine.requests.stop, job.machine, coordinator.plan()
+    running = machine.phase is JobPhase.RUNNING
     return msgspec.structs.replace(
         status,
         attempt=machine.attempt,
-        roots=coordinator.roots if machine.phase is JobPhase.RUNNING else (),
+        roots=plan.roots_without(job.reporter.announced) if running and isinstance(plan, CheckpointPlan) else (),
         chains=tuple(chain.stages for chain in deployment.chains),
         stages=tuple(stages),
         stop=StopStatus(request_id=stop.request_id, drain=stop.drain, state=stop.state.name) if stop else None,
     )
 
 
-def _instance(deployment: Deployment, coordinator: CheckpointCoordinator, chain: Chain, index: int) -> InstanceStatus:
+def _splits(counts: SplitCounts | None) -> SplitsStatus | None:
+    if counts is None:
+        return None
+    return SplitsStatus(
+        discovered=counts.discovered, assigned=counts.assigned, finished=counts.finished, complete=counts.complete
+    )
+
+
+def _instance(
+    deployment: Deployment, coordinator: CheckpointCoordinator, chain: Chain, index: int, stage: str, finished: bool
+) -> InstanceStatus:
     task = deployment.tasks.get(TaskId(chain.name, index))
     name = chain.instances[index]
-    if task is None:
+    if task is None or finished:
         return InstanceStatus(name=name, state=TaskState.FINISHED.name, end_of_data=True, caught_up=True)
     watermark = task.output_watermark
     return InstanceStatus(
         name=name,
         state=coordinator.state_of(task.id).name,
-        end_of_data=task.machine.operators_finished,
-        caught_up=task.caught_up,
+        end_of_data=task.machine.operators_finished or stage in task.machine.ended_sources,
+        caught_up=stage in task.machine.ended_sources or task.caught_up,
         watermark_ms=watermark if watermark is not None and watermark < MAX_WATERMARK_MS else None,
+        rows_behind=task.rows_behind,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from linecache import getline
 
-from dagster_checkpoints.pipeline import FunctionStage, Stage
+from dagster_checkpoints.pipeline import FunctionSplitSource, FunctionStage, Stage
 
 _WORKER_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE)
 
@@ -58,7 +58,7 @@ def stage_of(error: BaseException, stages: Sequence[Stage]) -> Stage | None:
 
 
 def _contains(stage: Stage, line: int) -> bool:
-    code = stage.function if isinstance(stage, FunctionStage) else type(stage)
+    code = stage.function if isinstance(stage, FunctionStage | FunctionSplitSource) else type(stage)
     try:
         lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
-from dagster_checkpoints.spark.query.channel_sources import INPUT_OPTION, RECORDS, WATERMARKS
+from dagster_checkpoints.spark.query.channel_sources import ENDED, INPUT_OPTION, RECORDS, WATERMARKS
 from dagster_checkpoints.spark.query.plan_nodes import nodes
 from dagster_checkpoints.spark.query.plan_text import (
     Node,
@@ -84,6 +84,11 @@ def reads_watermarks(sources: Sequence[str]) -> bool:
     return any(source.startswith(_WATERMARK_OF) for source in sources)
 
 
+def ended_source(stage: str) -> str:
+    """The description of what stands in for a fused source that has ended."""
+    return f"ended source {stage!r}"
+
+
 def _analyzed(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().analyzed()
 
@@ -107,6 +112,8 @@ def _source(node: Any) -> str:
     if name in (RECORDS, WATERMARKS):
         stage = str(options.get(INPUT_OPTION))
         return f"{_WATERMARK_OF}{stage!r}" if name == WATERMARKS else f"records of input {stage!r}"
+    if name == ENDED:
+        return ended_source(str(options.get(INPUT_OPTION)))
     table = node.identifier()
     if table.isDefined():
         return f"table {table.get()}"
@@ -132,13 +139,17 @@ def _options(options: Any) -> dict[str, str]:
 
 def _operators(frame: DataFrame) -> list[str]:
     """The stateful operators of a streaming plan, as text, from the input to the output."""
-    analyzed = _analyzed(frame)
-    plan = parse(analyzed.toJSON())
-    wanted = [node for node in plan.bottom_up() if _is_stateful_join(node) or (node.kind in _KINDS and is_streaming(node))]
+    wanted = stateful_nodes(frame)
     if not wanted:
         return []
-    objects = list(nodes(analyzed))  # in the order of the JSON
+    objects = list(nodes(_analyzed(frame)))  # in the order of the JSON
     return [_operator(node, objects) + _watermarks(node, objects) for node in wanted]
+
+
+def stateful_nodes(frame: DataFrame) -> list[Node]:
+    """The stateful operators of a streaming plan, from the input to the output."""
+    plan = parse(_analyzed(frame).toJSON())
+    return [node for node in plan.bottom_up() if _is_stateful_join(node) or (node.kind in _KINDS and is_streaming(node))]
 
 
 def _is_stateful_join(node: Node) -> bool:

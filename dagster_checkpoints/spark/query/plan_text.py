@@ -58,6 +58,9 @@ _IGNORED_FIELDS = frozenset(
         "udfDeterministic",
     }
 )
+BOUNDARY = "__dagster_checkpoints_source_"
+"""How the alias begins that encloses a fused source: columns are traced to it, and no further, since nothing reads the source any
+more after it has ended."""
 _BY_TIME_ZONE = frozenset({"date", "timestamp", "timestamp_ntz", "string"})
 
 
@@ -335,6 +338,8 @@ def _origin_of(identity: int, name: str, plan: Node) -> str:
     while True:
         if plan.kind == "Union":
             return _origin_in_union(identity, name, plan)
+        if plan.kind == "SubqueryAlias" and str(plan.fields.get("identifier")).count(BOUNDARY):
+            return next((str(n.fields["name"]) for below in plan.all() for n in _named(below) if _identity(n) == identity), name)
         if plan.kind == "Expand":
             place = plan.output.index(identity)
             rows = [_expressions_of(row) for row in plan.fields.get("projections") or ()]
@@ -361,6 +366,12 @@ def _origin_in_union(identity: int, name: str, plan: Node) -> str:
 def _own_columns(plan: Node) -> list[Node]:
     fields = ("output", "outputAttrs", "outputAttributes", "generatorOutput")
     return [each for name in fields for each in plan.expressions(name) if "name" in each.fields]
+
+
+def _named(plan: Node) -> list[Node]:
+    """The columns that a node returns with a name."""
+    computed = [each for of in ("projectList", "aggregateExpressions") for each in plan.expressions(of)]
+    return [*_own_columns(plan), *(each for each in computed if "name" in each.fields)]
 
 
 def _either(texts: Sequence[str]) -> str:

@@ -24,9 +24,17 @@ from dagster_checkpoints.spark.errors import (
 )
 from dagster_checkpoints.spark.query.channel_sources import RECORDS
 from dagster_checkpoints.spark.query.column_types import text_of
+from dagster_checkpoints.spark.query.fused_plans import (
+    FusedStream,
+    RefusedAtStage,
+    check_fused,
+    fused_source,
+    positions,
+    watermark_nodes,
+)
 from dagster_checkpoints.spark.query.join_checks import check_joins
 from dagster_checkpoints.spark.query.operators import keeping_state
-from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed, children, nodes, stream_name, streams
+from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed, children, stream_name, streams
 from dagster_checkpoints.spark.query.source_checks import check_source
 from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
@@ -48,6 +56,7 @@ class QueryPlan:
         output_mode: The query's output mode.
         warnings: Warnings about code that is allowed but probably wrong; each names its stage.
         stateful: For each stateful operator of the plan, from the top down, the stage that it belongs to.
+        fused: The stream of each fused source; empty for a chain without fused sources.
     """
 
     frame: DataFrame
@@ -59,36 +68,36 @@ class QueryPlan:
     output_mode: str = "append"
     warnings: tuple[str, ...] = ()
     stateful: tuple[str, ...] = ()
+    fused: Mapping[str, FusedStream] = field(default_factory=dict)
 
 
-class RefusedAtStage(Exception):
-    """Spark refuses the combined plan; it accepts it up to the stage before `stage`."""
-
-    def __init__(self, stage: str, reason: str) -> None:
-        super().__init__(reason)
-        self.stage = stage
-        self.reason = reason
-
-
-def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[str, DataFrame]) -> QueryPlan:
+def build_plan(
+    pipeline: Pipeline,
+    calls: Sequence[StageCall],
+    inputs: Mapping[str, DataFrame],
+    stand_ins: Mapping[str, DataFrame] | None = None,
+) -> QueryPlan:
     """Build the plan of a chain.
 
     Args:
         pipeline: The whole pipeline: it knows which stages carry event time, and which stages read them.
-        calls: The chain's stages in order.
+        calls: The chain's stages in order, without fused sources that have ended.
         inputs: The first stage's inputs by name; empty for a source.
+        stand_ins: For each fused source that has ended, the DataFrame in its place; None for a chain without fused sources.
 
     Raises:
         StageError: A stage raised, or returned no DataFrame, a second watermark or no event time; names the stage.
-        RefusedAtStage: Spark refuses the plan from that stage on.
+        RefusedAtStage: Spark refuses the plan from that stage on, or the sources of the chain cannot be fused.
     """
-    arguments = dict(inputs)
-    own_watermark = False
+    available = {**inputs, **(stand_ins or {})}
+    fused = dict(stand_ins or {})
+    own_watermark = bool(_watermarks(fused.values()))
     warnings: list[str] = []
     stateful: tuple[str, ...] = ()
     frame: DataFrame | None = None
     outputs: dict[str, DataFrame] = {}
     for position, call in enumerate(calls):
+        arguments = {name: available[name] for name in call.stage.inputs}
         carried = _watermarks(arguments.values())
         frame = transform_stage(call, arguments)
         streaming = frame.isStreaming
@@ -100,7 +109,8 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
             warnings += check_source(call, frame)
         if not arguments and not streaming and len(calls) > 1:
             # The next stage expects a stream, and gets one through a channel.
-            raise RefusedAtStage(calls[1].stage.name, "the source returned a batch DataFrame")
+            (reader,) = pipeline.downstream(call.stage.name)
+            raise RefusedAtStage(reader, f"the source {call.stage.name!r} returned a batch DataFrame")
         own = streaming and bool(_watermarks([frame]) - carried)
         if own and (pipeline.carries_watermark(call.stage.name) and _input_carries(pipeline, call.stage)):
             raise StageWatermarkError(
@@ -124,10 +134,14 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
         if streaming:
             _check_supported(pipeline, call, frame, position)
             stateful = (call.stage.name,) * (keeping_state(analyzed(frame)) - len(stateful)) + stateful
-        arguments = {call.stage.name: frame}
-        outputs[call.stage.name] = frame
+        if stand_ins is not None and not arguments:
+            frame = fused[call.stage.name] = fused_source(call.stage.name, frame)
+        available[call.stage.name] = outputs[call.stage.name] = frame
     assert frame is not None
     _check_columns(calls[-1], frame)
+    streams_of = positions(frame, fused, stand_ins) if stand_ins is not None else {}
+    if stand_ins is not None:
+        check_fused(pipeline, fused, stand_ins, streams_of, len(streams(frame)))
     return QueryPlan(
         frame,
         nullable(frame.schema),
@@ -137,6 +151,7 @@ def build_plan(pipeline: Pipeline, calls: Sequence[StageCall], inputs: Mapping[s
         output_mode=calls[-1].stage.output_mode,
         warnings=tuple(warnings),
         stateful=stateful,
+        fused=streams_of,
     )
 
 
@@ -174,13 +189,14 @@ def _keeps_no_state(plan: Any) -> bool:
     return name in _WITHOUT_STATE and all(_keeps_no_state(child) for child in streaming)
 
 
-def conform(call: StageCall, what: str, frame: DataFrame, schema: StructType) -> DataFrame:
-    """The rows that `process_batch` or `finish` returned, with the columns that the stage's consumers expect.
+def conform(call: StageCall, what: str, frame: DataFrame, schema: StructType, of: str = "transform") -> DataFrame:
+    """The rows that a method of a stage returned, with the columns that the stage's consumers expect.
 
     Args:
         what: The method that returned the rows, for errors.
         frame: The rows.
-        schema: The schema of the stage's `transform`.
+        schema: The schema of the stage's rows.
+        of: What declares the schema, for errors.
 
     Raises:
         StageResultError: The result is not a DataFrame, or its columns are not those of `transform`.
@@ -204,8 +220,8 @@ def conform(call: StageCall, what: str, frame: DataFrame, schema: StructType) ->
         raise StageResultError(
             call.stage.name,
             call.context.instance,
-            f"expected {what} ({call.stage.location}) to return the columns of transform, {schema.simpleString()}, found "
-            f"{found.simpleString()}. Select and cast them, or let transform add the columns.",
+            f"expected {what} ({call.stage.location}) to return the columns of {of}, {schema.simpleString()}, found "
+            f"{found.simpleString()}. Select and cast them, or add the columns to {of}.",
         )
     return frame if found.names == schema.names else frame.select(*[F.col(f"`{name}`") for name in schema.names])
 
@@ -347,7 +363,7 @@ def _check_supported(pipeline: Pipeline, call: StageCall, frame: DataFrame, posi
     try:
         checker.checkForStreaming(analyzed(frame), mode)
     except AnalysisException as error:
-        if position:
+        if position and call.stage.inputs:
             raise RefusedAtStage(call.stage.name, str(error)) from error
         raise PlanRefusedError(
             call.stage.name,
@@ -358,5 +374,4 @@ def _check_supported(pipeline: Pipeline, call: StageCall, frame: DataFrame, posi
 
 def _watermarks(frames: Any) -> set[str]:
     """The ids of the watermark nodes; a set, since a stage may use an input twice (a self-join)."""
-    plans = [analyzed(frame) for frame in frames if frame.isStreaming]
-    return {node.nodeId().toString() for plan in plans for node in nodes(plan) if node.nodeName() == "EventTimeWatermark"}
+    return {identity for frame in frames for identity in watermark_nodes(frame)}

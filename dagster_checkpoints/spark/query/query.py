@@ -14,9 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagster_checkpoints.spark.files.work_path import WorkPath, url
+from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, SourceFailed
+from dagster_checkpoints.spark.query.kafka_lag import rows_behind
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import QueryLog
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 COMMIT_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.002
+_LONGEST_POLL_SECONDS = 0.05  # each poll may be a request to a server
 START_TIMEOUT_SECONDS = 60.0
 _START_POLL_SECONDS = 0.03
 _MAX_CAUSES = 20
@@ -67,10 +70,10 @@ def _is_interruption(error: BaseException | None) -> bool:
 
 
 def _is_no_error(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and isinstance(record.exc_info[1], QueryClosing | BatchFailed))
+    return not (record.exc_info and isinstance(record.exc_info[1], QueryClosing | BatchFailed | SourceFailed))
 
 
-# py4j logs every exception that `foreachBatch` raises.
+# py4j logs every exception that `foreachBatch` or a source raises.
 logging.getLogger("py4j.clientserver").addFilter(_is_no_error)
 
 
@@ -88,7 +91,7 @@ class TaskQuery:
 
     def __init__(
         self,
-        checkpoint: Path,
+        checkpoint: WorkPath,
         pool: str,
         on_batch: Callable[[DataFrame, int], None],
         before_batch: Callable[[Callable[[], bool]], None],
@@ -119,7 +122,7 @@ class TaskQuery:
             self._gate.begin()
         self._trigger, self._only_batch = trigger, self.log.last_committed() + 1
         frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
-        writer = frame.writeStream.outputMode(output_mode).option("checkpointLocation", str(self.checkpoint))
+        writer = frame.writeStream.outputMode(output_mode).option("checkpointLocation", url(self.checkpoint))
         if trigger:
             writer = writer.trigger(**trigger)
         self.runs += 1
@@ -134,8 +137,9 @@ class TaskQuery:
                     if self._closing:
                         raise QueryClosing
                     if self._running.is_set():  # the query may have been paused while this batch waited for the lock
-                        self._on_batch(frame, batch_id)
+                        self._process(frame, batch_id)
                         self._last_batch = batch_id
+                        self.log.processed(batch_id)
                         return
         except QueryClosing:
             raise
@@ -143,14 +147,25 @@ class TaskQuery:
             self.error = error
             raise BatchFailed(f"Batch {batch_id} failed; its task reports the error.") from None
 
+    def _process(self, frame: DataFrame, batch_id: int) -> None:
+        try:
+            self._on_batch(frame, batch_id)
+        except BaseException as error:
+            self.error = error  # still under the lock: a snapshot that waits for the lock must not be taken
+            raise
+
     @contextmanager
     def between_batches(self) -> Iterator[int]:
         """Keep the query between two batches inside the block. Yields the newest committed batch; -1 if there is none.
 
         Raises:
+            BatchFailed: A batch has failed. It may have emitted rows to the sink and to channels, and it will be processed again:
+                a snapshot would hold its rows twice.
             TimeoutError: Spark did not commit a batch that had been processed.
         """
         with self._lock:
+            if self.error is not None:
+                raise BatchFailed("A batch failed; its task reports the error.")
             if self._last_batch is not None and self._query is not None:
                 self._await_commit(self._last_batch)
             yield self.log.last_committed()
@@ -179,6 +194,7 @@ class TaskQuery:
 
     def _await_commit(self, batch_id: int) -> None:
         deadline = time.monotonic() + COMMIT_TIMEOUT_SECONDS
+        pause = _POLL_SECONDS
         while not self.log.is_committed(batch_id):
             if not self.active and not self.log.is_committed(batch_id):
                 raise self.failure() or TimeoutError(f"The query ended without committing batch {batch_id} of {self.checkpoint}.")
@@ -187,7 +203,8 @@ class TaskQuery:
                     f"Batch {batch_id} of {self.checkpoint} was processed, but its commit did not appear within "
                     f"{COMMIT_TIMEOUT_SECONDS:.0f} s. Is the work directory's file system full or slow?"
                 )
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(1.5 * pause, _LONGEST_POLL_SECONDS)
 
     @property
     def active(self) -> bool:
@@ -226,7 +243,7 @@ class TaskQuery:
 
     def _has_asked_sources(self) -> bool:
         if self._gate is not None:
-            return self._gate.asked
+            return self._gate.asked or not self.active  # Spark 4.1 runs a planned batch without asking
         return self.log.has_planned(self.log.last_committed() + 1) or self.waits_for_data
 
     @property
@@ -236,6 +253,12 @@ class TaskQuery:
             return True
         status = self._query.status
         return bool(status["isDataAvailable"]) or status["message"].startswith("Initializing")
+
+    @property
+    def rows_behind(self) -> int | None:
+        """The number of Kafka's messages that were not read when the last micro-batch was planned; None for other sources."""
+        progress = self._query.lastProgress if self._query is not None else None
+        return None if progress is None else rows_behind(progress.sources)
 
     @property
     def waits_for_data(self) -> bool:
@@ -255,7 +278,7 @@ class TaskQuery:
             return None
         raised = self._query.exception()
         if raised is not None and not _is_interruption(self.error):
-            return self.error or (self._gate.error if self._gate is not None else None) or raised
+            return self.error or (self._gate.error if self._gate is not None else KEPT_ERRORS.take(raised)) or raised
         if self.error is None and self._reached_end():
             return None
         stopped = QueryStopped()
@@ -271,10 +294,11 @@ class TaskQuery:
         Source: Spark's `MicroBatchExecution.constructNextBatch` and `executeOneBatch`.
         """
         if self._trigger.get("availableNow"):
-            return bool(self._execution().noNewData())
+            return bool(self.execution.noNewData())
         return bool(self._trigger.get("once")) and self.log.is_committed(self._only_batch)
 
-    def _execution(self) -> Any:
+    @property
+    def execution(self) -> Any:
         """Spark's execution of the query (a JVM object): Spark has no public API for its plans and for how it ended."""
         assert self._query is not None
         stream = self._query._jsq
@@ -284,7 +308,7 @@ class TaskQuery:
         """The executed plan of the newest batch (a JVM object), or None."""
         if self._query is None:
             return None
-        execution = self._execution().lastExecution()
+        execution = self.execution.lastExecution()
         return None if execution is None else execution.executedPlan()
 
     def stop(self) -> None:

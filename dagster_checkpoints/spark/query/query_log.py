@@ -9,11 +9,17 @@ Source: Spark's `OffsetSeqLog` and `CommitLog`; https://spark.apache.org/docs/la
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, remove_tree
+
+_FIRST_SOURCE = 2
+"""Number of the line of the first stream in an entry of the offset log."""
+_NO_OFFSET = "-"
+"""The line of a stream that has no offset yet."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +39,26 @@ class PlannedBatch:
 class QueryLog:
     """The logs of the query whose checkpoint directory is `path`. Cheap to call often: positions are cached."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: WorkPath) -> None:
         self.path = path
         self._commits = path / "commits"
         self._offsets = path / "offsets"
-        self._last_committed = -1
+        self._last_committed: int | None = None
+        self._processed: int | None = None
+
+    def processed(self, batch_id: int) -> None:
+        """Note that the query has processed a batch, which Spark commits next."""
+        self._processed = batch_id
 
     def last_committed(self) -> int:
-        """The id of the newest committed batch, -1 if none. Batches commit in order, so this counts up from the cached id."""
-        if self._last_committed < 0:
+        """The id of the newest committed batch, -1 if none.
+
+        Batches commit in order, each after it was processed, so that only the next one is looked for, and only after that.
+        """
+        if self._last_committed is None:
             self._last_committed = _largest(self._commits)
-        while (self._commits / str(self._last_committed + 1)).exists():
+        processed = self._last_committed if self._processed is None else self._processed
+        while self._last_committed < processed and self.is_committed(self._last_committed + 1):
             self._last_committed += 1
         return self._last_committed
 
@@ -57,8 +72,18 @@ class QueryLog:
         """The offset log's entry for `batch_id`. Raises FileNotFoundError if there is none."""
         lines = (self._offsets / str(batch_id)).read_text(encoding="utf-8").split("\n")
         metadata = json.loads(lines[1])
-        sources = tuple(None if line == "-" else json.loads(line) for line in lines[2:] if line)
+        sources = tuple(None if line == _NO_OFFSET else json.loads(line) for line in lines[_FIRST_SOURCE:] if line)
         return PlannedBatch(batch_id, int(metadata["batchWatermarkMs"]), sources)
+
+    def become_another_query(self) -> None:
+        """Give the query another id: Spark stops a query if another one starts under its id."""
+        (self.path / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
+        (self.path / ".metadata.crc").unlink(missing_ok=True)
+
+    def configuration(self, batch_id: int) -> Mapping[str, str]:
+        """The settings of Spark that the query keeps, such as its number of state partitions, as of a batch."""
+        lines = (self._offsets / str(batch_id)).read_text(encoding="utf-8").split("\n")
+        return dict(json.loads(lines[1])["conf"])
 
     def next_watermark(self, batch_id: int) -> int:
         """The watermark (epoch ms) that the committed batch records for the next batch."""
@@ -73,30 +98,82 @@ class QueryLog:
         """
         lines = (self._offsets / str(batch_id - 1)).read_text(encoding="utf-8").split("\n")
         lines[1] = json.dumps({**json.loads(lines[1]), "batchWatermarkMs": watermark_ms})
-        target = self._offsets / str(batch_id)
-        scratch = self._offsets / f".{batch_id}.planned"
-        scratch.write_text("\n".join(lines), encoding="utf-8")
-        os.replace(scratch, target)
+        # No query runs, and a crash leaves the directory to nothing: an attempt restores into a new one.
+        (self._offsets / str(batch_id)).write_text("\n".join(lines), encoding="utf-8")
         (self._offsets / f".{batch_id}.crc").unlink(missing_ok=True)
 
-    def plan_due_watermark(self) -> None:
+    def plan_due_watermark(self, *, always: bool = False) -> None:
         """Before a restored query starts: plan a batch for its own watermark, if that has advanced.
 
         The committed batch may record a later watermark for the next batch than it ran under. Without new input no batch would
         run under it, so the windows that are due get an extra batch, which the query runs first.
+
+        Args:
+            always: Plan the batch also if the watermark has not advanced. Spark runs no batch for a watermark that advances
+                later, before the query has run one since its start.
         """
         batch_id = self.last_committed()
-        if batch_id >= 0 and self.next_watermark(batch_id) > self.planned(batch_id).watermark_ms:
-            self.plan_batch(batch_id + 1, self.next_watermark(batch_id))
+        if batch_id < 0:
+            return
+        due, ran_under = self.next_watermark(batch_id), self.planned(batch_id).watermark_ms
+        if always or due > ran_under:
+            self.plan_batch(batch_id + 1, max(due, ran_under))
+
+    def newest_planned(self) -> int:
+        """The id of the newest batch that was planned, committed or not; -1 if there is none."""
+        return _largest(self._offsets)
+
+    def forget_source(self, position: int) -> None:
+        """Forget how far the query has read one of its streams, which gets no rows any more; the query is stopped.
+
+        Args:
+            position: The position of the stream among the streams of the query, from 0.
+        """
+        self._replace_offset(position, _NO_OFFSET)
+        remove_tree(self.path / "sources" / str(position))
+
+    def begin_sources(self, count: int) -> None:
+        """Make it another query, whose streams have not been read yet, and which runs the next batch; the query is stopped.
+
+        Args:
+            count: The number of these streams.
+        """
+        self.become_another_query()
+        for entry in self._entries():
+            lines = entry.read_text(encoding="utf-8").split("\n")
+            self._replace(entry, [*lines[:_FIRST_SOURCE], *[_NO_OFFSET] * count])
+
+    def move_source(self, position: int, offset: str) -> None:
+        """Record that all batches have read one of the streams up to another offset; the query is stopped.
+
+        All, because Spark asks a source at its start for the rows between the last two batches.
+
+        Args:
+            position: The position of the stream among the streams of the query, from 0.
+            offset: The offset as JSON.
+        """
+        self._replace_offset(position, offset)
+
+    def _replace_offset(self, position: int, text: str) -> None:
+        for entry in self._entries():
+            lines = entry.read_text(encoding="utf-8").split("\n")
+            lines[_FIRST_SOURCE + position] = text
+            self._replace(entry, lines)
+
+    def _entries(self) -> list[WorkPath]:
+        return [entry for entry in entries_of(self._offsets) if entry.name.isdigit()]
+
+    def _replace(self, entry: WorkPath, lines: Sequence[str]) -> None:
+        entry.write_text("\n".join(lines), encoding="utf-8")
+        (self._offsets / f".{entry.name}.crc").unlink(missing_ok=True)
 
     def holds_state(self) -> bool:
         """Whether the query's checkpoint directory holds operator state; known also before the first batch of an attempt."""
-        state = self.path / "state"
-        return state.exists() and any(state.iterdir())
+        return bool(entries_of(self.path / "state"))
 
     def forget_planned_after(self, batch_id: int) -> None:
         """Remove the entries of batches later than `batch_id`, which were planned but never committed."""
-        for entry in list(self._offsets.iterdir()) if self._offsets.exists() else []:
+        for entry in entries_of(self._offsets):
             if entry.name.isdigit() and int(entry.name) > batch_id:
                 entry.unlink()
                 (self._offsets / f".{entry.name}.crc").unlink(missing_ok=True)
@@ -117,7 +194,5 @@ def channel_positions(batch: PlannedBatch) -> Mapping[str, int]:
     return positions
 
 
-def _largest(folder: Path) -> int:
-    if not folder.exists():
-        return -1
-    return max((int(name) for name in os.listdir(folder) if name.isdigit()), default=-1)
+def _largest(folder: WorkPath) -> int:
+    return max((int(entry.name) for entry in entries_of(folder) if entry.name.isdigit()), default=-1)

@@ -19,7 +19,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from dagster_checkpoints.spark.errors import SourceActsOnCommitError
+from dagster_checkpoints.pipeline import StageKind
+from dagster_checkpoints.spark.errors import EndlessSourceError, SourceActsOnCommitError
 from dagster_checkpoints.spark.query.plan_nodes import V1_STREAM, V2_STREAM, streams
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
@@ -48,6 +49,9 @@ _NEEDS_RETENTION: Mapping[str, str] = {
 _KEEPS_ROWS = frozenset(
     {_FILES, "cloudfiles", "delta", "hudi", "iceberg", "kafka", "kinesis", "paimon", "python", "rate", "rate-micro-batch"}
 )
+
+# Sources that make rows as time passes: where they end would depend on when a run, or a restart, asks them.
+_ENDLESS = frozenset({"rate", "rate-micro-batch"})
 
 # Sources that read all available rows in one micro-batch unless one of these options limits them, by short name. A source with
 # a default limit (Delta: 1000 files) has no entry.
@@ -84,10 +88,18 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
 
     Raises:
         SourceActsOnCommitError: A source deletes, moves or acknowledges its input before the checkpoint is complete.
+        EndlessSourceError: A bounded source reads rows that have no end.
     """
     warnings = []
     for leaf in streams(frame):
         source = _source(frame, leaf)
+        if source.kind in _ENDLESS and call.stage.kind is StageKind.BOUNDED_SOURCE:
+            raise EndlessSourceError(
+                call.stage.name,
+                call.context.instance,
+                f"expected a bounded source to read rows that end, found {source.title} ({call.stage.location}), which makes "
+                "rows as time passes. Declare the stage @unbounded_source, and end it on request",
+            )
         problem = acts_on_commit(source)
         if problem:
             raise SourceActsOnCommitError(
@@ -108,6 +120,11 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
                 "commits a batch. If it deletes or acknowledges the rows that it has read, a restore cannot read those rows "
                 "again: they are lost. Check the source's documentation before you rely on this pipeline."
             )
+        if source.kind == "kafka" and source.options.get("failondataloss", "").lower() == "false":
+            warnings.append(
+                f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has failOnDataLoss=false: rows that Kafka "
+                "has deleted before they were read are skipped, without an error. Remove the option after the gap."
+            )
         missing = missing_limit(source)
         if missing:
             warnings.append(
@@ -115,6 +132,16 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
                 "become one micro-batch, and no checkpoint can complete while it runs. Set the option."
             )
     return warnings
+
+
+def source_kind(frame: DataFrame, leaf: Any) -> str:
+    """The short name of a stream's source in lower case; "files" for every file format.
+
+    Args:
+        frame: The DataFrame that reads it.
+        leaf: The stream, a leaf of the DataFrame's analyzed plan.
+    """
+    return _source(frame, leaf).kind
 
 
 def acts_on_commit(source: StreamingSource) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dagster_checkpoints.pipeline import Pipeline, Stage
+from dagster_checkpoints.spark.errors import LostRows
 from dagster_checkpoints.spark.query.plan_nodes import children, nodes
 
 _NO_CONDITION = "_LEGACY_ERROR_TEMP"
@@ -55,6 +56,16 @@ _STATE_REMEDY = (
 _STATE_SETTING = (
     "a Spark setting on which the checkpoint's state depends was changed since the checkpoint was taken. Restore the old value "
     "in the resource's spark_config. Do not delete the checkpoint."
+)
+
+# Spark's connector for Kafka gives its condition only in the driver; executors' errors have the text.
+_ROWS_LOST = ("KAFKA_DATA_LOSS", "not available in Kafka any more")
+_ROWS_LOST_REMEDY = (
+    "the topic no longer has all messages after the last ones that were read: its retention has deleted them, or the topic or a "
+    "partition was deleted. Rows are missing that no restart brings back, so the job stops. To continue with what is left, start "
+    'the run again with .option("failOnDataLoss", "false"), and remove the option afterwards; to have all rows, put the '
+    "messages into the topic again and begin a new job. Then let the topic keep messages for longer than the pipeline may "
+    "stand still."
 )
 
 
@@ -101,7 +112,16 @@ def advice_on_failed_query(error: BaseException) -> str:
     names = set(conditions(error))
     if names & _STATE_CHANGED:
         return _STATE_REMEDY
+    if lost_rows(error):
+        return "" if isinstance(error, LostRows) else _ROWS_LOST_REMEDY  # a source of the plugin says what to do
     return _STATE_SETTING if "STATE_STORE_INVALID_CONFIG_AFTER_RESTART" in names else ""
+
+
+def lost_rows(error: BaseException) -> bool:
+    """Whether a source no longer has rows that the query has to read."""
+    condition_name, text = _ROWS_LOST
+    named = any(name.partition(".")[0] == condition_name for name in conditions(error))
+    return isinstance(error, LostRows) or named or text in str(error)
 
 
 def condition(error: BaseException) -> str | None:

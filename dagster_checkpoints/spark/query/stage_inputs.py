@@ -10,13 +10,14 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from dagster_checkpoints.spark.query.channel_sources import READ_OPTIONS, ChannelSources, ReadableChannel
+from dagster_checkpoints.spark.files.work_path import WorkPath, urls
+from dagster_checkpoints.spark.query.channel_sources import ChannelSources, ReadableChannel
+from dagster_checkpoints.spark.query.driver_sources import READ_OPTIONS
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class StreamInput:
     """One streaming input of a task.
 
     Attributes:
-        name: The name of the stage that is read.
+        uid: The uid of the stage that is read; the plan's description names the stage by it.
         schema: The schema of the input's records.
         gate: The gate of the task's query.
         channels: The input's channels by name.
@@ -47,7 +48,7 @@ class StreamInput:
         attempt: The number of the job's attempt.
     """
 
-    name: str
+    uid: str
     schema: StructType
     gate: QueryGate
     channels: Mapping[str, ReadableChannel]
@@ -57,26 +58,31 @@ class StreamInput:
 
 def stream_dataframe(sources: ChannelSources, stream: StreamInput) -> DataFrame:
     """The streaming DataFrame of an input, carrying its watermark if it has event time."""
-    records = sources.records(stream.name, stream.schema, stream.gate, stream.channels)
+    records = sources.records(stream.uid, stream.schema, stream.gate, stream.channels)
     if stream.event_time is None:
         return records
     column, lateness_ms = stream.event_time.column, stream.event_time.lateness_ms
-    times = sources.watermarks(stream.name, stream.schema, stream.gate, column, lateness_ms, stream.attempt)
+    times = sources.watermarks(stream.uid, stream.schema, stream.gate, column, lateness_ms, stream.attempt)
     watermark = times.withWatermark(column, f"{lateness_ms} milliseconds")
     dropped = watermark.where((F.col(f"`{column}`") < F.lit(NEVER)) & (F.spark_partition_id() >= 0))
     return dropped.unionByName(records)
 
 
-def table_dataframe(spark: SparkSession, schema: StructType, files: Sequence[Path]) -> DataFrame:
+def table_dataframe(spark: SparkSession, schema: StructType, files: Sequence[WorkPath]) -> DataFrame:
     """The rows of segments as a table: a static input, or a batch that was written."""
     if not files:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).options(**READ_OPTIONS).parquet(*[str(file) for file in files])
+    return spark.read.schema(schema).options(**READ_OPTIONS).parquet(*urls(files))
 
 
 def nullable(schema: StructType) -> StructType:
     """The schema with every column, also nested ones, nullable, as channels carry it."""
     return StructType([StructField(f.name, _nullable(f.dataType), True, f.metadata) for f in _plain(schema)])
+
+
+def without_event_time(schema: StructType) -> StructType:
+    """The schema without what Spark notes of a watermark in a column's metadata."""
+    return StructType(_plain(schema))
 
 
 def _plain(schema: StructType) -> list[StructField]:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.query.query_guard import guard_queries
 from dagster_checkpoints.spark.session import executor_probe
+from dagster_checkpoints.spark.session.class_archive import ClassArchive
 from dagster_checkpoints.spark.session.java import configure_java
 from dagster_checkpoints.spark.session.spark_home import lean_spark_home
+from dagster_checkpoints.spark.session.spark_version import check_supported, installed_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,7 +95,9 @@ def check_session(spark: SparkSession) -> None:
 
     Raises:
         SparkSettingError: The session has a setting with which checkpoints do not work.
+        SparkVersionError: The plugin does not run on the session's version of Spark.
     """
+    check_supported(spark.version)
     _check_retained_batches(spark.conf.get(RETAINED_BATCHES, None))
 
 
@@ -107,16 +111,19 @@ def _check_retained_batches(found: str | None) -> None:
         )
 
 
-def build_session(config: Mapping[str, Any] | None = None) -> SparkSession:
+def build_session(config: Mapping[str, Any] | None = None, *, share_classes: bool = False) -> SparkSession:
     """Start the Spark session of this process, or use the existing one, and prepare it.
 
     Args:
         config: Spark settings, flat (`{"spark.master": "local[2]"}`); see :func:`session_config`.
+        share_classes: Whether the JVM uses the archive of Java classes, which is made later if there is none.
 
     Raises:
         JavaNotFound: There is no Java that this Spark can run on.
         SparkSettingError: See :func:`session_config`.
+        SparkVersionError: The plugin does not run on the installed version of Spark.
     """
+    check_supported(installed_version())
     settings = session_config(config)
     if "SPARK_REMOTE" in os.environ:
         raise SparkSettingError(
@@ -124,7 +131,7 @@ def build_session(config: Mapping[str, Any] | None = None) -> SparkSession:
             "Spark Connect is not supported. Unset it for the processes of runs, and name the cluster's spark.master in the "
             "resource's spark_config."
         )
-    configure_java()
+    java_home = configure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1" if settings["spark.master"].startswith("local") else "")
     if not os.environ["SPARK_LOCAL_IP"]:
@@ -135,7 +142,13 @@ def build_session(config: Mapping[str, Any] | None = None) -> SparkSession:
     for key, value in settings.items():
         builder = builder.config(key, value)
     with lean_spark_home(settings):
-        spark = builder.getOrCreate()
+        if share_classes:
+            archive = ClassArchive(java_home, settings)
+            with archive.offered():
+                spark = builder.getOrCreate()
+            archive.make_later(str(spark._jvm.System.getProperty("java.class.path")))  # type: ignore[union-attr]
+        else:
+            spark = builder.getOrCreate()
     return prepare_session(spark)
 
 

@@ -1,21 +1,34 @@
 """The work directory: its allowed values, when it must be set, and one directory below it for each attempt.
 
 Records between stages and Spark's own files are stored in it. The driver and every executor write and read them, so
-all of them must see the same directory under the same path; `executor_check` checks that at start. Must not know Spark.
+all of them must see the same directory under the same path or URL; `executor_check` checks that at start.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.spark.files.hadoop_path import HadoopFileSystem, HadoopPath
+from dagster_checkpoints.spark.files.work_folder import WorkFolder
+from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, remove_if_empty, remove_tree
 from dagster_checkpoints.storage.urls import local_path, url_scheme
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ATTEMPT = re.compile(r"epoch-(\d+)-")
+_REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://[^/]*/.*[^/].*", re.IGNORECASE)
+_OTHER_NAMES = {"s3": "s3a", "s3n": "s3a", "gcs": "gs"}
 
 SHARED_REMEDY = (
     "Set work_directory= of CheckpointCoordinatorResource to a directory that the driver and every executor see under the same "
-    "path (NFS, a shared volume)"
+    "path (NFS, a shared volume) or URL (hdfs://, s3a://, gs://, abfss://)"
 )
 
 
@@ -27,13 +40,45 @@ class WorkDirectoryNotSharedError(DagsterCheckpointsError):
     """An executor sees another directory under the path of the work directory, or none."""
 
 
-def parse_work_directory(text: str) -> Path:
-    """The directory in a user's setting: a path, `~` for the home directory, or a `file:///` URL.
+@dataclass(frozen=True)
+class RemoteDirectory:
+    """A directory on a file system that only Spark's Hadoop client reaches.
+
+    Attributes:
+        url: The URL, such as `hdfs://namenode:8020/work`, without a slash at its end.
+    """
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, part: str, /) -> RemoteDirectory:
+        return RemoteDirectory(f"{self.url}/{part}")
+
+    def open(self, spark: SparkSession) -> HadoopPath:
+        """The directory, as the driver's JVM reaches it.
+
+        Raises:
+            WorkDirectoryError: Hadoop's client cannot use the URL.
+        """
+        try:
+            return HadoopFileSystem(spark, self.url).qualified(self.url)
+        except OSError as error:
+            raise WorkDirectoryError(
+                f"expected work_directory {self.url} to be on a file system that Spark's Hadoop client reaches, found: {error}. "
+                "Add the file system's jar to the session (for s3a://: hadoop-aws of Spark's Hadoop version, in "
+                "spark.jars.packages of the resource's spark_config), and its settings (spark.hadoop.*)"
+            ) from error
+
+
+def parse_work_directory(text: str) -> Path | RemoteDirectory:
+    """The directory in a user's setting: a path, `~` for the home directory, a `file:///` URL, or a URL of Hadoop's.
 
     Raises:
         WorkDirectoryError: The text is empty, or a URL of another kind.
     """
-    found = f"expected work_directory to be a path or a URL such as file:///shared/work, found {text!r}"
+    found = f"expected work_directory to be a path or a URL such as file:///shared/work or hdfs://host:8020/work, found {text!r}"
     scheme = url_scheme(text)
     if not text.strip():
         raise WorkDirectoryError(f"{found}: it is empty. Leave the setting out to use the directory for temporary files")
@@ -42,14 +87,14 @@ def parse_work_directory(text: str) -> Path:
         if path is None:
             raise WorkDirectoryError(f"{found}: a file URL has three slashes and an absolute path")
         return path
+    if scheme in _OTHER_NAMES:
+        raise WorkDirectoryError(f"{found}: Spark's Hadoop client knows {scheme}:// under the name {_OTHER_NAMES[scheme]}://")
     if scheme is not None:
-        raise WorkDirectoryError(
-            f"{found}: {scheme}: is not supported. Spark and Python both work on these files, through the operating system. Name "
-            "a directory that is mounted on the driver and on every executor under the same path (NFS, a shared volume); "
-            "checkpoints themselves may be stored elsewhere, see storage="
-        )
+        if not _REMOTE.fullmatch(text):
+            raise WorkDirectoryError(f"{found}: a URL has two slashes after {scheme}:, and a path that is not empty")
+        return RemoteDirectory(text.rstrip("/"))
     try:
-        return Path(text).expanduser()
+        return Path(text).expanduser().absolute()
     except RuntimeError as error:
         raise WorkDirectoryError(f"{found}: {error}") from None
 
@@ -81,36 +126,85 @@ class WorkDirectory:
     """The work directory of one pipeline, with one directory below it for each attempt.
 
     Args:
-        path: The pipeline's work directory.
+        place: The pipeline's work directory.
+        scratch: The directory of this machine for links and copies, if the work directory is elsewhere.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, place: Path | RemoteDirectory, scratch: Path) -> None:
+        self._place = place
+        self._work: WorkPath | None = place if isinstance(place, Path) else None
+        self._scratch = place if isinstance(place, Path) else scratch
 
-    def create(self, epoch: int, attempt: int) -> Path:
-        """Create a new directory for an attempt; remove those of earlier attempts of this owner."""
+    @property
+    def is_remote(self) -> bool:
+        """Whether only Spark's Hadoop client reaches the directory."""
+        return isinstance(self._place, RemoteDirectory)
+
+    def __str__(self) -> str:
+        return str(self._work or self._place)
+
+    def open(self, spark: SparkSession) -> None:
+        """Connect with the directory's file system; before that, only directories of this machine are removed.
+
+        Raises:
+            WorkDirectoryError: See :meth:`RemoteDirectory.open`.
+        """
+        if isinstance(self._place, RemoteDirectory):
+            self._work = self._place.open(spark)
+
+    def create(self, epoch: int, attempt: int, in_use: Collection[int] = ()) -> WorkFolder:
+        """Create new directories for an attempt; remove those of earlier attempts of this owner.
+
+        Args:
+            epoch: Epoch of this owner.
+            attempt: The attempt's number within the run.
+            in_use: Earlier attempts of which tasks still run.
+
+        Raises:
+            OSError: They cannot be created.
+        """
+        self.clear(epoch, own=True, kept=[_name(epoch, earlier) for earlier in in_use])
+        assert self._work is not None
+        name = _name(epoch, attempt)
+        folder = WorkFolder(self._work / name, self._scratch / name)
+        folder.work.mkdir(parents=True)
+        if self.is_remote:
+            folder.scratch.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def proof(self, epoch: int) -> WorkPath:
+        """Create a new directory for the check of the executors; :meth:`clear` removes it.
+
+        Raises:
+            OSError: It cannot be created.
+        """
         self.clear(epoch, own=True)
-        folder = self._path / f"epoch-{epoch}-attempt-{attempt}"
+        assert self._work is not None
+        folder = self._work / f"epoch-{epoch}-proof"
         folder.mkdir(parents=True)
         return folder
 
-    def proof(self, epoch: int) -> Path:
-        """Create a new directory for the check of the executors; :meth:`clear` removes it."""
-        self.clear(epoch, own=True)
-        folder = self._path / f"epoch-{epoch}-proof"
-        folder.mkdir(parents=True)
-        return folder
-
-    def clear(self, epoch: int, *, own: bool) -> None:
+    def clear(self, epoch: int, *, own: bool, kept: Collection[str] = ()) -> None:
         """Remove directories in the work directory, never those of a later owner.
 
         Args:
             epoch: Epoch of this owner.
             own: True removes this owner's directories, False those of earlier owners.
+            kept: Names of directories that stay.
         """
-        for folder in self._path.glob("epoch-*"):
-            folder_epoch = int(folder.name.split("-")[1])
-            if folder_epoch == epoch if own else folder_epoch < epoch:
-                shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self._path.rmdir()
+        _clear(self._scratch, epoch, own, kept)
+        if self.is_remote and self._work is not None:
+            _clear(self._work, epoch, own, kept)
+
+
+def _name(epoch: int, attempt: int) -> str:
+    return f"epoch-{epoch}-attempt-{attempt}"
+
+
+def _clear(place: WorkPath, epoch: int, own: bool, kept: Collection[str]) -> None:
+    with contextlib.suppress(OSError):  # what stays is removed by the next run
+        for folder in entries_of(place):
+            number = _ATTEMPT.match(folder.name) if folder.name not in kept else None
+            if number is not None and (int(number[1]) == epoch if own else int(number[1]) < epoch):
+                remove_tree(folder)
+    remove_if_empty(place)

@@ -9,13 +9,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagster_checkpoints.pipeline import Chain, Pipeline
+import msgspec
+from pyspark.sql.types import DataType
+
+from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.channels.channel_wiring import restored_segment
+from dagster_checkpoints.spark.files.server_copies import is_large_enough, server_copy_target
+from dagster_checkpoints.spark.files.work_folder import WorkFolder
+from dagster_checkpoints.spark.files.work_path import WorkPath, place
+from dagster_checkpoints.spark.query.query_log import QueryLog
+from dagster_checkpoints.spark.snapshots.moved_state import StateMove
+from dagster_checkpoints.spark.snapshots.query_files import is_state_of_version
+from dagster_checkpoints.spark.snapshots.query_snapshots import relocate
 from dagster_checkpoints.state import (
     CheckpointMetadata,
+    FusedSourceSnapshot,
     OperatorState,
+    QuerySnapshot,
     RestorePlan,
+    StageInstanceSnapshot,
     StateFile,
     TaskSnapshot,
     redistribute_operator_states,
@@ -53,6 +66,7 @@ class RestoredState:
         self._pipeline = pipeline
         self._storage = storage
         self._restored = restored
+        self._fetched: set[tuple[str, int]] = set()  # old instances, by chain, whose queries were fetched
         self._redistributed: dict[str, tuple[tuple[OperatorState, ...], ...]] = {}
 
     def operator_states(self, name: str, index: int) -> tuple[OperatorState, ...]:
@@ -77,23 +91,95 @@ class RestoredState:
             assert self._storage is not None
             self._storage.fetch_state(files, target, checkpoint=self._restored.location if self._restored else "")
 
-    def fetch_segments(self, files: Sequence[StateFile], folder: Path) -> Path:
+    def _copy(self, files: Sequence[StateFile], folder: WorkPath) -> set[StateFile]:
+        """Let the server copy the large files into the work directory, where it can. Returns those that it has copied."""
+        target, large = server_copy_target(folder), [file for file in files if is_large_enough(file.size)]
+        if target is None or not large or self._restored is None:
+            return set()
+        if self._restored.savepoint is not None:
+            left = self._restored.savepoint.copy_state(large, target)
+        else:
+            assert self._storage is not None
+            left = self._storage.copy_state(large, target, checkpoint=self._restored.location)
+        return set(large) - set(left)
+
+    def fetch_query(self, query: QuerySnapshot, folder: WorkFolder, fused: Sequence[FusedSourceSnapshot], streams: int) -> None:
+        """Fetch the files of a task's query into the query's checkpoint directory.
+
+        Args:
+            query: The query.
+            folder: The task's directory.
+            fused: The query's fused sources: those that have ended are not read again.
+            streams: The number of streams of its plan.
+        """
+        files = query.files
+        target = folder / "checkpoint"
+        copied = self._copy([file for file in files if is_state_of_version(file.path)], target.work)
+        self.fetch([file for file in files if file not in copied], target.scratch)
+        for source in fused:
+            if source.ended:
+                QueryLog(target.scratch).forget_source(source.position)
+        if query.sources == ():
+            QueryLog(target.scratch).begin_sources(streams)
+        relocate(target.scratch, target.work)
+        place(target.scratch, target.work)
+
+    def fetch_share(self, chain: Chain, index: int, key_type: DataType, attempt: WorkFolder, folder: WorkFolder) -> StateMove:
+        """Fetch what an instance needs whose keyed state comes from other instances; see :func:`moved_state.move_state`.
+
+        Args:
+            chain: The chain.
+            index: The index of its instance.
+            key_type: The type of the column by which rows are routed.
+            attempt: The attempt's directory, for copies of the old instances' directories, which several instances read.
+            folder: The task's directory.
+        """
+        assert self._restored is not None and self._restored.plan.rescaled is not None
+        task = TaskId(chain.name, index)
+        share, query = self._restored.plan.rescaled.shares[task], self._restored.plan.tasks[task].query
+        assert query is not None
+        logs = [file for file in query.files if not is_state_of_version(file.path)]
+        self.fetch_query(msgspec.structs.replace(query, files=tuple(logs)), folder, (), 0)
+        QueryLog((folder / "checkpoint").work).become_another_query()
+        sources: dict[int, WorkPath] = {}
+        for old, held in share.queries.items():
+            source = attempt / "rescaled" / f"{chain.name}.{old}"
+            if (chain.name, old) not in self._fetched:
+                self._fetched.add((chain.name, old))
+                self.fetch_query(held, source, (), 0)
+            sources[old] = (source / "checkpoint").work
+        return StateMove(
+            where=f"Stage {chain.name!r}, instance {chain.instances[index]!r}, {self._restored.location}",
+            share=share,
+            key_type=key_type,
+            batches={old: held.batch_id for old, held in share.queries.items()},
+            sources=sources,
+            batch_id=query.batch_id,
+            target=(folder / "checkpoint").work,
+        )
+
+    def fetch_segments(self, files: Sequence[StateFile], folder: WorkFolder) -> WorkPath:
         """Fetch the files of segments below a task's directory. Returns the directory that holds them."""
         target = folder / "restored"
-        self.fetch(files, target)
-        return target
+        copied = self._copy(files, target.work)
+        self.fetch([file for file in files if file not in copied], target.scratch)
+        place(target.scratch, target.work)
+        return target.work
 
-    def transactions(self, chain: Chain, snapshot: TaskSnapshot | None, folder: Path) -> dict[int, dict[str, Path]]:
+    def transactions(self, chain: Chain, snapshot: TaskSnapshot | None, folder: WorkFolder) -> dict[int, dict[str, Path]]:
         """The fetched files of a savepoint's transactions, which may have been aborted since."""
-        tail = snapshot.stages.get(chain.stages[-1]) if snapshot else None
-        root = folder / "transactions"
+        return self.transaction_files(snapshot.stages.get(chain.stages[-1]) if snapshot else None, folder)
+
+    def transaction_files(self, tail: StageInstanceSnapshot | None, folder: WorkFolder) -> dict[int, dict[str, Path]]:
+        """The same for one instance of a stage."""
+        root = folder.scratch / "transactions"
         restored = {}
         for position, files in tail.transaction_files.items() if tail else ():
             self.fetch(files, root)
             restored[position] = {Path(file.path).name: root / file.path for file in files}
         return restored
 
-    def tables(self, snapshot: TaskSnapshot | None, folder: Path) -> dict[str, list[SegmentFiles]]:
+    def tables(self, snapshot: TaskSnapshot | None, folder: WorkFolder) -> dict[str, list[SegmentFiles]]:
         """The segments of a task's static inputs that were collected before the checkpoint, by input."""
         tables: dict[str, list[SegmentFiles]] = {}
         for table in snapshot.static if snapshot else ():
@@ -103,13 +189,13 @@ class RestoredState:
 
 
 def rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:
-    """The number of rows that the finished tasks of each finished stage had emitted."""
-    rows = {stage.name: stage.rows for stage in metadata.stages if stage.finished}
+    """The number of rows that the finished tasks of each stage had emitted, also those that are not in the pipeline any more."""
+    rows = {stage.name: stage.rows for stage in metadata.stages}
     for chain in metadata.chains:
-        tail = chain.stages[-1]
-        if tail in rows:
-            rows[tail] -= sum(task.stages[tail].rows_out for task in chain.tasks.values())
-    return rows
+        for task in chain.tasks.values():
+            for name, stage in task.stages.items():
+                rows[name] -= stage.rows_out
+    return {name: finished for name, finished in rows.items() if finished}
 
 
 def late_rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:

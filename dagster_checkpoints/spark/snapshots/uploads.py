@@ -5,6 +5,7 @@ Runs on a thread pool while the tasks continue. It must not touch a task or its 
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition, Wa
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.spark.channels.channel_log import LoggedElement, Records, SegmentFiles
-from dagster_checkpoints.spark.snapshots.query_snapshots import prune
+from dagster_checkpoints.spark.snapshots.pinned_queries import PinnedQuery, sources_of
 from dagster_checkpoints.state import (
     ChannelElement,
     ChannelSnapshot,
@@ -32,7 +33,7 @@ from dagster_checkpoints.state import (
     TaskSnapshot,
     in_flight_files,
 )
-from dagster_checkpoints.storage import StorageError, StoredFile
+from dagster_checkpoints.storage import LocalSource, StateSource, StorageError, StoredFile
 
 
 @dataclass(frozen=True)
@@ -41,19 +42,19 @@ class PinnedSnapshot:
 
     Attributes:
         task: The part that needs no upload.
-        query: The linked checkpoint directory, and its description without files; None without a query.
+        query: The pinned checkpoint directory, and its description without files; None without a query.
         channels: The input channels, with their in-flight elements.
         static: The segments of each static input that is ready.
         transactions: For a savepoint, the files of the sink's uncommitted transactions, by position and name.
-        folders: The directories that only this snapshot uses.
+        folder: The directory of this machine that only this snapshot uses.
     """
 
     task: TaskSnapshot
-    query: tuple[Path, QuerySnapshot] | None = None
+    folder: Path
+    query: tuple[PinnedQuery, QuerySnapshot] | None = None
     channels: tuple[PinnedChannel, ...] = ()
     static: Mapping[str, tuple[SegmentFiles, ...]] = field(default_factory=dict)
     transactions: Mapping[int, Mapping[str, Path]] = field(default_factory=dict)
-    folders: tuple[Path, ...] = ()
 
     def segments(self) -> Iterable[SegmentFiles]:
         for channel in self.channels:
@@ -65,14 +66,31 @@ class PinnedSnapshot:
         for segment in self.segments():
             segment.hold()
 
+    def with_captured(self, captured: Mapping[str, Sequence[LoggedElement]]) -> PinnedSnapshot:
+        """The snapshot with more elements in flight, whose files stay as well.
+
+        Args:
+            captured: By channel, the elements behind those in the snapshot.
+        """
+        if not captured:
+            return self
+        for elements in captured.values():
+            for element in elements:
+                if isinstance(element, Records):
+                    element.segment.hold()
+        channels = tuple(
+            replace(channel, in_flight=(*channel.in_flight, *captured.get(channel.snapshot.channel, ())))
+            for channel in self.channels
+        )
+        return dataclasses.replace(self, channels=channels)
+
     def release(self) -> None:
         for segment in self.segments():
             segment.release()
-        for folder in self.folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
-Upload = Callable[[CheckpointBarrier, Mapping[str, Path]], Mapping[str, StoredFile]]
+Upload = Callable[[CheckpointBarrier, Mapping[str, StateSource]], Mapping[str, StoredFile]]
 """Stores files for a checkpoint in the shared directory, or for a savepoint in its own directory."""
 
 
@@ -117,17 +135,12 @@ class SnapshotUploader:
             pinned.release()
 
     def _store(self, barrier: CheckpointBarrier, pinned: PinnedSnapshot) -> tuple[TaskSnapshot, Collection[StoredFile]]:
-        paths: dict[str, Path] = {}
-        query_files: list[Path] = []
-        if pinned.query is not None:
-            folder, description = pinned.query
-            query_files = prune(folder, description.batch_id)
-            paths.update({f"query/{file}": folder / file for file in query_files})
-        for segment in pinned.segments():
-            paths.update({str(file): file for file in segment.files})
+        query_files = pinned.query[0].files() if pinned.query is not None else {}
+        sources = {f"query/{path}": source for path, source in query_files.items()}
+        sources.update(sources_of(pinned.segments(), pinned.folder / "segments"))
         for position, named in pinned.transactions.items():
-            paths.update({f"transactions/{position}/{name}": file for name, file in named.items()})
-        stored = self._store_files(barrier, paths)
+            sources.update({f"transactions/{position}/{name}": LocalSource(file) for name, file in named.items()})
+        stored = self._store_files(barrier, sources)
 
         def state_file(name: str, path: str) -> StateFile:
             return StateFile(path, stored[name].sha256, stored[name].size, stored[name].stored_by)
@@ -139,7 +152,7 @@ class SnapshotUploader:
 
         query = None
         if pinned.query is not None:
-            files = tuple(state_file(f"query/{file}", file.as_posix()) for file in query_files)
+            files = tuple(state_file(f"query/{path}", path) for path in query_files)
             query = msgspec.structs.replace(pinned.query[1], files=files)
         channels = tuple(
             _with_in_flight(channel.snapshot, _elements(channel.in_flight, segment_of)) for channel in pinned.channels
@@ -153,15 +166,8 @@ class SnapshotUploader:
             for position, named in pinned.transactions.items()
         }
         task = pinned.task
-        snapshot = TaskSnapshot(
-            stages=_with_transaction_files(task.stages, transaction_files),
-            query=query,
-            channels=channels,
-            static=static,
-            end_of_data=task.end_of_data,
-            watermark=task.watermark,
-            valve_watermark=task.valve_watermark,
-        )
+        stages = _with_transaction_files(task.stages, transaction_files)
+        snapshot = msgspec.structs.replace(task, stages=stages, query=query, channels=channels, static=static)
         return snapshot, stored.values()
 
 
@@ -182,14 +188,7 @@ def _with_transaction_files(
 
 
 def _with_in_flight(channel: ChannelSnapshot, elements: Sequence[ChannelElement]) -> ChannelSnapshot:
-    return ChannelSnapshot(
-        channel=channel.channel,
-        position=channel.position,
-        watermark=channel.watermark,
-        idle=channel.idle,
-        ended=channel.ended,
-        in_flight=tuple(elements),
-    )
+    return msgspec.structs.replace(channel, in_flight=tuple(elements))
 
 
 def _elements(elements: Iterable[LoggedElement], segment_of: Callable[[SegmentFiles], Segment]) -> list[ChannelElement]:

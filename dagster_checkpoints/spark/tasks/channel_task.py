@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.input_gate import InputGate
@@ -26,11 +25,12 @@ from dagster_checkpoints.execution.task_events import (
 )
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.spark.channels.channel_log import Channel, SegmentFiles
+from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import channel_positions
 from dagster_checkpoints.spark.tasks.messages import TaskWaiting
-from dagster_checkpoints.spark.tasks.task import JOB_CONFIG, Task
+from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
 
@@ -45,7 +45,7 @@ class TaskInput:
     carries_watermark: bool
 
 
-PlanBuilder = Callable[[Mapping[str, Sequence[Path]]], QueryPlan]
+PlanBuilder = Callable[[Mapping[str, Sequence[WorkPath]]], QueryPlan]
 
 
 class ChannelTask(Task):
@@ -76,7 +76,9 @@ class ChannelTask(Task):
         self._tables = {i.name: list(tables.get(i.name, ())) for i in inputs if i.static}
         self._read_batch = -1
         self._read: Mapping[str, int] = {}  # by channel, the position up to which that batch has read
-        self._consumed = dict(self._query_gate.positions)
+        self._consumed: Mapping[str, int] = dict(self._query_gate.positions)
+        self._retained: set[str] = set()
+        """The channels whose consumed segments belong to a snapshot that is not stored yet."""
         self._restored_batch = self.query.log.last_committed()
         self._watermark_bypasses_query = False
 
@@ -147,16 +149,22 @@ class ChannelTask(Task):
 
     def _follow_positions(self) -> None:
         """Tell the gate what the query has consumed: the records that it has read, and the marks up to the next records."""
+        consumed = self.consumed_positions()
+        if consumed != self._consumed or self._retained:
+            # A producer may wait until segments are released: so look again although nothing more is consumed.
+            self._retained = {name for name in consumed if self._gate.retains(name)}
+            for name in consumed.keys() - self._retained:
+                self._channels[name].release_before(consumed[name])
+        if consumed != self._consumed:
+            self._consumed = consumed
+            self.handle(QueryConsumed(consumed))
+
+    def consumed_positions(self) -> Mapping[str, int]:
         batch_id = self.query.log.last_committed()
         if batch_id != self._read_batch:
             self._read_batch, self._read = batch_id, channel_positions(self.query.log.planned(batch_id))
         opened = self._query_gate.positions
-        consumed = {name: self._channels[name].behind_marks(self._read.get(name, 0), limit) for name, limit in opened.items()}
-        if consumed != self._consumed:
-            self._consumed = consumed
-            for name, position in consumed.items():
-                self._channels[name].release_before(position)
-            self.handle(QueryConsumed(consumed))
+        return {name: self._channels[name].behind_marks(self._read.get(name, 0), limit) for name, limit in opened.items()}
 
     def _forward_watermark(self) -> None:
         with self.query.lock_if_free() as free:
@@ -227,12 +235,12 @@ def _machine(parts: TaskParts, inputs: Sequence[TaskInput]) -> TaskMachine:
     return parts.make_machine(
         time.monotonic(),
         task=parts.id,
-        config=JOB_CONFIG,
+        config=parts.checkpoints,
         channels=tuple(channels),
         valve_watermark=valve,
         finished_before=parts.finished_before,
     )
 
 
-def _files(tables: Sequence[SegmentFiles]) -> list[Path]:
+def _files(tables: Sequence[SegmentFiles]) -> list[WorkPath]:
     return [file for segment in tables for file in segment.files]

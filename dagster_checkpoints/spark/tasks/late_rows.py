@@ -41,8 +41,8 @@ class LateRows:
         self._unreported = dict.fromkeys(self._instances, 0)
 
     def of(self, stage: str) -> int:
-        """The number of late rows that a stage has dropped since the job began."""
-        return self._counts[stage]
+        """The number of late rows that a stage has dropped since the job began; 0 for a fused source that does not run again."""
+        return self._counts.get(stage, 0)
 
     @property
     def total(self) -> int:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dagster_checkpoints.coordination import CoordinatorEvent
+from dagster_checkpoints.coordination import EventOfTask
 from dagster_checkpoints.execution.messages import TaskMessage
-from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.execution.split_events import SplitRequest
+from dagster_checkpoints.pipeline import CheckEvaluation, TaskId
+from dagster_checkpoints.sinks import SinkCommit
+from dagster_checkpoints.spark.tasks.commit_checks import CheckedRows
 
 # To a task
 
@@ -21,6 +24,8 @@ Mail = TaskMessage | WakeUp
 
 
 # From a task
+
+_UNCHECKED = CheckedRows()
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,48 @@ class TaskFirstBatch:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class TaskCommitted:
+    """A task with a sink has committed it up to a completed checkpoint.
+
+    What a restore commits is not reported: the attempt that has taken the checkpoint may have reported it before.
+
+    Attributes:
+        stage: The stage that has the sink.
+        instance: The stage's instance.
+        checkpoint_id: The checkpoint.
+        commit: What has become visible; None if there was nothing to commit.
+        rows: The number of rows that the instance has committed since the job began, over all runs.
+        watermark_ms: The output watermark at the checkpoint, epoch ms; None before the first.
+        last: Whether the task ends with this commit: its data has ended, or the job is suspended.
+        checked: The results of the stage's checks for these rows, and a sample of them.
+    """
+
+    stage: str
+    instance: str
+    checkpoint_id: int
+    commit: SinkCommit | None
+    rows: int
+    watermark_ms: int | None
+    last: bool
+    checked: CheckedRows = _UNCHECKED
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCommitRefused:
+    """Rows did not pass a blocking check: the task declines the checkpoint.
+
+    Attributes:
+        stage: The stage that has the sink.
+        checks: The results of all checks of the instance.
+    """
+
+    stage: str
+    checks: tuple[CheckEvaluation, ...]
+
+
 StartProgress = TaskWaiting | TaskQueryStarted | TaskFirstBatch
 """The progress of a task's start, for display only."""
-SendReport = Callable[[CoordinatorEvent | TaskRaised | StartProgress], None]
+TaskReported = EventOfTask | SplitRequest | TaskRaised | StartProgress | TaskCommitted | TaskCommitRefused
+"""All that a task reports to the job."""
+SendReport = Callable[[TaskReported], None]

@@ -6,19 +6,37 @@ If a stage raises, the error names that stage. It must not know the life cycle t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.sinks import SinkCommit, merged
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
+from dagster_checkpoints.spark.errors import CommitCheckFailedError
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
+from dagster_checkpoints.spark.tasks.commit_checks import CheckedRows
 from dagster_checkpoints.spark.tasks.late_rows import LateRows
+from dagster_checkpoints.spark.tasks.messages import TaskCommitRefused, TaskCommitted
 from dagster_checkpoints.spark.tasks.stage_errors import StageErrors
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 from dagster_checkpoints.state import StageInstanceSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class _AtSnapshot:
+    """What a commit reports of the moment of its snapshot.
+
+    Attributes:
+        rows: The number of rows that the last stage had emitted since the job began.
+        watermark_ms: The output watermark, epoch ms; None before the first.
+    """
+
+    rows: int
+    watermark_ms: int | None
 
 
 class OperatorChain:
@@ -34,6 +52,7 @@ class OperatorChain:
         self._errors = errors
         self._tail = parts.instances[-1]
         self._closed = False
+        self._at_snapshots: dict[int, _AtSnapshot] = {}  # of checkpoints that are not committed yet
 
     def open_sink(self) -> None:
         """Open the sink with the transactions of the restored checkpoint.
@@ -70,19 +89,26 @@ class OperatorChain:
 
         return process
 
-    def snapshot(self, checkpoint_id: int, rows_out: int, late_rows: LateRows) -> dict[str, StageInstanceSnapshot]:
+    def snapshot(
+        self, checkpoint_id: int, rows_out: Mapping[str, int], late_rows: LateRows, watermark_ms: int | None
+    ) -> dict[str, StageInstanceSnapshot]:
         """Snapshot the stages' states and pre-commit the sink; the query is between two batches.
 
         Args:
             checkpoint_id: The checkpoint.
-            rows_out: The number of rows that the last stage has emitted since the job began.
+            rows_out: The number of rows that stages have emitted since the job began; not of a stage inside the query.
             late_rows: The numbers of late rows that the stages have dropped since the job began.
+            watermark_ms: The output watermark, epoch ms; None before the first.
 
         Raises:
+            CommitCheckFailedError: Rows did not pass a blocking check; nothing was pre-committed.
             StageError: A stage or the sink raised; names the stage.
         """
+        self._check_commit(checkpoint_id)
         stages = {}
         described = self._parts.described
+        if self._parts.sink is not None:
+            self._at_snapshots[checkpoint_id] = _AtSnapshot(rows_out.get(self._tail.stage.name, 0), watermark_ms)
         for instance in self._parts.instances:
             with self._errors.running(instance):
                 instance.stage.snapshot_state(checkpoint_id)
@@ -90,21 +116,36 @@ class OperatorChain:
             stages[instance.stage.name] = StageInstanceSnapshot(
                 operator_states=instance.state.snapshot(),
                 transactions=self._parts.sink.pre_commit(checkpoint_id) if is_tail and self._parts.sink else (),
-                rows_out=rows_out if is_tail else 0,
+                rows_out=rows_out.get(instance.stage.name, 0),
                 state_plan=described.operators[instance.stage.name] if described is not None else None,
                 late_rows=late_rows.of(instance.stage.name),
             )
         return stages
 
+    def _check_commit(self, checkpoint_id: int) -> None:
+        if self._parts.sink is None:
+            return
+        with self._errors.running(self._tail):
+            evaluations = self._parts.sink.check(checkpoint_id)
+        failed = [each for each in evaluations if each.blocking and not each.result.passed]
+        if failed:
+            self._parts.report(TaskCommitRefused(self._tail.stage.name, evaluations))
+            found = "; ".join(f"{each.check}: {each.result.description or 'not passed'}" for each in failed)
+            raise CommitCheckFailedError(
+                f"{self._tail.stage.where}, instance {self._tail.call.context.instance!r}: the rows since the last commit do not "
+                f"pass blocking checks ({found}). No reader sees these rows, and the next checkpoint checks them again. "
+                "Correct the rows in the stage, or the check."
+            )
+
     def finish(self, plan: plans.QueryPlan | None, write: Callable[[DataFrame], object]) -> None:
-        """Call every stage's `end_input` and `finish`, in the order of the chain.
+        """Call every stage's `end_input` and `finish`, in the order of the chain, then the sink's `finish`.
 
         Args:
             plan: The task's plan: rows that `finish` returns have its schema.
             write: Emits these rows.
 
         Raises:
-            StageError: A stage raised, or its rows have another schema; names the stage.
+            StageError: A stage or the sink raised, or rows have another schema; names the stage.
         """
         for instance in self._parts.instances:
             for name in instance.stage.inputs:
@@ -116,15 +157,42 @@ class OperatorChain:
                 assert plan is not None
                 rows = plans.conform(instance.call, "finish", held_back, plan.schema)
                 write(rows)
-
-    def commit(self, checkpoint_id: int) -> None:
-        """Commit the sink up to a completed checkpoint, and notify the stages."""
         if self._parts.sink is not None:
             with self._errors.running(self._tail):
-                self._parts.sink.commit_up_to(checkpoint_id)
+                self._parts.sink.finish()
+
+    def commit(self, checkpoint_id: int, *, last: bool) -> None:
+        """Commit the sink up to a completed checkpoint, report that, and notify the stages.
+
+        Args:
+            checkpoint_id: The checkpoint.
+            last: Whether the task ends with this commit.
+        """
+        if self._parts.sink is not None:
+            with self._errors.running(self._tail):
+                commits = self._parts.sink.commit_up_to(checkpoint_id)
+            self._report_commit(checkpoint_id, commits, self._parts.sink.checked(checkpoint_id), last)
         for instance in self._parts.instances:
             with self._errors.running(instance):
                 instance.stage.notify_checkpoint_complete(checkpoint_id)
+
+    def _report_commit(self, checkpoint_id: int, commits: Sequence[SinkCommit], checked: CheckedRows, last: bool) -> None:
+        covered = sorted(taken for taken in self._at_snapshots if taken <= checkpoint_id)
+        if not covered:
+            return  # this attempt has taken none of these snapshots: the restore has committed them
+        newest = [self._at_snapshots.pop(taken) for taken in covered][-1]
+        self._parts.report(
+            TaskCommitted(
+                stage=self._tail.stage.name,
+                instance=self._tail.call.context.instance,
+                checkpoint_id=checkpoint_id,
+                commit=merged(commits) if commits else None,
+                rows=newest.rows,
+                watermark_ms=newest.watermark_ms,
+                last=last,
+                checked=checked,
+            )
+        )
 
     def notify_aborted(self, checkpoint_id: int) -> None:
         """Notify the stages that a checkpoint was aborted."""

@@ -8,30 +8,12 @@ from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkStatus
 from dagster_checkpoints.execution.task_events import SourceExhausted
 from dagster_checkpoints.execution.task_machine import TaskMachine
-from dagster_checkpoints.spark.tasks.task import JOB_CONFIG, Task
+from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
 
-class SourceTask(Task):
-    """A chain that begins with a streaming source.
-
-    A bounded source runs with `availableNow` and ends when Spark has read all its input; an unbounded one runs until a request
-    ends it.
-
-    Args:
-        parts: The task's parts.
-        bounded: Whether the source is bounded.
-    """
-
-    def __init__(self, parts: TaskParts, bounded: bool) -> None:
-        super().__init__(parts, _machine(parts))
-        self._bounded = bounded
-        if bounded:
-            self.query_check_seconds = 0.1  # Spark does not report that a query has reached the end of its input
-        watermark = parts.instances[0].stage.watermark
-        self._idle_after = watermark.idle_after if watermark else None
-        self._last_busy_at = time.monotonic()
-        self._idle = False
+class QueryOfSourcesTask(Task):
+    """What tasks have in common whose query reads sources, not channels."""
 
     @property
     def caught_up(self) -> bool | None:
@@ -43,6 +25,44 @@ class SourceTask(Task):
             return not self.query.busy
         except Exception:  # the query is being stopped at this moment
             return None
+
+    @property
+    def rows_behind(self) -> int | None:
+        try:
+            return self.query.rows_behind if self.machine.running else None
+        except Exception:  # the query is being stopped at this moment
+            return None
+
+    def stop_source(self) -> None:
+        self.query.stop()
+        self.query.log.forget_planned_after(self.query.log.last_committed())
+
+    def reach_max_watermark(self) -> None:
+        if self.query.log.last_committed() >= 0 and self.query.log.holds_state():
+            self.run_planned_batch(MAX_WATERMARK_MS)
+            self.fire_timers()
+
+
+class SourceTask(QueryOfSourcesTask):
+    """A chain that begins with a streaming source.
+
+    A bounded source runs with `availableNow` and ends when Spark has read all its input; an unbounded one runs until a request
+    ends it.
+
+    Args:
+        parts: The task's parts.
+        bounded: Whether the source is bounded.
+    """
+
+    def __init__(self, parts: TaskParts, bounded: bool) -> None:
+        super().__init__(parts, _machine(parts, bounded=bounded))
+        self._bounded = bounded
+        if bounded:
+            self.query_check_seconds = 0.1  # Spark does not report that a query has reached the end of its input
+        watermark = parts.instances[0].stage.watermark
+        self._idle_after = watermark.idle_after if watermark else None
+        self._last_busy_at = time.monotonic()
+        self._idle = False
 
     def launch_query(self) -> None:
         self.watermarks.send(WatermarkStatus(False))  # the checkpoint may say that it was idle
@@ -62,15 +82,6 @@ class SourceTask(Task):
         if self._bounded and self.machine.running and not self.query.active:
             self.runs.check_query()  # it may have failed between the two checks
             self.handle(SourceExhausted())
-
-    def stop_source(self) -> None:
-        self.query.stop()
-        self.query.log.forget_planned_after(self.query.log.last_committed())
-
-    def reach_max_watermark(self) -> None:
-        if self.query.log.last_committed() >= 0 and self.query.log.holds_state():
-            self.run_planned_batch(MAX_WATERMARK_MS)
-            self.fire_timers()
 
     def committed_watermark(self, batch_id: int) -> int | None:
         if self.plan is None or not self.plan.own_watermark:
@@ -115,7 +126,7 @@ class BatchTask(Task):
     """
 
     def __init__(self, parts: TaskParts) -> None:
-        super().__init__(parts, _machine(parts, streaming=False))
+        super().__init__(parts, _machine(parts, bounded=True, streaming=False))
 
     def step(self) -> None:
         """Nothing is left to do: the task evaluated the DataFrame when it began."""
@@ -124,6 +135,12 @@ class BatchTask(Task):
         """Nothing waits for the end of event time."""
 
 
-def _machine(parts: TaskParts, *, streaming: bool = True) -> TaskMachine:
-    finished = parts.finished_before
-    return parts.make_machine(time.monotonic(), task=parts.id, config=JOB_CONFIG, streaming=streaming, finished_before=finished)
+def _machine(parts: TaskParts, *, bounded: bool, streaming: bool = True) -> TaskMachine:
+    return parts.make_machine(
+        time.monotonic(),
+        task=parts.id,
+        config=parts.checkpoints,
+        bounded=bounded,
+        streaming=streaming,
+        finished_before=parts.finished_before,
+    )

@@ -10,11 +10,17 @@ from contextlib import contextmanager
 
 from pyspark.errors import AnalysisException, ParseException
 
-from dagster_checkpoints.spark.errors import QueryStoppedError, StageError, StageFailedError, StagePlanFailedError
+from dagster_checkpoints.spark.errors import (
+    QueryStoppedError,
+    SourceRowsLostError,
+    StageError,
+    StageFailedError,
+    StagePlanFailedError,
+)
 from dagster_checkpoints.spark.query.error_location import own_line, stage_of
 from dagster_checkpoints.spark.query.query import QueryStopped
 from dagster_checkpoints.spark.query.query_guard import refusing_queries
-from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query
+from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query, lost_rows
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
 
 _MAY_APPEAR = frozenset({"PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"})
@@ -52,7 +58,8 @@ class StageErrors:
             return error
         if isinstance(error, QueryStopped):
             return self._stopped()
-        stage = stage_of(error, [instance.stage for instance in self._instances])
+        stages = [instance.stage for instance in self._instances]
+        stage = stages[0] if lost_rows(error) else stage_of(error, stages)
         failed = self._failed(next((i for i in self._instances if i.stage is stage), self._instances[-1]), error)
         failed.__cause__ = error
         return failed
@@ -74,7 +81,7 @@ class StageErrors:
 
     def _failed(self, instance: StageInstance, error: BaseException) -> StageFailedError:
         stage = instance.stage
-        kind = StagePlanFailedError if _is_wrong_plan(error) else StageFailedError
+        kind = SourceRowsLostError if lost_rows(error) else StagePlanFailedError if _is_wrong_plan(error) else StageFailedError
         advice = advice_on_failed_query(error)
         advice = f"{advice}\n" if advice else ""
         return kind(

@@ -19,17 +19,22 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
-from dagster_checkpoints.coordination import CheckpointConfig
+from dagster_checkpoints.coordination import AlignmentTick
 from dagster_checkpoints.coordination import lifecycle as life
-from dagster_checkpoints.execution.elements import Mark, WatermarkAt, WatermarkStatus
+from dagster_checkpoints.execution.elements import BarrierMark, Mark, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.task_events import (
+    DropSnapshot,
     Evaluated,
     EvaluateOnce,
     Forward,
+    HoldQuery,
     KillQuery,
     NotifyOperatorsAborted,
+    Overtake,
     PinSnapshot,
+    QueryHeld,
     QueryRunning,
     Report,
     SnapshotFailed,
@@ -60,8 +65,6 @@ from dagster_checkpoints.spark.tasks.task_watermarks import TaskWatermarks
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-JOB_CONFIG = CheckpointConfig(interval=None)
-"""The part of the job's configuration that a task machine reads: barriers are aligned, exactly-once."""
 IDLE_POLL_SECONDS = 0.25
 """Seconds that a task waits for a message if it has had neither a batch nor a message for `ACTIVE_SECONDS`."""
 ACTIVE_SECONDS = 1.0
@@ -89,13 +92,15 @@ class Task(ABC):
         self.plan = parts.plan
         self.stages = StageErrors(parts.instances)
         self.operators = OperatorChain(parts, self.stages)
-        checkpoint = parts.folder / "checkpoint"
+        checkpoint = parts.folder.work / "checkpoint"
         self.query = TaskQuery(checkpoint, str(parts.id), self._on_batch, self.output.wait_for_consumers, gate)
         self.runs = QueryRuns(parts.id, self.query, self.tail.stage.output_mode, self._check_canceled)
         self.watermarks = TaskWatermarks(parts, self.query, self.committed_watermark)
         self.snapshots = TaskSnapshots(parts, self.query, self.operators, self.watermarks)
         self.rows_before = self._restored_rows()
         self.error: BaseException | None = None
+        self.job_tag = f"task-{uuid4().hex}"
+        """The tag of all Spark jobs that the task starts, on its own thread and in its query."""
         self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self._canceled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"task {parts.id}", daemon=True)
@@ -134,6 +139,15 @@ class Task(ABC):
         return self.rows_before + self.output.rows
 
     @property
+    def source_rows(self) -> Mapping[str, int]:
+        """By fused source, the number of rows that it has emitted since the job began."""
+        return {}
+
+    def rows_of(self, stage: str) -> int:
+        """The number of rows that a stage has emitted since the job began; 0 for a stage inside the query."""
+        return self.rows_out if stage == self.tail.stage.name else self.source_rows.get(stage, 0)
+
+    @property
     def output_watermark(self) -> int | None:
         """The watermark that was sent last, epoch ms; None before the first one."""
         return self.watermarks.output
@@ -154,6 +168,11 @@ class Task(ABC):
         return None
 
     @property
+    def rows_behind(self) -> int | None:
+        """The number of rows that the task's source has not read yet; None if that is not known. Any thread."""
+        return None
+
+    @property
     def tail(self) -> StageInstance:
         """The chain's last stage: the one whose output leaves the task."""
         return self.parts.instances[-1]
@@ -162,6 +181,7 @@ class Task(ABC):
 
     def _run(self) -> None:
         try:
+            self.parts.spark.sparkContext.addJobTag(self.job_tag)  # Spark's thread of the query inherits it
             self.operators.open_sink()
             if not self.parts.finished_before:
                 self.report_waiting()
@@ -173,6 +193,7 @@ class Task(ABC):
                     self._next_query_check = time.monotonic() + self.query_check_seconds
                     self.runs.check_query() if self.query.paused else self.check_query()
                 if not self._done and not self.query.paused:
+                    self._tick()
                     self.step()
         except TaskCanceled:
             self.query.kill()
@@ -183,6 +204,11 @@ class Task(ABC):
             self.parts.report(TaskRaised(self.id, self.error))
         finally:
             self.operators.close()
+
+    def _tick(self) -> None:
+        deadline = self.machine.next_deadline()
+        if deadline is not None and (now := time.monotonic()) >= deadline:
+            self.handle(AlignmentTick(now))
 
     def _read_mail(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -233,6 +259,10 @@ class Task(ABC):
     def perform_on_inputs(self, action: TaskAction) -> None:
         """Perform an action on input channels."""
         raise AssertionError(f"{self.id} has no input channels: {action!r}")
+
+    def consumed_positions(self) -> Mapping[str, int]:
+        """By input channel, the position up to which the query has consumed it; the query is between two batches."""
+        return {}
 
     def static_tables(self) -> Mapping[str, tuple[SegmentFiles, ...]]:
         """The segments of each static input so far."""
@@ -302,10 +332,14 @@ class Task(ABC):
                     self.handle(Evaluated())
                 case StopSource():
                     self.stop_source()
-                case PinSnapshot():
+                case PinSnapshot() | HoldQuery():
                     self._snapshot(action)
-                case StoreSnapshot(barrier, statistics):
-                    self.snapshots.store(barrier, statistics)
+                case Overtake(barrier):
+                    self.output.append(BarrierMark(barrier))  # whatever is in front of it waits at the consumers
+                case StoreSnapshot():
+                    self.snapshots.store(action)
+                case DropSnapshot(checkpoint_id):
+                    self.snapshots.drop(checkpoint_id)
                 case NotifyOperatorsAborted(checkpoint_id):
                     self.operators.notify_aborted(checkpoint_id)
                 case life.FinishOperators():
@@ -319,7 +353,7 @@ class Task(ABC):
                     self.query.kill()
                 case life.CommitUpTo(checkpoint_id):
                     assert checkpoint_id is not None  # every task waits for a checkpoint, see JobOptions
-                    self.operators.commit(checkpoint_id)
+                    self.operators.commit(checkpoint_id, last=any(isinstance(each, life.TaskFinished) for each in actions))
                 case life.CloseOperators():
                     self.operators.close()
                 case life.TaskFinished():
@@ -335,19 +369,19 @@ class Task(ABC):
 
     # Snapshots
 
-    def _snapshot(self, due: PinSnapshot) -> None:
+    def _snapshot(self, due: PinSnapshot | HoldQuery) -> None:
         """Pin everything and send the barrier on under the lock; perform the machine's other actions after releasing it."""
-        checkpoint_id = due.barrier.checkpoint_id
-        actions: list[TaskAction] = []
+        checkpoint_id = due.checkpoint_id if isinstance(due, HoldQuery) else due.barrier.checkpoint_id
+        actions: list[TaskAction] = [due]
         try:
             with self.query.between_batches() as batch_id:
-                if self.machine.running:
-                    self.watermarks.forward()
-                finished = self.machine.operators_finished
-                self.snapshots.pin(due, batch_id, self.plan, self.static_tables(), rows_out=self.rows_out, finished=finished)
-                # Still under the lock: after a suspend's snapshot nothing may be processed.
-                actions = self.machine.handle(SnapshotPinned(checkpoint_id), time.monotonic())
-                while actions and isinstance(actions[0], Forward | life.PauseOperators | StoreSnapshot):
+                if isinstance(due, HoldQuery):
+                    actions = self.machine.handle(QueryHeld(checkpoint_id, self.consumed_positions()), time.monotonic())
+                if actions and isinstance(actions[0], PinSnapshot):
+                    self._pin(actions[0], batch_id)
+                    # Still under the lock: after a suspend's snapshot nothing may be processed.
+                    actions = self.machine.handle(SnapshotPinned(checkpoint_id), time.monotonic())
+                while actions and isinstance(actions[0], Forward | Overtake | life.PauseOperators | StoreSnapshot):
                     self.perform([actions.pop(0)])
         except StageError:
             raise
@@ -358,12 +392,23 @@ class Task(ABC):
             actions = self.machine.handle(SnapshotFailed(checkpoint_id, f"{type(error).__name__}: {error}"), time.monotonic())
         self.perform(actions)
 
+    def _pin(self, due: PinSnapshot, batch_id: int) -> None:
+        if self.machine.running:
+            self.watermarks.forward()
+        finished = self.machine.operators_finished
+        rows = {**self.source_rows, self.tail.stage.name: self.rows_out}
+        self.snapshots.pin(due, batch_id, self.plan, self.static_tables(), rows_out=rows, finished=finished)
+
     # The end
 
     def _finish_operators(self) -> None:
         self.reach_max_watermark()
+        self.operators.finish(self.plan, lambda rows: self.output.write(rows, self.first_free_batch()))
+
+    def first_free_batch(self) -> int:
+        """The number behind those of all micro-batches of the attempt."""
         # 0 is the number of a batch result's only batch, which has no log.
-        self.operators.finish(self.plan, lambda rows: self.output.write(rows, max(self.query.log.last_committed(), 0) + 1))
+        return max(self.query.log.last_committed(), 0) + 1
 
     def fire_timers(self) -> None:
         """Run batches under MAX_WATERMARK until no timer is set by a timer, see `TaskWatermarks.fire_timers`."""

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.coordination import CheckpointConfig
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, TaskId
 from dagster_checkpoints.spark.channels.outputs import TaskOutput
+from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription
 from dagster_checkpoints.spark.query.stage_calls import StageCall
@@ -41,7 +43,7 @@ class TaskParts:
         chain: The chain of which the task runs an instance.
         pipeline: The pipeline.
         instances: The stages of the chain, opened, in the chain's order.
-        folder: The task's directory below the work directory, empty.
+        folder: The task's directories, which hold only what was restored.
         spark: The session in which the task runs.
         output: Writes the task's rows to channels and the sink.
         sink: The sink of the last stage; None if it has none.
@@ -52,6 +54,7 @@ class TaskParts:
         report: Receives the task's reports.
         take_back_after: See `TaskSink.open`.
         transaction_files: The fetched files of a savepoint's transactions, by position and name.
+        checkpoints: The job's settings of checkpoints.
         make_machine: Creates the task's machine, which a recorded run records; it takes the time, seconds, and the machine's
             arguments by name.
     """
@@ -60,7 +63,7 @@ class TaskParts:
     chain: Chain
     pipeline: Pipeline
     instances: tuple[StageInstance, ...]
-    folder: Path
+    folder: WorkFolder
     spark: SparkSession
     output: TaskOutput
     sink: TaskSink | None
@@ -71,6 +74,7 @@ class TaskParts:
     report: SendReport
     take_back_after: int | None
     transaction_files: Mapping[int, Mapping[str, Path]]
+    checkpoints: CheckpointConfig
     make_machine: Callable[..., TaskMachine]
 
     @property

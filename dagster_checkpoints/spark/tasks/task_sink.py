@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.pipeline import Pipeline, Stage
-from dagster_checkpoints.sinks import SinkContext, SinkError, TwoPhaseCommitSink
+from dagster_checkpoints.pipeline import CheckEvaluation, Pipeline, Stage
+from dagster_checkpoints.sinks import SinkCommit, SinkContext, SinkError, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.durable import link_or_copy
 from dagster_checkpoints.sinks.transactions import PendingTransactions
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
+from dagster_checkpoints.spark.files.work_path import local_copies
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
+from dagster_checkpoints.spark.tasks.commit_checks import CheckedRows, CommitChecks
 from dagster_checkpoints.storage import Ownership
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def sink_context(
     """
     return SinkContext(
         pipeline=pipeline.name,
-        stage=stage.name,
+        stage=stage.uid,
         instance=stage.instances[index],
         index=index,
         parallelism=stage.parallelism,
@@ -68,13 +70,25 @@ class TaskSink:
         context: The description of the instance that writes.
         spark: The session that reads batches, for sinks that use a batch as a DataFrame.
         schema: The schema of the batches.
+        scratch: A directory of this machine for copies of batches, which need not exist.
+        checks: Holds the rows that are not committed; None if neither checks nor a sample need them.
     """
 
-    def __init__(self, sink: TwoPhaseCommitSink, context: SinkContext, spark: SparkSession, schema: StructType) -> None:
+    def __init__(
+        self,
+        sink: TwoPhaseCommitSink,
+        context: SinkContext,
+        spark: SparkSession,
+        schema: StructType,
+        scratch: Path,
+        checks: CommitChecks | None = None,
+    ) -> None:
         self._sink = sink
         self._context = context
         self._spark = spark
         self._schema = schema
+        self._scratch = scratch
+        self._checks = checks
         self._pending = PendingTransactions[str]()
 
     def open(
@@ -100,10 +114,43 @@ class TaskSink:
             self._sink.restore_transaction(transactions[position], files)
         self._sink.recover(transactions, restored=take_back_after)
 
+    def settle(
+        self,
+        transactions: Sequence[str],
+        files: Mapping[int, Mapping[str, Path]],
+        restored: int | None,
+        next_checkpoint_id: int,
+    ) -> None:
+        """Show exactly the rows of a restored checkpoint, and close the sink: the instance does not run any more.
+
+        Args:
+            transactions: The instance's transactions in the checkpoint.
+            files: See `open`, `restored_files`.
+            restored: The checkpoint's or savepoint's id if this job took it, and later ones were completed; otherwise None.
+            next_checkpoint_id: An id above those of all completed checkpoints: the sink records that the job's checkpoints from
+                there on continue the restored one. Without the record a later restore would show rows of the abandoned ones.
+        """
+        self.open(transactions, restored, files)
+        # Without rows; a sink may give a transaction all the same.
+        for transaction in self.pre_commit(next_checkpoint_id) if restored is not None else ():
+            self._sink.abort(transaction)
+        self.close()
+
     def write(self, segment: SegmentFiles, batch_id: int) -> None:
         """Put one micro-batch into the current transaction."""
         batch = table_dataframe(self._spark, self._schema, segment.files)
-        self._sink.write(batch, [str(file) for file in segment.files], batch_id)
+        with local_copies(segment.files, self._scratch) as files:
+            self._sink.write(batch, [str(file) for file in files], batch_id)
+            if self._checks is not None:
+                self._checks.add(segment, batch_id, files)
+
+    def finish(self) -> None:
+        """The data has ended: what the sink has held back joins the current transaction."""
+        self._sink.finish()
+
+    def check(self, checkpoint_id: int) -> tuple[CheckEvaluation, ...]:
+        """Evaluate the stage's checks over the rows that are not committed; before `pre_commit`."""
+        return self._checks.evaluate(checkpoint_id) if self._checks is not None else ()
 
     def pre_commit(self, checkpoint_id: int) -> tuple[str, ...]:
         """Close the current transaction. Returns all uncommitted transactions: they belong to the checkpoint."""
@@ -143,11 +190,26 @@ class TaskSink:
             pinned[position] = {name: target / name for name in files}
         return pinned
 
-    def commit_up_to(self, checkpoint_id: int) -> None:
-        """Commit the transactions of a completed checkpoint and of all earlier checkpoints."""
+    def commit_up_to(self, checkpoint_id: int) -> list[SinkCommit]:
+        """Commit the transactions of a completed checkpoint and of all earlier checkpoints.
+
+        Returns:
+            What each of them has made visible, oldest first; one for each transaction.
+        """
+        commits = []
         while (transaction := self._pending.first_up_to(checkpoint_id)) is not None:
-            self._sink.commit(transaction)
+            commits.append(self._sink.commit(transaction) or SinkCommit())
             self._pending.committed()
+        return commits
+
+    def checked(self, checkpoint_id: int) -> CheckedRows:
+        """What checks and sample say of the rows that were committed up to a checkpoint; after `commit_up_to`."""
+        return self._checks.committed(checkpoint_id) if self._checks is not None else CheckedRows()
 
     def close(self) -> None:
-        self._sink.close()
+        """Release the sink, and the rows that are held for checks."""
+        try:
+            self._sink.close()
+        finally:
+            if self._checks is not None:
+                self._checks.close()

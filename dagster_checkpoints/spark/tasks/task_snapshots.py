@@ -9,12 +9,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from dagster_checkpoints.coordination import CheckpointBarrier, TaskStatistics
-from dagster_checkpoints.execution.task_events import PinSnapshot
+from dagster_checkpoints.execution.task_events import PinSnapshot, StoreSnapshot
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query import TaskQuery
-from dagster_checkpoints.spark.snapshots.query_snapshots import pin
+from dagster_checkpoints.spark.snapshots.pinned_queries import pin_query
 from dagster_checkpoints.spark.snapshots.uploads import PinnedSnapshot
 from dagster_checkpoints.spark.tasks.operator_chain import OperatorChain
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
@@ -46,7 +45,7 @@ class TaskSnapshots:
         plan: QueryPlan | None,
         tables: Mapping[str, tuple[SegmentFiles, ...]],
         *,
-        rows_out: int,
+        rows_out: Mapping[str, int],
         finished: bool,
     ) -> None:
         """Snapshot the stages, pre-commit the sink and pin the query's files; the query is between two batches.
@@ -56,7 +55,7 @@ class TaskSnapshots:
             batch_id: The newest committed batch; -1 if there is none.
             plan: The plan of the task's query.
             tables: The segments of each static input so far.
-            rows_out: The number of rows that the task has emitted since the job began.
+            rows_out: The number of rows that stages have emitted since the job began; not of a stage inside the query.
             finished: Whether the stages have finished: then their state is not in the snapshot.
 
         Raises:
@@ -64,23 +63,28 @@ class TaskSnapshots:
         """
         checkpoint_id = due.barrier.checkpoint_id
         folder = self._folder(checkpoint_id)
-        stages = self._operators.snapshot(checkpoint_id, rows_out, self._watermarks.late_rows)
+        stages = self._operators.snapshot(checkpoint_id, rows_out, self._watermarks.late_rows, self._watermarks.output)
+        for source in due.inputs.fused:
+            if source.ended:  # its stage finishes with the checkpoint, and has no state any more
+                stages.pop(source.source, None)
         query = None
         if batch_id >= 0 and not finished:
-            pin(self._query.checkpoint, batch_id, folder / "query")
+            files = pin_query(self._query.checkpoint, batch_id, folder / "query")
             own = bool(plan and plan.own_watermark)
             described = self._parts.described
             sources = described.sources if described is not None else None
-            query = (folder / "query", QuerySnapshot(batch_id, own_watermark=own, sources=sources))
+            query = (files, QuerySnapshot(batch_id, own_watermark=own, sources=sources))
         sink = self._parts.sink if due.barrier.properties.is_savepoint else None
         task = TaskSnapshot(
             stages=stages,
             end_of_data="drain" if finished else "none",
             watermark=self._watermarks.output,
             valve_watermark=due.inputs.valve_watermark,
+            fused=due.inputs.fused,
+            splits=due.inputs.splits,
         )
         transactions = sink.pin_transactions(folder / "transactions") if sink else {}
-        pinned = PinnedSnapshot(task, query, due.inputs.channels, tables, transactions, (folder,))
+        pinned = PinnedSnapshot(task, folder, query, due.inputs.channels, tables, transactions)
         pinned.hold()
         self._pinned[checkpoint_id] = pinned
 
@@ -88,13 +92,19 @@ class TaskSnapshots:
         """Whether the checkpoint's snapshot is pinned, and not yet given to the uploader."""
         return checkpoint_id in self._pinned
 
-    def store(self, barrier: CheckpointBarrier, statistics: TaskStatistics) -> None:
-        """Give a pinned snapshot to the uploader, which stores and acknowledges it."""
-        self._parts.uploader.submit(self._parts.id, barrier, self._pinned.pop(barrier.checkpoint_id), statistics)
+    def store(self, action: StoreSnapshot) -> None:
+        """Give a pinned snapshot to the uploader, with the elements captured since; it stores and acknowledges the snapshot."""
+        barrier = action.barrier
+        pinned = self._pinned.pop(barrier.checkpoint_id).with_captured(action.captured)
+        self._parts.uploader.submit(self._parts.id, barrier, pinned, action.statistics)
+
+    def drop(self, checkpoint_id: int) -> None:
+        """Release a pinned snapshot that is not stored: its checkpoint was aborted."""
+        self._pinned.pop(checkpoint_id).release()
 
     def discard(self, checkpoint_id: int) -> None:
         """Delete the files of a snapshot that could not be pinned."""
         shutil.rmtree(self._folder(checkpoint_id), ignore_errors=True)
 
     def _folder(self, checkpoint_id: int) -> Path:
-        return self._parts.folder / "snapshots" / f"chk-{checkpoint_id}"
+        return self._parts.folder.scratch / "snapshots" / f"chk-{checkpoint_id}"

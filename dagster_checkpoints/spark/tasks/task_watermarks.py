@@ -41,8 +41,10 @@ class TaskWatermarks:
         self.stateful: bool | None = None
         self._output = parts.output
         self._tail = parts.instances[-1]
-        watermark = parts.instances[0].stage.watermark
-        may_be_idle = parts.restored is not None and watermark is not None and watermark.idle_after is not None
+        may_be_idle = parts.restored is not None and any(
+            instance.stage.watermark is not None and instance.stage.watermark.idle_after is not None
+            for instance in parts.instances
+        )
         self._output_event_time = OutputEventTime(
             self._tail.stage.event_time_lateness_ms,
             parts.restored.watermark if parts.restored else None,
@@ -60,6 +62,11 @@ class TaskWatermarks:
     def output(self) -> int | None:
         """The watermark that was sent last, epoch ms; None before the first one."""
         return self._output_event_time.watermark
+
+    @property
+    def idle(self) -> bool:
+        """Whether the consumers were last sent that the task is idle."""
+        return self._output_event_time.idle
 
     def behind_state(self, batch_id: int) -> int | None:
         """The output watermark of stateful operators after batch `batch_id` is committed; None if it is not known."""

@@ -19,10 +19,10 @@ from uuid import uuid4
 
 import msgspec
 
+from dagster_checkpoints.sinks.base import SinkCommit
 from dagster_checkpoints.sinks.durable import place, sizes, sync
-from dagster_checkpoints.sinks.errors import SinkTransactionConflict, SinkTransactionLost, UnreadableSinkTransaction
-from dagster_checkpoints.sinks.table_directory import few
-from dagster_checkpoints.sinks.taken_back import COMMITTED
+from dagster_checkpoints.sinks.errors import SinkTransactionConflict, SinkTransactionLost, UnreadableSinkTransaction, few
+from dagster_checkpoints.sinks.parquet.taken_back import COMMITTED
 
 STAGING = ".staging"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
@@ -30,12 +30,17 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 class ParquetTransaction(msgspec.Struct, frozen=True, tag="parquet", tag_field="sink"):
-    """A transaction's text in a checkpoint, decoded; both paths are relative to the sink's directory."""
+    """A transaction's text in a checkpoint, decoded; both paths are relative to the sink's directory.
+
+    `rows` and `bytes` are None in a text of an earlier version of this package.
+    """
 
     staging: str
     target: str
     files: int
     version: int = 1
+    rows: int | None = None
+    bytes: int | None = None
 
 
 # Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
@@ -54,23 +59,34 @@ class TransactionDirectories:
         self._path = path
         self._sink = sink
 
-    def pre_commit(self, staging: Path, target: str) -> str:
+    def pre_commit(self, staging: Path, target: str, rows: int) -> str:
         """Make a staged directory durable. Returns the transaction's text.
 
         Args:
             staging: the transaction's staged directory.
             target: the name of its committed directory.
+            rows: the number of its rows.
         """
         sync(staging)
         sync(staging.parent)
+        found = sizes(staging)
         transaction = ParquetTransaction(
-            staging=staging.relative_to(self._path).as_posix(), target=target, files=len(os.listdir(staging))
+            staging=staging.relative_to(self._path).as_posix(),
+            target=target,
+            files=len(found),
+            rows=rows,
+            bytes=sum(found.values()),
         )
         return msgspec.json.encode(transaction).decode()
 
-    def commit(self, transaction: str) -> None:
+    def commit(self, transaction: str) -> SinkCommit:
         """Rename the staged directory to its target; see ``ParquetSink.commit``."""
-        decoded, staging, target = self._directories(transaction)
+        decoded = self.decode(transaction)
+        self._show(decoded)
+        return SinkCommit(rows=decoded.rows, bytes=decoded.bytes, files=decoded.files)
+
+    def _show(self, decoded: ParquetTransaction) -> None:
+        staging, target = self._path / decoded.staging, self._path / decoded.target
         if target.exists():
             if staging.exists() and sizes(staging) != sizes(target):
                 raise SinkTransactionConflict(
@@ -167,3 +183,10 @@ class TransactionDirectories:
     def _directories(self, transaction: str) -> tuple[ParquetTransaction, Path, Path]:
         decoded = self.decode(transaction)
         return decoded, self._path / decoded.staging, self._path / decoded.target
+
+
+def parquet_rows(file: Path) -> int:
+    """The number of rows that a Parquet file's footer counts."""
+    import pyarrow.parquet as pq  # the command line reads transactions without it
+
+    return int(pq.read_metadata(file).num_rows)

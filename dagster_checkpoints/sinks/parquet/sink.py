@@ -1,13 +1,14 @@
 """A sink that writes rows as Parquet files to a directory, visible exactly once: one directory rename per instance and
 checkpoint.
 
-Must not import Spark. Batches arrive as Parquet files that are already written; they are hard-linked, never read.
+Must not import Spark. Batches arrive as Parquet files that are already written; they are hard-linked, and of their content only
+the number of rows is read.
 
 ::
 
     <path>/.sink.json                                   see :mod:`table_directory`
-    <path>/.staging/                                    see :mod:`parquet_transactions`
-    <path>/.fences/                                     see :mod:`fence`
+    <path>/.staging/                                    see :mod:`transactions`
+    <path>/.fences/                                     see :mod:`dagster_checkpoints.sinks.fence`
     <path>/checkpoint=42-job1-0/*.parquet               committed with checkpoint 42 of job 1 by instance 0
     <path>/checkpoint=42-job1.ab12cd34-0/*.parquet      likewise, of a job 1 whose checkpoints are in another storage
     <path>/.taken-back/, <path>/.branches/              see :mod:`taken_back`
@@ -26,13 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, get_args
 from uuid import uuid4
 
-from dagster_checkpoints.sinks import table_directory
-from dagster_checkpoints.sinks.base import AtNewStart, SinkContext, TwoPhaseCommitSink
+from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.durable import place, sync
 from dagster_checkpoints.sinks.errors import InvalidSinkPath, ReservedSinkColumn, SinkNotOpen
-from dagster_checkpoints.sinks.fence import Fence
-from dagster_checkpoints.sinks.parquet_transactions import NAME, STAGING, TransactionDirectories
-from dagster_checkpoints.sinks.taken_back import BRANCHES, COMMITTED, TAKEN_BACK, TakenBack
+from dagster_checkpoints.sinks.fence import Fence, LocalOwnerFile
+from dagster_checkpoints.sinks.parquet import table_directory
+from dagster_checkpoints.sinks.parquet.taken_back import BRANCHES, COMMITTED, TAKEN_BACK, TakenBack
+from dagster_checkpoints.sinks.parquet.transactions import NAME, STAGING, TransactionDirectories, parquet_rows
 from dagster_checkpoints.sinks.transactions import (
     AbortRest,
     Commit,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _COLUMN = "checkpoint"
+_FENCES = ".fences"
 _TRASH = ".trash-"
 _FORMER_MODES = {"append": "keep", "overwrite": "replace"}
 
@@ -88,6 +90,7 @@ class ParquetSink(TwoPhaseCommitSink):
         self.at_new_start = at_new_start
         self._context: SinkContext | None = None
         self._current: Path | None = None
+        self._rows: dict[int, int] = {}
         self._origin: int | None = None
         self._job = ""
         self._columns_checked = False
@@ -97,12 +100,25 @@ class ParquetSink(TwoPhaseCommitSink):
 
     def __getstate__(self) -> dict[str, Any]:
         # Configuration only: a copy in another instance or process is opened separately.
-        return {**self.__dict__, "_context": None, "_current": None, "_origin": None, "_job": "", "_columns_checked": False}
+        opened: dict[str, Any] = {
+            "_context": None,
+            "_current": None,
+            "_rows": {},
+            "_origin": None,
+            "_job": "",
+            "_columns_checked": False,
+        }
+        return {**self.__dict__, **opened}
 
     @property
     def location(self) -> str:
         """The directory, absolute and without symbolic links."""
         return os.path.realpath(self.path)
+
+    @property
+    def uri(self) -> str:
+        """The directory as a ``file:`` URL."""
+        return self.path.as_uri()
 
     def check_new_start(self, context: SinkContext) -> None:
         """Check whether a new job may write to the directory; changes nothing.
@@ -129,6 +145,7 @@ class ParquetSink(TwoPhaseCommitSink):
         self._job = table_directory.claim(self.path, context)
         self._context = context
         self._current = self._origin = None
+        self._rows = {}
         self._fence().take()
         self._staging_area().mkdir(parents=True, exist_ok=True)
 
@@ -151,6 +168,7 @@ class ParquetSink(TwoPhaseCommitSink):
         for number, file in enumerate(files):
             name = f"{prefix}{number:04d}-{context.index}-{context.attempt}.parquet"
             place(_local_path(file), self._current / name)
+        self._rows[batch_id] = sum(parquet_rows(_local_path(file)) for file in files)
 
     def pre_commit(self, checkpoint_id: int) -> str | None:
         context = self._opened()
@@ -161,9 +179,10 @@ class ParquetSink(TwoPhaseCommitSink):
         current, self._current = self._current, None
         if current is None:
             return None
-        return self._directories().pre_commit(current, f"{_COLUMN}={checkpoint_id}-job{self._job}-{context.index}")
+        rows, self._rows = sum(self._rows.values()), {}
+        return self._directories().pre_commit(current, f"{_COLUMN}={checkpoint_id}-job{self._job}-{context.index}", rows)
 
-    def commit(self, transaction: str) -> None:
+    def commit(self, transaction: str) -> SinkCommit:
         """Rename the transaction's directory to its target, where readers see it.
 
         Raises:
@@ -171,7 +190,7 @@ class ParquetSink(TwoPhaseCommitSink):
             SinkTransactionConflict: the target holds another transaction's rows.
             UnreadableSinkTransaction: the text is not a transaction of a ParquetSink.
         """
-        self._directories().commit(transaction)
+        return self._directories().commit(transaction)
 
     def abort(self, transaction: str) -> None:
         self._directories().abort(transaction)
@@ -254,7 +273,8 @@ class ParquetSink(TwoPhaseCommitSink):
 
     def _fence(self) -> Fence:
         context = self._opened()
-        return Fence(self.path, context.stage, context.index, context.epoch, context.history)
+        file = self.path / _FENCES / f"{context.stage}-{context.index}.json"
+        return Fence(LocalOwnerFile(file), context.epoch, context.history)
 
     def _taken_back(self) -> TakenBack:
         context = self._opened()

@@ -10,30 +10,15 @@ Must not know the staged rows, nor how rows are committed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from uuid import uuid4
 
-import msgspec
-
 from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
-from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkHoldsEarlierRows, SinkPathInUse
-from dagster_checkpoints.sinks.taken_back import COMMITTED
+from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkHoldsEarlierRows, SinkPathInUse, few
+from dagster_checkpoints.sinks.parquet.taken_back import COMMITTED
+from dagster_checkpoints.sinks.stage_mark import StageMark, encoded, mark_of, read_mark
 
 _MARKER = ".sink.json"
-
-
-class _Marker(msgspec.Struct, frozen=True):
-    """Content of the file."""
-
-    pipeline: str
-    stage: str
-    history: str = ""
-    version: int = 1
-
-
-# Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
-_MARKERS = msgspec.json.Decoder(_Marker)
 
 
 def claim(path: Path, context: SinkContext) -> str:
@@ -45,10 +30,10 @@ def claim(path: Path, context: SinkContext) -> str:
     Raises:
         SinkPathInUse: the directory belongs to another stage or pipeline.
     """
-    marker = _Marker(context.pipeline, context.stage, context.history)
+    marker = mark_of(context)
     file = path / _MARKER
     temporary = path / f"{_MARKER}-{uuid4().hex}"
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(marker), indent=2) + b"\n")
+    temporary.write_bytes(encoded(marker))
     try:
         os.link(temporary, file)
     except FileExistsError:
@@ -98,34 +83,16 @@ def check_new_start(path: Path, at_new_start: AtNewStart, context: SinkContext) 
         )
 
 
-def few(names: Iterable[str], at_most: int = 3) -> str:
-    """The first names in alphabetical order, for an error's text."""
-    chosen = sorted(names)
-    return ", ".join(chosen[:at_most]) + (", …" if len(chosen) > at_most else "") if chosen else "none"
-
-
-def _read(path: Path, context: SinkContext) -> _Marker | None:
+def _read(path: Path, context: SinkContext) -> StageMark | None:
     """The directory's marker file, if it names the stage; None if the directory has no marker."""
     file = path / _MARKER
     try:
-        found = _MARKERS.decode(file.read_bytes())
+        return read_mark(file.read_bytes(), context, path, file)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
-        raise SinkPathInUse(
-            f"expected {file} to say which stage writes to {path}, found a file that cannot be "
-            f"read: {error}. If only this stage writes there, delete that file"
-        ) from error
-    if (found.pipeline, found.stage) != (context.pipeline, context.stage):
-        raise SinkPathInUse(
-            f"expected {path} to belong to stage {context.stage!r} of pipeline {context.pipeline!r}, "
-            f"found that stage {found.stage!r} of pipeline {found.pipeline!r} writes there. Give each "
-            f"sink its own path; if the stage was renamed, correct {file}"
-        )
-    return found
 
 
-def _job_name(claimed: _Marker, context: SinkContext) -> str:
+def _job_name(claimed: StageMark, context: SinkContext) -> str:
     # Each checkpoint storage counts its jobs from 1.
     own = claimed.history in ("", context.history)
     return str(context.job_id) if own else f"{context.job_id}.{context.history}"

@@ -1,0 +1,237 @@
+"""The enumerators of a job: for each split source, which splits are discovered, assigned and finished.
+
+    discovered ── a task asks ──> assigned to that task ── the task has read it to its end ──> finished, never read again
+
+There is one enumerator per stage, in the job. Its part of a checkpoint is taken in the step in which the checkpoint is triggered,
+before the triggers are sent. A task gets messages in their order: a split that was assigned before is in the task's snapshot, or
+was read to its end in front of it; a split that is assigned after belongs to the next checkpoint, and is still discovered in this
+one. `state.recording.recorded_enumerators` puts both parts together.
+
+A bounded source has a fixed set of splits: those of its first complete discovery. Its instances finish one by one, when no split
+is left for them. An unbounded source discovers again after its interval. It must not know: how splits are discovered or read.
+
+Source: PROTOCOL section 7; FLIP-27; Flink's SourceCoordinator, which takes its snapshot before the barriers are sent and holds
+back assignments until then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable, Mapping, Set
+
+import msgspec
+
+from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.execution.split_events import (
+    AssignSplit,
+    EnumeratorStart,
+    NoMoreSplits,
+    SplitMessage,
+    SplitRequest,
+    SplitsDiscovered,
+)
+from dagster_checkpoints.pipeline import Pipeline, StageKind, TaskId
+from dagster_checkpoints.state import EnumeratorState
+
+SplitMessages = list[tuple[TaskId, SplitMessage]]
+
+
+class SplitCounts(msgspec.Struct, frozen=True):
+    """The progress of a source in splits.
+
+    Attributes:
+        discovered: number of splits discovered so far, the others included.
+        assigned: number of splits that instances read.
+        finished: number of splits read to their end.
+        complete: whether no other split is discovered any more.
+    """
+
+    discovered: int = 0
+    assigned: int = 0
+    finished: int = 0
+    complete: bool = False
+
+
+class SplitEnumerator:
+    """The enumerator of one source.
+
+    Args:
+        start: the source, and the state with which the attempt begins.
+        ended: its tasks that were asked to end: they get no split.
+    """
+
+    def __init__(self, start: EnumeratorStart, ended: Set[TaskId] = frozenset()) -> None:
+        state = start.state
+        self._start = start
+        self._assigned = dict.fromkeys(split for split in state.assigned if split in start.held)
+        self._pending = deque([*(split for split in state.assigned if split not in start.held), *state.discovered])
+        self._finished = dict.fromkeys(state.finished)
+        self._known = {*state.discovered, *state.assigned, *state.finished}
+        self._complete = state.complete
+        self._waiting: dict[TaskId, None] = {}
+        self._ended = set(ended)
+        """The tasks that get no split any more."""
+        self._due: float | None = None if state.complete else float("-inf")
+        """When the next discovery begins, seconds; None while one runs, and if none follows."""
+
+    @property
+    def counts(self) -> SplitCounts:
+        """The progress of the source."""
+        return SplitCounts(len(self._known), len(self._assigned), len(self._finished), self._complete)
+
+    @property
+    def next_discovery(self) -> float | None:
+        """When the next discovery begins, seconds; None if that is not known, or none follows."""
+        return None if self._ended.issuperset(self._start.tasks) else self._due
+
+    def discover(self) -> None:
+        """A discovery begins."""
+        self._due = None
+
+    def discovered(self, event: SplitsDiscovered, now: float) -> SplitMessages:
+        """Splits were discovered."""
+        new = [split for split in dict.fromkeys(event.splits) if split not in self._known]
+        self._known.update(new)
+        self._pending += new
+        if event.last:
+            self._complete = self._start.bounded
+            self._due = None if self._complete else now + self._start.interval
+        return self._deal_out()
+
+    def asked(self, event: SplitRequest) -> SplitMessages:
+        """A task has finished splits, or asks for one."""
+        for split in event.finished:
+            if split not in self._assigned:
+                raise UnexpectedEvent(f"{event.task} has finished the split {split!r}, which it was not assigned.")
+            del self._assigned[split]
+            self._finished[split] = None
+        if event.asks:
+            self._waiting[event.task] = None
+        return self._deal_out()
+
+    def end(self, tasks: Iterable[TaskId]) -> None:
+        """These tasks are to end: they read the splits that they have, and get no other."""
+        for task in tasks:
+            self._ended.add(task)
+            self._waiting.pop(task, None)
+
+    def _deal_out(self) -> SplitMessages:
+        messages: SplitMessages = []
+        for task in list(self._waiting):
+            if task not in self._ended and self._pending:
+                split = self._pending.popleft()
+                self._assigned[split] = None
+                messages.append((task, AssignSplit(split)))
+            elif task in self._ended or self._complete:
+                self._ended.add(task)
+                messages.append((task, NoMoreSplits()))
+            else:
+                break
+            del self._waiting[task]
+        return messages
+
+    def state(self) -> EnumeratorState:
+        """The enumerator's part of a checkpoint that is triggered now."""
+        return EnumeratorState(tuple(self._pending), tuple(self._assigned), tuple(self._finished), self._complete)
+
+
+class SplitEnumerators:
+    """The enumerators of all split sources of a job, in the present attempt."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, SplitEnumerator] = {}
+        self._taken: dict[int, dict[str, EnumeratorState]] = {}
+        """By pending checkpoint, the state of each enumerator."""
+
+    def begin(self, starts: Iterable[EnumeratorStart], ended: Set[TaskId], restarting: Set[str] | None = None) -> None:
+        """An attempt begins.
+
+        Args:
+            starts: the enumerators with their restored states.
+            ended: the tasks that were asked to end.
+            restarting: the vertices whose tasks restart; the enumerators of others go on. None for all.
+        """
+        self._of = {
+            start.stage: SplitEnumerator(start, ended)
+            if restarting is None or start.stage in restarting
+            else self._of[start.stage]
+            for start in starts
+        }
+
+    @property
+    def counts(self) -> Mapping[str, SplitCounts]:
+        """By source, its progress in splits."""
+        return {stage: each.counts for stage, each in self._of.items()}
+
+    def next_discovery(self, deployed: Container[str]) -> float | None:
+        """When the next discovery begins, seconds, of the sources that are deployed; None if that is not known."""
+        due = [each.next_discovery for stage, each in self._of.items() if stage in deployed]
+        return min((at for at in due if at is not None), default=None)
+
+    def discover(self, now: float, deployed: Container[str]) -> list[str]:
+        """Begin the discoveries that are due, of the sources that are deployed. Returns their sources."""
+        due = [
+            stage
+            for stage, each in self._of.items()
+            if stage in deployed and each.next_discovery is not None and each.next_discovery <= now
+        ]
+        for stage in due:
+            self._of[stage].discover()
+        return due
+
+    def take(self, event: SplitRequest | SplitsDiscovered, now: float) -> SplitMessages:
+        """Take the report of a task or of a discovery."""
+        if isinstance(event, SplitsDiscovered):
+            return self._of[event.stage].discovered(event, now)
+        return self._of[event.task.vertex].asked(event)
+
+    def end(self, tasks: Iterable[TaskId]) -> None:
+        """These tasks are to end."""
+        for task in tasks:
+            if task.vertex in self._of:
+                self._of[task.vertex].end((task,))
+
+    def triggered(self, checkpoint_id: int) -> None:
+        """A checkpoint is triggered: its triggers are sent next."""
+        if self._of:
+            self._taken[checkpoint_id] = {stage: each.state() for stage, each in self._of.items()}
+
+    def failed(self, checkpoint_id: int) -> None:
+        """A checkpoint has failed."""
+        self._taken.pop(checkpoint_id, None)
+
+    def written(self, checkpoint_id: int) -> Mapping[str, EnumeratorState]:
+        """All tasks have acknowledged the checkpoint. Returns the enumerators' states at its trigger."""
+        return self._taken.pop(checkpoint_id, {})
+
+
+def enumerator_starts(
+    pipeline: Pipeline,
+    finished: Set[TaskId],
+    known: Mapping[str, EnumeratorState],
+    held: Mapping[TaskId, Iterable[str]],
+) -> tuple[EnumeratorStart, ...]:
+    """The enumerators with which an attempt begins.
+
+    Args:
+        pipeline: the pipeline that runs.
+        finished: the tasks that had finished in the restored checkpoint.
+        known: by source, its enumerator in the restored checkpoint.
+        held: by restored task, the splits with which it begins.
+    """
+    starts = []
+    for stage in pipeline.stages:
+        if stage.split_interval is None:
+            continue
+        tasks = tuple(TaskId(stage.name, index) for index in range(stage.parallelism))
+        starts.append(
+            EnumeratorStart(
+                stage.name,
+                tuple(task for task in tasks if task not in finished),
+                bounded=stage.kind is StageKind.BOUNDED_SOURCE,
+                interval=stage.split_interval,
+                state=known.get(stage.name, EnumeratorState()),
+                held=frozenset(split for task in tasks for split in held.get(task, ())),
+            )
+        )
+    return tuple(starts)

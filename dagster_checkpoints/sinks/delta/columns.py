@@ -1,0 +1,104 @@
+"""Columns in Delta's JSON (Spark's schemas have the same form), and what a Delta table asks of its writers.
+
+Must not know files, rows or commits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dagster_checkpoints.sinks.lake.columns import Column, unfit
+
+_CHECKED_BY_WRITERS = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
+_ONLY_FOR_ADDED_ROWS = ("delta.appendOnly", "delta.enableChangeDataFeed", "delta.enableDeletionVectors")
+_PARTITION_TYPES = ("string", "byte", "short", "integer", "long", "boolean", "date", "timestamp", "timestamp_ntz")
+_KEY_TYPES = (*_PARTITION_TYPES, "binary")
+
+
+def columns_of(schema: str) -> tuple[Column, ...]:
+    """The columns of a schema in Delta's JSON."""
+    return tuple(Column(field["name"], _relaxed(field["type"])) for field in json.loads(schema)["fields"])
+
+
+def schema_of(columns: Sequence[Column]) -> str:
+    """A schema of nullable columns in Delta's JSON."""
+    fields = [{"name": c.name, "type": c.type, "nullable": True, "metadata": {}} for c in columns]
+    return json.dumps({"type": "struct", "fields": fields})
+
+
+def required_columns(schema: str) -> frozenset[str]:
+    """The names of a table's columns that hold no nulls."""
+    return frozenset(field["name"] for field in json.loads(schema)["fields"] if not field["nullable"])
+
+
+def unpartitionable(columns: Sequence[Column], partition_by: Sequence[str]) -> list[str]:
+    """What is wrong with the partition columns, a text for each."""
+    found = unfit(columns, partition_by, "partition", _PARTITION_TYPES)
+    if columns and len(set(partition_by)) == len(columns):
+        found.append("expected at least one column that is not a partition column")
+    return found
+
+
+def unfit_for_key(columns: Sequence[Column], key: Sequence[str]) -> list[str]:
+    """What is wrong with the columns of a key, a text for each."""
+    return unfit(columns, key, "key", _KEY_TYPES)
+
+
+def unkept_promises(schema: str, configuration: Mapping[str, str | None], *, replaces: bool) -> list[str]:
+    """What the table asks of its writers and this sink does not do, a text for each.
+
+    Args:
+        schema: the table's schema in Delta's JSON.
+        configuration: the table's properties.
+        replaces: whether the sink's rows replace others.
+    """
+    found = [
+        f"column {field['name']!r} has {name}"
+        for field in json.loads(schema)["fields"]
+        for name in _CHECKED_BY_WRITERS
+        if name in field.get("metadata", {})
+    ]
+    found += [f"table property {name}" for name in configuration if name.startswith("delta.constraints.")]
+    if configuration.get("delta.columnMapping.mode") not in (None, "none"):
+        found.append("table property delta.columnMapping.mode (files would need other column names)")
+    if configuration.get("delta.setTransactionRetentionDuration") is not None:
+        found.append("table property delta.setTransactionRetentionDuration (the table would forget what is committed)")
+    if replaces:
+        found += [f"table property {name}" for name in _ONLY_FOR_ADDED_ROWS if (configuration.get(name) or "").lower() == "true"]
+    found += [f"column {field['name']!r} holds nested values that may not be null" for field in _nested_required(schema)]
+    return found
+
+
+def _nested_required(schema: str) -> list[dict[str, Any]]:
+    return [field for field in json.loads(schema)["fields"] if _has_required(field["type"])]
+
+
+def _has_required(kind: Any) -> bool:
+    if not isinstance(kind, dict):
+        return False
+    if kind["type"] == "struct":
+        return any(not field["nullable"] or _has_required(field["type"]) for field in kind["fields"])
+    if kind["type"] == "array":
+        return not kind["containsNull"] or _has_required(kind["elementType"])
+    if kind["type"] == "map":
+        return not kind["valueContainsNull"] or _has_required(kind["keyType"]) or _has_required(kind["valueType"])
+    return False
+
+
+def _relaxed(kind: Any) -> Any:
+    """A type in which everything is nullable and nothing has metadata."""
+    if not isinstance(kind, dict):
+        return kind
+    match kind["type"]:
+        case "struct":
+            fields = [{"name": f["name"], "type": _relaxed(f["type"]), "nullable": True, "metadata": {}} for f in kind["fields"]]
+            return {"type": "struct", "fields": fields}
+        case "array":
+            return {"type": "array", "elementType": _relaxed(kind["elementType"]), "containsNull": True}
+        case "map":
+            key, value = _relaxed(kind["keyType"]), _relaxed(kind["valueType"])
+            return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
+        case _:
+            return kind

@@ -1,0 +1,150 @@
+"""Data files from a batch's Parquet files: as they are where the table's format allows it, written again otherwise; statistics.
+
+A file is written again if the table has partition columns (Delta keeps their values in its log), or if a timestamp is not in
+microseconds. Must not know the log, nor checkpoints.
+
+Source: Delta's protocol, "Partition Value Serialization" and "Per-file Statistics".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dagster_checkpoints.sinks.delta.columns import columns_of
+from dagster_checkpoints.sinks.lake.columns import Column
+from dagster_checkpoints.sinks.lake.fitting import PreparedFile
+from dagster_checkpoints.sinks.lake.keys import last_of_each_key
+from dagster_checkpoints.sinks.parquet_files import arrow_schema, fits, partitions, rows_in_microseconds, spark_schema
+
+_INDEXED_COLUMNS = 32
+_LONGEST_TEXT = 64
+_STATISTICS = msgspec.json.Encoder(decimal_format="number")
+
+
+def file_columns(file: Path) -> tuple[Column, ...]:
+    """The columns of a Parquet file, in Delta's types.
+
+    Raises:
+        Exception: a type that Delta does not have; of the library ``deltalake``.
+    """
+    import pyarrow.parquet as pq
+    from deltalake import Schema
+
+    metadata = pq.read_metadata(file)
+    recorded = spark_schema(metadata)
+    return columns_of(Schema.from_arrow(arrow_schema(metadata)).to_json() if recorded is None else recorded)
+
+
+def prepare(
+    file: Path, columns: Sequence[Column], partition_by: Sequence[str], scratch: Path, key: Sequence[str]
+) -> Iterator[PreparedFile]:
+    """The data files for the rows of a Parquet file: the file itself, or new ones.
+
+    Args:
+        file: the file.
+        columns: the table's columns.
+        partition_by: the table's partition columns.
+        scratch: directory for new files.
+        key: the columns by which a row replaces an earlier one: the order of rows is lost between partitions, so of several rows
+            with one key only the last one is kept in new files.
+    """
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_metadata(file)
+    if not metadata.num_rows:
+        return
+    if not partition_by and fits(metadata):
+        yield described(file, metadata, columns, {})
+        return
+    rows = rows_in_microseconds(file, metadata)
+    if partition_by and key:
+        rows = last_of_each_key(rows, key)
+    for number, (values, part) in enumerate(partitions(rows, partition_by)):
+        partition = {name: partition_text(value) for name, value in values.items()}
+        target = scratch / f"{file.name}-{number}"
+        pq.write_table(part.drop_columns(list(partition_by)), target, compression="snappy")
+        yield described(target, pq.read_metadata(target), columns, partition)
+
+
+def partition_text(value: Any) -> str | None:
+    """A partition column's value as Delta's log writes it; None for null."""
+    if value is None or value == "":  # Delta reads the empty text as null
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            return value.strftime("%Y-%m-%d %H:%M:%S.%f")
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
+def described(file: Path, metadata: Any, columns: Sequence[Column], partition: Mapping[str, str | None]) -> PreparedFile:
+    """A file that fits the table, with its statistics.
+
+    Args:
+        file: the file on this machine.
+        metadata: the file's footer.
+        columns: the table's columns.
+        partition: the partition's values by column.
+    """
+    names = {column.name: column.type for column in columns[:_INDEXED_COLUMNS] if isinstance(column.type, str)}
+    smallest: dict[str, Any] = {}
+    largest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for number in range(metadata.num_columns):
+        name = metadata.schema.column(number).path
+        if name not in names or metadata.schema.column(number).max_repetition_level:
+            continue
+        chunks = [metadata.row_group(group).column(number).statistics for group in range(metadata.num_row_groups)]
+        if any(chunk is None or chunk.null_count is None for chunk in chunks):
+            continue
+        nulls[name] = sum(chunk.null_count for chunk in chunks)
+        bounds = _bounds(chunks)
+        if bounds is not None:
+            smallest[name], largest[name] = bounds
+    statistics = {"numRecords": metadata.num_rows, "minValues": smallest, "maxValues": largest, "nullCount": nulls}
+    return PreparedFile(file, metadata.num_rows, nulls, _STATISTICS.encode(statistics).decode(), dict(partition))
+
+
+def _bounds(chunks: Sequence[Any]) -> tuple[Any, Any] | None:
+    """The smallest and the largest value in the JSON of Delta's statistics; None if they are unknown."""
+    with_values = [chunk for chunk in chunks if chunk.has_min_max]
+    if not with_values or any(not chunk.has_min_max and chunk.num_values for chunk in chunks):
+        return None
+    try:
+        low, high = min(chunk.min for chunk in with_values), max(chunk.max for chunk in with_values)
+    except (ArithmeticError, ValueError, OSError):  # a date that Python's types cannot hold
+        return None
+    smallest, largest = _bound(low, up=False), _bound(high, up=True)
+    return None if smallest is None or largest is None else (smallest, largest)
+
+
+def _bound(value: Any, *, up: bool) -> Any:
+    """A value in the JSON of Delta's statistics, which has milliseconds; None if it is not used for skipping files."""
+    match value:
+        case bool() | bytes():
+            return None
+        case float():
+            return value if math.isfinite(value) else None
+        case str():
+            return value if len(value) <= _LONGEST_TEXT else None
+        case int() | Decimal():
+            return value
+        case datetime():
+            rounded = value.replace(microsecond=value.microsecond // 1000 * 1000)
+            if up and rounded != value:
+                rounded += timedelta(milliseconds=1)
+            text = rounded.replace(tzinfo=None).isoformat(timespec="milliseconds")
+            return f"{text}Z" if value.tzinfo is not None else text
+        case date():
+            return value.isoformat()
+        case _:
+            return None

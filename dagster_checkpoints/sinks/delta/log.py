@@ -1,0 +1,296 @@
+"""A Delta table and its log: opened, created, read, and changed by commits that are planned again after a conflict.
+
+Delta keeps for each application id the newest version that a commit has recorded (its "application transactions"): they are the
+sink's numbers. Two commits that record the same id conflict.
+
+Must not know what the sink records, nor which rows belong to which checkpoint.
+
+Source: Delta's protocol, "Transaction Identifiers".
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagster_checkpoints.sinks.delta.active_files import active_files, is_removable
+from dagster_checkpoints.sinks.delta.columns import columns_of, required_columns, schema_of
+from dagster_checkpoints.sinks.delta.data_files import described
+from dagster_checkpoints.sinks.delta.stored_files import StoredTableFiles
+from dagster_checkpoints.sinks.durable import sync
+from dagster_checkpoints.sinks.errors import (
+    SinkCannotTakeBack,
+    SinkColumnsMismatch,
+    SinkError,
+    SinkLibraryMissing,
+    SinkTargetChanged,
+    SinkUnavailable,
+)
+from dagster_checkpoints.sinks.lake.columns import Column
+from dagster_checkpoints.sinks.lake.fitting import PreparedFile
+from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
+from dagster_checkpoints.sinks.lake.table_files import LocalTableFiles, TableFiles
+from dagster_checkpoints.sinks.lake.table_log import ActiveFile, Change, TableFormat, TableShape
+from dagster_checkpoints.storage.urls import local_path
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_PLANS = 30
+_COLOURS = re.compile(r"\x1b\[\d+m")
+_WAIT_SECONDS = 0.05
+
+
+class DeltaLog(RewritableLog):
+    """A table, which need not exist.
+
+    Args:
+        url: the table's location: a path, or a URL that the ``deltalake`` library knows.
+        storage_options: options of the library for that store; never shown.
+        sink: the sink as errors name it.
+    """
+
+    format = TableFormat(
+        name="Delta",
+        sink="DeltaSink",
+        tag="delta",
+        cleaning="VACUUM deletes files that no version refers to, once they are older than its retention",
+        rewriting="OPTIMIZE, DELETE, MERGE",
+    )
+
+    names_return = True
+
+    def __init__(self, url: str, storage_options: Mapping[str, str], sink: str) -> None:
+        self._url = url
+        self._options = dict(storage_options)
+        self._sink = sink
+        self._table: DeltaTable | None = None
+        self._numbers: dict[str, int | None] = {}
+        self._numbers_version = -1
+        self._directory = local_path(url)
+        self._stored = StoredTableFiles(url, self._options)
+        self.files: TableFiles = LocalTableFiles(self._directory) if self._directory is not None else self._stored
+
+    @property
+    def table(self) -> DeltaTable | None:
+        """The table as it was read last; None if there was none."""
+        return self._table
+
+    @property
+    def exists(self) -> bool:
+        return self._table is not None
+
+    def find(self) -> bool:
+        with self._reached("read"):
+            self._table = self._opened()
+        self._numbers_version = -1
+        return self.exists
+
+    def shape(self) -> TableShape:
+        assert self._table is not None
+        schema, metadata = self._table.schema().to_json(), self._table.metadata()
+        return TableShape(str(metadata.id), columns_of(schema), required_columns(schema), tuple(metadata.partition_columns))
+
+    def columns_of(self, schema: str) -> tuple[Column, ...]:
+        return columns_of(schema)
+
+    def schema_of(self, columns: Sequence[Column]) -> str:
+        return schema_of(columns)
+
+    def refresh(self) -> DeltaTable:
+        table = self._table
+        if table is None:
+            raise self._changed("no table")
+        with self._reached("read"):
+            table.update_incremental()
+            if self.files.exists(_log_file(table.version())):
+                return table
+            found = self._opened()
+        raise self._changed("no table" if found is None else f"another one, with id {found.metadata().id}")
+
+    def number(self, name: str) -> int | None:
+        if self._table is None:
+            return None
+        version = self._table.version()
+        if version != self._numbers_version:
+            self._numbers, self._numbers_version = {}, version
+        if name not in self._numbers:  # each look-up reads files of the log
+            self._numbers[name] = self._table.transaction_version(name)
+        return self._numbers[name]
+
+    def active_files(self) -> set[str]:
+        return set() if self._table is None else {file.path for file in self.active()}
+
+    def active(self, bounds: Mapping[str, tuple[pa.Scalar, pa.Scalar]] | None = None) -> list[ActiveFile]:
+        assert self._table is not None
+        return active_files(pa.table(self._table.get_add_actions()), self._table.metadata().partition_columns, bounds or {})
+
+    def readable(self, name: str) -> Any:
+        return self._stored.readable(name) if self._directory is None else self._directory / name
+
+    def arrow_types(self) -> dict[str, pa.DataType]:
+        assert self._table is not None
+        return {field.name: field.type for field in pa.schema(self._table.schema().to_arrow())}
+
+    def described(self, file: Path, partition: Mapping[str, str | None]) -> PreparedFile:
+        return described(file, pq.read_metadata(file), self.shape().columns, partition)
+
+    def create(self, schema: str, partition_by: Sequence[str], numbers: Mapping[str, int]) -> DeltaTable:
+        from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+
+        with self._reached("create"):
+            try:
+                DeltaTable.create(
+                    self._url,
+                    Schema.from_json(schema),
+                    mode="error",
+                    partition_by=list(partition_by),
+                    storage_options=self._options,
+                    commit_properties=CommitProperties(app_transactions=[Transaction(*each) for each in numbers.items()]),
+                )
+            except Exception:
+                if self._opened() is None:
+                    raise
+            self._table = table = self._opened()
+            if table is None:
+                raise self._changed("no table")
+            self._sync(-1, table.version())
+        return table
+
+    def add_columns(self, columns: Sequence[Column]) -> DeltaTable:
+        from deltalake import Schema
+        from deltalake.exceptions import CommitFailedError, SchemaMismatchError
+
+        table = self.refresh()
+        present = {field.name for field in table.schema().fields}
+        fields = [field for field in Schema.from_json(schema_of(columns)).fields if field.name not in present]
+        with self._reached("add columns to"):
+            if fields:
+                with suppress(CommitFailedError, SchemaMismatchError):
+                    table.alter.add_columns(fields)
+        return self.refresh()
+
+    def commit(self, plan: Callable[[], Change | None]) -> int | None:
+        from deltalake.exceptions import CommitFailedError
+
+        for attempt in range(_PLANS):
+            table = self.refresh()
+            change = plan()
+            if change is None:
+                return None
+            before = table.version()
+            try:
+                with self._reached("commit to"):
+                    self._write(table, change)
+                    table.update_incremental()
+            except SinkUnavailable as error:
+                if not isinstance(error.__cause__, CommitFailedError) or attempt == _PLANS - 1:
+                    raise
+                time.sleep(random.uniform(0, _WAIT_SECONDS * min(attempt, 10)))
+                continue
+            if self._numbers_version == before:  # known for the next version, too, if no other commit came between
+                self._numbers |= change.numbers
+                self._numbers_version = before + 1
+            self._sync(before, table.version())
+            return int(table.version())
+        raise AssertionError("unreachable")
+
+    def check_may_remove(self) -> None:
+        assert self._table is not None
+        if (self._table.metadata().configuration.get("delta.appendOnly") or "").lower() == "true":
+            raise SinkCannotTakeBack(
+                f"{self._sink}: expected a table from which rows can be removed, found delta.appendOnly=true. Rows that earlier "
+                "checkpoints have committed have to be taken back: unset the property while the run starts, or restore the "
+                "newest checkpoint"
+            )
+
+    def _write(self, table: DeltaTable, change: Change) -> None:
+        from deltalake import CommitProperties, Transaction
+        from deltalake.transaction import AddAction, RemoveAction
+
+        for file in change.remove:
+            if isinstance(file, ActiveFile) and not is_removable(file):
+                raise SinkColumnsMismatch(
+                    f"{self._sink}: expected names of files that can be removed from the table's log, found {file.logged}, which "
+                    "the writer of that file has written with other escapes than the library deltalake. Rewrite these files "
+                    "with another program (OPTIMIZE, or Delta's own MERGE), or write to another table"
+                )
+        now = int(time.time() * 1000)
+        table.create_write_transaction(
+            [
+                *(AddAction(f.path, f.size, f.partition, now, True, f.statistics) for f in change.add),
+                *(RemoveAction(f.path, True, now, f.size, f.partition) for f in change.remove),
+            ],
+            "append",
+            table.schema(),
+            table.metadata().partition_columns,
+            commit_properties=CommitProperties(
+                app_transactions=[Transaction(name, number) for name, number in change.numbers.items()],
+                custom_metadata=dict(change.note) or None,
+                max_commit_retries=0 if change.read_rows else None,
+            ),
+        )
+
+    def _opened(self) -> DeltaTable | None:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return DeltaTable(self._url, storage_options=self._options)
+        except TableNotFoundError:
+            return None
+
+    def _sync(self, before: int, after: int) -> None:
+        """On a local disk, the log's new files survive a power cut."""
+        if self._directory is None:
+            return
+        for version in range(before + 1, after + 1):
+            file = self._directory / _log_file(version)
+            if file.exists():
+                sync(file)
+        sync(self._directory / "_delta_log")
+
+    @contextmanager
+    def _reached(self, what: str) -> Iterator[None]:
+        try:
+            from deltalake.exceptions import DeltaError
+        except ModuleNotFoundError as error:
+            raise library_missing(self._sink) from error
+        try:
+            yield
+        except SinkError:
+            raise
+        except (DeltaError, OSError, ValueError) as error:
+            found = " ".join(_COLOURS.sub("", str(error)).split())  # the library writes trees in colour
+            raise SinkUnavailable(
+                f"{self._sink}: expected to {what} the Delta table, found: {found}. Check the location, the "
+                "credentials (storage_options, or the environment), their rights, and the space that is left; another attempt "
+                "may succeed"
+            ) from error
+
+    def _changed(self, found: str) -> SinkTargetChanged:
+        return SinkTargetChanged(
+            f"{self._sink}: expected the Delta table that this run has opened, found {found}: it was dropped or replaced while "
+            "the run wrote to it. Restore the table from a backup and start the run again; or begin a new job that writes all "
+            "rows again"
+        )
+
+
+def library_missing(sink: str) -> SinkLibraryMissing:
+    """The error for a machine without the library."""
+    return SinkLibraryMissing(
+        f"{sink}: expected the library deltalake, found that it is not installed. Install it: "
+        "pip install 'dagster-checkpoints[delta]'"
+    )
+
+
+def _log_file(version: int) -> str:
+    return f"_delta_log/{version:020}.json"

@@ -1,0 +1,176 @@
+"""The transaction of an instance that batches are being written to: they become staged files.
+
+Spark's Parquet files are linked as they are (`LinkedTransaction`), or their rows are written again, in another format, by
+partition, or in files of another size (`EncodedTransaction`). Must not know checkpoints.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagster_checkpoints.sinks.durable import link_or_copy
+from dagster_checkpoints.sinks.errors import SinkRowsRefused, SinkUnavailable
+from dagster_checkpoints.sinks.files.names import staged_name
+from dagster_checkpoints.sinks.files.part_files import FileLayout, PartFiles
+from dagster_checkpoints.sinks.files.records import StagedPart
+from dagster_checkpoints.sinks.files.target_files import TargetFiles
+from dagster_checkpoints.sinks.parquet_files import arrow_schema
+
+_ROWS_AT_A_TIME = 131_072
+
+
+class OpenTransaction(ABC):
+    """The current transaction.
+
+    Args:
+        files: the location.
+        folder: the folder of the staged files.
+    """
+
+    def __init__(self, files: TargetFiles, folder: str) -> None:
+        self._files = files
+        self._folder = folder
+        self._count = 0
+
+    @abstractmethod
+    def write(self, sources: Sequence[Path], batch_id: int) -> None:
+        """Add a batch; it replaces what was written under this id before.
+
+        Args:
+            sources: the batch's Parquet files, none of which is without rows.
+            batch_id: id of the micro-batch.
+        """
+
+    @abstractmethod
+    def close(self) -> list[StagedPart]:
+        """Write everything, durably, and return the staged files."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Delete everything."""
+
+    def _place(self, parts: Sequence[tuple[Path, str, int]]) -> list[StagedPart]:
+        """Create staged files from files of this machine, with the folders of their partitions and their numbers of rows."""
+        first, self._count = self._count, self._count + len(parts)
+        placed = [
+            StagedPart(first + position, folder, rows, file.stat().st_size) for position, (file, folder, rows) in enumerate(parts)
+        ]
+        self._files.place_all({self._name(part): file for part, (file, _, _) in zip(placed, parts, strict=True)})
+        return placed
+
+    def _delete(self, parts: Sequence[StagedPart]) -> None:
+        self._files.delete(self._name(part) for part in parts)
+
+    def _name(self, part: StagedPart) -> str:
+        return f"{self._folder}/{staged_name(part.number)}"
+
+
+class LinkedTransaction(OpenTransaction):
+    """A transaction whose files are those that Spark has written."""
+
+    def __init__(self, files: TargetFiles, folder: str) -> None:
+        super().__init__(files, folder)
+        self._batches: dict[int, list[StagedPart]] = {}
+
+    def write(self, sources: Sequence[Path], batch_id: int) -> None:
+        self._delete(self._batches.pop(batch_id, []))
+        rows = [int(pq.read_metadata(file).num_rows) for file in sources]
+        self._batches[batch_id] = self._place([(file, "", count) for file, count in zip(sources, rows, strict=True)])
+
+    def close(self) -> list[StagedPart]:
+        return [part for batch in self._batches.values() for part in batch]
+
+    def discard(self) -> None:
+        self._delete(self.close())
+
+
+class EncodedTransaction(OpenTransaction):
+    """A transaction whose rows are written again when they arrive.
+
+    A batch that is written a second time is rare: then all batches of the transaction are encoded again, from links to their
+    files.
+
+    Args:
+        files: the location.
+        folder: the folder of the staged files.
+        layout: how rows are divided into files.
+        sink: the sink as errors name it.
+    """
+
+    def __init__(self, files: TargetFiles, folder: str, layout: FileLayout, sink: str) -> None:
+        super().__init__(files, folder)
+        self._layout = layout
+        self._sink = sink
+        self._sources: dict[int, list[Path]] = {}
+        self._writer: PartFiles | None = None
+        self._parts: list[StagedPart] = []
+        self._stack = ExitStack()
+        self._work = self._stack.enter_context(files.work_folder(folder))
+        self._linked = 0
+
+    def write(self, sources: Sequence[Path], batch_id: int) -> None:
+        again = batch_id in self._sources
+        with self._errors():
+            self._sources[batch_id] = [self._link(file) for file in sources]
+            if again:
+                self._delete(self._parts)
+                self._parts, self._writer = [], None
+            for file in (each for batch in self._sources.values() for each in batch) if again else self._sources[batch_id]:
+                self._encode(file)
+
+    def close(self) -> list[StagedPart]:
+        with self._errors():
+            if self._writer is not None:
+                self._writer.close()
+                self._place_completed(self._writer)
+        self._stack.close()
+        return self._parts
+
+    def discard(self) -> None:
+        self._stack.close()
+        self._delete(self._parts)
+
+    def _encode(self, file: Path) -> None:
+        with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as parquet:
+            schema = arrow_schema(parquet.metadata).remove_metadata()
+            if self._writer is None:
+                folder = self._work / f"parts-{self._linked}"
+                folder.mkdir()
+                self._writer = PartFiles(folder, self._layout, schema, self._sink)
+            for batch in parquet.iter_batches(_ROWS_AT_A_TIME):
+                self._writer.write(pa.Table.from_batches([batch]).cast(schema))
+                self._place_completed(self._writer)
+
+    def _place_completed(self, writer: PartFiles) -> None:
+        completed = writer.take_completed()
+        if completed:
+            self._parts += self._place([(part.file, part.folder, part.rows) for part in completed])
+            for part in completed:
+                part.file.unlink()
+
+    def _link(self, file: Path) -> Path:
+        self._linked += 1
+        link = self._work / f"source-{self._linked:06d}.parquet"
+        link_or_copy(file, link)
+        return link
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OverflowError, ValueError) as error:
+            raise SinkRowsRefused(
+                f"{self._sink}: expected values that {self._layout.format.upper()} files can hold, found one that they cannot: "
+                f"{error}. Change the value in the stage, or cast the column to STRING"
+            ) from error
+        except OSError as error:
+            raise SinkUnavailable(
+                f"{self._sink}: cannot write files in {self._work}: {error}. Expected a directory that is writable and not full. "
+                "Another attempt may succeed"
+            ) from error

@@ -1,0 +1,152 @@
+"""Rows as files of bounded size: one open file for each partition, completed when it is large enough.
+
+Must not know batches, checkpoints or where the files go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from dagster_checkpoints.sinks.files.columns import FileFormat
+from dagster_checkpoints.sinks.files.encoders import RowEncoder, open_encoder
+from dagster_checkpoints.sinks.files.partitions import partition_folder
+from dagster_checkpoints.sinks.parquet_files import partitions
+
+DEFAULT_BYTES = 128 * 1024 * 1024
+_GROUP = 8 * 1024 * 1024
+_MOST_OPEN = 32
+"""So that the rows that wait to be written together need at most `_MOST_OPEN` times `_GROUP` bytes of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """How rows are divided into files.
+
+    Args:
+        format: the format.
+        partition_by: the partition columns.
+        rows_per_file: the largest number of rows in a file; None: any number.
+        bytes_per_file: a file is completed when it has at least this size, in bytes; None: `DEFAULT_BYTES`.
+    """
+
+    format: FileFormat
+    partition_by: tuple[str, ...]
+    rows_per_file: int | None
+    bytes_per_file: int | None
+
+    @property
+    def links(self) -> bool:
+        """Whether Spark's Parquet files stay as they are."""
+        return self.format == "parquet" and not self.partition_by and self.rows_per_file is None and self.bytes_per_file is None
+
+    @property
+    def target_bytes(self) -> int:
+        return self.bytes_per_file or DEFAULT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedPart:
+    """A completed file.
+
+    Args:
+        file: its path.
+        folder: the folder of its partition, empty if there is none.
+        rows: the number of its rows.
+    """
+
+    file: Path
+    folder: str
+    rows: int
+
+
+@dataclass
+class _OpenPart:
+    """A file that is being written; rows wait until there are enough of them for one group of the format."""
+
+    file: Path
+    encoder: RowEncoder
+    rows: int = 0
+    waiting: list[pa.Table] = field(default_factory=list)
+    waiting_bytes: int = 0
+
+    def add(self, rows: pa.Table, group: int) -> None:
+        self.waiting.append(rows)
+        self.waiting_bytes += rows.nbytes
+        self.rows += rows.num_rows
+        if self.waiting_bytes >= group:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.waiting:
+            self.encoder.write(pa.concat_tables(self.waiting).combine_chunks())
+            self.waiting, self.waiting_bytes = [], 0
+
+
+class PartFiles:
+    """Writes rows to files in a directory.
+
+    Args:
+        folder: the directory, which exists.
+        layout: how rows are divided into files.
+        schema: the schema of the rows.
+        sink: the sink as errors name it.
+    """
+
+    def __init__(self, folder: Path, layout: FileLayout, schema: pa.Schema, sink: str) -> None:
+        self._folder = folder
+        self._layout = layout
+        self._schema = pa.schema([each for each in schema if each.name not in layout.partition_by])
+        self._sink = sink
+        self._group = min(_GROUP, max(1, layout.target_bytes // 4))
+        self._open: dict[str, _OpenPart] = {}
+        self._completed: list[CompletedPart] = []
+        self._count = 0
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows to the files of their partitions."""
+        names = self._layout.partition_by
+        for values, rows in partitions(table, names):
+            self._append(partition_folder(values, self._sink), rows.drop_columns(list(names)))
+
+    def close(self) -> None:
+        """Complete all files."""
+        for folder in list(self._open):
+            self._complete(folder)
+
+    def take_completed(self) -> Sequence[CompletedPart]:
+        """The files that were completed since the last call."""
+        taken, self._completed = self._completed, []
+        return taken
+
+    def _append(self, folder: str, rows: pa.Table) -> None:
+        most = self._layout.rows_per_file
+        while rows.num_rows:
+            part = self._part(folder)
+            count = max(1, rows.num_rows * self._group // max(1, rows.nbytes))
+            if most is not None:
+                count = min(count, most - part.rows)
+            part.add(rows.slice(0, count), self._group)
+            rows = rows.slice(count)
+            if part.rows == most or part.encoder.size >= self._layout.target_bytes:
+                self._complete(folder)
+
+    def _part(self, folder: str) -> _OpenPart:
+        part = self._open.pop(folder, None)
+        if part is None:
+            if len(self._open) >= _MOST_OPEN:
+                self._complete(next(iter(self._open)))  # the one that was not used for the longest time
+            file = self._folder / f"{self._count:05d}.{self._layout.format}"
+            self._count += 1
+            part = _OpenPart(file, open_encoder(self._layout.format, file, self._schema, self._layout.target_bytes))
+        self._open[folder] = part
+        return part
+
+    def _complete(self, folder: str) -> None:
+        part = self._open.pop(folder)
+        part.flush()
+        part.encoder.close()
+        self._completed.append(CompletedPart(part.file, folder, part.rows))

@@ -1,0 +1,239 @@
+"""A sink that writes files to a directory, to S3 or to HDFS: the life of an instance.
+
+Must not import Spark. Batches arrive as Parquet files that are already written; where the settings allow it, they become the
+sink's files as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
+from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkNotOpen
+from dagster_checkpoints.sinks.files.columns import FileFormat, check_layout, read_columns
+from dagster_checkpoints.sinks.files.names import STAGE_MARK, VALID_ATTEMPT
+from dagster_checkpoints.sinks.files.new_start import check_new_start
+from dagster_checkpoints.sinks.files.target_files import TargetFiles, target_files
+from dagster_checkpoints.sinks.locations import location_of, target_url, uri_of
+from dagster_checkpoints.sinks.stage_mark import encoded, mark_of, read_mark
+from dagster_checkpoints.storage.urls import local_path, url_scheme
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_checkpoints.sinks.files.instance import FileInstance
+
+_SCHEMES = ("file", "s3", "s3a", "webhdfs")
+_OPTIONS = {"s3": ("endpoint_url", "region_name", "profile_name"), "webhdfs": ("user",)}
+
+
+class FileSink(TwoPhaseCommitSink):
+    """Commits a stage's rows as files below a directory, in S3 or in HDFS.
+
+    Readers see the files of completed checkpoints, and no other ones. Only one stage of one pipeline may write there.
+
+    Args:
+        location: path of a local or mounted directory, URL in S3 (``s3://bucket/prefix``; ``s3a:`` means the same), or URL of
+            HDFS's HTTP interface (``webhdfs://namenode:9870/path``).
+        format: ``parquet`` (default), ``orc``, ``csv`` (with a header) or ``json`` (an object per line).
+        partition_by: the columns by whose values rows are divided into directories (``day=2024-01-01``), in order. They are not
+            in the files themselves.
+        rows_per_file: the largest number of rows in a file; default: any number.
+        bytes_per_file: a file is completed when it has at least this size, in bytes. By default Spark's Parquet files stay as
+            they are; in other formats, or with partitions or `rows_per_file`, 128 MiB.
+        manifest: whether each commit also writes a list of its files, as its last step: for readers that need all files of a
+            commit or none.
+        at_new_start: what a new start, not a resumption, does with files that an earlier job has committed: ``refuse`` (default)
+            stops the run before Spark starts, ``keep`` leaves them beside the new job's files, ``replace`` removes them when the
+            new job begins. Files that the sink has not written are never removed.
+        storage_options: for S3, what boto3 does not take from the environment: ``endpoint_url``, ``region_name``,
+            ``profile_name``. For HDFS ``user``, by default HADOOP_USER_NAME or the process's user.
+
+    Raises:
+        InvalidSinkPath: the location is empty, a URL of another kind, or contains credentials.
+        ValueError: a setting has a value that is not allowed.
+
+    Examples:
+        >>> sink = FileSink("s3://lake/hourly_delays", format="json", partition_by="origin")
+    """
+
+    def __init__(
+        self,
+        location: str | os.PathLike[str],
+        format: FileFormat = "parquet",
+        *,
+        partition_by: str | Sequence[str] = (),
+        rows_per_file: int | None = None,
+        bytes_per_file: int | None = None,
+        manifest: bool = False,
+        at_new_start: AtNewStart = "refuse",
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._url = target_url(location, _SCHEMES, "a directory of files", "a profile (storage_options['profile_name'])")
+        self.format: FileFormat = format
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        self.rows_per_file = rows_per_file
+        self.bytes_per_file = bytes_per_file
+        self.manifest = manifest
+        self.at_new_start: AtNewStart = at_new_start
+        self._options = dict(storage_options or {})
+        self._instance: FileInstance | None = None
+        self._check_settings()
+
+    def __repr__(self) -> str:
+        return f"FileSink({self._url!r}, {self.format!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Configuration only: a copy in another instance or process is opened separately.
+        return {**self.__dict__, "_instance": None}
+
+    @property
+    def location(self) -> str:
+        """The directory, absolute and without symbolic links, or the URL."""
+        return location_of(self._url)
+
+    @property
+    def uri(self) -> str:
+        """The URL of the directory or of the S3 prefix."""
+        return uri_of(self._url)
+
+    def check_new_start(self, context: SinkContext) -> None:
+        """Check whether a new job may write to the location; changes nothing.
+
+        Raises:
+            SinkHoldsEarlierRows: with ``at_new_start="refuse"``: an earlier job has committed files.
+            SinkPathInUse: the location belongs to another stage or pipeline; or holds files that no FileSink has written (not
+                with ``at_new_start="keep"``); or holds files of a job with the number that the new job will have.
+            SinkColumnsMismatch: the files there have another format or other partition columns (not with ``replace``).
+            InvalidSinkPath: the path is a file.
+            SinkUnavailable: the location cannot be read.
+        """
+        path = local_path(self._url)
+        if path is not None and path.exists() and not path.is_dir():
+            raise InvalidSinkPath(
+                f"Stage {context.stage!r} of pipeline {context.pipeline!r}: expected {path} to be a directory or not to exist, "
+                "found a file. Choose another path"
+            )
+        files = self._files()
+        self._check_stage(files, context)
+        check_new_start(files, context, self.at_new_start)
+        if self.at_new_start != "replace":
+            self._check_layout(files)
+
+    def open(self, context: SinkContext) -> None:
+        """Prepare for writing.
+
+        Raises:
+            SinkPathInUse: the location belongs to another stage or pipeline.
+            SinkFenced: a newer run of the pipeline writes there.
+            SinkUnavailable: the location cannot be written.
+        """
+        from dagster_checkpoints.sinks.files.instance import FileInstance
+        from dagster_checkpoints.sinks.files.part_files import FileLayout
+
+        if not VALID_ATTEMPT.fullmatch(context.attempt):
+            raise InvalidSinkPath(
+                f"{self}: expected an attempt token that can be part of a file's name, found {context.attempt!r}"
+            )
+        files = self._files()
+        if not files.create(STAGE_MARK, encoded(mark_of(context))):
+            self._check_stage(files, context)
+        layout = FileLayout(self.format, self.partition_by, self.rows_per_file, self.bytes_per_file)
+        self._instance = FileInstance(files, context, layout, manifests=self.manifest, sink=str(self))
+        self._instance.take_fence()
+
+    def write(self, batch: DataFrame, files: Sequence[str], batch_id: int) -> None:
+        """Put the batch's rows into files that readers do not see.
+
+        Raises:
+            SinkColumnsMismatch: the format does not have a column's type, or the rows do not fit the files that are there.
+            SinkRowsRefused: the format cannot hold a value.
+            SinkUnavailable: the location cannot be written.
+        """
+        self._opened().write([_local(file) for file in files], batch_id)
+
+    def pre_commit(self, checkpoint_id: int) -> str | None:
+        return self._opened().pre_commit(checkpoint_id)
+
+    def commit(self, transaction: str) -> SinkCommit:
+        """Move the transaction's files to their visible names, where they are not there already.
+
+        Raises:
+            SinkTransactionLost: files of the transaction have been deleted.
+            SinkFenced: a newer run of the pipeline writes to the location.
+            UnreadableSinkTransaction: the text is not a transaction of a FileSink.
+        """
+        return self._opened().transactions.commit(transaction)
+
+    def abort(self, transaction: str) -> None:
+        self._opened().transactions.abort(transaction)
+
+    def transaction_files(self, transaction: str) -> dict[str, Path]:
+        return self._opened().transactions.savepoint_files(transaction)
+
+    def restore_transaction(self, transaction: str, files: Mapping[str, Path]) -> None:
+        """Create the transaction's staged files again from a savepoint's.
+
+        Raises:
+            UnreadableSinkTransaction: the text is not a transaction of a FileSink.
+        """
+        if files:
+            self._opened().transactions.restore(transaction, files)
+
+    def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
+        self._opened().recover(committed, restored)
+
+    def start_new(self) -> None:
+        self._opened().start_new(replace=self.at_new_start == "replace")
+
+    def close(self) -> None:
+        if self._instance is not None:
+            self._instance.close()
+        self._instance = None
+
+    def _opened(self) -> FileInstance:
+        if self._instance is None:
+            raise SinkNotOpen(f"{self}: expected open(context) before any other call, found that the sink is not open")
+        return self._instance
+
+    def _files(self) -> TargetFiles:
+        return target_files(self._url, self._options)
+
+    def _check_stage(self, files: TargetFiles, context: SinkContext) -> None:
+        data = files.read(STAGE_MARK)
+        if data is not None:
+            read_mark(data, context, files.place, f"{files.place}/{STAGE_MARK}")
+
+    def _check_layout(self, files: TargetFiles) -> None:
+        found = read_columns(files)
+        if found is not None:
+            check_layout(found, self.format, self.partition_by, files)
+
+    def _check_settings(self) -> None:
+        for name, values in (("format", get_args(FileFormat)), ("at_new_start", get_args(AtNewStart))):
+            if (value := getattr(self, name)) not in values:
+                raise ValueError(f"expected FileSink({name}=...) to be one of {', '.join(values)}, found {value!r}")
+        for name in ("rows_per_file", "bytes_per_file"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"expected FileSink({name}=...) to be at least 1, found {value!r}")
+        hidden = [name for name in self.partition_by if not name or name[0] in "._"]
+        if hidden or len(set(self.partition_by)) < len(self.partition_by):
+            raise ValueError(
+                "expected FileSink(partition_by=...) to name each column once, and none whose name begins with '.' or '_', since "
+                f"readers skip such directories; found {list(self.partition_by)}"
+            )
+        known = _OPTIONS.get(url_scheme(self._url) or "file", ())
+        unknown = sorted(set(self._options) - set(known))
+        if unknown:
+            raise ValueError(
+                f"expected FileSink(storage_options=...) for {self._url} to have {'the options ' if known else 'no options'}"
+                f"{', '.join(known)}, found {', '.join(unknown)}. Credentials come from the environment, from a profile, or from "
+                "the machine's role"
+            )
+
+
+def _local(file: str) -> Path:
+    return local_path(file) or Path(os.path.abspath(file))

@@ -1,0 +1,359 @@
+"""The files below a FileSink's location: on a local or mounted file system, or in S3; `hdfs_files` has those in HDFS.
+
+Names are relative to the location, with ``/``. Files are moved from hidden names to visible ones: by rename on a file system; in
+S3 the server copies the object, then the hidden one is deleted. Must not know what the files are.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from dagster_checkpoints.sinks.durable import make_directory, place, sync
+from dagster_checkpoints.sinks.errors import SinkUnavailable
+from dagster_checkpoints.sinks.fence import OwnerFile
+from dagster_checkpoints.sinks.temporary_folder import temporary_folder
+from dagster_checkpoints.storage import (
+    AlreadyExists,
+    LocalStore,
+    NotFound,
+    ObjectStore,
+    Precondition,
+    StorageError,
+    UpdateVersion,
+    open_store,
+)
+from dagster_checkpoints.storage.urls import local_path, url_scheme
+
+_PARALLEL_REQUESTS = 8
+_MAKING = 100
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class TargetFiles(ABC):
+    """The files below a location. All methods raise SinkUnavailable if the location does not answer."""
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """The location as users write it, for errors."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """A file's bytes; None if there is no such file."""
+
+    @abstractmethod
+    def put(self, name: str, data: bytes) -> None:
+        """Create or replace a file, durably and in one step."""
+
+    @abstractmethod
+    def create(self, name: str, data: bytes) -> bool:
+        """Create a file, durably and in one step; False if it exists."""
+
+    @abstractmethod
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Name and size of each file whose name begins with ``prefix``, in the order of names."""
+
+    def names(self, prefix: str) -> list[str]:
+        """The names of the files that begin with ``prefix``."""
+        return [name for name, _ in self.sizes(prefix)]
+
+    @abstractmethod
+    def folders(self, prefix: str) -> list[str]:
+        """The names of the folders directly below ``prefix``, which ends with ``/``."""
+
+    @abstractmethod
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Those of the names that no file has."""
+
+    @abstractmethod
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files; one that does not exist is no error."""
+
+    @abstractmethod
+    def owner_file(self, name: str) -> OwnerFile:
+        """The file that names an instance's newest owner."""
+
+    @abstractmethod
+    def work_folder(self, name: str) -> AbstractContextManager[Path]:
+        """A directory of this machine for files that are being written; deleted at the end.
+
+        Args:
+            name: the name of the folder for which the files are written.
+        """
+
+    @abstractmethod
+    def place_all(self, sources: Mapping[str, Path]) -> None:
+        """Create files, durably, by hard link where possible.
+
+        Args:
+            sources: file of this machine with the bytes, by the name of the file to create.
+        """
+
+    @abstractmethod
+    def move(self, moves: Sequence[tuple[str, str, int]]) -> list[int]:
+        """Move files to other names: on a file system one after the other, in S3 several at a time.
+
+        Args:
+            moves: present name, new name and size of each file.
+
+        Returns:
+            Positions of the moves whose file does not exist under its present name.
+        """
+
+    @abstractmethod
+    def on_this_machine(self, name: str, scratch: Path) -> Path:
+        """A file of this machine with the bytes of a file: itself, or a copy in the directory ``scratch``."""
+
+
+class StoreFiles(TargetFiles):
+    """Files in an object store.
+
+    Args:
+        store: the store whose root is the location.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def read(self, name: str) -> bytes | None:
+        with available():
+            try:
+                return self._store.get(name)
+            except NotFound:
+                return None
+
+    def put(self, name: str, data: bytes) -> None:
+        with available():
+            self._store.put(name, data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        with available():
+            try:
+                self._store.put(name, data, "create")
+            except AlreadyExists:
+                return False
+        return True
+
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        with available():
+            for info in self._store.list(prefix):
+                yield info.key, info.size
+
+    def folders(self, prefix: str) -> list[str]:
+        with available():
+            return list(self._store.folders(prefix))
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        with available():
+            found = self._each(lambda name: self._store.head(name) is not None, names)
+        return [name for name, exists in zip(names, found, strict=True) if not exists]
+
+    def delete(self, names: Iterable[str]) -> None:
+        with available():
+            self._store.delete(names)
+
+    def owner_file(self, name: str) -> OwnerFile:
+        folder, _, file = name.rpartition("/")
+        store = self._store.sibling(f"{self._store.url}/{folder}")
+        assert store is not None  # the same kind of URL
+        return StoredOwnerFile(store, file)
+
+    def _each(self, work: Callable[[T], R], values: Sequence[T]) -> list[R]:
+        return [work(value) for value in values]
+
+
+class StoredOwnerFile:
+    """An :class:`~dagster_checkpoints.sinks.fence.OwnerFile` that is replaced only if it has not changed since it was read.
+
+    Args:
+        store: the object store.
+        name: the file's name.
+    """
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._etag: str | None = None
+
+    @property
+    def place(self) -> str:
+        return f"{self._store.url}/{self._name}"
+
+    def read(self) -> bytes | None:
+        with available():
+            try:
+                data, self._etag = self._store.get_with_etag(self._name)
+            except NotFound:
+                self._etag = None
+                return None
+        return data
+
+    def replace(self, data: bytes) -> None:
+        with available():
+            try:
+                self._store.put(self._name, data, "create" if self._etag is None else UpdateVersion(self._etag))
+            except (AlreadyExists, Precondition) as error:
+                raise SinkUnavailable(
+                    f"expected that {self.place} is as it was read, found that another run has replaced it in this moment. "
+                    "Another attempt reads it again"
+                ) from error
+
+
+class LocalTargetFiles(StoreFiles):
+    """Files on a local or mounted file system.
+
+    Args:
+        root: the location.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(LocalStore(root))
+        self._root = root
+
+    @property
+    def place(self) -> str:
+        return str(self._root)
+
+    @contextmanager
+    def work_folder(self, name: str) -> Iterator[Path]:
+        # Below the location: files are then linked to their names, not copied to another file system.
+        with available(self._root):
+            make_directory(self._root / name, self._root)
+            folder = tempfile.TemporaryDirectory(prefix="writing-", dir=self._root / name, ignore_cleanup_errors=True)
+        with folder as path:
+            yield Path(path)
+
+    def place_all(self, sources: Mapping[str, Path]) -> None:
+        with available(self._root):
+            folders = {(self._root / name).parent for name in sources}
+            for folder in folders:
+                make_directory(folder, self._root)
+            for name, source in sources.items():
+                place(source, self._root / name)
+            for folder in folders:
+                sync(folder)
+
+    def move(self, moves: Sequence[tuple[str, str, int]]) -> list[int]:
+        missing, changed = [], set()
+        with available(self._root):
+            for position, (present, new, _) in enumerate(moves):
+                source, target = self._root / present, self._root / new
+                if self._rename(source, target, known=target.parent in changed):
+                    changed |= {source.parent, target.parent}
+                else:
+                    missing.append(position)
+            for folder in changed:
+                sync(folder)
+        return missing
+
+    def on_this_machine(self, name: str, scratch: Path) -> Path:
+        return self._root / name
+
+    def _rename(self, source: Path, target: Path, *, known: bool) -> bool:
+        for _ in range(_MAKING):  # another instance may delete the directory while it is empty
+            if not known:
+                make_directory(target.parent, self._root)
+            try:
+                os.rename(source, target)
+            except FileNotFoundError:
+                known = False
+                if not source.exists():
+                    return False
+            else:
+                return True
+        raise OSError(f"another program deletes {target.parent} again and again")
+
+
+class StoredTargetFiles(StoreFiles):
+    """Files in S3.
+
+    Args:
+        url: the location.
+        options: options of the client, see :func:`dagster_checkpoints.storage.s3.create_client`.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        super().__init__(open_store(url, **options))
+
+    @property
+    def place(self) -> str:
+        return self._store.url
+
+    def work_folder(self, name: str) -> AbstractContextManager[Path]:
+        return temporary_folder()
+
+    def place_all(self, sources: Mapping[str, Path]) -> None:
+        with available():
+            self._each(lambda pair: self._store.put_file(*pair), list(sources.items()))
+
+    def move(self, moves: Sequence[tuple[str, str, int]]) -> list[int]:
+        with available():
+            copied = self._each(lambda move: self._copy(*move), moves)
+            self._store.delete(present for (present, _, _), done in zip(moves, copied, strict=True) if done)
+        return [position for position, done in enumerate(copied) if not done]
+
+    def on_this_machine(self, name: str, scratch: Path) -> Path:
+        copy = scratch / uuid4().hex
+        with available(), copy.open("wb") as file:
+            for chunk in self._store.stream(name):
+                file.write(chunk)
+        return copy
+
+    def _copy(self, present: str, new: str, size: int) -> bool:
+        try:
+            if self._store.copy_from(self._store, present, new, size):
+                return True
+        except NotFound:
+            return False
+        raise SinkUnavailable(
+            f"expected that the server copies {self.place}/{present} to {self.place}/{new}, found that it refuses to copy. "
+            "FileSink uploads files under hidden names and copies them when a checkpoint completes: allow s3:GetObject and "
+            "s3:PutObject below the location"
+        )
+
+    def _each(self, work: Callable[[T], R], values: Sequence[T]) -> list[R]:
+        return in_parallel(work, values)
+
+
+def target_files(url: str, options: Mapping[str, Any]) -> TargetFiles:
+    """The files at a location; nothing is opened."""
+    if url_scheme(url) == "webhdfs":
+        from dagster_checkpoints.sinks.files.hdfs_files import HdfsFiles  # with a library that others do not need
+
+        return HdfsFiles(url, **options)
+    path = local_path(url)
+    return StoredTargetFiles(url, options) if path is None else LocalTargetFiles(path)
+
+
+def in_parallel(work: Callable[[T], R], values: Sequence[T]) -> list[R]:
+    """Send several requests at a time to a server; the results are in the order of the values."""
+    if len(values) < 2:
+        return [work(value) for value in values]
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="file-sink") as threads:
+        return list(threads.map(work, values))
+
+
+@contextmanager
+def available(root: Path | None = None) -> Iterator[None]:
+    """Raise SinkUnavailable for the errors of storage, and for those of the file system below ``root``."""
+    try:
+        yield
+    except StorageError as error:
+        raise SinkUnavailable(f"{error}. Another attempt may succeed") from error
+    except OSError as error:
+        if root is None:
+            raise
+        raise SinkUnavailable(
+            f"cannot write below {root}: {error}. Expected a directory that is mounted, writable and not full. Another attempt "
+            "may succeed"
+        ) from error

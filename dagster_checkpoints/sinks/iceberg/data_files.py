@@ -1,0 +1,202 @@
+"""Data files from a batch's Parquet files: as they are where Iceberg allows it, written again otherwise; their metrics.
+
+A file is written again if the table is partitioned (all rows of a file have the same partition), or if a timestamp is not in
+microseconds and UTC. Metrics are stored by the path of the column in the file, not by field id. Must not know the log, nor
+checkpoints.
+
+Source: Iceberg's specification, "Manifests" and "Column Projection" (files without field ids).
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dagster_checkpoints.sinks.iceberg.columns import columns_of_arrow, columns_of_spark
+from dagster_checkpoints.sinks.lake.columns import Column
+from dagster_checkpoints.sinks.lake.fitting import PreparedFile
+from dagster_checkpoints.sinks.lake.keys import last_of_each_key
+from dagster_checkpoints.sinks.parquet_files import arrow_schema, fits, partitions, rows_in_microseconds, spark_schema
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile as IcebergFile
+    from pyiceberg.table import Table
+
+    from dagster_checkpoints.sinks.lake.table_log import DataFile
+
+_NO_BOUNDS = {"write.metadata.metrics.default": "counts"}
+
+
+class FileMetrics(msgspec.Struct, frozen=True):
+    """Metrics of a data file by the path of the column in the file.
+
+    Args:
+        sizes: size of the column in bytes.
+        values: number of its values, with nulls.
+        nulls: number of its nulls.
+        lower: its smallest value, serialized as Iceberg's specification says, in base 64.
+        upper: likewise the largest value.
+        splits: offsets in the file at which readers may split it.
+    """
+
+    sizes: dict[str, int]
+    values: dict[str, int]
+    nulls: dict[str, int]
+    lower: dict[str, str]
+    upper: dict[str, str]
+    splits: tuple[int, ...]
+
+
+# Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
+_METRICS = msgspec.json.Decoder(FileMetrics)
+
+
+def file_columns(file: Path) -> tuple[Column, ...]:
+    """The columns of a Parquet file, in Iceberg's types.
+
+    Raises:
+        TypeError: a type that Iceberg does not have.
+    """
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_metadata(file)
+    recorded = spark_schema(metadata)
+    return columns_of_arrow(arrow_schema(metadata)) if recorded is None else columns_of_spark(recorded)
+
+
+def prepare(file: Path, table: Table, partition_by: Sequence[str], scratch: Path, key: Sequence[str]) -> Iterator[PreparedFile]:
+    """The data files for the rows of a Parquet file: the file itself, or new ones.
+
+    Args:
+        file: the file.
+        table: the table.
+        partition_by: the table's partition columns.
+        scratch: directory for new files.
+        key: the columns by which a row replaces an earlier one: the order of rows is lost between partitions, so of several rows
+            with one key only the last one is kept in new files.
+    """
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_metadata(file)
+    if not metadata.num_rows:
+        return
+    if not partition_by and fits(metadata) and arrow_schema(metadata).equals(metadata.schema.to_arrow_schema()):
+        yield described(file, metadata, table, {})
+        return
+    rows = rows_in_microseconds(file, metadata)
+    if partition_by and key:
+        rows = last_of_each_key(rows, key)
+    for number, (values, part) in enumerate(partitions(rows, partition_by)):
+        target = scratch / f"{file.name}-{number}"
+        pq.write_table(part, target, compression="zstd")
+        yield described(target, pq.read_metadata(target), table, _partition(table, values))
+
+
+def iceberg_file(file: DataFile, table: Table, location: str) -> IcebergFile:
+    """A data file as a manifest of the table names it.
+
+    Args:
+        file: the file.
+        table: the table, whose columns are those of the file.
+        location: the table's location, without a slash at its end.
+    """
+    from pyiceberg.io.pyarrow import parquet_path_to_id_mapping
+    from pyiceberg.manifest import DataFile as IcebergFile
+    from pyiceberg.manifest import DataFileContent, FileFormat
+
+    metrics = _METRICS.decode(file.statistics)
+    ids = parquet_path_to_id_mapping(table.schema())
+    found = IcebergFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=f"{location}/{file.path}",
+        file_format=FileFormat.PARQUET,
+        partition=_partition_record(table, file.partition),
+        record_count=file.rows,
+        file_size_in_bytes=file.size,
+        column_sizes={ids[path]: size for path, size in metrics.sizes.items()},
+        value_counts={ids[path]: number for path, number in metrics.values.items()},
+        null_value_counts={ids[path]: number for path, number in metrics.nulls.items()},
+        nan_value_counts={},
+        lower_bounds={ids[path]: b64decode(bound) for path, bound in metrics.lower.items()},
+        upper_bounds={ids[path]: b64decode(bound) for path, bound in metrics.upper.items()},
+        split_offsets=list(metrics.splits),
+    )
+    found.spec_id = table.metadata.default_spec_id
+    return found
+
+
+def described(file: Path, metadata: Any, table: Table, partition: Mapping[str, str | None]) -> PreparedFile:
+    """A file that fits the table, with its metrics.
+
+    Args:
+        file: the file on this machine.
+        metadata: the file's footer.
+        table: the table.
+        partition: the partition's values as text, by column.
+    """
+    metrics = _metrics(metadata, table)
+    return PreparedFile(file, metadata.num_rows, metrics.nulls, msgspec.json.encode(metrics).decode(), dict(partition))
+
+
+def partition_texts(table: Table, values: Sequence[Any]) -> dict[str, str | None]:
+    """The values of a partition as text, by column.
+
+    Args:
+        table: the table.
+        values: the values as Iceberg stores them, in the order of the table's partition fields: of times and dates a number.
+    """
+    names = [table.schema().find_column_name(field.source_id) or "" for field in table.spec().fields]
+    return {name: None if value is None else str(value) for name, value in zip(names, values, strict=True)}
+
+
+def _metrics(metadata: Any, table: Table) -> FileMetrics:
+    from pyiceberg.io.pyarrow import compute_statistics_plan, data_file_statistics_from_parquet_metadata
+    from pyiceberg.io.pyarrow import parquet_path_to_id_mapping as mapping
+
+    schema = table.schema()
+    ids = mapping(schema)
+    try:
+        plan = compute_statistics_plan(schema, table.properties)
+        found = data_file_statistics_from_parquet_metadata(metadata, plan, ids).to_serialized_dict()
+    except (ArithmeticError, OSError, ValueError):  # a date that Python's types cannot hold
+        plan = compute_statistics_plan(schema, _NO_BOUNDS)
+        found = data_file_statistics_from_parquet_metadata(metadata, plan, ids).to_serialized_dict()
+    paths = {field_id: path for path, field_id in ids.items()}
+    return FileMetrics(
+        sizes={paths[column]: size for column, size in found["column_sizes"].items()},
+        values={paths[column]: number for column, number in found["value_counts"].items()},
+        nulls={paths[column]: number for column, number in found["null_value_counts"].items()},
+        lower={paths[column]: b64encode(bound).decode() for column, bound in found["lower_bounds"].items()},
+        upper={paths[column]: b64encode(bound).decode() for column, bound in found["upper_bounds"].items()},
+        splits=tuple(found["split_offsets"]),
+    )
+
+
+def _partition(table: Table, values: Mapping[str, Any]) -> dict[str, str | None]:
+    """A partition's values as text, by column; the values are those of Python."""
+    from pyiceberg.partitioning import partition_record_value
+
+    schema, fields = table.schema(), table.spec().fields
+    if not values:
+        return {}
+    names = [schema.find_column_name(field.source_id) or "" for field in fields]
+    return partition_texts(table, [partition_record_value(f, values[n], schema) for f, n in zip(fields, names, strict=True)])
+
+
+def _partition_record(table: Table, texts: dict[str, str | None]) -> Any:
+    from pyiceberg.conversions import partition_to_py
+    from pyiceberg.typedef import Record
+    from pyiceberg.types import PrimitiveType, StringType
+
+    values: list[Any] = []
+    for field in table.spec().fields:
+        source = table.schema().find_field(field.source_id)
+        text = texts[source.name]
+        assert isinstance(source.field_type, PrimitiveType)
+        is_text = text is None or isinstance(source.field_type, StringType)
+        values.append(text if is_text else partition_to_py(source.field_type, str(text)))
+    return Record(*values)

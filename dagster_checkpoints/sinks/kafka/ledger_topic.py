@@ -1,0 +1,129 @@
+"""The ledger topic of a target: compacted, one partition; it is read whole at each start.
+
+Committed offsets of a consumer group would do as well while the pipeline runs, but brokers delete them after a week without
+consumers (``offsets.retention.minutes``), and a pipeline may be suspended for longer. Messages of a compacted topic stay.
+
+Must not know what the values mean.
+"""
+
+from __future__ import annotations
+
+import time
+
+from dagster_checkpoints.sinks.errors import InvalidSinkTopic, SinkUnavailable
+from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
+from dagster_checkpoints.sinks.kafka.ledger import KafkaLedger
+from dagster_checkpoints.sinks.kafka.topics import KafkaTopic, KafkaTopics
+
+_SUFFIX = "-dagster-checkpoints"
+_LONGEST_NAME = 249
+
+
+def ledger_topic_name(topic: str) -> str:
+    """The name of a target's ledger topic.
+
+    Raises:
+        ValueError: the name would be longer than Kafka allows.
+    """
+    name = topic + _SUFFIX
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"expected a topic's name of at most {_LONGEST_NAME - len(_SUFFIX)} characters, found {topic!r}")
+    return name
+
+
+class LedgerTopic:
+    """The ledger topic of a target.
+
+    Args:
+        cluster: the cluster.
+        topic: the target's name.
+        sink: the sink as errors name it.
+    """
+
+    def __init__(self, cluster: KafkaCluster, topic: str, sink: str) -> None:
+        self.name = ledger_topic_name(topic)
+        self._cluster = cluster
+        self._sink = sink
+
+    def create(self, topics: KafkaTopics, target: KafkaTopic) -> None:
+        """Create the topic, with as many replicas as the target has, unless there is one.
+
+        Raises:
+            InvalidSinkTopic: it may not be created, or there is one that does not keep the newest value of every key.
+            SinkUnavailable: the cluster does not answer.
+        """
+        found = topics.find(self.name)
+        until = time.monotonic() + self._cluster.request_seconds
+        while found is None:
+            topics.create_compacted(self.name, target.replicas)
+            found = topics.find(self.name)  # brokers hear of a new topic one after the other
+            if found is None and time.monotonic() > until:
+                raise SinkUnavailable(f"{self._sink}: expected the topic {self.name!r} after its creation, found none")
+        if found.partitions != 1 or not found.compacted:
+            raise InvalidSinkTopic(
+                f"{self._sink}: expected the topic {self.name!r} to have one partition and cleanup.policy=compact, found "
+                f"{found.partitions} partitions and cleanup.policy={'compact' if found.compacted else 'another'}. The sink "
+                "records there what it has committed: delete the topic if another program has created it, and let the sink "
+                "create it"
+            )
+
+    def read(self, exists: bool = True) -> KafkaLedger:
+        """The newest value of every key, of all transactions that were committed before the call.
+
+        Args:
+            exists: whether the topic exists; otherwise nothing is recorded.
+
+        Raises:
+            SinkUnavailable: the cluster does not answer, or another sink's transaction stays open for too long.
+        """
+        from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+
+        if not exists:
+            return KafkaLedger()
+        doing = f"reading the ledger topic {self.name!r}"
+        values: dict[bytes, bytes] = {}
+        consumer = self._cluster.consumer()
+        try:
+            end = self._end()
+            consumer.list_topics(
+                self.name, self._cluster.request_seconds
+            )  # otherwise the consumer waits half a second before it asks
+            consumer.assign([TopicPartition(self.name, 0, OFFSET_BEGINNING)])
+            until = time.monotonic() + self._cluster.request_seconds
+            while time.monotonic() < until:
+                message = consumer.poll(0.2)
+                if message is None:
+                    continue
+                error = message.error()
+                if error is None:
+                    until = time.monotonic() + self._cluster.request_seconds
+                    key, value = message.key(), message.value()
+                    if key is not None and value is not None:
+                        values[key] = value
+                elif error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                elif (message.offset() or 0) >= end:
+                    return KafkaLedger(values)
+        except KafkaException as error:
+            raise self._cluster.failed(error, doing) from None
+        finally:
+            consumer.close()
+        raise SinkUnavailable(
+            f"{self._sink}: while {doing}: expected its end at offset {end}, found nothing new for "
+            f"{self._cluster.request_seconds:.0f} s. A transaction of another sink may be open: its run ends it when it "
+            "starts again, or the brokers after its transaction.timeout.ms"
+        )
+
+    def _end(self) -> int:
+        """The end of the topic, behind messages of open transactions, too."""
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        admin = self._cluster.admin()
+        asked = admin.list_offsets(
+            {TopicPartition(self.name, 0): OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=self._cluster.request_seconds,
+        )
+        (future,) = asked.values()
+        return int(future.result(self._cluster.request_seconds + 5).offset)

@@ -1,0 +1,216 @@
+"""A stage's rows as Kafka messages: key, value and headers, as the bytes that are sent.
+
+The value is a column, or a JSON object of all columns::
+
+    {"n":1,"text":"a \\"b\\"","at":"2026-01-01T00:00:00.000000Z","price":12.50,"data":"AP8=","nothing":null}
+
+Must not know topics, files or transactions.
+
+Source: RFC 8259; Spark's ``to_json`` for the form of binary values and of numbers that JSON does not have.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_checkpoints.sinks.errors import SinkColumnsMismatch, SinkRowsRefused
+
+KEY, VALUE, HEADERS = "key", "value", "headers"
+RECORD_OVERHEAD = 61 + 36
+"""Bytes of a batch of one message, and of the message, besides its key, value and headers, at most.
+
+Source: https://kafka.apache.org/documentation/#recordbatch
+"""
+_HEADER_OVERHEAD = 10
+_CONTROLS = [chr(code) for code in range(0x20)]
+_SHORT_ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFormat:
+    """How rows become messages.
+
+    Args:
+        key: the column whose values are keys; None: messages have no key.
+        value: the column whose values are values; None: JSON of all columns except `headers`.
+        headers: columns whose values are headers of the same name.
+        sink: the sink as errors name it.
+    """
+
+    key: str | None
+    value: str | None
+    headers: tuple[str, ...]
+    sink: str
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse columns that cannot become messages.
+
+        Raises:
+            SinkColumnsMismatch: a column is missing, or has a type that the place cannot hold.
+        """
+        for setting, name in (("key", self.key), ("value", self.value), *(("headers", name) for name in self.headers)):
+            if name is None:
+                continue
+            if schema.get_field_index(name) < 0:
+                raise SinkColumnsMismatch(
+                    f"{self.sink}: expected the column {name!r} that KafkaSink({setting}=...) names, found the columns "
+                    f"{', '.join(schema.names)}"
+                )
+            self._check_type(schema.field(name), setting)
+        if self.value is not None:
+            return
+        if not self._json_columns(schema):
+            raise SinkColumnsMismatch(f"{self.sink}: expected a column for the value, found that every column is a header")
+        for name in self._json_columns(schema):
+            self._check_type(schema.field(name), "value")
+
+    def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The messages of rows: columns ``key`` and ``value`` (bytes), and one for each header.
+
+        Raises:
+            SinkRowsRefused: a text is not UTF-8.
+        """
+        columns = {KEY: pa.nulls(batch.num_rows, pa.binary()) if self.key is None else self._bytes(batch, self.key)}
+        columns[VALUE] = self._json(batch) if self.value is None else self._bytes(batch, self.value)
+        for name in self.headers:
+            columns[f"{HEADERS}.{name}"] = self._bytes(batch, name)
+        return pa.record_batch(list(columns.values()), names=list(columns))
+
+    def check_sizes(self, messages: pa.RecordBatch, header_bytes: int, limit: int) -> None:
+        """Refuse a message that the topic would not accept.
+
+        Args:
+            messages: the messages.
+            header_bytes: the longest header that the sink adds, in bytes.
+            limit: the topic's ``max.message.bytes``.
+
+        Raises:
+            SinkRowsRefused: a message is too large.
+        """
+        if not messages.num_rows:
+            return
+        sizes = [pc.fill_null(pc.cast(pc.binary_length(column), pa.int64()), 0) for column in messages.columns]
+        total = sizes[0]
+        for each in sizes[1:]:
+            total = pc.add(total, each)
+        own = sum(len(name.encode()) + _HEADER_OVERHEAD for name in self.headers)
+        longest = pc.max(total).as_py() + own + header_bytes + _HEADER_OVERHEAD + RECORD_OVERHEAD
+        if longest > limit:
+            raise SinkRowsRefused(
+                f"{self.sink}: expected messages of at most {limit} bytes, the topic's max.message.bytes, found one of {longest} "
+                "bytes with its headers, before compression. Enlarge the topic's setting, or split or shorten the rows in the "
+                "stage"
+            )
+
+    def _json_columns(self, schema: pa.Schema) -> list[str]:
+        return [name for name in schema.names if name not in self.headers]
+
+    def _check_type(self, field: pa.Field, setting: str) -> None:
+        kinds = pa.types
+        simple = (
+            kinds.is_boolean,
+            kinds.is_integer,
+            kinds.is_floating,
+            kinds.is_decimal,
+            kinds.is_string,
+            kinds.is_large_string,
+            kinds.is_binary,
+            kinds.is_large_binary,
+            kinds.is_date,
+            kinds.is_timestamp,
+        )
+        if not any(fits(field.type) for fits in simple):
+            raise SinkColumnsMismatch(
+                f"{self.sink}: expected column {field.name!r} to be a number, a text, a time, true or false, or bytes, found "
+                f"{field.type}. Make it text in the stage: F.to_json({field.name!r}); or make the whole message yourself, and "
+                f"name its column in KafkaSink(value=...)"
+            )
+
+    def _bytes(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """A column as the bytes of a key, a value or a header: text in UTF-8, bytes as they are."""
+        column = batch.column(name)
+        if _is_bytes(column.type):
+            return pc.cast(column, pa.binary())
+        return pc.cast(pc.cast(_text(column), pa.string()), pa.binary())
+
+    def _json(self, batch: pa.RecordBatch) -> pa.Array:
+        parts: list[pa.Array | pa.Scalar] = []
+        for number, name in enumerate(self._json_columns(batch.schema)):
+            quoted = _escaped(pa.array([name], pa.large_string()))[0].as_py()
+            parts.append(_scalar(f'{"," if number else "{"}"{quoted}":'))
+            parts.append(pc.fill_null(_json_value(batch.column(name)), "null"))
+        joined = pc.binary_join_element_wise(*parts, _scalar("}"), _scalar(""))
+        return pc.cast(pc.cast(joined, pa.large_binary()), pa.binary())
+
+
+def _scalar(text: str) -> pa.Scalar:
+    return pa.scalar(text, pa.large_string())
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _text(column: pa.Array) -> pa.Array:
+    """Values as text, without quotes: times as ISO 8601, with Z if they are moments."""
+    if not pa.types.is_timestamp(column.type):
+        return pc.cast(column, pa.large_string())
+    zoned = column.type.tz is not None
+    plain = (
+        pc.cast(pc.cast(column, pa.timestamp("us", "UTC")), pa.timestamp("us")) if zoned else pc.cast(column, pa.timestamp("us"))
+    )
+    text = pc.replace_substring(pc.cast(plain, pa.large_string()), " ", "T", max_replacements=1)
+    return pc.binary_join_element_wise(text, _scalar("Z"), _scalar("")) if zoned else text
+
+
+def _json_value(column: pa.Array) -> pa.Array:
+    """Values as JSON texts; null stays null."""
+    kinds = pa.types
+    if kinds.is_boolean(column.type) or kinds.is_integer(column.type) or kinds.is_decimal(column.type):
+        return pc.cast(column, pa.large_string())
+    if kinds.is_floating(column.type):
+        return _json_number(column)
+    if _is_bytes(column.type):
+        texts = [None if value is None else base64.b64encode(value).decode() for value in column.to_pylist()]
+        return _quoted(pa.array(texts, pa.large_string()))
+    if kinds.is_string(column.type) or kinds.is_large_string(column.type):
+        return _quoted(_escaped(pc.cast(column, pa.large_string())))
+    return _quoted(_text(column))
+
+
+def _json_number(column: pa.Array) -> pa.Array:
+    text = pc.cast(column, pa.large_string())
+    if pc.all(pc.is_finite(column)).as_py() in (True, None):
+        return text
+    for found, named in (
+        (pc.is_nan(column), "NaN"),
+        (pc.equal(column, float("inf")), "Infinity"),
+        (pc.equal(column, float("-inf")), "-Infinity"),
+    ):
+        text = pc.if_else(found, _scalar(f'"{named}"'), text)
+    return text
+
+
+def _quoted(text: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(_scalar('"'), text, _scalar('"'), _scalar(""))
+
+
+def _escaped(text: pa.Array) -> pa.Array:
+    if not pc.any(pc.match_substring_regex(text, r'[\x00-\x1f"\\]')).as_py():
+        return text
+    escaped = pc.replace_substring(pc.replace_substring(text, "\\", "\\\\"), '"', '\\"')
+    if pc.any(pc.match_substring_regex(escaped, r"[\x00-\x1f]")).as_py():
+        for character in _CONTROLS:
+            escaped = pc.replace_substring(escaped, character, _SHORT_ESCAPES.get(character, f"\\u{ord(character):04x}"))
+    return escaped
+
+
+def headers_of(messages: pa.RecordBatch) -> Sequence[tuple[str, list[bytes | None]]]:
+    """The values of each header that the rows give."""
+    prefix = f"{HEADERS}."
+    return [(name[len(prefix) :], messages.column(name).to_pylist()) for name in messages.schema.names if name.startswith(prefix)]

@@ -1,0 +1,261 @@
+"""Kafka transactions of one instance: messages and the ledger's record of them, together or not at all.
+
+::
+
+    take_over()     refuse an older owner; a producer with the instance's transactional id: the broker ends or undoes what an
+                    earlier producer of that id has begun, and refuses that producer from now on; read the ledger; record owner
+    perform()       read from the ledger whether anything is left to do; begin; send; record; commit
+
+Whatever fails, the producer is thrown away, and :meth:`perform` begins again with :meth:`take_over`, which settles a
+transaction of unknown outcome, and then reads in the ledger what has become of it. So nothing is sent twice.
+
+The id alone does not fence by epoch, since the latest producer wins: an older owner that wakes up reads the newest owner before
+it creates a producer. If it creates one all the same, since it was paused in between, the newer owner's next transaction is
+refused, takes over again, and the older owner finds the newer one in the ledger.
+
+Must not know where messages come from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dagster_checkpoints.sinks.base import SinkContext
+from dagster_checkpoints.sinks.errors import SinkError, SinkFenced, SinkTargetChanged, SinkTransactionLost, SinkUnavailable
+from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
+from dagster_checkpoints.sinks.kafka.ledger import KafkaJobLedger, KafkaLedger, KafkaOwner, job_key, owner_key
+from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerTopic
+from dagster_checkpoints.sinks.kafka.topics import KafkaTopic
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message, Producer
+
+_PAUSE = 0.5
+_ABORT_SECONDS = 5.0
+
+Send = Callable[["Outbox"], None]
+"""Sends a transaction's messages; called again for another attempt."""
+
+
+class Outbox:
+    """The open transaction of a producer.
+
+    Args:
+        producer: the producer.
+        topic: the target's name.
+        failures: errors of messages, which the producer adds.
+        patience: seconds to wait for brokers that accept nothing.
+    """
+
+    def __init__(self, producer: Producer, topic: str, failures: list[KafkaError], patience: float) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._failures = failures
+        self._patience = patience
+
+    def send(self, key: bytes | None, value: bytes | None, headers: list[tuple[str, str | bytes | None]]) -> None:
+        """Hand a message to the producer; waits while its queue is full. Raises KafkaException."""
+        try:
+            self._producer.produce(self._topic, value, key, headers=headers)
+        except BufferError:
+            self._wait_for_space()
+            self._producer.produce(self._topic, value, key, headers=headers)
+
+    def record(self, ledger_topic: str, key: bytes, value: bytes) -> None:
+        """Hand the ledger's record to the producer, and wait until every message is delivered. Raises KafkaException."""
+        self._flush()  # the queue may be full
+        self._producer.produce(ledger_topic, value, key)
+        self._flush()
+
+    def _flush(self) -> None:
+        self._wait(lambda: not self._producer.flush(_PAUSE))
+
+    def _wait_for_space(self) -> None:
+        full = len(self._producer)
+        self._wait(lambda: (self._producer.poll(0.05), len(self._producer) < full * 3 // 4)[1])
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        from confluent_kafka import KafkaError, KafkaException
+
+        left, since = len(self._producer), time.monotonic()
+        while not done():
+            if self._failures:
+                raise KafkaException(self._failures[0])
+            if len(self._producer) < left:
+                left, since = len(self._producer), time.monotonic()
+            elif time.monotonic() > since + self._patience:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the brokers do not accept messages"))
+        if self._failures:
+            raise KafkaException(self._failures[0])
+
+
+class KafkaTransactions:
+    """The transactions of one instance.
+
+    Args:
+        cluster: the cluster.
+        target: the topic that messages are sent to.
+        ledger_topic: its ledger topic, which exists.
+        context: the instance.
+        retry_for: how long a transaction is repeated while brokers are away, in seconds.
+        sink: the sink as errors name it.
+    """
+
+    def __init__(
+        self,
+        cluster: KafkaCluster,
+        target: KafkaTopic,
+        ledger_topic: LedgerTopic,
+        context: SinkContext,
+        retry_for: float,
+        sink: str,
+    ) -> None:
+        self._cluster = cluster
+        self._target = target
+        self._ledger_topic = ledger_topic
+        self._context = context
+        self._retry_for = retry_for
+        self._sink = sink
+        self._producer: Producer | None = None
+        self._failures: list[KafkaError] = []
+        self._ledger = KafkaLedger()
+
+    def job(self, job: str) -> KafkaJobLedger:
+        """What the instance has committed in a job that has begun.
+
+        Raises:
+            SinkTargetChanged: the ledger does not know the job.
+        """
+        found = self._ledger.job(self._context, job)
+        if found is None:
+            raise SinkTargetChanged(
+                f"{self._sink}: expected to find in the topic {self._ledger_topic.name!r} what instance {self._context.index} "
+                f"has committed in job {job}, found nothing: the topic was deleted, or the job wrote to another cluster. What is "
+                "committed is not known, and rows might be sent twice. Restore the topic, or begin a new job"
+            )
+        return found
+
+    def begin_job(self, job: str) -> None:
+        """Record that a job has begun, unless it has."""
+        self.perform(job, lambda found: KafkaJobLedger() if found is None else None)
+
+    def take_over(self) -> None:
+        """Become the instance's newest owner.
+
+        Raises:
+            SinkFenced: there is a newer one.
+            SinkUnavailable: the cluster does not answer.
+        """
+        self._retried(lambda: None, "taking over the topic")
+
+    def perform(self, job: str, plan: Callable[[KafkaJobLedger | None], KafkaJobLedger | None], send: Send | None = None) -> None:
+        """Change what the instance has committed in a job, and send messages, in one Kafka transaction.
+
+        Args:
+            job: the job.
+            plan: from what the ledger holds, what it holds afterwards; None if nothing is to be done.
+            send: sends the messages.
+
+        Raises:
+            SinkFenced: a newer run writes to the topic.
+            SinkRowsRefused: the topic does not accept a message.
+            SinkTargetChanged: the topic does not exist any more.
+            SinkUnavailable: the cluster does not answer.
+        """
+
+        def change() -> None:
+            changed = plan(self._ledger.job(self._context, job))
+            if changed is not None:
+                self._transact(job_key(self._context, job), msgspec.json.encode(changed), send)
+
+        self._retried(change, "committing a transaction")
+
+    def close(self) -> None:
+        """Release the producer. Idempotent."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with suppress(Exception):  # it is of no use any more, whatever state it is in
+                producer.purge(blocking=False)
+                producer.abort_transaction(_ABORT_SECONDS)
+            del producer
+
+    def _retried(self, work: Callable[[], None], doing: str) -> None:
+        until: float | None = None
+        while (failed := self._attempt(work, doing)) is not None:
+            until = until or time.monotonic() + self._retry_for
+            if not isinstance(failed, SinkUnavailable) or time.monotonic() > until:
+                raise failed
+            time.sleep(_PAUSE)
+
+    def _attempt(self, work: Callable[[], None], doing: str) -> SinkError | None:
+        from confluent_kafka import KafkaException
+
+        try:
+            if self._producer is None:
+                self._take_over()
+            work()
+            return None
+        except SinkFenced:
+            self.close()
+            raise
+        except SinkTransactionLost:
+            self.close()
+            self._read()  # a newer owner has deleted the files
+            raise
+        except SinkError as error:
+            self.close()
+            return error
+        except (KafkaException, TimeoutError, SystemError) as error:
+            failed = self._cluster.failed(self._failures[0] if self._failures else error, doing)
+            self.close()
+            if not self._context.epoch and "_FENCED" in str(error):
+                return SinkFenced(f"{self._sink}: expected no other run to write to this topic, found one: {failed}")
+            return failed
+
+    def _take_over(self) -> None:
+        self._read()
+        self._failures = []
+        producer = self._cluster.producer(self._transactional_id, self._target.message_bytes, self._delivered)
+        self._producer = producer
+        producer.init_transactions(self._cluster.request_seconds)
+        owner = self._read()
+        mine = KafkaOwner(self._context.epoch, self._context.history)
+        if owner != mine:
+            self._transact(owner_key(self._context), msgspec.json.encode(mine), None)
+
+    def _read(self) -> KafkaOwner | None:
+        """Read the ledger, and refuse an older owner."""
+        self._ledger = self._ledger_topic.read()
+        owner = self._ledger.owner(self._context)
+        if owner is not None and owner.is_newer_than(self._context):
+            raise SinkFenced(
+                f"{self._sink}: expected no newer run than this one (epoch {self._context.epoch}) to write to this topic, found "
+                f"in {self._ledger_topic.name!r} that a run of epoch {owner.epoch} does: that run has taken the pipeline over "
+                "while this run was suspended or cut off. This run stops and changes nothing"
+            )
+        return owner
+
+    def _transact(self, key: bytes, value: bytes, send: Send | None) -> None:
+        assert self._producer is not None
+        producer = self._producer
+        outbox = Outbox(producer, self._target.name, self._failures, self._retry_for)
+        producer.begin_transaction()
+        if send is not None:
+            send(outbox)
+        outbox.record(self._ledger_topic.name, key, value)
+        producer.commit_transaction(max(self._retry_for, self._cluster.request_seconds))
+        self._ledger = KafkaLedger({**self._ledger.values, key: value})
+
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            self._failures.append(error)
+
+    @property
+    def _transactional_id(self) -> str:
+        context = self._context
+        return f"dagster-checkpoints/{context.pipeline}/{context.stage}/{context.index}/{self._target.name}"

@@ -1,0 +1,172 @@
+"""How a stage's files become files of a table: tables are created, checked and given new columns.
+
+Must not know transactions or checkpoints.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagster_checkpoints.sinks.base import SinkContext
+from dagster_checkpoints.sinks.errors import SinkColumnsMismatch
+from dagster_checkpoints.sinks.lake.columns import Column, SchemaEvolution, added, differences
+from dagster_checkpoints.sinks.lake.placement import FilesOf, PlaceRows
+from dagster_checkpoints.sinks.lake.replacement import Replacement
+from dagster_checkpoints.sinks.lake.table_log import TableLog
+
+_ADDING = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a stage's files have to fit.
+
+    Args:
+        table: the table's id.
+        schema: the stage's columns, as the format writes them.
+        columns: the stage's columns.
+        partition_by: the table's partition columns.
+        required: the columns that hold no nulls: those that the table declares so, and the key's.
+    """
+
+    table: str
+    schema: str
+    columns: tuple[Column, ...]
+    partition_by: tuple[str, ...]
+    required: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedFile:
+    """A file that fits the table.
+
+    Args:
+        source: the file on this machine.
+        rows: the number of its rows.
+        nulls: the number of nulls of each column, as far as the file's footer says it; columns that it does not count are
+            missing.
+        statistics: statistics of its columns in the format's terms, as JSON.
+        partition: the partition's values by column, as the format writes them.
+    """
+
+    source: Path
+    rows: int
+    nulls: dict[str, int]
+    statistics: str
+    partition: dict[str, str | None]
+
+
+class FileFitting(ABC):
+    """Fits a stage's Parquet files to a table.
+
+    Args:
+        log: the table, which need not exist.
+        partition_by: the partition columns; None: those that the table has, or none.
+        evolution: what happens to differences between the stage's columns and the table's.
+        sink: the sink as errors name it.
+        replacement: which rows the stage's rows replace.
+    """
+
+    def __init__(
+        self,
+        log: TableLog,
+        partition_by: Sequence[str] | None,
+        evolution: SchemaEvolution,
+        sink: str,
+        replacement: Replacement,
+    ) -> None:
+        self.log = log
+        self.replacement = replacement
+        self._partition_by = partition_by
+        self._evolution = evolution
+        self._sink = sink
+
+    def fit(self, file: Path, owner: Callable[[], dict[str, int]]) -> Target:
+        """Create the table if there is none, add new columns if they may be added, and check the stage's columns.
+
+        Args:
+            file: a Parquet file with the stage's columns.
+            owner: returns the numbers that a commit records; raises if this owner must change nothing.
+
+        Raises:
+            SinkColumnsMismatch: the stage's columns do not fit, or the format has no such type.
+        """
+        stage = self._stage_columns(file)
+        problems = self._unfit_for_key(stage, self.replacement.key)
+        if problems:
+            raise self._mismatch(problems)
+        if not self.log.exists and not self.log.find():
+            self._check_partitions(stage, self._partition_by or ())
+            self.log.create(self.log.schema_of(stage), self._partition_by or (), owner())
+        self.check_table()
+        for _ in range(_ADDING):
+            shape = self.log.shape()
+            problems = differences(shape.columns, stage, shape.required, self._evolution)
+            if problems:
+                raise self._mismatch(problems)
+            new = added(shape.columns, stage)
+            if not new:
+                break
+            owner()
+            self.log.add_columns(new)
+        else:
+            raise self._mismatch([f"columns {[column.name for column in new]}: expected them after they were added"])
+        self._check_partitions(stage, shape.partition_by)
+        required = shape.required | set(self.replacement.key)
+        return Target(shape.table, self.log.schema_of(stage), stage, shape.partition_by, required)
+
+    @abstractmethod
+    def placement(self, context: SinkContext, files_of: FilesOf) -> PlaceRows:
+        """How the rows of an instance's transactions join those of the table.
+
+        Args:
+            context: the instance.
+            files_of: returns the data files of a transaction.
+        """
+
+    @abstractmethod
+    def check_table(self) -> None:
+        """Check that this sink can write to the table, which exists, at all.
+
+        Raises:
+            SinkColumnsMismatch: the table asks something of its writers that this sink does not do.
+        """
+
+    @abstractmethod
+    def prepare(self, file: Path, target: Target, scratch: Path) -> Iterator[PreparedFile]:
+        """The data files for the rows of a Parquet file: the file itself, or new ones in ``scratch``, which exists."""
+
+    @abstractmethod
+    def _columns_in(self, file: Path) -> tuple[Column, ...]:
+        """The columns of a Parquet file. Raises an exception of the format's library for a type that it does not have."""
+
+    @abstractmethod
+    def _unpartitionable(self, columns: Sequence[Column], partition_by: Sequence[str]) -> list[str]:
+        """What is wrong with the partition columns, a text for each."""
+
+    @abstractmethod
+    def _unfit_for_key(self, columns: Sequence[Column], key: Sequence[str]) -> list[str]:
+        """What is wrong with the columns of a key, a text for each."""
+
+    def _stage_columns(self, file: Path) -> tuple[Column, ...]:
+        try:
+            return self._columns_in(file)
+        except Exception as error:  # libraries raise plain exceptions for types that they do not know
+            raise SinkColumnsMismatch(
+                f"{self._sink}: expected columns of types that {self.log.format.name} has, found in {file.name}: {error}. Cast "
+                "the column to another type in the stage"
+            ) from error
+
+    def _check_partitions(self, stage: Sequence[Column], partition_by: Sequence[str]) -> None:
+        problems = self._unpartitionable(stage, partition_by)
+        if problems:
+            raise self._mismatch(problems)
+
+    def _mismatch(self, problems: Sequence[str]) -> SinkColumnsMismatch:
+        return SinkColumnsMismatch(
+            f"{self._sink}: the stage's columns do not fit the table: {'; '.join(problems)}. Change the stage or the table; "
+            "schema_evolution='add' adds new columns to the table and lets the stage leave out columns that may be null"
+        )

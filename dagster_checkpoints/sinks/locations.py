@@ -1,0 +1,64 @@
+"""Locations of sinks: paths and URLs, each place with one spelling. Text only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dagster_checkpoints.sinks.errors import InvalidSinkPath
+from dagster_checkpoints.storage.urls import local_path, url_scheme
+
+
+def target_url(target: str | os.PathLike[str], schemes: Sequence[str], noun: str, credentials: str) -> str:
+    """A sink's location: an absolute path, or an object store's URL.
+
+    Args:
+        target: the path or the URL as the user wrote it.
+        schemes: the kinds of URL that the sink can write to.
+        noun: what is stored there, for errors.
+        credentials: where the user gives credentials, for errors.
+
+    Raises:
+        InvalidSinkPath: an empty text, a URL of another kind, or a URL with credentials.
+    """
+
+    def invalid(found: str, advice: str) -> InvalidSinkPath:
+        return InvalidSinkPath(
+            f"expected the path or the URL of {noun}, such as /data/delays or s3://bucket/delays, found {found}: {advice}"
+        )
+
+    text = os.fspath(target)
+    scheme = url_scheme(text)
+    if not text.strip():
+        raise invalid("an empty text", "name a directory or a URL")
+    if scheme is None:
+        return os.path.abspath(os.path.expanduser(text))
+    if scheme not in schemes:
+        hdfs = scheme == "hdfs" and "webhdfs" in schemes
+        through = "name HDFS's HTTP interface, webhdfs://namenode:9870/path" if hdfs else f"use one of {', '.join(schemes)}"
+        raise invalid(f"a URL of the kind {scheme}:", f"{through}, or mount the place as a directory")
+    if scheme == "file":
+        path = local_path(text)
+        if path is None:
+            raise invalid(repr(text), "a file URL has three slashes and an absolute path: file:///data/table")
+        return os.path.abspath(path)
+    parts = urlsplit(text)
+    if "@" in parts.netloc and scheme not in ("abfs", "abfss"):
+        raise invalid(f"a {scheme}: URL with credentials", f"give credentials in {credentials}, or in the environment")
+    if not parts.netloc:
+        raise invalid(repr(text), f"name the bucket: {scheme}://bucket/path")
+    return f"{'s3' if scheme == 's3a' else scheme}://{parts.netloc}/{parts.path.strip('/')}".rstrip("/")
+
+
+def uri_of(url: str) -> str:
+    """The URI by which readers find the data."""
+    path = local_path(url)
+    return url if path is None else path.as_uri()
+
+
+def location_of(url: str) -> str:
+    """The place as text that is the same for all its spellings."""
+    path = local_path(url)
+    return url if path is None else os.path.realpath(Path(path))

@@ -1,0 +1,88 @@
+"""A batch's Parquet files: whether a lake table can have them as they are, and their rows by partition where it cannot.
+
+Lake tables store times in microseconds, and so does FileSink. Must not know a table format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+_SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
+
+
+def fits(metadata: Any) -> bool:
+    """Whether all times are in microseconds.
+
+    Args:
+        metadata: the file's ``pyarrow.parquet.FileMetaData``.
+    """
+    for number in range(metadata.num_columns):
+        column = metadata.schema.column(number)
+        if column.physical_type == "INT96":
+            return False
+        logical = str(column.logical_type)
+        if logical.startswith("Timestamp") and "timeUnit=microseconds" not in logical:
+            return False
+    return True
+
+
+def spark_schema(metadata: Any) -> str | None:
+    """The schema that Spark recorded in the file's footer, as JSON; None if Spark has not written the file."""
+    text = (metadata.metadata or {}).get(_SPARK_SCHEMA)
+    return None if text is None else text.decode()
+
+
+def arrow_schema(metadata: Any) -> Any:
+    """The file's ``pyarrow.Schema``, with all times in microseconds and instants in UTC."""
+    return _in_microseconds(metadata.schema.to_arrow_schema(), _instants(metadata))
+
+
+def rows_in_microseconds(file: Path, metadata: Any) -> Any:
+    """The file's rows, as a ``pyarrow.Table`` with all times in microseconds."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(file, coerce_int96_timestamp_unit="us")
+    return table.cast(_in_microseconds(table.schema, _instants(metadata)))
+
+
+def partitions(table: Any, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, Any], Any]]:
+    """The rows of each partition, with the partition's values by column."""
+    if not partition_by:
+        yield {}, table
+        return
+    order = [(name, "ascending") for name in partition_by]
+    counts = table.group_by(list(partition_by)).aggregate([([], "count_all")]).sort_by(order)
+    rows = table.sort_by(order)
+    begin = 0
+    for values in counts.to_pylist():
+        count = values.pop("count_all")
+        yield values, rows.slice(begin, count)
+        begin += count
+
+
+def _instants(metadata: Any) -> frozenset[str]:
+    """The top-level columns with INT96 timestamps: these are instants, although the file does not say so."""
+    columns = (metadata.schema.column(number) for number in range(metadata.num_columns))
+    return frozenset(column.path.partition(".")[0] for column in columns if column.physical_type == "INT96")
+
+
+def _in_microseconds(schema: Any, instants: frozenset[str]) -> Any:
+    import pyarrow as pa
+
+    return pa.schema([field.with_type(_type_in_microseconds(field.type, field.name in instants)) for field in schema])
+
+
+def _type_in_microseconds(kind: Any, instant: bool) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz or instant else None)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_type_in_microseconds(field.type, instant)) for field in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_type_in_microseconds(kind.value_type, instant))
+    if pa.types.is_map(kind):
+        return pa.map_(_type_in_microseconds(kind.key_type, instant), _type_in_microseconds(kind.item_type, instant))
+    return kind

@@ -1,0 +1,251 @@
+"""The versions of a Delta table, read from its log.
+
+The state of a version comes from the ``deltalake`` library, the changes of later versions from the commits' files. Must not know
+Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from dagster_checkpoints.sinks.delta.stored_files import StoredTableFiles
+from dagster_checkpoints.sinks.lake.table_files import LocalTableFiles, TableFiles
+from dagster_checkpoints.sources.delta.commits import (
+    AddedFile,
+    DeltaCommit,
+    TableColumns,
+    parse_commit,
+    required_features,
+    unreadable,
+    unreadable_partitions,
+)
+from dagster_checkpoints.sources.errors import (
+    InvalidSource,
+    SourceColumnsChanged,
+    SourceError,
+    SourceRowsChanged,
+    SourceRowsLost,
+    SourceUnavailable,
+)
+from dagster_checkpoints.sources.lake.arguments import ChangedRows
+from dagster_checkpoints.sources.lake.positions import LakeFile
+from dagster_checkpoints.storage.urls import local_path
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_COMMITS_KEPT = 100
+_POLL_SECONDS = 1.0
+"""How often an object store is asked for a new version; a directory is asked whenever Spark asks."""
+_COLOURS = re.compile(r"\x1b\[\d+m")
+
+
+class DeltaHistory:
+    """A Delta table, as one query reads it.
+
+    Args:
+        url: the table's location: an absolute path, or an ``s3://`` URL.
+        storage_options: options of the ``deltalake`` library for that store; never shown.
+        changed_rows: what happens to commits that delete or change rows.
+    """
+
+    def __init__(self, url: str, storage_options: Mapping[str, str], changed_rows: ChangedRows) -> None:
+        self.shown = f"read_delta_table({url!r})"
+        self.id = ""
+        self.schema: dict[str, Any] = {}
+        self.partition_by: tuple[str, ...] = ()
+        self._url = url
+        self._options = dict(storage_options)
+        self._changed_rows = changed_rows
+        self._table: DeltaTable | None = None
+        self._columns = TableColumns()
+        self._snapshot: tuple[int, list[LakeFile]] | None = None
+        self._commits: dict[int, list[LakeFile]] = {}
+        self._absent: tuple[int, float] | None = None  # a version that was not there, and until when it is not looked for
+        directory = local_path(url)
+        self._local = directory is not None
+        self._files: TableFiles = LocalTableFiles(directory) if directory else StoredTableFiles(url, self._options)
+        self._base = f"file:{directory}" if directory else url.replace("s3://", "s3a://", 1)
+
+    def open(self) -> None:
+        """Read the newest state of the table.
+
+        Raises:
+            InvalidSource: there is no table, or one that cannot be read file by file.
+            SourceUnavailable: the store does not answer.
+        """
+        self._table = table = self._at(None)
+        metadata, protocol = table.metadata(), table.protocol()
+        if not self.schema:  # the plan is made with these columns; a query may open the table again
+            self.schema = json.loads(table.schema().to_json())
+            self.partition_by = tuple(metadata.partition_columns)
+            self._columns = TableColumns.from_schema(json.dumps(self.schema))
+        self._check_features(required_features(protocol.min_reader_version, protocol.reader_features), metadata.configuration)
+        wrong = unreadable_partitions(self.schema["fields"], self.partition_by)
+        if wrong:
+            raise InvalidSource(
+                f"{self.shown}: expected partition columns of type string, integer, boolean, date or decimal, found "
+                f"{', '.join(wrong)}: the log has their values as text, whose meaning depends on the program that wrote it. Read "
+                "a copy that is not partitioned by them"
+            )
+        self.id = str(metadata.id)
+
+    # Versions
+
+    def newest(self) -> int:
+        assert self._table is not None
+        with self._reached():
+            self._table.update_incremental()
+        return int(self._table.version())
+
+    def after(self, version: int) -> int | None:
+        assert self._table is not None
+        if self._absent is not None and self._absent[0] == version + 1 and time.monotonic() < self._absent[1]:
+            return None
+        with self._reached():
+            if self._files.exists(_commit_file(version + 1)):
+                return version + 1
+        self._absent = version + 1, time.monotonic() + (0.0 if self._local else _POLL_SECONDS)
+        if self._table.version() > version:
+            raise self._gone(f"the commit of version {version + 1}, of {self._table.version()}, was deleted from its log")
+        return None
+
+    def files(self, version: int) -> Sequence[LakeFile]:
+        if self._snapshot is None or self._snapshot[0] != version:
+            table = self._at(version)
+            with self._reached():
+                marked = bool(table.deletion_vectors().read_all().num_rows)
+                actions = table.get_add_actions()
+                columns = {name: actions.column(name).to_pylist() for name in actions.schema.names}
+            if marked:
+                raise self._marked(version)
+            partitions: Any = columns.get("partition") or [{}] * len(columns["path"])
+            found = sorted(zip(columns["modification_time"], columns["path"], partitions, strict=True), key=lambda each: each[:2])
+            self._snapshot = version, self._lake_files(AddedFile(path, _texts(values)) for _, path, values in found)
+        return self._snapshot[1]
+
+    def added(self, version: int) -> Sequence[LakeFile]:
+        if version not in self._commits:
+            with self._reached():
+                text = self._files.read(_commit_file(version))
+            if text is None:
+                raise self._gone(f"the commit of version {version} was deleted from its log")
+            files = self._new_rows(version, parse_commit(text.decode("utf-8")))
+            if len(self._commits) >= _COMMITS_KEPT:
+                self._commits.pop(min(self._commits))
+            self._commits[version] = files
+        return self._commits[version]
+
+    def _new_rows(self, version: int, commit: DeltaCommit) -> list[LakeFile]:
+        self._check_features(commit.features or (), commit.configuration or {})
+        if commit.schema is not None:
+            self._check_schema(commit.schema, version)
+        if commit.removes_rows:
+            if self._changed_rows == "skip":
+                return []
+            raise SourceRowsChanged(
+                f"{self.shown}: expected commits that only add rows, found that version {version} deletes or changes rows. Rows "
+                "that were read before stay in the pipeline's tables. Make a new start; or set changed_rows='skip', which reads "
+                "no row of such a commit, also none that it adds"
+            )
+        if any(file.deleted_rows for file in commit.added):
+            raise self._marked(version)
+        return self._lake_files(commit.added)
+
+    def check_columns(self) -> None:
+        assert self._table is not None
+        self._check_schema(self._table.schema().to_json(), self._table.version())
+
+    def _check_schema(self, schema: str, version: int) -> None:
+        lacking = self._columns.lack(schema)
+        if lacking:
+            raise SourceColumnsChanged(
+                f"{self.shown}: expected the columns that the table had when the run began, found that version {version} has "
+                f"added or changed {', '.join(lacking)}. The next attempt reads the table with its new columns"
+            )
+
+    # Files
+
+    def _lake_files(self, files: Iterable[AddedFile]) -> list[LakeFile]:
+        return [self._lake_file(file) for file in files]
+
+    def _lake_file(self, file: AddedFile) -> LakeFile:
+        path = unquote(file.path)
+        if "://" in path or path.startswith("/"):
+            raise InvalidSource(
+                f"{self.shown}: expected data files below its directory, found {path}: read the table that this one is a copy of"
+            )
+        values = tuple(file.partition.get(name) or None for name in self.partition_by)  # an empty text is no value
+        return LakeFile(f"{self._base}/{path}", values)
+
+    # The library, and errors
+
+    def _at(self, version: int | None) -> DeltaTable:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        with self._reached():
+            try:
+                return DeltaTable(self._url, version=version, storage_options=self._options)
+            except DeltaError as error:
+                if version is not None:
+                    raise self._gone(f"version {version} cannot be read any more ({_text(error)})") from error
+                if isinstance(error, TableNotFoundError):
+                    raise InvalidSource(f"{self.shown}: expected a Delta table, found none") from None
+                raise
+
+    def _check_features(self, features: Iterable[str], configuration: Mapping[str, str | None]) -> None:
+        found = unreadable(features, configuration)
+        if found:
+            raise InvalidSource(
+                f"{self.shown}: expected a table whose data files are plain Parquet files, found {', '.join(found)}. Read a copy "
+                "of the table without that"
+            )
+
+    def _marked(self, version: int) -> InvalidSource:
+        return InvalidSource(
+            f"{self.shown}: expected data files whose rows all count, found deletion vectors in version {version}. Rewrite these "
+            "files: REORG TABLE … APPLY (PURGE)"
+        )
+
+    def _gone(self, found: str) -> SourceRowsLost:
+        return SourceRowsLost(
+            f"{self.shown}: expected the versions of the table after the checkpoint, found that {found}. Keep the log for longer "
+            "than a run may pause (delta.logRetentionDuration); make a new start, which reads the whole table"
+        )
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            yield
+        except SourceError:
+            raise
+        except (DeltaError, OSError, ValueError) as error:
+            raise SourceUnavailable(
+                f"{self.shown}: expected to read the log of the Delta table, found: {_text(error)}. Check the location, the "
+                "credentials (storage_options, or the environment) and their rights; another attempt may succeed"
+            ) from error
+
+
+def _text(error: Exception) -> str:
+    return " ".join(_COLOURS.sub("", str(error)).split())  # the library writes trees in colour
+
+
+def _commit_file(version: int) -> str:
+    return f"_delta_log/{version:020}.json"
+
+
+def _texts(values: Mapping[str, Any] | None) -> dict[str, str | None]:
+    """Partition values as the log's text."""
+    return {
+        name: None if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in (values or {}).items()
+    }

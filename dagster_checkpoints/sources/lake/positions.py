@@ -1,0 +1,115 @@
+"""How far a table with versions was read: all files of its first version, then the files that each later version has added.
+
+Must not know a table's format, Spark, or files' contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class LakeFile:
+    """A data file.
+
+    Args:
+        path: its path as Hadoop writes it: ``file:/data/…`` or ``s3a://bucket/…``.
+        partition: the values of the partition columns that are not in the file, as text.
+    """
+
+    path: str
+    partition: tuple[str | None, ...] = ()
+
+
+class TableHistory(Protocol):
+    """The versions of a table, in their order. A version never changes."""
+
+    def newest(self) -> int:
+        """The newest version there is now."""
+
+    def after(self, version: int) -> int | None:
+        """The version that follows; None if there is none yet."""
+
+    def files(self, version: int) -> Sequence[LakeFile]:
+        """All data files of a version, always in the same order."""
+
+    def added(self, version: int) -> Sequence[LakeFile]:
+        """The data files whose rows are new in a version, always in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablePosition:
+    """A position in the files of a table's versions.
+
+    Args:
+        table: the id of the table: another table at the same place has another one.
+        first: the version with which reading began: all its files are read.
+        version: the version that is being read.
+        read: the number of its files that were read; of the first version all files count, of others those that it has added.
+    """
+
+    table: str
+    first: int
+    version: int
+    read: int
+
+    @classmethod
+    def at_start(cls, table: str, first: int) -> TablePosition:
+        """In front of the first version's files."""
+        return cls(table, first, first, 0)
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, Any]) -> TablePosition:
+        return cls(**offset)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def files_at(history: TableHistory, position: TablePosition) -> Sequence[LakeFile]:
+    """The files of the version at a position, also those that were read."""
+    return history.files(position.version) if position.version == position.first else history.added(position.version)
+
+
+def advanced(history: TableHistory, position: TablePosition, at_most: int | None, last: int | None) -> TablePosition:
+    """The position after some more files.
+
+    Args:
+        history: the table's versions.
+        position: where to begin.
+        at_most: the largest number of files; None: no limit.
+        last: the last version that is read; None: no limit.
+    """
+    left = at_most
+    while True:
+        files = len(files_at(history, position))
+        count = files - position.read if left is None else min(left, files - position.read)
+        position = replace(position, read=position.read + count)
+        left = None if left is None else left - count
+        if position.read < files or position.version == last:
+            return position
+        following = history.after(position.version)
+        if following is None or left == 0:
+            return position
+        position = replace(position, version=following, read=0)
+
+
+def files_between(history: TableHistory, start: TablePosition, end: TablePosition) -> list[LakeFile]:
+    """The files from one position to another.
+
+    Args:
+        history: the table's versions.
+        start: the first position. In front of the first version's files it may name another first version than the end: the
+            table has got a newer version since the end was planned.
+        end: the second position.
+    """
+    position = start if start.first == end.first else TablePosition.at_start(end.table, end.first)
+    found: list[LakeFile] = []
+    while position.version != end.version:
+        found += files_at(history, position)[position.read :]
+        following = history.after(position.version)
+        assert following is not None, "the end was planned when its version existed"
+        position = replace(position, version=following, read=0)
+    return found + list(files_at(history, end)[position.read : end.read])

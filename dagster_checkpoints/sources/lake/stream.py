@@ -1,0 +1,195 @@
+"""A table of Parquet files with versions as a stream of Spark's: the offset is a position in its files, which Spark reads itself.
+
+The stream lives in the driver (`driver_sources`). Must not know a table's format.
+
+Source: Spark's `MicroBatchStream`, `SupportsAdmissionControl` and `SupportsTriggerAvailableNow`
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from dagster_checkpoints.sources.errors import SourceRowsLost
+from dagster_checkpoints.sources.lake.positions import LakeFile, TableHistory, TablePosition, advanced, files_between
+from dagster_checkpoints.spark.query.driver_sources import DriverSources, JavaObject, interfaces, kept
+from dagster_checkpoints.spark.query.partitioned_scan import PartitionedScan
+
+
+class LakeTable(TableHistory, Protocol):
+    """A table as it is read by one query.
+
+    Attributes:
+        shown: the table as errors name it.
+        id: its id.
+    """
+
+    shown: str
+    id: str
+
+    def open(self) -> None:
+        """Read the newest state of the table. Its columns remain those of the first time."""
+
+    def check_columns(self) -> None:
+        """Check that the newest version has no other columns. Raises SourceColumnsChanged."""
+
+
+_IDLE_SECONDS = 0.05
+"""How long a stream without new files keeps Spark waiting, which would ask again at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class LakeReading:
+    """What is read.
+
+    Args:
+        table: the table.
+        columns: the columns in the files.
+        partition_by: the columns whose values are known for each file, and not in it.
+        files_per_trigger: the largest number of files in one micro-batch.
+        only: the only version that is read; None: the newest one, and those that follow.
+    """
+
+    table: LakeTable
+    columns: StructType
+    partition_by: StructType
+    files_per_trigger: int
+    only: int | None
+
+
+def lake_stream(spark: SparkSession, name: str, options: dict[str, str], reading: LakeReading) -> DataFrame:
+    """The table as a streaming DataFrame.
+
+    Args:
+        spark: the session.
+        name: the source's name in plans.
+        options: options that the plan and the checkpoint show.
+        reading: what is read.
+    """
+    sources = DriverSources(spark)
+    scan = PartitionedScan(sources, reading.columns, reading.partition_by)
+    return sources.stream(name, options, scan.schema, lambda: LakeStream(sources, scan, reading))
+
+
+class LakeStream(JavaObject):
+    """The stream. Spark's thread of the query calls it; `prepareForTriggerAvailableNow` may come from another thread.
+
+    Args:
+        sources: what makes Spark's objects.
+        scan: reads the files.
+        reading: what is read.
+    """
+
+    def __init__(self, sources: DriverSources, scan: PartitionedScan, reading: LakeReading) -> None:
+        self._sources = sources
+        self._scan = scan
+        self._reading = reading
+        self._lock = threading.RLock()
+        self._last = reading.only
+        self._start: TablePosition | None = None
+        self._planned: tuple[str, str, Any] | None = None  # the range that was planned last, and its partitions
+        self._factory: Any = None
+        self._opened = False
+
+    @property
+    def _table(self) -> LakeTable:
+        if not self._opened:
+            self._reading.table.open()
+            self._opened = True
+        return self._reading.table
+
+    def toString(self) -> str:
+        return self._reading.table.shown
+
+    # Offsets
+
+    @kept
+    def initialOffset(self) -> Any:
+        with self._lock:
+            if self._start is None:  # Spark asks more than once
+                first = self._reading.only
+                self._start = TablePosition.at_start(self._table.id, self._table.newest() if first is None else first)
+                self._table.check_columns()
+            return self._sources.offset(self._start.to_json())
+
+    def deserializeOffset(self, text: str) -> Any:
+        return self._sources.offset(json.loads(text))
+
+    @kept
+    def prepareForTriggerAvailableNow(self) -> None:
+        with self._lock:
+            if self._reading.only is None:
+                self._last = self._table.newest()
+
+    @kept
+    def getDefaultReadLimit(self) -> Any:
+        return self._sources.sql.connector.read.streaming.ReadLimit.maxFiles(self._reading.files_per_trigger)
+
+    @kept
+    def latestOffset(self, start: Any, limit: Any) -> Any:
+        with self._lock:
+            position = self._position(start)
+            files = int(limit.maxFiles()) if limit.getClass().getSimpleName() == "ReadMaxFiles" else None
+            reached = advanced(self._table, position, files, self._last)
+            waits = reached == position and self._last is None
+        if waits:
+            time.sleep(_IDLE_SECONDS)
+        return self._sources.offset(reached.to_json())
+
+    def reportLatestOffset(self) -> None:
+        """None: Spark's progress does not show how far the table reaches."""
+
+    def _position(self, offset: Any) -> TablePosition:
+        position = TablePosition.from_json(json.loads(offset.json()))
+        if position.table != self._table.id:
+            raise SourceRowsLost(
+                f"{self._reading.table.shown}: expected the table with the id {position.table}, of which the checkpoint says how "
+                f"far it was read, found another one with the id {self._table.id}: it was created again. Read it in a stage with "
+                "another name, or make a new start"
+            )
+        return position
+
+    # Rows
+
+    @kept
+    def planInputPartitions(self, start: Any, end: Any) -> Any:
+        first, last = str(start.json()), str(end.json())
+        with self._lock:
+            if self._planned is None or self._planned[:2] != (first, last):  # Spark plans a batch twice
+                files = files_between(self._table, self._position(start), self._position(end))
+                self._planned = (first, last, self._partitions(files))
+            return self._planned[2]
+
+    def _partitions(self, files: Sequence[LakeFile]) -> Any:
+        try:
+            return self._scan.plan({file.path: file.partition for file in files})
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+            raise SourceRowsLost(
+                f"{self._reading.table.shown}: expected the {len(files)} files of the next rows, found that some were deleted: "
+                f"{str(error).split(' SQLSTATE')[0]} Keep files of older versions for longer than a run may pause; restore them, "
+                "or make a new start"
+            ) from None
+
+    @kept
+    def createReaderFactory(self) -> Any:
+        if self._factory is None:
+            self._factory = self._scan.reader_factory()
+        return self._factory
+
+    def commit(self, end: Any) -> None:
+        """Nothing: the table keeps its rows."""
+
+    def stop(self) -> None:
+        """Nothing to release."""
+
+    Java = interfaces("read.streaming.MicroBatchStream", "read.streaming.SupportsTriggerAvailableNow")

@@ -1,0 +1,182 @@
+"""Reads a table of a database: its columns, the range of a column, and the rows of one split.
+
+Runs in the driver and in Spark's workers.
+
+Source: https://docs.sqlalchemy.org/en/20/core/connections.html#streaming-with-a-fixed-buffer-via-yield-per
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from dagster_checkpoints.sinks.sql.database import DatabaseFailure, failure_of
+from dagster_checkpoints.sinks.sql.url import SqlAddress
+from dagster_checkpoints.sources.errors import InvalidSource, SourceUnavailable
+from dagster_checkpoints.sources.sql.columns import TableColumn, table_column
+from dagster_checkpoints.sources.sql.splits import SplitRange
+
+_ROWS_OF_A_BATCH = 10_000
+_REPEATED = (DatabaseFailure.AWAY, DatabaseFailure.NO_SPACE)
+
+
+@dataclass(frozen=True, slots=True)
+class SqlTable:
+    """A table, or a view, of a database.
+
+    Args:
+        address: the database.
+        name: the table's name.
+        schema: its schema; None: the database's default.
+    """
+
+    address: SqlAddress
+    name: str
+    schema: str | None
+
+    @property
+    def title(self) -> str:
+        """The table as errors name it."""
+        return f"{self.schema}.{self.name}" if self.schema else self.name
+
+    @property
+    def shown(self) -> str:
+        """The table with its database, without credentials."""
+        return f"read_sql_table({self.title!r}) in {self.address.shown}"
+
+    def columns(self, wanted: Sequence[str] | None) -> tuple[TableColumn, ...]:
+        """The table's columns.
+
+        Args:
+            wanted: the names of the columns to read; None: all.
+
+        Raises:
+            InvalidSource: there is no such table or column, or a column's type is not supported.
+            SourceUnavailable: the database does not answer.
+        """
+        with self.connected() as connection:
+            inspector = sa.inspect(connection)
+            try:
+                found = {str(column["name"]): column["type"] for column in inspector.get_columns(self.name, schema=self.schema)}
+            except sa.exc.NoSuchTableError:
+                raise InvalidSource(
+                    f"{self.shown}: expected a table or a view of this name, found none. Names are case-sensitive; `schema=` "
+                    "names the schema if it is not the database's default"
+                ) from None
+        missing = [name for name in wanted or () if name not in found]
+        if missing:
+            raise InvalidSource(f"{self.shown}: expected the columns {', '.join(missing)}, found only {', '.join(found)}")
+        columns = [table_column(name, found[name], self.address.kind) for name in wanted or found]
+        unknown = [f"{name} ({found[name]!r})" for name, column in zip(wanted or found, columns, strict=True) if column is None]
+        if unknown:
+            raise InvalidSource(
+                f"{self.shown}: expected columns whose type Spark has, found {', '.join(unknown)}. Leave them out with columns=, "
+                "or read a view that casts them"
+            )
+        return tuple(column for column in columns if column is not None)
+
+    def bounds(self, column: TableColumn) -> tuple[int | None, int | None]:
+        """The smallest and the largest value of a column, as numbers; None if no row has one.
+
+        Raises:
+            InvalidSource: the table cannot be divided by its values.
+            SourceUnavailable: the database does not answer.
+        """
+        of = sa.column(column.name, column.sql)
+        query = sa.select(sa.func.min(of), sa.func.max(of)).select_from(self._clause([column]))
+        assert column.unit is not None
+        try:
+            with self.connected() as connection:
+                lower, upper = connection.execute(query).one()
+            return tuple(None if value is None else column.unit.to_number(value) for value in (lower, upper))  # type: ignore[return-value]
+        except (ValueError, TypeError, OverflowError) as error:  # text in a number's column (SQLite); NaN, infinity
+            raise InvalidSource(
+                f"{self.shown}: expected values of {column.name!r} that are {column.unit.value}s, found: {error}. Split by "
+                "another column"
+            ) from None
+
+    def rows(self, columns: Sequence[TableColumn], by: TableColumn, split: SplitRange) -> Iterator[pa.RecordBatch]:
+        """The rows of a split, as the database has them when it is asked.
+
+        Args:
+            columns: the columns to read.
+            by: the column by which the table is split.
+            split: the values of that column.
+
+        Raises:
+            InvalidSource: the table has changed, or a value does not have its column's type.
+            SourceUnavailable: the database does not answer.
+        """
+        clause = self._clause({column.name: column for column in (*columns, by)}.values())
+        selected = [sa.cast(clause.c[column.name], sa.Text) if column.as_text else clause.c[column.name] for column in columns]
+        query = sa.select(*selected).where(*_conditions(clause.c[by.name], by, split))
+        with self.connected() as connection:
+            result = connection.execution_options(stream_results=True, yield_per=_ROWS_OF_A_BATCH).execute(query)
+            for rows in result.partitions():
+                yield self._batch(columns, rows)
+
+    def _batch(self, columns: Sequence[TableColumn], rows: Sequence[Any]) -> pa.RecordBatch:
+        arrays = []
+        for column, values in zip(columns, zip(*rows, strict=True), strict=True):
+            try:
+                arrays.append(pa.array(values, column.arrow))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise InvalidSource(
+                    f"{self.shown}: expected values of {column.name!r} that fit {column.type.simpleString()}, found: {error}. "
+                    "Read a view that casts the column"
+                ) from None
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(column.name, column.arrow) for column in columns]))
+
+    def _clause(self, columns: Any) -> Any:
+        return sa.table(self.name, *[sa.column(column.name, column.sql) for column in columns], schema=self.schema)
+
+    @contextmanager
+    def connected(self) -> Iterator[sa.Connection]:
+        """A connection, with the driver's errors as errors of the source."""
+        engine: Any = _engine(self.address, self.shown)
+        try:
+            with engine.connect() as connection:
+                yield connection
+        except (sa.exc.DBAPIError, sa.exc.TimeoutError, engine.dialect.dbapi.Error) as error:
+            raise self._translated(error) from None  # the driver's error may show credentials
+        finally:
+            engine.dispose()
+
+    def _translated(self, error: Exception) -> Exception:
+        driver = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+        found = self.address.without_credentials(str(driver)).strip()
+        failure = failure_of(error)
+        if failure in _REPEATED:
+            return SourceUnavailable(f"{self.shown}: expected the database to answer, found: {found}")
+        if failure is DatabaseFailure.OTHER:
+            return SourceUnavailable(f"{self.shown}: expected the database to perform a query, found: {found}")
+        return InvalidSource(
+            f"{self.shown}: expected a table that can be read, with the columns that it had when the run began, found: {found}"
+        )
+
+
+def _conditions(column: Any, by: TableColumn, split: SplitRange) -> Iterator[Any]:
+    assert by.unit is not None
+    if split.begin is not None:
+        yield column >= by.unit.to_value(split.begin)
+    if split.end is not None:
+        before = column < by.unit.to_value(split.end)
+        yield before if split.begin is not None else sa.or_(before, column.is_(None))
+
+
+def _engine(address: SqlAddress, shown: str) -> sa.Engine:
+    if address.kind == "sqlite":
+        if not Path(str(address.url.database)).is_file():  # SQLite would create it
+            raise InvalidSource(f"{shown}: expected the database's file, found none")
+        return sa.create_engine(address.url, hide_parameters=True, poolclass=sa.NullPool, connect_args={"timeout": 60.0})
+    given = address.url.query
+    defaults = {"connect_timeout": "10", "application_name": "dagster-checkpoints"}
+    arguments: dict[str, Any] = {name: value for name, value in defaults.items() if name not in given}
+    arguments |= {"client_encoding": "utf8", "prepare_threshold": None}  # servers behind a pool know no prepared statements
+    return sa.create_engine(address.url, hide_parameters=True, poolclass=sa.NullPool, connect_args=arguments)

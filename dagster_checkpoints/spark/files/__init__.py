@@ -1,0 +1,1 @@
+"""Files of the work directory: on file systems of this machine, or on any other that Spark's Hadoop client reaches."""

@@ -1,0 +1,386 @@
+"""One attempt to run a pipeline: from stages and a checkpoint to tasks that are ready to start.
+
+Decides which stages share a query, lets Spark check the plans, connects the channels, and puts restored files in place. The
+plans come from `attempt_plans`, the state from `restored_state`. It must not know the coordinator's rules, nor start anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import StructType
+
+from dagster_checkpoints.execution.fused_sources import FusedSource
+from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.execution.trace import made
+from dagster_checkpoints.pipeline import (
+    Chain,
+    Pipeline,
+    StageContext,
+    StageKind,
+    TaskId,
+    build_chains,
+    execution_graph,
+    fused_in,
+)
+from dagster_checkpoints.spark.channels.channel_wiring import Wiring
+from dagster_checkpoints.spark.channels.outputs import TaskOutput
+from dagster_checkpoints.spark.errors import PlanRefusedError, StageError
+from dagster_checkpoints.spark.files.work_folder import WorkFolder
+from dagster_checkpoints.spark.job.attempt_plans import AttemptPlans
+from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
+from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.job.task_sinks import SettledSink, TaskSinks
+from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
+from dagster_checkpoints.spark.query.plan_report import PlanReport
+from dagster_checkpoints.spark.query.stage_calls import StageCall, open_stage
+from dagster_checkpoints.spark.snapshots.moved_state import move_state
+from dagster_checkpoints.spark.snapshots.restored_state import Restored, RestoredState, late_rows_of_finished, rows_of_finished
+from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
+from dagster_checkpoints.spark.tasks.channel_task import ChannelTask
+from dagster_checkpoints.spark.tasks.fused_task import FusedTask
+from dagster_checkpoints.spark.tasks.messages import SendReport
+from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
+from dagster_checkpoints.spark.tasks.source_task import BatchTask, SourceTask
+from dagster_checkpoints.spark.tasks.split_task import SplitTask
+from dagster_checkpoints.spark.tasks.task import Task
+from dagster_checkpoints.spark.tasks.task_parts import StageInstance, TaskParts
+from dagster_checkpoints.spark.tasks.task_sink import TaskSink
+from dagster_checkpoints.state import KeyedStateShare, RestoreError, TaskSnapshot, default_max_parallelism
+from dagster_checkpoints.storage import CheckpointStorage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Deployer:
+    """Builds deployments of one pipeline.
+
+    Args:
+        pipeline: The pipeline.
+        spark: The session in which the tasks run.
+        storage: The storage of restored state; None if plans are only checked.
+        log: The logger of the stages' `context.log`.
+        check_canceled: Raises if the job was cancelled; called between two tasks.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        storage: CheckpointStorage | None,
+        log: logging.Logger,
+        check_canceled: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._check_canceled = check_canceled
+        self._pipeline = pipeline
+        self._spark = spark
+        self._storage = storage
+        self._log = log
+        self._breaks: frozenset[str] = frozenset()
+        self._warned: set[str] = set()
+
+    def deploy(
+        self, settings: AttemptSettings, restored: Restored | None, uploader: SnapshotUploader, report: SendReport
+    ) -> Deployment:
+        """Build the tasks.
+
+        Raises:
+            StageError: A stage cannot be built; nothing was started.
+            StorageError: State cannot be fetched, or is corrupt.
+        """
+        while True:
+            chains = self._chains(restored)
+            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)
+            try:
+                return attempt.build(uploader, report, self._check_canceled)
+            except RefusedAtStage as refused:
+                if restored is not None:
+                    raise self._refused(refused) from refused
+                self._log.info("Stage %r begins a query of its own: %s.", refused.stage, refused.reason)
+                self._breaks |= {refused.stage}
+                attempt.discard()
+
+    def check(self, restored: Restored | None = None) -> PlanReport:
+        """Build the plans of a start with the same steps as :meth:`deploy`, and start nothing.
+
+        Every stage's `open`, `transform` and `close` are called; storage and sinks are not touched.
+
+        Args:
+            restored: The checkpoint whose state the plans have to fit; None for a new start. No state is fetched.
+        """
+        settings = AttemptSettings(WorkFolder(Path(), Path()), number=1, token="", job_id=0, max_queued_bytes=1)
+        while True:
+            chains = self._chains(restored)
+            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)
+            try:
+                return attempt.check()
+            except RefusedAtStage as refused:
+                if restored is not None:
+                    raise self._refused(refused) from refused
+                self._breaks |= {refused.stage}
+            finally:
+                attempt.discard()
+
+    def _refused(self, refused: RefusedAtStage) -> PlanRefusedError:
+        return PlanRefusedError(
+            refused.stage,
+            self._pipeline.stage(refused.stage).instances[0],
+            f"Spark refuses the plan that the checkpoint was taken with: {refused.reason}",
+        )
+
+    def _chains(self, restored: Restored | None) -> tuple[Chain, ...]:
+        if restored is None:
+            return build_chains(self._pipeline, self._breaks)
+        plan = restored.plan
+        layout = [*plan.chains, *plan.finished_chains, *((name,) for name in plan.new_stages)]
+        chains = [Chain(stages[0], stages, self._pipeline.stage(stages[0]).instances) for stages in layout]
+        return tuple(chains)
+
+
+class _Attempt:
+    """The building of one deployment."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        storage: CheckpointStorage | None,
+        log: logging.Logger,
+        warned: set[str],
+        settings: AttemptSettings,
+        restored: Restored | None,
+        chains: tuple[Chain, ...],
+    ) -> None:
+        self.pipeline = pipeline
+        self.spark = spark
+        self.storage = storage
+        self.log = log
+        self.settings = settings
+        self.restored = restored
+        self.sinks = TaskSinks(pipeline, spark, storage.ownership if storage else None, settings)
+        graph = execution_graph(pipeline, chains)
+        order = {vertex.name: position for position, vertex in enumerate(graph.vertices)}
+        self.chains = tuple(sorted(chains, key=lambda chain: order[chain.name]))
+        self.state = RestoredState(pipeline, storage, restored)
+        finished = frozenset(restored.plan.finished if restored else ())
+        snapshots = restored.plan.tasks if restored else {}
+        known = restored.plan.max_parallelism if restored else {}
+        key_groups = {s.name: known.get(s.name) or default_max_parallelism(s.parallelism) for s in pipeline.stages}
+        self.wiring = Wiring(pipeline, self.chains, snapshots, finished, key_groups)
+        self.plans = AttemptPlans(
+            pipeline,
+            spark,
+            self._instance,
+            log,
+            warned,
+            self.wiring,
+            restored,
+            attempt=settings.number,
+            allow_changed_plan=settings.allow_changed_plan,
+        )
+        self.deployment = Deployment(graph, self.chains, finished=finished, schemas=self.plans.schemas)
+        routed = {edge.target for edge in pipeline.edges if edge.input.key is not None}
+        self.deployment.key_groups = {name: key_groups[name] for name in routed}
+        stages = restored.metadata.stages if restored else ()
+        self.deployment.most_instances = {stage.name: stage.most_instances for stage in stages if stage.most_instances}
+        self._opened: list[StageInstance] = []
+        if restored:
+            self.deployment.rows_of_finished = rows_of_finished(restored.metadata)
+            self.deployment.late_rows_of_finished = late_rows_of_finished(restored.metadata)
+
+    def build(self, uploader: SnapshotUploader, report: SendReport, check_canceled: Callable[[], None]) -> Deployment:
+        try:
+            for chain in filter(lambda chain: self.settings.builds(chain.name), self.chains):
+                for index in range(len(chain.instances)):
+                    check_canceled()
+                    task = TaskId(chain.name, index)
+                    if task not in self.deployment.finished:
+                        self.deployment.tasks[task] = self._task(chain, index, uploader, report)
+                self.plans.load_recorded_schema(chain)
+                self._sinks_of_finished(chain)
+        except BaseException:
+            self.discard()
+            raise
+        return self.deployment
+
+    def check(self) -> PlanReport:
+        """Build every plan whose inputs' columns are known; creates no tasks."""
+        report = PlanReport(self.chains)
+        for chain in self.chains:
+            head = self.pipeline.stage(chain.stages[0])
+            missing = next((name for name in head.inputs if name not in report.passed), None)
+            if missing is not None:
+                report.skip(chain.stages, missing)
+                continue
+            try:
+                for index in range(len(chain.instances)):
+                    if not self._needs_no_plan(TaskId(chain.name, index)):
+                        inputs = self.plans.inputs(chain, index)
+                        plan, _ = self.plans.checked(chain, index, inputs, self._instances(chain, index, None))
+                        share = self._share(TaskId(chain.name, index))
+                        if share is not None:
+                            self.plans.routed_key_type(chain, index, plan, share.key)
+                self.plans.load_recorded_schema(chain)
+            except StageError as error:
+                report.fail(chain.stages, error)
+            except RestoreError as error:
+                report.changed.append(error)
+                report.passed.update(dict.fromkeys(chain.stages))
+            else:
+                report.passed.update(dict.fromkeys(chain.stages))
+        return report
+
+    def _needs_no_plan(self, task: TaskId) -> bool:
+        """Whether the task has finished, or has finished its data and waits for its final checkpoint."""
+        return task in self.deployment.finished or (self.restored is not None and task in self.restored.plan.after_finish)
+
+    def discard(self) -> None:
+        """Close what was opened for a deployment that is not completed."""
+        for instance in self._opened:
+            instance.stage.close()
+        self._opened.clear()
+        self.wiring.close()
+
+    def _task(self, chain: Chain, index: int, uploader: SnapshotUploader, report: SendReport) -> Task:
+        task = TaskId(chain.name, index)
+        snapshot = self.restored.plan.tasks.get(task) if self.restored else None
+        folder = self._folder(chain, index)
+        after_finish = snapshot is not None and snapshot.end_of_data == "drain"
+        share = self._share(task)
+        tables = self.state.tables(snapshot, folder)
+        inputs = self.plans.inputs(chain, index)
+        self.wiring.restore_in_flight(task, snapshot, folder, self.state.fetch_segments)
+        instances = self._instances(chain, index, snapshot)
+        plan, described = (None, None) if after_finish else self.plans.checked(chain, index, inputs, instances)
+        if snapshot is not None and snapshot.query is not None and described is not None and share is None:
+            self.state.fetch_query(snapshot.query, folder, snapshot.fused, len(described.sources))
+        self.plans.load_recorded_schema(chain)
+        if share is not None:
+            assert plan is not None
+            key_type = self.plans.routed_key_type(chain, index, plan, share.key)
+            move_state(self.spark, self.state.fetch_share(chain, index, key_type, self.settings.folder, folder))
+        sink = self._sink(chain, index)
+        output = TaskOutput(
+            folder.work / "segments",
+            self.wiring.outputs(task),
+            sink.write if sink else None,
+            self.settings.max_queued_bytes,
+        )
+        parts = TaskParts(
+            id=task,
+            chain=chain,
+            pipeline=self.pipeline,
+            instances=instances,
+            folder=folder,
+            spark=self.spark,
+            output=output,
+            sink=sink,
+            plan=plan,
+            described=described,
+            restored=snapshot if snapshot is not None else (_EMPTY if self.restored else None),
+            uploader=uploader,
+            report=report,
+            take_back_after=self.settings.take_back_after,
+            transaction_files=self.state.transactions(chain, snapshot, folder),
+            checkpoints=self.settings.checkpoints,
+            make_machine=partial(made, TaskMachine, f"{task} {self.settings.token}", self.settings.recorder),
+        )
+        if fused_in(self.pipeline, chain.stages):
+            return FusedTask(parts, self._fused_sources(parts))
+        if not inputs:
+            return self._source_task(parts)
+        channel_task = ChannelTask(parts, inputs, lambda files: self.plans.build(instances, inputs, files), tables)
+        for task_input in inputs:
+            for channel in task_input.channels:
+                channel.on_append = channel_task.wake_up
+        return channel_task
+
+    def _share(self, task: TaskId) -> KeyedStateShare | None:
+        """The keyed state that a task gets from other instances; None if it continues its own."""
+        rescaled = self.restored.plan.rescaled if self.restored else None
+        return rescaled.shares.get(task) if rescaled is not None else None
+
+    def _source_task(self, parts: TaskParts) -> Task:
+        stage = parts.instances[0].stage
+        if stage.split_interval is not None:
+            return SplitTask(parts)
+        if parts.plan is not None and not parts.plan.streaming:
+            return BatchTask(parts)
+        bounded = stage.kind is StageKind.BOUNDED_SOURCE
+        ended = (stage.name, stage.instances[parts.id.index]) in self.settings.ended_sources
+        return SourceTask(parts, bounded=bounded or ended)
+
+    def _fused_sources(self, parts: TaskParts) -> list[FusedSource]:
+        known = {source.source: source for source in parts.restored.fused} if parts.restored is not None else {}
+        sources = []
+        for name in fused_in(self.pipeline, parts.chain.stages):
+            stage, restored = self.pipeline.stage(name), known.get(name)
+            ended = (name, stage.instances[parts.id.index]) in self.settings.ended_sources
+            sources.append(
+                FusedSource(
+                    name=name,
+                    position=parts.plan.fused[name].position if parts.plan is not None else restored.position if restored else 0,
+                    bounded=stage.kind is StageKind.BOUNDED_SOURCE or ended,
+                    event_time=stage.watermark is not None,
+                    idle_after=stage.watermark.idle_after if stage.watermark is not None else None,
+                    restored=restored,
+                )
+            )
+        return sources
+
+    # Stages
+
+    def _instances(self, chain: Chain, index: int, snapshot: TaskSnapshot | None) -> tuple[StageInstance, ...]:
+        instances = []
+        ended = snapshot.ended_sources if snapshot is not None else ()
+        for name in (name for name in chain.stages if name not in ended):
+            restored = snapshot.stages.get(name) if snapshot else None
+            own = restored.operator_states if restored else ()
+            instance = self._instance(name, index, OperatorStateStore(self.state.operator_states(name, index), own))
+            open_stage(instance.call)
+            self._opened.append(instance)
+            instances.append(instance)
+        return tuple(instances)
+
+    def _instance(self, name: str, index: int, state: OperatorStateStore) -> StageInstance:
+        stage = self.pipeline.stage(name)
+        context = StageContext(
+            spark=self.spark,
+            stage=name,
+            instance=stage.instances[index],
+            index=index,
+            parallelism=stage.parallelism,
+            state=state,
+            log=self.log,
+            assets=self.settings.assets.get(name, {}),
+        )
+        own = stage.for_instance()
+        return StageInstance(own, StageCall(own, context), state)
+
+    def _folder(self, chain: Chain, index: int) -> WorkFolder:
+        return self.settings.folder / "tasks" / f"{chain.name}.{index}"
+
+    def _sink(self, chain: Chain, index: int) -> TaskSink | None:
+        stage = self.pipeline.stage(chain.stages[-1])
+        schema = self.deployment.schemas.get(stage.name, StructType())  # a finished stage writes nothing, and may have none
+        return self.sinks.of_instance(stage, index, schema, self._folder(chain, index).scratch / "sink")
+
+    def _sinks_of_finished(self, chain: Chain) -> None:
+        restored, next_id = self.settings.take_back_after, self.settings.next_checkpoint_id
+        for index in range(len(chain.instances)) if restored is not None else ():
+            sink = self._sink(chain, index) if TaskId(chain.name, index) in self.deployment.finished else None
+            if sink is not None:
+                self.deployment.finished_sinks.append(SettledSink(sink, restored, next_id))
+        if self.restored is not None:
+            schema = self.deployment.schemas.get(chain.stages[-1], StructType())
+            self.deployment.finished_sinks += self.sinks.of_removed(
+                chain, self.restored.plan, schema, self.state.transaction_files
+            )
+
+
+_EMPTY = TaskSnapshot()

@@ -1,0 +1,90 @@
+"""Runs the users' discoveries of splits, each on a thread of its own, and reports the splits to the job.
+
+It must not know when to discover, nor which splits are known: `execution.split_enumerators` decides that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import TYPE_CHECKING
+
+from dagster_checkpoints.execution.job_actions import DiscoverSplits
+from dagster_checkpoints.execution.job_events import TaskFailure, TaskReport
+from dagster_checkpoints.execution.split_events import SplitsDiscovered
+from dagster_checkpoints.pipeline import DiscoveryContext, InputAsset, Pipeline, SplitSource, TaskId
+from dagster_checkpoints.spark.errors import StageFailedError
+from dagster_checkpoints.spark.job.job_messages import failure_of
+from dagster_checkpoints.spark.query.error_location import own_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPLITS_OF_A_REPORT = 1_000
+"""Maximum number of splits in one report. The first reports have fewer, so that instances read while a discovery goes on."""
+
+
+class SplitDiscovery:
+    """The discoveries of one run.
+
+    Args:
+        pipeline: The pipeline that runs.
+        spark: The session of the job.
+        assets: The assets outside of the pipeline that stages read, by stage and key.
+        log: The logger of the context.
+        report: Receives the splits, or the failure; any thread.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        assets: Mapping[str, Mapping[str, InputAsset]],
+        log: logging.Logger,
+        report: Callable[[TaskReport], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._spark = spark
+        self._assets = assets
+        self._log = log
+        self._report = report
+        self._attempts: dict[str, int] = {}
+        """By source, the attempt whose discovery may go on."""
+
+    def begin(self, action: DiscoverSplits) -> None:
+        """Begin a discovery. One of an earlier attempt ends with its next split."""
+        self._attempts[action.stage] = action.attempt
+        threading.Thread(target=self._run, args=(action,), name=f"splits of {action.stage}", daemon=True).start()
+
+    def stop(self, vertices: Set[str] | None) -> None:
+        """End the discoveries of these vertices, None for all, with their next split."""
+        self._attempts = {} if vertices is None else {s: n for s, n in self._attempts.items() if s not in vertices}
+
+    def _run(self, action: DiscoverSplits) -> None:
+        try:
+            batch: list[str] = []
+            size = 1
+            for split in self._splits(action.stage):
+                if self._attempts.get(action.stage) != action.attempt:
+                    return
+                batch.append(split)
+                if len(batch) == size:
+                    self._report(TaskReport(action.attempt, SplitsDiscovered(action.stage, tuple(batch))))
+                    batch, size = [], min(2 * size, SPLITS_OF_A_REPORT)
+            self._report(TaskReport(action.attempt, SplitsDiscovered(action.stage, tuple(batch), last=True)))
+        except Exception as error:
+            self._report(TaskReport(action.attempt, TaskFailure(TaskId(action.stage, 0), failure_of(error))))
+
+    def _splits(self, name: str) -> Iterator[str]:
+        stage = self._pipeline.stage(name)
+        assert isinstance(stage, SplitSource)
+        context = DiscoveryContext(self._spark, name, self._log, self._assets.get(name, {}))
+        try:
+            own = stage.for_instance()
+            for split in own.discover(context):
+                yield own.encode_split(split)
+        except Exception as error:
+            line = own_line(error, stage.location.file)
+            text = f"the discovery of its splits failed: {type(error).__name__}: {error}\n  at {line}"
+            raise StageFailedError(name, ", ".join(stage.instances), text) from error

@@ -1,0 +1,106 @@
+"""Makes the sinks of one attempt's tasks. It must not know what tasks do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_checkpoints.pipeline import Chain, Pipeline, Stage
+from dagster_checkpoints.sinks import SinkContext
+from dagster_checkpoints.spark.files.work_folder import WorkFolder
+from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
+from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
+from dagster_checkpoints.spark.tasks.commit_checks import CommitChecks
+from dagster_checkpoints.spark.tasks.task_sink import TaskSink, sink_context
+from dagster_checkpoints.state import RestorePlan, StageInstanceSnapshot
+from dagster_checkpoints.storage import Ownership
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True, slots=True)
+class SettledSink:
+    """A sink of an instance that does not run: before tasks start, it shows exactly the rows of the restored checkpoint.
+
+    Attributes:
+        sink: The sink, not opened.
+        restored: See `TaskSink.open`, `take_back_after`.
+        next_checkpoint_id: An id above those of all completed checkpoints.
+        transactions: The transactions in the restored checkpoint.
+        files: The fetched files of a savepoint's transactions, by position and name.
+    """
+
+    sink: TaskSink
+    restored: int | None
+    next_checkpoint_id: int
+    transactions: tuple[str, ...] = ()
+    files: Mapping[int, Mapping[str, Path]] = field(default_factory=dict)
+
+
+class TaskSinks:
+    """Makes sinks.
+
+    Args:
+        pipeline: The pipeline.
+        spark: The session in which the tasks run.
+        ownership: The run's ownership of the pipeline; None if plans are only checked.
+        settings: The attempt's settings.
+    """
+
+    def __init__(self, pipeline: Pipeline, spark: SparkSession, ownership: Ownership | None, settings: AttemptSettings) -> None:
+        self._pipeline = pipeline
+        self._spark = spark
+        self._ownership = ownership
+        self._settings = settings
+
+    def of_instance(self, stage: Stage, index: int, schema: StructType, scratch: Path) -> TaskSink | None:
+        """The sink of an instance of a stage, not opened; None if the stage has none.
+
+        Args:
+            stage: The stage.
+            index: The index of the instance.
+            schema: The schema of the stage's rows.
+            scratch: A directory of this machine for copies of batches, which need not exist.
+        """
+        if stage.sink is None:
+            return None
+        context = self._context(stage, index)
+        checks = None
+        if stage.checks or self._settings.sample_rows:
+            read = partial(table_dataframe, self._spark, schema)
+            checks = CommitChecks(stage.checks, stage.instances[index], self._settings.sample_rows, read)
+        return TaskSink(stage.sink.new_instance(), context, self._spark, schema, scratch, checks)
+
+    def of_removed(
+        self,
+        chain: Chain,
+        plan: RestorePlan,
+        schema: StructType,
+        fetch: Callable[[StageInstanceSnapshot, WorkFolder], dict[int, dict[str, Path]]],
+    ) -> Iterator[SettledSink]:
+        """The sinks of instances that the last stage of a chain does not have any more: they write nothing.
+
+        Args:
+            chain: The chain.
+            plan: The plan of the restore.
+            schema: The schema of the stage's rows.
+            fetch: Fetches the files of an instance's transactions below a directory.
+        """
+        stage, settings = self._pipeline.stage(chain.stages[-1]), self._settings
+        for gone in plan.rescaled.removed if plan.rescaled is not None and stage.sink is not None else ():
+            if gone.stage != stage.name or not (settings.take_back_after is not None or gone.snapshot.transactions):
+                continue
+            assert stage.sink is not None
+            folder = settings.folder / "tasks" / f"{chain.name}.removed-{gone.index}"
+            context = replace(self._context(stage, 0), instance=gone.name, index=gone.index, parallelism=gone.parallelism)
+            sink = TaskSink(stage.sink.new_instance(), context, self._spark, schema, folder.scratch / "sink")
+            files = fetch(gone.snapshot, folder)
+            yield SettledSink(sink, settings.take_back_after, settings.next_checkpoint_id, gone.snapshot.transactions, files)
+
+    def _context(self, stage: Stage, index: int) -> SinkContext:
+        return sink_context(self._pipeline, stage, index, self._ownership, self._settings.job_id, self._settings.token)

@@ -1,0 +1,244 @@
+"""Streaming sources that are implemented here, in the driver.
+
+They implement Spark's interfaces for data sources (Data Source V2): py4j lets the JVM call Python objects. The rows are read by
+Spark's own Parquet reader in the executors; no Python process takes part, and every type that Parquet files hold is carried.
+Must not know channels, nor which tables there are.
+
+Source: Spark's `org.apache.spark.sql.connector.read.streaming.MicroBatchStream`;
+https://www.py4j.org/advanced_topics.html#implementing-java-interfaces-from-python-callback
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CONNECTOR = "org.apache.spark.sql.connector"
+READ_OPTIONS = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false", "__globPaths__": "false"}
+"""Options of every read of files, whatever the session says: no file is skipped silently, and paths are no patterns."""
+_LISTING_IN_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+_T = TypeVar("_T")
+
+
+class SourceFailed(Exception):
+    """Raised in the JVM in place of an error of a source, which is kept here or by the query's gate (see `query.BatchFailed`)."""
+
+
+class KeptErrors:
+    """The errors of sources without a gate: in the JVM an error is a text, which has its number here."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._kept: dict[str, BaseException] = {}
+
+    def keep(self, error: BaseException) -> SourceFailed:
+        """Keep an error. Returns what is raised in its place."""
+        number = f"source error {next(self._numbers)}"
+        self._kept[number] = error
+        return SourceFailed(f"A source failed; its task reports the error ({number}).")
+
+    def take(self, raised: BaseException) -> BaseException | None:
+        """The error that was kept for what Spark has raised; None if a source did not fail."""
+        found = re.search(r"\((source error \d+)\)", str(raised))
+        return self._kept.pop(found[1], None) if found else None
+
+
+KEPT_ERRORS = KeptErrors()
+
+
+def kept(method: Callable[..., _T]) -> Callable[..., _T]:
+    """Keep the errors of a method that the JVM calls."""
+
+    @functools.wraps(method)
+    def call(*arguments: Any) -> _T:
+        try:
+            return method(*arguments)
+        except BaseException as error:
+            raise KEPT_ERRORS.keep(error) from None
+
+    return call
+
+
+class DriverSources:
+    """Makes streaming DataFrames whose sources are Python objects of the driver, in one Spark session.
+
+    Args:
+        spark: The session.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        from pyspark.java_gateway import ensure_callback_server_started
+
+        self.spark = spark
+        self.gateway: Any = spark.sparkContext._gateway
+        ensure_callback_server_started(self.gateway)
+        jvm: Any = spark._jvm
+        self.jvm = jvm
+        self.sql = jvm.org.apache.spark.sql
+        self._segments = spark._jsparkSession.newSession()
+        self._segments.conf().set(_LISTING_IN_A_JOB, str(2**31 - 1))  # the driver lists the files of a batch by itself
+        self._relation = spark.readStream.format("rate").load()._jdf.queryExecution().analyzed()
+
+    def stream(self, name: str, options: Mapping[str, str], schema: Any, make: Callable[[], Any]) -> DataFrame:
+        """The DataFrame of a source: Spark's node for a streaming relation, around our table.
+
+        There is no public way to read a table that is not in a catalog and whose class is not on the class path. So the node is
+        made from that of another source.
+
+        Args:
+            name: The source's name in plans.
+            options: Options of the plan's node, which Spark and the checkpoint show.
+            schema: The columns, as Spark's Java object.
+            make: Makes the stream whenever a query starts.
+        """
+        none = self.jvm.scala.Option.apply(None)
+        table = _Table(self, name, schema, make)
+        java_options = self._options(options)
+        attributes = self.sql.catalyst.types.DataTypeUtils.toAttributes(schema)
+        fields = [none, name, table, java_options, attributes, none, none, none]
+        fields += [self._relation.productElement(index) for index in range(len(fields), self._relation.productArity())]
+        arguments = self.jvm.java.util.ArrayList()
+        for field in fields:
+            arguments.add(field)
+        plan = self._relation.makeCopy(arguments.toArray())
+        return DataFrame(self.sql.classic.Dataset.ofRows(self.spark._jsparkSession, plan), self.spark)
+
+    def _options(self, options: Mapping[str, str]) -> Any:
+        java_map = self.jvm.java.util.HashMap()
+        for key, value in options.items():
+            java_map.put(key, value)
+        return self.sql.util.CaseInsensitiveStringMap(java_map)
+
+    def java_schema(self, schema: StructType) -> Any:
+        return self.java_type(schema.json())
+
+    def java_type(self, json_text: str) -> Any:
+        """A type as Spark's Java object, from its JSON."""
+        return self.spark._jsparkSession.parseDataType(json_text)
+
+    def offset(self, value: Mapping[str, Any]) -> Any:
+        """An offset of Spark's that holds a JSON object."""
+        return self.sql.execution.streaming.runtime.SerializedOffset(json.dumps(value, sort_keys=True))
+
+    def scan(self, schema: Any, files: Sequence[str]) -> Any:
+        """Spark's scan of Parquet files as one batch.
+
+        Args:
+            schema: The columns, as Spark's Java object.
+            files: The URLs of the files.
+        """
+        return self.parquet_scan(schema, files).toBatch()
+
+    def parquet_scan(self, schema: Any, files: Sequence[str]) -> Any:
+        """The same before it is a batch: Spark's `ParquetScan`."""
+        options = self._options(READ_OPTIONS)
+        paths = self.jvm.PythonUtils.toSeq(list(files))
+        table = self.sql.execution.datasources.v2.parquet.ParquetTable(
+            "segments", self._segments, options, paths, self.jvm.scala.Option.apply(schema), None
+        )
+        return table.newScanBuilder(options).build()
+
+    def array(self, name: str, *members: Any) -> Any:
+        """A Java array of a class of Spark's SQL connector or execution."""
+        kind = functools.reduce(getattr, name.split("."), self.jvm)
+        made = self.gateway.new_array(kind, len(members))
+        for index, member in enumerate(members):
+            made[index] = member
+        return made
+
+
+def interfaces(*names: str) -> type:
+    """What tells py4j which interfaces of Spark's SQL connector a class implements."""
+    return type("Java", (), {"implements": tuple(f"{CONNECTOR}.{name}" for name in names)})
+
+
+class JavaObject:
+    """A Python object that the JVM calls. Two are equal if they are the same."""
+
+    def hashCode(self) -> int:
+        return id(self) >> 4 & 0x7FFFFFFF
+
+    def equals(self, other: object) -> bool:
+        return self is other
+
+    def toString(self) -> str:
+        return type(self).__name__
+
+
+class _Table(JavaObject):
+    """One source as a table that can only be read as a stream."""
+
+    def __init__(self, sources: DriverSources, name: str, schema: Any, make: Callable[[], Any]) -> None:
+        self.sources = sources
+        self._name = name
+        self._schema = schema
+        self.make = make
+
+    def name(self) -> str:
+        return self._name
+
+    def toString(self) -> str:
+        return self._name
+
+    def properties(self) -> Any:
+        return self.sources.jvm.java.util.Collections.singletonMap("provider", self._name)
+
+    def schema(self) -> Any:
+        return self._schema
+
+    def columns(self) -> Any:
+        return self.sources.sql.connector.catalog.CatalogV2Util.structTypeToV2Columns(self._schema)
+
+    def capabilities(self) -> Any:
+        jvm = self.sources.jvm
+        return jvm.java.util.Collections.singleton(self.sources.sql.connector.catalog.TableCapability.MICRO_BATCH_READ)
+
+    def newScanBuilder(self, options: Any) -> _ScanBuilder:
+        return _ScanBuilder(self)
+
+    Java = interfaces("catalog.SupportsRead")
+
+
+class _ScanBuilder(JavaObject):
+    def __init__(self, table: _Table) -> None:
+        self._table = table
+
+    def build(self) -> _Scan:
+        return _Scan(self._table)
+
+    Java = interfaces("read.ScanBuilder")
+
+
+class _Scan(JavaObject):
+    def __init__(self, table: _Table) -> None:
+        self._table = table
+
+    def readSchema(self) -> Any:
+        return self._table.schema()
+
+    def description(self) -> str:
+        return self._table.name()
+
+    def toMicroBatchStream(self, checkpoint: str) -> Any:
+        return self._table.make()
+
+    def columnarSupportMode(self) -> Any:
+        return self._table.sources.sql.connector.read.Scan.ColumnarSupportMode.PARTITION_DEFINED
+
+    def supportedCustomMetrics(self) -> Any:
+        return self._table.sources.array(f"{CONNECTOR}.metric.CustomMetric")
+
+    def reportDriverMetrics(self) -> Any:
+        return self._table.sources.array(f"{CONNECTOR}.metric.CustomTaskMetric")
+
+    Java = interfaces("read.Scan")

@@ -1,0 +1,128 @@
+"""Fused sources in a plan: several sources in the query of the stage that reads them, and what stands in for one that has ended.
+
+Each fused source must keep an end of its own: its stream is one stream of the query, Spark can hold it to what is there at a
+moment, and it keeps no state. Analysis only; must not know tasks or checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from dagster_checkpoints.pipeline import Pipeline, Stage
+from dagster_checkpoints.spark.query.channel_sources import ChannelSources
+from dagster_checkpoints.spark.query.operators import keeping_state
+from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed, nodes, streams
+from dagster_checkpoints.spark.query.plan_text import BOUNDARY
+from dagster_checkpoints.spark.query.source_checks import source_kind
+
+HELD_BY_SPARK = frozenset({"files", "kafka", "delta", "iceberg", "rate-micro-batch"})
+"""Short names of sources that can be held to what is there at a moment while their query runs (`SupportsTriggerAvailableNow`)."""
+
+
+class RefusedAtStage(Exception):
+    """The combined plan cannot run; it can up to the stage before `stage`, or without the sources that `stage` reads."""
+
+    def __init__(self, stage: str, reason: str) -> None:
+        super().__init__(reason)
+        self.stage = stage
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class FusedStream:
+    """The stream of one fused source in its query.
+
+    Attributes:
+        position: Its position among the streams of the query, as Spark numbers them.
+        watermark_node: The id of its watermark node; empty if it has no event time.
+        can_be_held: Whether it can be held to what is there at a moment while the query runs.
+    """
+
+    position: int
+    watermark_node: str
+    can_be_held: bool
+
+
+def fused_source(name: str, frame: DataFrame) -> DataFrame:
+    """The output of a fused source, or what stands in for it, as the reader gets it.
+
+    The filter drops nothing. Spark would push the reader's own filters below the watermark: rows that they drop would neither be
+    counted as rows of the source, nor advance its watermark.
+    """
+    return frame.where(F.spark_partition_id() >= 0).alias(f"{BOUNDARY}{name}")
+
+
+def stand_in(sources: ChannelSources, stage: Stage, schema: StructType) -> DataFrame:
+    """What stands in for a fused source that has ended: a stream without rows, with the same columns and watermark.
+
+    Args:
+        sources: Makes streaming DataFrames.
+        stage: The source.
+        schema: The schema of its rows, as recorded.
+    """
+    empty = sources.ended(stage.name, schema)
+    if stage.watermark is not None:
+        empty = empty.withWatermark(stage.watermark.column, f"{stage.watermark.lateness_ms} milliseconds")
+    return fused_source(stage.name, empty)
+
+
+def positions(frame: DataFrame, fused: Mapping[str, DataFrame], ended: Collection[str]) -> dict[str, FusedStream]:
+    """The first stream of each fused source among the streams of the query.
+
+    Args:
+        frame: The output of the query.
+        fused: The output of each fused source.
+        ended: The sources that have ended: their output is what stands in for them.
+    """
+    found: dict[str, FusedStream] = {}
+    leaves = streams(frame)
+    for name, source in fused.items():
+        own = StreamSet([source])
+        position = next((number for number, leaf in enumerate(leaves) if leaf in own), -1)
+        can_be_held = name not in ended and position >= 0 and source_kind(source, leaves[position]) in HELD_BY_SPARK
+        found[name] = FusedStream(position, next(iter(watermark_nodes(source)), ""), can_be_held)
+    return found
+
+
+def check_fused(
+    pipeline: Pipeline, fused: Mapping[str, DataFrame], ended: Collection[str], found: Mapping[str, FusedStream], count: int
+) -> None:
+    """Check that each source keeps an end of its own in the query.
+
+    Args:
+        pipeline: The pipeline.
+        fused: The output of each fused source.
+        ended: The sources that have ended: their output is what stands in for them.
+        found: The stream of each fused source in the query.
+        count: The number of streams of the query.
+
+    Raises:
+        RefusedAtStage: The sources are to be read through channels; names the stage that reads them.
+    """
+    (reader,) = pipeline.downstream(next(iter(fused)))
+    unbounded = [name for name in fused if not pipeline.is_bounded(name)]
+    for name, frame in fused.items():
+        if name in ended:
+            continue
+        leaves = streams(frame)
+        if len(leaves) != 1:
+            raise RefusedAtStage(reader, f"the source {name!r} consists of {len(leaves)} streams")
+        if keeping_state(analyzed(frame)):
+            raise RefusedAtStage(reader, f"the source {name!r} keeps state")
+        if unbounded and not found[name].can_be_held:
+            kind = source_kind(frame, leaves[0])
+            raise RefusedAtStage(reader, f"Spark cannot hold the source {name!r} ({kind}) to what is there at a moment")
+    if count != len(fused) or any(stream.position < 0 for stream in found.values()):
+        raise RefusedAtStage(reader, f"{reader!r} reads {count} streams of {len(fused)} sources: it uses a source twice")
+
+
+def watermark_nodes(frame: DataFrame) -> list[str]:
+    """The ids of the watermark nodes of a streaming plan."""
+    if not frame.isStreaming:
+        return []
+    return [str(node.nodeId().toString()) for node in nodes(analyzed(frame)) if node.nodeName() == "EventTimeWatermark"]

@@ -1,0 +1,181 @@
+"""A running query with fused sources, as its task sees it: what each source has read, its watermark, and its bound.
+
+All questions go to Spark's execution of the query (a JVM object), which has no public API for them. It must not know tasks, nor
+when a source ends.
+
+Source: Spark's `MicroBatchExecution`, `EventTimeWatermarkExec`, `WatermarkTracker` and `SupportsTriggerAvailableNow`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_checkpoints.spark.query.fused_plans import FusedStream
+from dagster_checkpoints.spark.query.plan_nodes import children
+from dagster_checkpoints.spark.query.query import START_TIMEOUT_SECONDS, TaskQuery
+
+_WATERMARK = "EventTimeWatermark"
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """The rows that one source had in a batch: their number, and its watermark after them, epoch ms."""
+
+    count: int
+    watermark: int
+
+
+class FusedQuery:
+    """The fused sources of one query.
+
+    Args:
+        query: The query.
+        streams: The stream of each source.
+    """
+
+    def __init__(self, query: TaskQuery, streams: Mapping[str, FusedStream]) -> None:
+        self._query = query
+        self._streams = dict(streams)
+        self._counted_from = dict.fromkeys(streams, 0)
+        """By source, the first batch before which Spark has asked the source whether it has rows, after it was held."""
+        self._proofs = 0
+        """How often in a row Spark was seen to find no rows in any source, each time asked again."""
+        self._numbers: tuple[int, ...] = ()
+        """The numbers of the watermark nodes in the executed plan."""
+
+    # The bound
+
+    def starts(self) -> None:
+        """The query is about to start: batches that are planned already are run without asking the sources."""
+        self._counted_from = dict.fromkeys(self._streams, self._query.log.newest_planned() + 1)
+        self._proofs = 0
+
+    def hold(self, source: str) -> None:
+        """Hold a source to what is there now, while the query runs."""
+        self._source(self._streams[source].position).prepareForTriggerAvailableNow()
+        # Spark may be planning the next batch now, and may have asked the source before it was held.
+        self._counted_from[source] = self._query.log.newest_planned() + 2
+        self._forget_proof()
+
+    def _source(self, position: int) -> Any:
+        """Spark's object for a stream of the query. Spark makes them on the query's own thread, shortly after its start."""
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while (sources := self._query.execution.sources()).size() <= position:
+            if not self._query.active or time.monotonic() > deadline:
+                raise self._query.failure() or TimeoutError(
+                    f"expected Spark to make the sources of the query of {self._query.checkpoint} within "
+                    f"{START_TIMEOUT_SECONDS:.0f} s after its start, found {sources.size()} of them. Is the machine overloaded?"
+                )
+            time.sleep(_POLL_SECONDS)
+        return sources.apply(position)
+
+    # What the sources have read
+
+    def asked(self, batch_id: int, sources: Collection[str]) -> tuple[list[str], list[str]]:
+        """The sources that had rows in a batch, and those that had none when Spark asked them before the batch.
+
+        Args:
+            batch_id: A planned batch.
+            sources: The sources that have not ended.
+        """
+        now = self._query.log.planned(batch_id).sources
+        before = self._query.log.planned(batch_id - 1).sources if batch_id > 0 else (None,) * len(now)
+        places = {name: self._streams[name].position for name in sources}
+        moved = [name for name, at in places.items() if now[at] != before[at]]
+        counted = [name for name in places if name not in moved and batch_id >= self._counted_from[name]]
+        return moved, counted
+
+    def none_has_rows(self) -> bool:
+        """Whether Spark has asked every source since they were held, and none had rows; to be called again and again.
+
+        Spark sets a flag whenever it has found nothing to do. Its question may have begun before the flag was reset here; the
+        next one has begun after.
+        """
+        execution = self._query.execution
+        if not execution.noNewData():
+            return False
+        getattr(execution, "noNewData_$eq")(False)
+        self._proofs += 1
+        return self._proofs >= 2
+
+    def _forget_proof(self) -> None:
+        getattr(self._query.execution, "noNewData_$eq")(False)
+        self._proofs = 0
+
+    # Event time
+
+    def read(self) -> dict[str, SourceRows]:
+        """By source with rows in the batch that has just been processed, what it had."""
+        plan = self._query.executed_plan()
+        wanted = {stream.watermark_node: name for name, stream in self._streams.items() if stream.watermark_node}
+        found: dict[str, SourceRows] = {}
+        for node in self._watermark_nodes(plan) if plan is not None and wanted else ():
+            source, statistics = wanted.get(str(node.nodeId().toString())), node.eventTimeStats().value()
+            if source is not None and statistics.count() > 0:
+                found[source] = SourceRows(int(statistics.count()), int(statistics.max()) - int(node.delayMs()))
+        return found
+
+    def _watermark_nodes(self, plan: Any) -> list[Any]:
+        cached = [plan.p(number) for number in self._numbers]
+        if cached and all(node is not None and node.nodeName() == _WATERMARK for node in cached):
+            return cached
+        # Spark numbers a plan's nodes from the top down, but not those of a plan that it adapts while it runs.
+        numbered = list(itertools.takewhile(lambda pair: pair[1] is not None, ((n, plan.p(n)) for n in itertools.count())))
+        self._numbers = tuple(number for number, node in numbered if node.nodeName() == _WATERMARK)
+        return [plan.p(number) for number in self._numbers] or [n for n in _nodes(plan) if n.nodeName() == _WATERMARK]
+
+    def advance(self, watermark: int) -> None:
+        """Run the query under this watermark from its next batch on, if Spark's own is earlier. Spark must be waiting for the end
+        of a batch's processing."""
+        tracker = self._query.execution.watermarkTracker()
+        if watermark > int(tracker.currentWatermark()):
+            tracker.setWatermark(watermark)
+
+    def advance_between_batches(self, watermark: int) -> bool:
+        """The same between two batches. Returns False if Spark is planning or processing a batch.
+
+        Spark plans a batch under a lock, and processes it afterwards. Before it plans one it simulates the next batch under the
+        present watermark, and refuses another watermark for a batch that was simulated: so that is forgotten.
+        """
+        execution = self._query.execution
+        lock = execution.awaitProgressLock()
+        lock.lock()
+        try:
+            last = execution.lastExecution()
+            if last is None or not self._query.log.newest_planned() == self._query.log.last_committed() == last.currentBatchId():
+                return False
+            last.watermarkPropagator().purge(last.currentBatchId() + 1)
+            self.advance(watermark)
+            self._forget_proof()  # Spark may want a batch now
+            return True
+        finally:
+            lock.unlock()
+
+    @property
+    def has_run(self) -> bool:
+        """Whether Spark has run a batch since the query's start: without one it runs none for a watermark alone."""
+        return self._query.active and self._query.execution.lastExecution() is not None
+
+    def has_run_under(self, watermark: int) -> bool:
+        """Whether a batch under this watermark is committed, or Spark wants none; after :meth:`advance_between_batches`."""
+        log = self._query.log
+        batch_id = log.last_committed()
+        if log.planned(batch_id).watermark_ms >= watermark:
+            return True
+        return log.newest_planned() == batch_id and bool(self._query.execution.noNewData())
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    """An executed plan's nodes; also inside a plan that Spark adapts while it runs, and in its stages."""
+    yield plan
+    name = str(plan.nodeName())
+    inner = (
+        [plan.executedPlan()] if name == "AdaptiveSparkPlan" else [plan.plan()] if name.endswith("QueryStage") else children(plan)
+    )
+    for child in inner:
+        yield from _nodes(child)

@@ -1,0 +1,53 @@
+"""How many messages of its topics a query has not read yet, from the progress that Spark reports for each micro-batch.
+
+Must not know tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+_KAFKA = "KafkaV2["
+
+
+class SourceOffsets(Protocol):
+    """A source in Spark's progress: its description, and offsets as JSON, ``{"topic": {"0": 120}}`` for Kafka."""
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def endOffset(self) -> str | None: ...
+
+    @property
+    def latestOffset(self) -> str | None: ...
+
+
+def rows_behind(sources: Iterable[SourceOffsets]) -> int | None:
+    """The number of messages between what was read and the ends of the topics, when the last micro-batch was planned.
+
+    Args:
+        sources: the sources of a query's last progress.
+
+    Returns:
+        The sum over all partitions; None if a source is not Kafka's, or has not looked yet.
+    """
+    total, known = 0, False
+    for source in sources:
+        if not source.description.startswith(_KAFKA):
+            return None
+        read, latest = _offsets(source.endOffset), _offsets(source.latestOffset)
+        if read is None or latest is None:
+            return None
+        total += sum(max(0, end - read.get(partition, 0)) for partition, end in latest.items())
+        known = True
+    return total if known else None
+
+
+def _offsets(text: Any) -> dict[tuple[str, str], int] | None:
+    found = json.loads(text) if text else None
+    if not isinstance(found, dict):
+        return None
+    return {(topic, partition): offset for topic, partitions in found.items() for partition, offset in partitions.items()}

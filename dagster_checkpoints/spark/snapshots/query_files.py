@@ -1,0 +1,114 @@
+"""Which files of a query's checkpoint directory a restore at one batch needs: a rule over names.
+
+Source: Spark's `RocksDBFileManager` and `HDFSBackedStateStoreProvider` for the layout of `state/`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from dagster_checkpoints.spark.errors import SnapshotError
+
+_VERSION_FILE = re.compile(r"^(\d+)\.(zip|changelog|snapshot|delta)$")
+_WHOLE = frozenset({"zip", "snapshot"})
+IMMUTABLE = frozenset({"SSTs", "logs"})
+"""The folders of files that a version's .zip names."""
+
+
+def log_files(batch_id: int) -> list[str]:
+    """The files of the query's logs that a restore at a batch needs: Spark reads the batch before it, too."""
+    return ["metadata", *(f"{log}/{batch}" for log in ("offsets", "commits") for batch in (batch_id - 1, batch_id) if batch >= 0)]
+
+
+def is_left_out(name: str) -> bool:
+    """Whether a file is still being written, or is a checksum: Spark 4.1 does not hide those of its state."""
+    return name.startswith(".") or name.endswith(".crc")
+
+
+def is_of_later_batch(path: str, batch_id: int) -> bool:
+    """Whether a file of `state/` was written by a batch after `batch_id`, which may be running."""
+    version = _VERSION_FILE.match(path.rpartition("/")[2])
+    return version is not None and path.startswith("state/") and int(version[1]) > batch_id + 1
+
+
+def is_immutable(path: str) -> bool:
+    """Whether a version's .zip names the file."""
+    return path.rpartition("/")[0].rpartition("/")[2] in IMMUTABLE
+
+
+def is_state_of_version(path: str) -> bool:
+    """Whether a file holds rows of state: no restore changes it, as it does with some files of logs and descriptions."""
+    return path.startswith("state/") and (is_immutable(path) or _VERSION_FILE.match(path.rpartition("/")[2]) is not None)
+
+
+def needed_files(paths: Collection[str], batch_id: int, named_in: Callable[[str], set[str]], where: str) -> list[str]:
+    """The files that a restore at a batch needs, sorted.
+
+    Args:
+        paths: All files, relative to the checkpoint directory.
+        batch_id: The batch.
+        named_in: Returns the names of the files that a .zip names.
+        where: The checkpoint directory, for the text of errors.
+
+    Raises:
+        SnapshotError: A file that is needed is missing; the text names it.
+    """
+    versions: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for path in paths:
+        store, _, name = path.rpartition("/")
+        match = _VERSION_FILE.match(name)
+        if match and path.startswith("state/"):
+            versions[store][match[2]].add(int(match[1]))
+    bases = {store: _base(f"{where}/{store}", found, batch_id + 1) for store, found in versions.items()}
+    named = {store: named_in(f"{store}/{base}.zip") if base in versions[store]["zip"] else set() for store, base in bases.items()}
+    kept = sorted(path for path in paths if _is_needed(path, bases, named, batch_id + 1))
+    for store, names in named.items():
+        missing = names - {path.rpartition("/")[2] for path in kept if is_immutable(path) and _store_of(path) == store}
+        if missing:
+            raise SnapshotError(
+                f"State store {where}/{store}: version {bases[store]} names {sorted(missing)[:3]}, which do not exist. The "
+                "checkpoint is declined; the next one tries again."
+            )
+    return kept
+
+
+def _base(store: str, versions: Mapping[str, set[int]], version: int) -> int:
+    """The newest whole version up to `version`, from which changes lead to it without a gap; 0 is the empty store."""
+    base = max((n for kind in _WHOLE for n in versions.get(kind, ()) if n <= version), default=0)
+    steps = {n for kind in ("changelog", "delta") for n in versions.get(kind, ())}
+    missing = [n for n in range(base + 1, version + 1) if n not in steps]
+    if missing:
+        raise SnapshotError(
+            f"State store {store}: version {version} needs the changes of version(s) {missing[:5]} after version {base}, "
+            f"found {sorted(steps)[-5:]}. The checkpoint is declined; the next one tries again."
+        )
+    return base
+
+
+def _is_needed(path: str, bases: Mapping[str, int], named: Mapping[str, set[str]], version: int) -> bool:
+    folder, _, name = path.rpartition("/")
+    match = _VERSION_FILE.match(name)
+    if match and folder in bases:
+        number = int(match[1])
+        return number == bases[folder] if match[2] in _WHOLE else bases[folder] < number <= version
+    if is_immutable(path) and _store_of(path) in named:
+        return name in named[_store_of(path)]
+    return True
+
+
+def _store_of(immutable: str) -> str:
+    return immutable.rsplit("/", 2)[0]
+
+
+def names_in_zip(archive: Path) -> set[str]:
+    """The names of the files that a version's .zip names."""
+    with zipfile.ZipFile(archive) as content:
+        metadata = json.loads(content.read("metadata").decode().split("\n", 1)[1])
+    ssts = {entry["dfsSstFileName"] for entry in metadata.get("sstFiles", ())}
+    logs = {entry["dfsLogFileName"] for entry in metadata.get("logFiles") or () if "dfsLogFileName" in entry}
+    return ssts | logs

@@ -1,0 +1,182 @@
+"""Tasks that begin with several fused sources: one query over all of them, each with an end of its own.
+
+The task's `execution.fused_sources` decides which sources have ended, and the event time of all of them. This module performs
+that with Spark's query, and reports what each source has read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.execution.elements import WatermarkStatus
+from dagster_checkpoints.execution.fused_sources import FusedSource, FusedSources
+from dagster_checkpoints.execution.task_events import (
+    AdvanceEventTime,
+    HoldSources,
+    SourcesAsked,
+    TaskAction,
+    WatermarkReached,
+)
+from dagster_checkpoints.spark.query.fused_query import FusedQuery
+from dagster_checkpoints.spark.tasks.source_task import QueryOfSourcesTask
+from dagster_checkpoints.spark.tasks.task_parts import TaskParts
+
+LOOK_SECONDS = 0.1
+"""Seconds between two questions whether Spark has found no more rows."""
+
+
+class FusedTask(QueryOfSourcesTask):
+    """A chain that begins with fused sources.
+
+    The query runs until all sources have ended, and the task holds the bounded ones to what is there when it begins. If all are
+    bounded and some cannot be held, Spark itself holds them (`availableNow`), and ends the query.
+
+    Args:
+        parts: The task's parts.
+        sources: The chain's fused sources, those that have ended included.
+    """
+
+    query_check_seconds = LOOK_SECONDS
+
+    def __init__(self, parts: TaskParts, sources: Sequence[FusedSource]) -> None:
+        machine = parts.make_machine(
+            time.monotonic(),
+            task=parts.id,
+            config=parts.checkpoints,
+            valve_watermark=parts.restored.valve_watermark if parts.restored is not None else None,
+            finished_before=parts.finished_before,
+            fused=tuple(sources),
+        )
+        super().__init__(parts, machine)
+        assert machine.fused is not None
+        self._state: FusedSources = machine.fused
+        self._names = tuple(source.name for source in sources)
+        streams = parts.plan.fused if parts.plan is not None else {}
+        self._ends_by_itself = all(source.bounded or source.name in self._state.ended for source in sources) and not all(
+            stream.can_be_held for name, stream in streams.items() if name not in self._state.ended
+        )
+        self._fused = FusedQuery(self.query, streams)
+        self._keeps_state = parts.described is None or parts.described.keeps_state
+        self._followed = -1
+        """The newest batch that the machine knows."""
+        self._watermarks_of: dict[int, dict[str, int]] = {}
+        """By batch that it does not know, the sources' watermarks."""
+        self._event_time: int | None = None
+        """The newest watermark of all sources together that the machine has decided in this attempt."""
+        self._reached: int | None = None
+        """The newest one of these that the query runs under."""
+        self._batch_id = -1
+        restored = parts.restored.stages if parts.restored is not None else {}
+        self._rows = {name: restored[name].rows_out if name in restored else 0 for name in self._names}
+        """By source, the number of rows that it has emitted; 0 for one that had ended in the restored checkpoint."""
+
+    @property
+    def source_rows(self) -> Mapping[str, int]:
+        return self._rows
+
+    # Life
+
+    def launch_query(self) -> None:
+        self.watermarks.send(WatermarkStatus(False))  # the checkpoint may say that it was idle
+        self.query.log.plan_due_watermark(always=True)
+        self._followed = self.query.log.newest_planned()
+        self._fused.starts()
+        self.start_query({"availableNow": True} if self._ends_by_itself else None)
+
+    def step(self) -> None:
+        if not self.machine.running:
+            return
+        with self.query.lock_if_free() as free:
+            asked = self._new_batches() if free else []
+            if free:
+                self.watermarks.forward()
+        for event in asked:
+            self.handle(event)
+        if self.machine.running and self._reached != self._event_time is not None and self._keeps_state:
+            wanted = self._event_time
+            if self.query.active and self._fused.advance_between_batches(wanted):
+                self._reached = wanted
+
+    def check_query(self) -> None:
+        super().check_query()
+        if not self.machine.running:
+            return
+        if not self._ends_by_itself:
+            if self._fused.none_has_rows():
+                self._report_nothing_new()
+        elif not self.query.active:
+            self.runs.check_query()  # it may have failed between the two checks
+            self._report_nothing_new()
+
+    def _report_nothing_new(self) -> None:
+        """Spark has found no rows in any source, since all batches so far."""
+        with self.query.lock_if_free() as free:
+            asked = self._new_batches() if free else []
+        if free:
+            for event in asked:
+                self.handle(event)
+            self.handle(SourcesAsked(unmoved=self._open()))
+
+    def _new_batches(self) -> list[SourcesAsked]:
+        """What the sources had in the batches that have been committed since the last call; call it under the query lock."""
+        found = []
+        for batch_id in range(self._followed + 1, self.query.log.last_committed() + 1):
+            moved, unmoved = self._fused.asked(batch_id, self._open())
+            found.append(SourcesAsked(tuple(moved), tuple(unmoved), self._watermarks_of.pop(batch_id, {})))
+            self._followed = batch_id
+        return found
+
+    def _open(self) -> tuple[str, ...]:
+        return tuple(name for name in self._names if name not in self._state.ended)
+
+    def before_emit(self, batch_id: int) -> None:
+        self._batch_id = batch_id
+        self.watermarks.forward()
+        if self.watermarks.idle:  # before the rows, or consumers would advance event time without them
+            self.watermarks.send(WatermarkStatus(False))
+
+    def after_emit(self, rows: int) -> None:
+        read = self._fused.read()
+        self._watermarks_of[self._batch_id] = {name: rows.watermark for name, rows in read.items()}
+        for name, rows_read in read.items():
+            self._rows[name] += rows_read.count
+        wanted = self._event_time
+        if wanted is not None and wanted != self._reached:
+            self._fused.advance(wanted)
+            self._reached = wanted
+
+    # The machine's actions
+
+    def perform_on_inputs(self, action: TaskAction) -> None:
+        match action:
+            case HoldSources(sources):
+                if not self._ends_by_itself:
+                    for source in sources:
+                        self._fused.hold(source)
+            case AdvanceEventTime(ms):
+                self._event_time = ms
+                if not self._keeps_state:
+                    self.watermarks.send(WatermarkReached(ms))
+            case _:
+                super().perform_on_inputs(action)
+
+    def reach_max_watermark(self) -> None:
+        # The running query has its state at hand; another one would load all of it again. While a source is open, rows may come.
+        if self._state.all_ended and self._keeps_state and self._fused.has_run:
+            self.runs.wait_until(lambda: self._fused.advance_between_batches(MAX_WATERMARK_MS))
+            self.runs.wait_until(lambda: self._fused.has_run_under(MAX_WATERMARK_MS))
+            self.stop_source()
+            self.fire_timers()
+        else:
+            self.stop_source()
+            super().reach_max_watermark()
+
+    def committed_watermark(self, batch_id: int) -> int | None:
+        if self.plan is None or not self.plan.own_watermark:
+            return None
+        if self.watermarks.stateful:
+            return super().committed_watermark(batch_id)
+        watermark = max(self.query.log.next_watermark(batch_id), self._event_time or 0)
+        return watermark if watermark > 0 else None

@@ -1,0 +1,382 @@
+"""A checkpoint as if it had been taken with the instances that the pipeline has now.
+
+A restore with other instances first makes this checkpoint; every other rule of a restore then applies to it. Instances of
+sources, and of stages that read one instance of these each, are matched by **name**: offsets belong to a name. Instances of the
+other stages share state and rows: list state is dealt out, keyed state goes to the owners of its key groups. Must not know:
+storage, Spark, how keyed state is moved.
+
+Source: PROTOCOL 8.3; Flink's StateAssignmentOperation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from dagster_checkpoints.pipeline import Chain, ChannelGroup, ChannelId, EdgePattern, TaskId, channel_groups
+from dagster_checkpoints.state.divided_chains import ChainPart
+from dagster_checkpoints.state.errors import InstancesChanged
+from dagster_checkpoints.state.inputs import recorded_inputs
+from dagster_checkpoints.state.key_groups import default_max_parallelism, key_groups_of
+from dagster_checkpoints.state.metadata import (
+    ChainMetadata,
+    ChannelSnapshot,
+    CheckpointMetadata,
+    InputMetadata,
+    QuerySnapshot,
+    StageInstanceSnapshot,
+    StageMetadata,
+    TaskSnapshot,
+)
+from dagster_checkpoints.state.removed_instances import RemovedInstance, removed_instances, with_most_instances
+from dagster_checkpoints.state.rescaled_instances import dealt_out, holds_state, part_of, with_transactions
+from dagster_checkpoints.state.rescaling import check_rescaling, known_channel, least_watermark, rescaled_stages
+from dagster_checkpoints.state.views import EdgeView, PipelineView
+
+if TYPE_CHECKING:
+    from dagster_checkpoints.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedStateShare:
+    """The keyed state with which an instance of a rescaled stage begins.
+
+    Attributes:
+        groups: the key groups that the instance owns.
+        number: the number of all key groups.
+        key: the column of the inputs by which rows were routed to the instances, or are now.
+        logs: the old instance whose query is continued: that with the earliest watermark.
+        queries: by old instance that held some of these groups, its query.
+        held: by old instance, the key groups that it owned.
+    """
+
+    groups: range
+    number: int
+    key: str
+    logs: int
+    queries: Mapping[int, QuerySnapshot]
+    held: Mapping[int, range]
+
+
+@dataclass(frozen=True, slots=True)
+class RescaledCheckpoint:
+    """A checkpoint as if it had been taken with other instances.
+
+    Attributes:
+        metadata: its metadata. The query of a task in `shares` names the files of the old query that it continues.
+        shares: by task, the keyed state with which it begins.
+        removed: the instances that are gone.
+    """
+
+    metadata: CheckpointMetadata
+    shares: Mapping[TaskId, KeyedStateShare] = field(default_factory=dict)
+    removed: tuple[RemovedInstance, ...] = ()
+
+
+def rescale(pipeline: PipelineView, metadata: CheckpointMetadata) -> RescaledCheckpoint:
+    """The checkpoint for the instances that the pipeline has now.
+
+    Args:
+        pipeline: the pipeline that is to run.
+        metadata: the metadata of the checkpoint.
+
+    Raises:
+        InstancesChanged: an instance cannot get what belongs to it; the text names the stage and the remedy.
+        ParallelismTooHigh: a stage has more instances than key groups.
+    """
+    recorded = {stage.name: stage for stage in metadata.stages}
+    running = [stage for stage in pipeline.stages if stage.name in recorded and not recorded[stage.name].fully_finished]
+    changed = rescaled_stages(metadata.stages, running)
+    removed = tuple(removed_instances(pipeline, metadata, recorded))
+    metadata = with_most_instances(metadata, {stage.name: len(stage.instances) for stage in pipeline.stages})
+    if not changed:
+        return RescaledCheckpoint(metadata, removed=removed)
+    parts = [chain.name for chain in metadata.chains if isinstance(chain, ChainPart)]
+    if parts:
+        raise InstancesChanged(
+            f"The instances of {', '.join(map(repr, sorted(changed)))} have changed, and the pipeline divides a query of "
+            f"checkpoint {metadata.checkpoint_id}, of which {parts[-1]!r} gets a part. Do one after the other, with a checkpoint "
+            "between them."
+        )
+    rescaling = _Rescaling(pipeline, metadata, recorded, changed)
+    return RescaledCheckpoint(rescaling.metadata(), rescaling.shares, removed)
+
+
+class _Rescaling:
+    """One checkpoint, and the stages whose instances have changed."""
+
+    def __init__(
+        self,
+        pipeline: PipelineView,
+        metadata: CheckpointMetadata,
+        recorded: Mapping[str, StageMetadata],
+        changed: frozenset[str],
+    ) -> None:
+        self.shares: dict[TaskId, KeyedStateShare] = {}
+        self._pipeline = pipeline
+        self._before = metadata
+        self._recorded = recorded
+        self._changed = changed
+        self._now = {stage.name: stage.instances for stage in pipeline.stages}
+        self._chain_of = {name: chain for chain in metadata.chains for name in chain.stages}
+        self._reads: dict[str, list[EdgeView]] = {}
+        for edge in pipeline.edges:
+            self._reads.setdefault(edge.target, []).append(edge)
+        self._where = f"checkpoint {metadata.checkpoint_id} of pipeline {metadata.pipeline!r}"
+
+    def metadata(self) -> CheckpointMetadata:
+        by_name = {name for name in self._changed if self._by_name(name)}
+        tasks = {TaskId(chain.name, index): task for chain in self._before.chains for index, task in chain.tasks.items()}
+        numbered = self._changed - by_name
+        check_rescaling(self._before.checkpoint_id, tasks, self._ended(numbered), numbered or self._changed)
+        chains = tuple(self._chain(chain) for chain in self._before.chains)
+        stages = tuple(self._stage(stage) for stage in self._before.stages)
+        rescaled = msgspec.structs.replace(self._before, stages=stages, chains=chains)
+        self._check_finished_readers(rescaled)
+        return rescaled
+
+    def _ended(self, stages: set[str] | frozenset[str]) -> list[TaskId]:
+        """The instances of chains of these stages that emit no more rows."""
+        found = []
+        for chain in self._before.chains:
+            if chain.name in stages:
+                waiting = [index for index, task in chain.tasks.items() if task.end_of_data == "drain"]
+                found += [TaskId(chain.name, index) for index in (*self._recorded[chain.stages[-1]].finished, *waiting)]
+        return found
+
+    # Which instances are the same ones
+
+    def _by_name(self, stage: str) -> bool:
+        """Whether the instances of a stage are matched by name: those of a source, and of a stage that reads one of them each."""
+        chain = self._chain_of[stage]
+        streams = [edge for edge in self._reads.get(chain.stages[0], ()) if edge.input.mode == "stream"]
+        if not self._reads.get(chain.stages[0]):
+            return True
+        return bool(streams) and all(self._one_to_one(edge) and self._by_name(edge.source) for edge in streams)
+
+    def _one_to_one(self, edge: EdgeView) -> bool:
+        source, target = (self._recorded.get(name) for name in (edge.source, edge.target))
+        same = self._now[edge.source] == self._now[edge.target]
+        return (
+            edge.pattern is EdgePattern.POINTWISE
+            and same
+            and source is not None
+            and target is not None
+            and source.instances == target.instances
+        )
+
+    def _origins(self, stage: str) -> tuple[int | None, ...]:
+        """By present instance of a stage that is matched by name, its index in the checkpoint; None for a new one."""
+        before = self._recorded[stage].instances
+        return tuple(before.index(name) if name in before else None for name in self._now[stage])
+
+    # Stages
+
+    def _stage(self, stage: StageMetadata) -> StageMetadata:
+        if stage.name not in self._changed:
+            return stage
+        finished: tuple[int, ...] = ()
+        if self._by_name(stage.name):
+            finished = tuple(new for new, old in enumerate(self._origins(stage.name)) if old in stage.finished)
+        instances = tuple(self._now[stage.name])
+        return msgspec.structs.replace(
+            stage,
+            parallelism=len(instances),
+            instances=instances,
+            finished=finished,
+            inputs=self._inputs(stage),
+            max_parallelism=self._key_groups(stage) if self._key(stage.name) else stage.max_parallelism,
+        )
+
+    def _inputs(self, stage: StageMetadata) -> tuple[InputMetadata, ...] | None:
+        """How the stage reads its inputs. One instance has got, or gets, all rows, whatever distributes them."""
+        if stage.inputs is None or (stage.parallelism > 1 and len(self._now[stage.name]) > 1):
+            return stage.inputs
+        now = {(each.stage, each.mode): each for each in recorded_inputs(self._pipeline)[stage.name]}
+        return tuple(now.get((each.stage, each.mode), each) for each in stage.inputs)
+
+    def _key_groups(self, stage: StageMetadata) -> int:
+        """The number of key groups of a stage: that by which its rows were routed."""
+        most = stage.parallelism if stage.parallelism > 1 else len(self._now[stage.name])
+        return stage.max_parallelism or default_max_parallelism(most)
+
+    def _key(self, stage: str) -> str:
+        """The column by which the rows of all streams of a stage are routed; empty if there is no such column.
+
+        With one instance before, it is the present column; otherwise check_inputs compares the two.
+        """
+        known, now = self._recorded[stage].inputs, recorded_inputs(self._pipeline)[stage]
+        inputs = known if known is not None and self._recorded[stage].parallelism > 1 else now
+        keys = {each.key for each in inputs if each.mode == "stream"}
+        return keys.pop() if len(keys) == 1 else ""
+
+    # Tasks
+
+    def _chain(self, chain: ChainMetadata) -> ChainMetadata:
+        head = chain.stages[0]
+        if not chain.tasks or any(name not in self._now for name in chain.stages):
+            return chain
+        if len({tuple(self._now[name]) for name in chain.stages}) > 1:
+            raise InstancesChanged(
+                f"In {self._where} the stages {' -> '.join(chain.stages)} run as one Spark query; now they have different "
+                "instances. Give all of them the same ones."
+            )
+        if head not in self._changed:
+            if not any(edge.source in self._changed for edge in self._reads.get(head, ())):
+                return chain
+            self._check_other_producers(chain)
+            return self._with_channels(chain, chain.tasks, {i: i for i in chain.tasks})
+        if self._by_name(head):
+            return self._matched(chain)
+        return self._dealt_out(chain)
+
+    def _matched(self, chain: ChainMetadata) -> ChainMetadata:
+        """A chain whose instances keep what belongs to their names."""
+        origins = self._origins(chain.name)
+        self._check_none_lost(chain, [old for old in origins if old is not None])
+        tail, finished = chain.stages[-1], self._recorded[chain.stages[-1]].finished
+        tasks, of = {}, {}
+        for new, old in enumerate(origins):
+            if old in finished:
+                continue
+            task = chain.tasks[old] if old is not None else TaskSnapshot({name: StageInstanceSnapshot() for name in chain.stages})
+            stages = {**task.stages, tail: with_transactions(part_of(task, tail), chain.tasks.get(new), tail)}
+            tasks[new] = msgspec.structs.replace(task, stages=stages)
+            if old is not None:
+                of[new] = old
+        return self._with_channels(chain, tasks, of)
+
+    def _check_none_lost(self, chain: ChainMetadata, kept: Sequence[int]) -> None:
+        names = self._recorded[chain.name].instances
+        lost = [names[index] for index in sorted(chain.tasks) if index not in kept]
+        if lost:
+            raise InstancesChanged(
+                f"Stage {chain.name!r} has no instance {', '.join(map(repr, lost))} any more; in {self._where} it runs: the "
+                "position up to which it has read would be lost. Put it back; or end it first (dagster-checkpoints "
+                f"end-source {chain.name} --instance {lost[0]}), and restore a checkpoint after its end."
+            )
+
+    def _dealt_out(self, chain: ChainMetadata) -> ChainMetadata:
+        """A chain whose instances share state and rows: the state of all is distributed."""
+        parallelism = len(self._now[chain.name])
+        old = [chain.tasks[index] for index in range(self._recorded[chain.name].parallelism)]
+        self._share_keyed_state(chain, old)
+        stages = {name: dealt_out(name, old, parallelism) for name in chain.stages}
+        tail, tasks, of = chain.stages[-1], {}, {}
+        for index in range(parallelism):
+            share = self.shares.get(TaskId(chain.name, index))
+            own = {name: stages[name][index] for name in chain.stages}
+            own[tail] = with_transactions(own[tail], chain.tasks.get(index), tail)
+            of[index] = share.logs if share else -1
+            tasks[index] = TaskSnapshot(
+                stages=own,
+                query=old[share.logs].query if share else None,
+                static=next((task.static for task in old if task.static), ()),
+                watermark=least_watermark(task.watermark for task in old),
+                valve_watermark=least_watermark(task.valve_watermark for task in old),
+            )
+        return self._with_channels(chain, tasks, of)
+
+    def _share_keyed_state(self, chain: ChainMetadata, old: Sequence[TaskSnapshot]) -> None:
+        ran = {index: task.query for index, task in enumerate(old) if task.query is not None and task.query.batch_id >= 0}
+        if not ran or not holds_state(chain, old, self._where):
+            return
+        key, before, now = self._key(chain.name), self._recorded[chain.name].parallelism, len(self._now[chain.name])
+        if not key:
+            raise InstancesChanged(
+                f"Stage {chain.name!r} has {now} instances, and {before} in {self._where}. Its state in Spark belongs to the "
+                "rows that each instance has got, and no column decides which instance gets a row. Give the stage the same "
+                "instances; or distribute its rows by a column of all its inputs (StageInput(key=...)) from a new start on."
+            )
+        groups = self._key_groups(self._recorded[chain.name])
+        held = {index: key_groups_of(index, before, groups) for index in range(before)}
+        for index in range(now):
+            own = key_groups_of(index, now, groups)
+            parts = {i: query for i, query in ran.items() if set(held[i]) & set(own)}
+            logs = min(ran, key=lambda i: (_event_time(old[i]), i not in parts, i))
+            self.shares[TaskId(chain.name, index)] = KeyedStateShare(own, groups, key, logs, parts, held)
+
+    # Channels
+
+    @cached_property
+    def _groups(self) -> list[ChannelGroup]:
+        """The channels that there are now."""
+        chained = {
+            name: chain for chain in self._before.chains if all(n in self._now for n in chain.stages) for name in chain.stages
+        }
+        layout = dict.fromkeys(chained[name].stages if name in chained else (name,) for name in self._now)
+        chains = [Chain(stages[0], stages, tuple(self._now[stages[0]])) for stages in layout]
+        return list(channel_groups(cast("Pipeline", self._pipeline), chains))
+
+    def _with_channels(self, chain: ChainMetadata, tasks: Mapping[int, TaskSnapshot], of: Mapping[int, int]) -> ChainMetadata:
+        """A chain with its present tasks, and what they know of their present channels.
+
+        Args:
+            tasks: by present instance.
+            of: by present instance, the old one whose query it continues; -1, or no entry, without one.
+        """
+        parallelism = self._recorded[chain.name].parallelism
+        held = [_channels(chain.tasks.get(index)) for index in range(parallelism)]
+        origins = {name: self._origins(name) for name in self._changed if self._by_name(name)}
+        result = {}
+        for index, task in tasks.items():
+            own = held[of[index]] if of.get(index, -1) >= 0 else {}
+            known = []
+            for identity, static in self._into(TaskId(chain.name, index)):
+                saved = known_channel(identity, static, held, self._changed, origins)
+                position = own[str(identity)].position if str(identity) in own else 0
+                if saved is not None or position:
+                    known.append(msgspec.structs.replace(saved or ChannelSnapshot(str(identity), 0), position=position))
+            result[index] = msgspec.structs.replace(task, channels=tuple(known), output_positions={})
+        return msgspec.structs.replace(chain, tasks=result)
+
+    def _into(self, task: TaskId) -> Iterator[tuple[ChannelId, bool]]:
+        return ((group.channels[task], group.static) for group in self._groups if task in group.channels)
+
+    # What cannot be right
+
+    def _check_other_producers(self, chain: ChainMetadata) -> None:
+        """A stage of several instances, with state, that reads a rescaled one: its rows must still meet their state."""
+        old = list(chain.tasks.values())
+        pointwise = [
+            edge
+            for edge in self._reads[chain.stages[0]]
+            if edge.source in self._changed and edge.pattern is EdgePattern.POINTWISE and edge.input.mode == "stream"
+        ]
+        if pointwise and self._recorded[chain.name].parallelism > 1 and holds_state(chain, old, self._where):
+            raise InstancesChanged(
+                f"Stage {pointwise[0].source!r} has other instances than in {self._where}, and the instances of {chain.name!r}, "
+                "which read it POINTWISE, would get the rows of other ones: their state belongs to the rows that they have got. "
+                f"Give {pointwise[0].source!r} the same instances, or start the pipeline without this checkpoint."
+            )
+
+    def _check_finished_readers(self, rescaled: CheckpointMetadata) -> None:
+        """No instance that emits rows may send them to one that reads no more."""
+        reading = {
+            TaskId(chain.name, index)
+            for chain in rescaled.chains
+            for index, task in chain.tasks.items()
+            if task.end_of_data != "drain"
+        }
+        known = {chain.name for chain in rescaled.chains}
+        for group in self._groups:
+            if group.static or group.producer not in reading:
+                continue
+            deaf = [task for task in group.channels if task.vertex in known and task not in reading]
+            if deaf:
+                raise InstancesChanged(
+                    f"Instance {group.producer.index} of {group.producer.vertex!r} would send its rows to {deaf[0]}, which has "
+                    f"finished in {self._where}. Give the stages the instances of the checkpoint."
+                )
+
+
+def _channels(task: TaskSnapshot | None) -> dict[str, ChannelSnapshot]:
+    return {channel.channel: channel for channel in task.channels} if task is not None else {}
+
+
+def _event_time(task: TaskSnapshot) -> float:
+    return float("-inf") if task.valve_watermark is None else task.valve_watermark

@@ -1,0 +1,238 @@
+"""A simulated task whose chain begins with fused sources: the shipped machine decides which of them have ended.
+
+A step of the query is a micro-batch: it asks every source that has not ended, and reads some of its records. The machine is told
+at once, or after later steps, as by the runtime.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from dagster_checkpoints.execution.elements import WatermarkStatus
+from dagster_checkpoints.execution.fused_sources import FusedSource, FusedSources
+from dagster_checkpoints.execution.task_events import PinSnapshot, SourcesAsked
+from dagster_checkpoints.execution.task_machine import TaskMachine
+from simulation.channels import Channel, Ghost, Snapshot, source_row, source_watermark
+from simulation.operators import Operator
+from simulation.shapes import StageSpec, name_of
+from simulation.task import RUNNING, Task
+from simulation.violations import check
+
+if TYPE_CHECKING:
+    from simulation.process import Process
+
+IDLE_AFTER = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class FusedReader:
+    """One fused source.
+
+    Attributes:
+        stage: number of its stage.
+        splits: [split, position] of each of its splits.
+        held: whether it is held to what is there.
+        ended: whether it was asked after it was held, and had nothing more.
+        watermark: the latest watermark that was reported of it.
+    """
+
+    stage: int
+    spec: StageSpec
+    operator: Operator
+    splits: list[list[int]] = field(default_factory=list)
+    held: bool = False
+    ended: bool = False
+    watermark: int = MIN_WATERMARK_MS
+
+    @property
+    def name(self) -> str:
+        return name_of(self.stage)
+
+    @property
+    def unread(self) -> list[list[int]]:
+        return [split for split in self.splits if split[1] < self.spec.records_of(split[0])]
+
+    def read(self, times: int) -> int:
+        """Emit up to `times` records. Returns their number."""
+        for count in range(times):
+            unread = self.unread
+            if not unread:
+                return count
+            split = min(unread, key=itemgetter(1))
+            uid, ts, key = source_row(self.stage, *split)
+            split[1] += 1
+            self.operator.forward(uid, ts, key)
+        return times
+
+    def time(self) -> int | None:
+        """The watermark of the records that are not read yet; None if there are none, and none follow."""
+        unread = self.unread if self.spec.kind == "bounded" else self.splits
+        return source_watermark(min(position for _, position in unread)) if unread else None
+
+
+class FusedTask(Task):
+    """The task; see the module's text."""
+
+    __slots__ = ("asked", "batches", "readers", "sources_stopped")
+
+    def __init__(self, process: Process, number: int, channels: Sequence[Channel], restored: Snapshot | None) -> None:
+        super().__init__(process, number, channels, restored)
+        self.asked: deque[SourcesAsked] = deque()
+        """What the machine was not told yet."""
+        self.batches = 0
+        self.sources_stopped = False
+
+    def _make_machine(self, restored: Snapshot) -> TaskMachine:
+        spec, process = self.process.shape.tasks[self.number], self.process
+        numbered = list(zip(spec.stages, self.operators, strict=True))[: spec.fused]
+        self.readers = [FusedReader(stage, process.shape.stages[stage], op) for stage, op in numbered]
+        known = {source.source: source for source in restored.fused}
+        asked_to_end = {name for name, _ in process.ended_sources}
+        sources = []
+        for position, reader in enumerate(self.readers):
+            bounded = reader.spec.kind == "bounded" or reader.name in asked_to_end
+            idle_after = IDLE_AFTER if process.scenario.idle else None
+            sources.append(FusedSource(reader.name, position, bounded, True, idle_after, known.get(reader.name)))
+            splits = restored.ghost.fused.get(reader.stage) or [(split, 0) for split in range(reader.spec.splits)]
+            reader.splits = [list(split) for split in splits]
+            if reader.name in known:
+                reader.ended, watermark = known[reader.name].ended, known[reader.name].watermark
+                reader.watermark = MIN_WATERMARK_MS if watermark is None else watermark
+        self.source = "unbounded" if any(not source.bounded for source in sources) else "bounded"
+        return TaskMachine(
+            self.id,
+            process.config,
+            valve_watermark=restored.valve,
+            finished_before=restored.after_finish,
+            fused=tuple(sources),
+        )
+
+    @property
+    def fused(self) -> FusedSources:
+        assert self.machine.fused is not None
+        return self.machine.fused
+
+    # Reading
+
+    def can_read(self) -> bool:
+        life = self.life
+        if not self.started or self.done or life._paused or life._state is not RUNNING:
+            return False
+        return bool(self.asked) or any(not r.ended and (r.held or r.unread) for r in self.readers)
+
+    def emit_records(self, times: int) -> bool:
+        """A micro-batch with up to `times` records of each source; or the machine is told of earlier ones."""
+        if not self.can_read():
+            return False
+        self.batches += 1
+        late = self.batches % 3 == 0
+        if not (self.asked and late) and any(not r.ended and (r.held or r.unread) for r in self.readers):
+            self._run_micro_batch(times)
+        if not late:
+            self._tell()
+        return True
+
+    def _run_micro_batch(self, times: int) -> None:
+        check(self.stopped_by is None, "{} reads a source after the stop's savepoint {}", self.id, self.stopped_by)
+        if self.output.idle:
+            self.send_event_time(WatermarkStatus(False))
+        moved: list[str] = []
+        unmoved: list[str] = []
+        for number, reader in enumerate(self.readers):
+            if reader.ended:
+                continue
+            count = reader.read(times if self.batches >> number & 1 else 1)
+            self.process.count("records")
+            (moved if count else unmoved).append(reader.name)
+        times_of = {r.name: time for r in self.readers if not r.ended and (time := r.time()) is not None}
+        self.asked.append(SourcesAsked(tuple(moved), tuple(unmoved), times_of))
+
+    def _tell(self) -> None:
+        while self.asked and self.machine.running:
+            event = self.asked.popleft()
+            for reader in self.readers:
+                if reader.name in event.unmoved and reader.held:
+                    reader.ended = True
+                reader.watermark = max(reader.watermark, event.watermarks.get(reader.name, MIN_WATERMARK_MS))
+            self.handle(event)
+            self._check_sources()
+
+    def _check_sources(self) -> None:
+        """The machine has ended exactly the sources that were held, asked again, and had nothing more."""
+        if not self.machine.running:
+            return
+        ended = {reader.name for reader in self.readers if reader.ended}
+        check(self.fused.ended == ended, "{} takes {} for ended, not {}", self.id, self.fused.ended, ended)
+        if self.process.knows_event_time:
+            least = min((r.watermark for r in self.readers if not r.ended), default=MAX_WATERMARK_MS)
+            self.valve_seen = max(least, self.valve_seen)
+            check(self.fused.watermark == self.valve_seen, "{}: event time is {}, not {}", self.id, self.fused.watermark, least)
+
+    def fall_idle(self) -> bool:
+        if not self.process.scenario.idle or not self.started or not self.machine.running or self.machine.paused or self.asked:
+            return False
+        silent = tuple(r.name for r in self.readers if not r.ended and not r.held and not r.unread)
+        if not silent:
+            return False
+        self.handle(SourcesAsked(unmoved=silent))
+        return True
+
+    # Actions of the machine
+
+    def stop_source(self) -> None:
+        self.sources_stopped = True
+        self.asked.clear()
+
+    def hold(self, sources: Sequence[str]) -> None:
+        for reader in self.readers:
+            if reader.name in sources:
+                check(not reader.ended, "{} reads {} again, which has ended", self.id, reader.name)
+                self.process.count("held sources")
+                reader.held = True
+        # The query has asked them before they were held.
+        self.asked = deque(
+            replace(event, unmoved=tuple(name for name in event.unmoved if name not in sources)) for event in self.asked
+        )
+
+    def finish_operators(self) -> None:
+        left = [reader.name for reader in self.readers if not reader.ended]
+        check(not left or self.sources_stopped, "{} finishes before its sources {} have ended", self.id, left)
+        super().finish_operators()
+
+    # Snapshots
+
+    def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[object]]) -> None:
+        super().restore(snapshot, stages)
+        self.valve_seen = self.fused.watermark
+        restored = self.process.restored
+        assert restored is not None
+        finished = {reader.name for reader in self.readers if reader.ended}
+        recorded = restored.plan.fully_finished & {reader.name for reader in self.readers}
+        check(recorded == finished, "{}: {} are restored as finished, not {}", self.id, recorded, finished)
+
+    def source_time(self) -> int:
+        return self.fused.watermark
+
+    def pin(self, action: PinSnapshot) -> Snapshot:
+        recorded = {source.source for source in action.inputs.fused if source.ended}
+        ended = {reader.name for reader in self.readers if reader.ended}
+        check(recorded == ended, "{} records {} as ended, not {}", self.id, recorded, ended)
+        if ended and not self.machine.operators_finished:
+            self.process.count("ended sources in checkpoints")
+        return super().pin(action)
+
+    def _content(self) -> str:
+        done = sum(position for reader in self.readers for _, position in reader.splits)
+        return f"{super()._content()}+{done}"
+
+    def ghost(self) -> Ghost:
+        ghost = super().ghost()
+        fused = {r.stage: tuple((split, position) for split, position in r.splits) for r in self.readers}
+        return Ghost(ghost.read, ghost.sent, ghost.written, ghost.splits, ghost.counted, fused)

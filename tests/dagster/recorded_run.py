@@ -1,0 +1,78 @@
+"""The events of a run as the plugin reports them, with Dagster's context and the clock replaced."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+
+from dagster_checkpoints import Pipeline
+from dagster_checkpoints.plugin.run_events import RunReporter
+from dagster_checkpoints.plugin.stage_assets import StageAssets, reports_end
+from dagster_checkpoints.spark.job.events import JobEvent, JobStarted, StageProgress
+from dagster_checkpoints.storage import CheckpointStorage, open_store
+
+STARTED = JobStarted(1, 7, None, None, (), (("numbers", "doubled"), ("total",)))
+
+
+def report(reporter: RunReporter, *events: JobEvent) -> list[str]:
+    """The keys that are yielded."""
+    return [str(result.asset_key.to_user_string()) for event in events for result in reporter.report(event)]
+
+
+class Recorder:
+    """Replaces Dagster's context and the clock."""
+
+    def __init__(self) -> None:
+        self.log = logging.Logger("recorder")
+        self.lines: list[tuple[str, str]] = []
+        self.log.addHandler(self._Lines(self.lines))
+        self.events: list[Any] = []
+        self.now = 0.0
+        self.instance: Any = None
+        self.progress: Mapping[str, StageProgress] = {}
+        """What the job says of itself between two checkpoints."""
+
+    def reporter(self, pipeline: Pipeline, selected: frozenset[str] | None = None, **settings: float | None) -> RunReporter:
+        keys = {stage.name: dg.AssetKey([stage.name]) for stage in pipeline.stages}
+        context: Any = self
+        return RunReporter(
+            context,
+            pipeline,
+            StageAssets(keys, frozenset(keys) if selected is None else selected),
+            **{"observe_every": 30.0, "materialize_every": 60.0, **settings},
+            interval=60.0,
+            progress=lambda: self.progress,
+            storage=nowhere,
+            clock=lambda: self.now,
+            wall=lambda: datetime.fromtimestamp(1_388_534_400 + self.now, UTC),
+        )
+
+    def observed(self, key: str) -> list[dict[str, Any]]:
+        """The metadata of an asset's observations, as raw values in their order."""
+        found = [e for e in self.events if isinstance(e, dg.AssetObservation) and e.asset_key.to_user_string() == key]
+        return [{name: value.value for name, value in e.metadata.items()} for e in found]
+
+    def live(self, key: str) -> list[dict[str, Any]]:
+        """The metadata of an asset's materializations while its stage runs, as raw values in their order."""
+        found = [e for e in self.events if isinstance(e, dg.AssetMaterialization) and e.asset_key.to_user_string() == key]
+        assert not any(reports_end(materialization) for materialization in found)
+        return [{name: value.value for name, value in e.metadata.items()} for e in found]
+
+    class _Lines(logging.Handler):
+        def __init__(self, lines: list[tuple[str, str]]) -> None:
+            super().__init__()
+            self._lines = lines
+
+        def emit(self, record: logging.LogRecord) -> None:
+            self._lines.append((record.levelname, record.getMessage()))
+
+    def log_event(self, event: Any) -> None:
+        self.events.append(event)
+
+
+def nowhere() -> CheckpointStorage:
+    return CheckpointStorage(open_store("/nowhere"), "numbers")

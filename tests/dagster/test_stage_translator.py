@@ -1,0 +1,148 @@
+"""Stages as assets: what a user's translator says of them, and the hash of a stage's code. Nothing is run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import dagster as dg
+import pytest
+
+from dagster_checkpoints import DagsterStageTranslator, ParquetSink, Pipeline, Stage
+from dagster_checkpoints import stage as pipeline_stage
+from dagster_checkpoints.plugin.code_version import code_version
+from dagster_checkpoints.plugin.stage_assets import DuplicateAssetKeyError, stage_keys
+
+HOURLY = dg.AutomationCondition.on_cron("0 * * * *")
+FRESH = dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=1))
+
+
+class Translator(DagsterStageTranslator):
+    def get_asset_key(self, stage):
+        return dg.AssetKey(["warehouse", stage.name]) if stage.sink is not None else super().get_asset_key(stage)
+
+    def get_description(self, stage):
+        return f"Stage {stage.name}."
+
+    def get_metadata(self, stage):
+        return {"runbook": "https://example.com", "sink": "not the plugin's"}
+
+    def get_tags(self, stage):
+        return {"tier": "gold"} if stage.sink is not None else {}
+
+    def get_group_name(self, stage):
+        return "tables" if stage.sink is not None else None
+
+    def get_owners(self, stage):
+        return ["team:numbers"]
+
+    def get_code_version(self, stage):
+        return "7"
+
+    def get_automation_condition(self, stage):
+        return HOURLY
+
+    def get_freshness_policy(self, stage):
+        return FRESH
+
+
+def test_a_translator_says_what_an_asset_is(numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> None:
+    common: dict[str, Any] = {"key_prefix": "demo", "group_name": "small", "tags": {"tier": "bronze", "cost": "low"}}
+    assets = assets_of(numbers_pipeline, translator=Translator(), **common)
+    assert {name: key.path for name, key in stage_keys(assets, numbers_pipeline).items()} == {
+        "numbers": ["demo", "numbers"],
+        "doubled": ["demo", "doubled"],
+        "total": ["demo", "warehouse", "total"],
+    }
+    specs = {spec.key.path[-1]: spec for spec in assets.specs}
+    total, doubled = specs["total"], specs["doubled"]
+    assert [dep.asset_key.path for dep in total.deps] == [["demo", "doubled"]]
+    assert (total.group_name, doubled.group_name) == ("tables", "small")
+    assert {name: total.tags[name] for name in ("tier", "cost")} == {"tier": "gold", "cost": "low"}
+    assert doubled.tags["tier"] == "bronze"
+    assert (total.description, list(total.owners), total.code_version) == ("Stage total.", ["team:numbers"], "7")
+    assert total.automation_condition is HOURLY and total.freshness_policy == FRESH
+    assert total.metadata["runbook"] == "https://example.com" and "ParquetSink" in total.metadata["sink"]
+
+
+def test_two_stages_with_one_key_are_refused(numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> None:
+    class One(DagsterStageTranslator):
+        def get_asset_key(self, stage):
+            return dg.AssetKey("one")
+
+    with pytest.raises(DuplicateAssetKeyError, match=r"'one' for both 'numbers' and 'doubled'\. Change get_asset_key of One"):
+        assets_of(numbers_pipeline, translator=One())
+
+
+def test_without_a_translator_a_stage_has_a_code_version_and_nothing_else(
+    numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]
+) -> None:
+    specs = list(assets_of(numbers_pipeline).specs)
+    assert all(spec.code_version and not spec.owners and spec.automation_condition is None for spec in specs)
+    assert len({spec.code_version for spec in specs}) == 3
+
+
+# Code versions
+
+
+def defined(text: str, folder: Path, **names: Any) -> Stage:
+    """The stage called `s` of a new module with this text."""
+    name = f"user_module_{uuid4().hex}"
+    file = folder / f"{name}.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    vars(module).update({"stage": pipeline_stage, "Stage": Stage, **names})
+    spec.loader.exec_module(module)
+    found: Stage = module.s
+    return found
+
+
+FUNCTION = "@stage\ndef s(a):\n    return a.where('x > 1')\n"
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ("@stage\ndef s(a):\n    # more than one\n    return a.where(\n        'x > 1'\n    )\n", True),
+        ('\n\n@stage\ndef s(a):\n    return a.where("x > 1")\n', True),
+        ("@stage\ndef s(a):\n    return a.where('x > 2')\n", False),
+        ("@stage\ndef s(b):\n    return b.where('x > 1')\n", False),
+        ("@stage(instances=['l', 'r'])\ndef s(a):\n    return a.where('x > 1')\n", False),
+        ("@stage(output_mode='update')\ndef s(a):\n    return a.where('x > 1')\n", False),
+    ],
+)
+def test_a_code_version_changes_with_code_and_settings_and_not_with_layout(tmp_path: Path, other: str, same: bool) -> None:
+    first, second = code_version(defined(FUNCTION, tmp_path)), code_version(defined(other, tmp_path))
+    assert first is not None and second is not None
+    assert (first == second) is same
+
+
+def test_settings_count_if_the_source_does_not_show_them(tmp_path: Path) -> None:
+    text = "@stage(instances=NAMES, sink=SINK)\ndef s(a):\n    return a\n"
+    names = {"NAMES": ["l"], "SINK": ParquetSink("/data/here")}
+    version = code_version(defined(text, tmp_path, **names))
+    assert code_version(defined(text, tmp_path, **{**names, "SINK": ParquetSink("/data/there")})) == version
+    assert code_version(defined(text, tmp_path, **{**names, "NAMES": ["r"]})) != version
+    assert code_version(defined(text, tmp_path, **{**names, "SINK": None})) != version
+
+
+def test_the_classes_of_a_stage_count_down_to_the_plugins_own(tmp_path: Path) -> None:
+    text = (
+        "class Base(Stage):\n    def limit(self):\n        return {}\n\n"
+        "class Sub(Base):\n    def transform(self, context, a):\n        return a.limit(self.limit())\n\ns = Sub()\n"
+    )
+    versions = [code_version(defined(text.format(number), tmp_path)) for number in (1, 1, 2)]
+    assert versions[0] == versions[1] != versions[2]
+
+
+def test_a_stage_without_source_code_has_no_code_version() -> None:
+    module: dict[str, Any] = {"stage": pipeline_stage}
+    exec(FUNCTION, module)
+    assert code_version(module["s"]) is None

@@ -1,0 +1,227 @@
+"""Fused sources of one task: which have ended, the event time of all of them, and what a checkpoint records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.coordination import (
+    MAX_WATERMARK_MS,
+    CheckpointBarrier,
+    CheckpointConfig,
+    EndOfDataReached,
+    TriggerReceived,
+)
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.execution.elements import BarrierMark, WatermarkStatus
+from dagster_checkpoints.execution.fused_sources import FusedSource
+from dagster_checkpoints.execution.messages import EndInput
+from dagster_checkpoints.execution.task_events import (
+    AdvanceEventTime,
+    Forward,
+    HoldSources,
+    PinnedInputs,
+    PinSnapshot,
+    QueryRunning,
+    Report,
+    SnapshotPinned,
+    SourcesAsked,
+    StartQuery,
+    StopSource,
+    StoreSnapshot,
+    TaskOpened,
+)
+from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.state import FusedSourceSnapshot
+
+TASK = TaskId("history", 0)
+BARRIER = CheckpointBarrier(1, 0.0)
+
+
+class Fused:
+    """A task with a backfill and a live feed, whose query runs."""
+
+    def __init__(
+        self,
+        *restored: FusedSourceSnapshot,
+        idle_after: float | None = None,
+        watermark: int | None = None,
+        event_time: bool = True,
+        now: float = 0.0,
+    ) -> None:
+        known = {source.source: source for source in restored}
+        sources = (
+            FusedSource("history", 0, bounded=True, event_time=event_time, restored=known.get("history")),
+            FusedSource("live", 1, bounded=False, idle_after=idle_after, restored=known.get("live")),
+        )
+        self.machine = TaskMachine(TASK, CheckpointConfig(interval=None), (), watermark, fused=sources)
+        self.now = now
+        self.began = [*self.do(TaskOpened()), *self.do(QueryRunning())]
+
+    def do(self, event: Any) -> list[Any]:
+        return self.machine.handle(event, self.now)
+
+    def asked(self, *unmoved: str, **watermarks: int) -> list[Any]:
+        """The sources with a watermark had rows, these others had none."""
+        return self.do(SourcesAsked(tuple(watermarks), unmoved, watermarks))
+
+    def snapshot(self) -> dict[str, FusedSourceSnapshot]:
+        [pin] = self.do(TriggerReceived(BARRIER))
+        assert isinstance(pin, PinSnapshot)
+        self.do(SnapshotPinned(1))
+        return {source.source: source for source in pin.inputs.fused}
+
+
+def of(kind: type, actions: list[Any]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def test_a_bounded_source_is_held_and_ends_when_it_has_no_more_rows() -> None:
+    task = Fused()
+    assert of(StartQuery, task.began)
+    assert of(HoldSources, task.began) == [HoldSources(("history",))]
+    assert task.asked(history=100, live=5000) == [AdvanceEventTime(100)]
+    assert task.asked("live", history=200) == [AdvanceEventTime(200)]
+    assert task.machine.ended_sources == frozenset()
+    assert task.asked("history", live=6000) == [AdvanceEventTime(6000)]  # it does not hold the other one back any more
+    assert task.machine.ended_sources == {"history"}
+    assert task.machine.running
+    assert task.asked("live") == []  # an unbounded source has no end of its own
+
+
+def test_a_checkpoint_records_the_ended_sources_and_their_watermarks() -> None:
+    task = Fused()
+    task.asked(history=100, live=300)
+    task.asked("history", "live")
+    [pin] = task.do(TriggerReceived(BARRIER))
+    history = FusedSourceSnapshot("history", 0, ended=True, watermark=100)
+    assert pin.inputs.fused == (history, FusedSourceSnapshot("live", 1, watermark=300))
+    assert pin.inputs.valve_watermark == 300
+    forwarded, stored = task.do(SnapshotPinned(1))
+    assert forwarded == Forward(BarrierMark(BARRIER))
+    assert isinstance(stored, StoreSnapshot)
+    assert stored.statistics.ended_sources == ("history",)
+
+
+def test_a_checkpoint_before_the_first_watermark_records_none() -> None:
+    task = Fused()
+    [pin] = task.do(TriggerReceived(BARRIER))
+    assert pin.inputs == PinnedInputs((), None, (FusedSourceSnapshot("history", 0), FusedSourceSnapshot("live", 1)))
+
+
+def test_a_source_that_had_ended_is_not_held_again_and_the_minimum_is_restored() -> None:
+    ended = FusedSourceSnapshot("history", 0, ended=True, watermark=100)
+    task = Fused(ended, FusedSourceSnapshot("live", 1, watermark=300), watermark=300)
+    assert not of(HoldSources, task.began)
+    assert task.machine.ended_sources == {"history"}
+    assert task.snapshot() == {"history": ended, "live": FusedSourceSnapshot("live", 1, watermark=300)}
+    assert task.asked(live=400) == [AdvanceEventTime(400)]
+
+
+def test_a_source_that_had_not_ended_is_held_again() -> None:
+    task = Fused(FusedSourceSnapshot("history", 0, watermark=100), FusedSourceSnapshot("live", 1, watermark=300), watermark=100)
+    assert of(HoldSources, task.began) == [HoldSources(("history",))]
+    assert task.asked(live=400) == []  # the backfill's watermark counts, though it had no rows yet
+    assert task.asked(history=350) == [AdvanceEventTime(350)]
+
+
+def test_the_data_end_when_every_source_has_ended() -> None:
+    task = Fused()
+    task.asked("history", live=300)
+    assert task.do(EndInput("live")) == [HoldSources(("live",))]
+    assert task.do(EndInput("live")) == []
+    assert task.asked(live=400) == [AdvanceEventTime(400)]
+    assert task.asked("live") == [AdvanceEventTime(MAX_WATERMARK_MS), life.FinishOperators()]
+    reported = of(Report, task.do(life.OperatorsFinished()))
+    assert reported == [Report(EndOfDataReached(TASK))]
+    assert task.asked("live") == []
+
+
+def test_all_sources_had_ended_in_the_restored_checkpoint() -> None:
+    ended = (FusedSourceSnapshot(name, at, ended=True, watermark=9) for at, name in enumerate(("history", "live")))
+    task = Fused.__new__(Fused)
+    sources = [FusedSource(one.source, one.position, bounded=True, restored=one) for one in ended]
+    task.machine, task.now = TaskMachine(TASK, CheckpointConfig(interval=None), fused=sources), 0.0
+    opened = task.do(TaskOpened())
+    assert opened[-1] == life.FinishOperators()
+    assert not of(StartQuery, opened)
+
+
+def test_a_drain_ends_the_task_whatever_its_sources_have_left() -> None:
+    task = Fused()
+    task.asked(history=100, live=200)
+    assert task.do(EndInput()) == [StopSource(), life.FinishOperators()]
+
+
+def test_a_source_that_is_silent_for_its_idle_time_does_not_hold_event_time_back() -> None:
+    task = Fused(idle_after=10.0)
+    task.asked(history=100, live=50)
+    task.now = 9.0
+    assert task.asked("live", history=200) == []
+    task.now = 11.0
+    assert task.asked("live", history=300) == [AdvanceEventTime(300)]
+    assert task.asked("history") == [Forward(WatermarkStatus(True))]  # only the idle one is left
+    assert task.asked(live=400) == [AdvanceEventTime(400), Forward(WatermarkStatus(False))]
+
+
+def test_the_idle_time_of_a_source_begins_with_its_query_and_has_to_be_over() -> None:
+    task = Fused(idle_after=10.0, now=100.0)
+    task.now = 110.0
+    assert task.asked("live", history=200) == []
+    task.now = 110.5
+    assert task.asked("live", history=200) == [AdvanceEventTime(200)]
+
+
+def test_a_source_that_was_idle_in_the_checkpoint_is_idle_again_and_event_time_does_not_go_back() -> None:
+    task = Fused(idle_after=10.0)
+    task.asked(history=300, live=50)
+    task.now = 11.0
+    assert task.asked("live", history=300) == [AdvanceEventTime(300)]
+    taken = task.snapshot()
+    assert taken["live"] == FusedSourceSnapshot("live", 1, watermark=50, idle=True)
+    again = Fused(*taken.values(), idle_after=10.0, watermark=300)
+    assert again.asked("live", history=400) == [AdvanceEventTime(400)]
+    assert again.asked(live=350) == []  # it is behind, and left out until it has caught up
+    behind = Fused(FusedSourceSnapshot("live", 1, watermark=200), watermark=300)
+    assert behind.asked(history=250, live=250) == []
+    assert behind.asked(history=310, live=320) == [AdvanceEventTime(310)]
+
+
+def test_a_source_without_a_watermark_is_recorded_and_restored_without_one() -> None:
+    before_its_first = Fused()
+    before_its_first.asked("live", history=100)
+    taken = before_its_first.snapshot()
+    assert taken["live"] == FusedSourceSnapshot("live", 1, watermark=None)
+    assert Fused(*taken.values()).asked(live=50) == [AdvanceEventTime(50)]
+    without_event_time = Fused(event_time=False)
+    assert without_event_time.asked(live=70) == [AdvanceEventTime(70)]
+    taken = without_event_time.snapshot()
+    assert taken["history"] == FusedSourceSnapshot("history", 0, watermark=None, idle=False)
+    again = Fused(*taken.values(), event_time=False, watermark=70)
+    assert again.asked("history", live=80) == [AdvanceEventTime(80)]
+    assert again.machine.ended_sources == {"history"}
+
+
+def test_a_suspend_pauses_the_end_of_the_data() -> None:
+    task = Fused()
+    task.machine.handle(SourcesAsked(unmoved=("history",)), 0.0)
+    task.do(EndInput("live"))
+    task.do(TriggerReceived(CheckpointBarrier(2, 0.0, BARRIER.properties.for_savepoint(stops_job=True, request_id="r"))))
+    assert life.PauseOperators() in task.do(SnapshotPinned(2))
+    assert life.FinishOperators() not in task.asked("live")
+    assert life.FinishOperators() in task.do(life.CheckpointAbortedNotice(2))
+
+
+@pytest.mark.parametrize("event", [SourcesAsked(unmoved=("live",))])
+def test_a_task_without_fused_sources_refuses_their_events(event: Any) -> None:
+    task = TaskMachine(TASK, CheckpointConfig(interval=None))
+    with pytest.raises(UnexpectedEvent, match="has no fused sources"):
+        task.handle(event, 0.0)
+
+
+def test_the_end_of_an_unknown_source_is_refused() -> None:
+    with pytest.raises(UnexpectedEvent, match="'other' is none of the fused sources history, live"):
+        Fused().do(EndInput("other"))

@@ -1,0 +1,665 @@
+"""FileSink: what is in its files, which of them readers see, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import os
+import re
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import unquote
+
+import duckdb
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pyarrow import orc
+
+from dagster_checkpoints.sinks import (
+    FileSink,
+    InvalidSinkPath,
+    SinkCannotTakeBack,
+    SinkColumnsMismatch,
+    SinkContext,
+    SinkFenced,
+    SinkHoldsEarlierRows,
+    SinkPathInUse,
+    SinkRowsRefused,
+    SinkTransactionLost,
+    SinkUnavailable,
+    UnreadableSinkTransaction,
+)
+from dagster_checkpoints.sinks.fence import Fence
+from dagster_checkpoints.sinks.files import part_files, target_files
+from dagster_checkpoints.sinks.files.text_lines import csv_header, csv_lines, json_lines
+
+BATCH: Any = SimpleNamespace()
+AT = datetime(2024, 2, 29, 23, 59, 59, 1, tzinfo=UTC)
+INTERVAL = {"type": "struct", "fields": [{"name": "n", "type": "interval year to month", "nullable": True, "metadata": {}}]}
+
+
+def context(*, job: int = 1, epoch: int = 1, stage: str = "delays", index: int = 0, parallelism: int = 1) -> SinkContext:
+    return SinkContext("flights", stage, str(index), index, parallelism, job, f"a{epoch}", history="h1", epoch=epoch)
+
+
+class Folder:
+    """A sink's directory, and rows for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "rows"
+        self._work = folder / "work"
+        self._work.mkdir()
+        self._files = 0
+
+    def opened(self, format: Any = "parquet", *, as_: SinkContext | None = None, new: bool = True, **settings: Any) -> FileSink:
+        sink = FileSink(self.path, format, **settings).new_instance()
+        sink.open(as_ or context())
+        if new:
+            sink.start_new()
+        return sink
+
+    def file(self, rows: pa.Table) -> str:
+        self._files += 1
+        file = self._work / f"{self._files}.parquet"
+        pq.write_table(rows, file)
+        return str(file)
+
+    def staged(self, sink: FileSink, checkpoint_id: int, *batches: pa.Table) -> str:
+        for number, rows in enumerate(batches):
+            file = self.file(rows)
+            sink.write(BATCH, [file], 10 * checkpoint_id + number)
+            os.unlink(file)
+        transaction = sink.pre_commit(checkpoint_id)
+        assert transaction is not None
+        return transaction
+
+    def commit(self, sink: FileSink, checkpoint_id: int, *batches: pa.Table) -> None:
+        sink.commit(self.staged(sink, checkpoint_id, *batches))
+
+    @property
+    def visible(self) -> list[Path]:
+        """The files that readers see, oldest first."""
+        return sorted(
+            (file for file in self.path.rglob("*.*") if not file.relative_to(self.path).as_posix().startswith("_")),
+            key=lambda file: (int(file.name.split("-")[2]), file.name),
+        )
+
+    def numbers(self, format: str = "parquet") -> list[int]:
+        table = ds.dataset(self.path, format=format, partitioning="hive").to_table()
+        return sorted(table["n"].to_pylist()) if "n" in table.column_names else []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def numbers(*values: int) -> pa.Table:
+    return pa.table({"n": pa.array(values, pa.int64())})
+
+
+# Files
+
+
+def test_parquet_files_are_linked_as_they_are(folder: Folder) -> None:
+    sink = folder.opened()
+    first, second = folder.file(numbers(1, 2)), folder.file(numbers(3))
+    nodes = {os.stat(file).st_ino for file in (first, second)}
+    sink.write(BATCH, [first, second, folder.file(numbers())], 0)
+    transaction = sink.pre_commit(1)
+    assert transaction is not None and folder.visible == []
+    done = sink.commit(transaction)
+    assert (done.rows, done.files, done.bytes) == (3, 2, sum(file.stat().st_size for file in folder.visible))
+    assert {file.stat().st_ino for file in folder.visible} == nodes
+    assert folder.numbers() == [1, 2, 3]
+    sink.write(BATCH, [folder.file(numbers())], 1)
+    assert sink.pre_commit(2) is None
+    for rows in (numbers(4), numbers(5), numbers()):
+        sink.write(BATCH, [folder.file(rows)], 2)
+    folder.commit(sink, 3, numbers(6))
+    assert folder.numbers() == [1, 2, 3, 6] and not list(folder.path.rglob("*.staged"))
+
+
+VALUES = pa.table(
+    {
+        "n": pa.array([1, 2, None], pa.int64()),
+        "small": pa.array([-1, None, 3], pa.int8()),
+        "text": ['a "b", c\\d\n', "", None],
+        "amount": pa.array([Decimal("0.10"), Decimal("-99999999.99"), None], pa.decimal128(10, 2)),
+        "share": [0.1, float("nan"), float("-inf")],
+        "at": pa.array([AT, None, AT], pa.timestamp("us", "UTC")),
+        "wall": pa.array([AT.replace(tzinfo=None)] * 2 + [None], pa.timestamp("us")),
+        "day": [date(2024, 2, 29), None, date(1, 1, 1)],
+        "yes": [True, None, False],
+    }
+)
+
+
+def test_orc_keeps_every_value(folder: Folder) -> None:
+    items = pa.array([[{"a": 1, "b": None}], None, []], pa.list_(pa.struct({"a": pa.int32(), "b": pa.string()})))
+    rows = VALUES.append_column("items", items).append_column("raw", pa.array([b"\x00\xff", None, b""]))
+    rows = rows.append_column("named", pa.array([{"a": 1.5}, None, {}], pa.map_(pa.string(), pa.float64())))
+    folder.commit(folder.opened("orc"), 1, rows)
+    (file,) = folder.visible
+    found = orc.read_table(file)
+    assert repr(found.cast(rows.schema).to_pylist()) == repr(rows.to_pylist())
+
+
+def test_csv_has_a_header_and_quoted_texts(folder: Folder) -> None:
+    sink = folder.opened("csv")
+    folder.commit(sink, 1, VALUES.slice(0, 1), VALUES.slice(1))
+    (file,) = folder.visible
+    lines = file.read_text().split("\n")
+    assert lines[0] == '"n","small","text","amount","share","at","wall","day","yes"'
+    rest = "2024-02-29T23:59:59.000001Z,2024-02-29T23:59:59.000001,2024-02-29,true"
+    assert lines[1:3] == ['1,-1,"a ""b"", c\\d', f'",0.10,0.1,{rest}']
+    assert lines[3:] == [
+        '2,,"",-99999999.99,NaN,,2024-02-29T23:59:59.000001,,',
+        ",3,,,-Inf,2024-02-29T23:59:59.000001Z,,0001-01-01,false",
+        "",
+    ]
+    options = pa_csv.ConvertOptions(column_types=VALUES.schema, strings_can_be_null=True, quoted_strings_can_be_null=False)
+    found = pa_csv.read_csv(file, parse_options=pa_csv.ParseOptions(newlines_in_values=True), convert_options=options)
+    assert found.drop_columns(["share"]).to_pylist() == VALUES.drop_columns(["share"]).to_pylist()
+
+
+def test_json_has_an_object_per_line(folder: Folder) -> None:
+    nested = pa.array(
+        [[{"f": float("inf"), "t": AT}], None, []], pa.list_(pa.struct({"f": pa.float64(), "t": pa.timestamp("us", "UTC")}))
+    )
+    rows = VALUES.append_column("raw", pa.array([b"\x00\xff", None, b""])).append_column("items", nested)
+    rows = rows.append_column("named", pa.array([{"a": 1}, None, {}], pa.map_(pa.string(), pa.int64())))
+    folder.commit(folder.opened("json"), 1, rows)
+    (file,) = folder.visible
+    found = [json.loads(line, parse_float=Decimal) for line in file.read_text().splitlines()]
+    moment = "2024-02-29T23:59:59.000001"
+    assert found[0] == {
+        **{"n": 1, "small": -1, "text": 'a "b", c\\d\n', "amount": Decimal("0.10"), "share": Decimal("0.1"), "at": f"{moment}Z"},
+        **{"wall": moment, "day": "2024-02-29", "yes": True, "raw": "AP8=", "named": {"a": 1}},
+        "items": [{"f": "Infinity", "t": f"{moment}Z"}],
+    }
+    assert [row["share"] for row in found[1:]] == ["NaN", "-Infinity"]
+    assert found[2] | {"share": None, "at": None} == dict.fromkeys(found[2]) | {
+        **{"small": 3, "day": "0001-01-01", "yes": False, "raw": "", "items": [], "named": {}}
+    }
+
+
+def test_a_batch_that_is_written_again_replaces_its_rows_in_a_file_with_others(folder: Folder) -> None:
+    sink = folder.opened("json", rows_per_file=2)
+    for batch_id, rows in ((0, numbers(1, 2, 3)), (1, numbers(9)), (1, numbers(4, 5)), (2, numbers(6)), (1, numbers())):
+        sink.write(BATCH, [folder.file(rows)], batch_id)
+    transaction = sink.pre_commit(1)
+    assert transaction is not None
+    sink.commit(transaction)
+    assert [file.read_text() for file in folder.visible] == ['{"n":1}\n{"n":2}\n', '{"n":3}\n{"n":6}\n']
+    assert not list(folder.path.rglob("writing-*")) and not list(folder.path.rglob("*.staged"))
+
+
+@given(st.lists(st.tuples(st.none() | st.text(), st.none() | st.floats(allow_nan=False, allow_infinity=False)), min_size=1))
+@example([('\x00\n\r"\\\x1f\u2028\U0001f600', 1e22), (None, -0.0), ("", 5e-324)])
+def test_any_text_and_number_is_read_back(rows: list[tuple[str | None, float | None]]) -> None:
+    columns = {'the "text"': [text for text, _ in rows], "number": [number for _, number in rows]}
+    whole = pa.record_batch(columns, pa.schema({'the "text"': pa.string(), "number": pa.float64()}))
+    for batch in (whole, whole.slice(len(rows) // 2)):
+        found = [json.loads(line) for line in bytes(json_lines(batch)).split(b"\n")[:-1]]
+        assert found == batch.to_pylist()
+        text = csv_header(batch.schema.names) + bytes(csv_lines(batch))
+        assert list(csv.reader(io.StringIO(text.decode(), newline=""))) == [
+            list(columns),
+            *(["" if value is None else str(value) if isinstance(value, str) else _plain(value) for value in row.values()]
+              for row in batch.to_pylist()),
+        ]  # fmt: skip
+
+
+def _plain(value: float) -> str:
+    return str(pa.scalar(value).cast(pa.string()).as_py())
+
+
+# Partitions and sizes
+
+
+def test_partitions_are_hives(folder: Folder) -> None:
+    days = [date(2024, 1, 1), date(2024, 1, 2), date(2024, 1, 1), None]
+    shops = ["a/b=c%d é", "a/b=c%d é", "", "x"]
+    rows = pa.table({"n": [1, 2, 3, 4], "day": days, "shop": shops})
+    sink = folder.opened(partition_by=["day", "shop"])
+    folder.commit(sink, 1, rows.slice(0, 2), rows.slice(2))
+    folder.commit(sink, 2, rows)
+    null = "__HIVE_DEFAULT_PARTITION__"
+    found = sorted(str(file.parent.relative_to(folder.path)) for file in folder.visible)
+    expected = [f"day={day or null}/shop={shop or null}" for day, shop in zip(days, shops, strict=True)]
+    assert [unquote(name) for name in found] == sorted([*expected, *expected])
+    assert sum("shop=a%2Fb%3Dc%25d é" in name for name in found) == 4
+    assert {*pq.read_schema(folder.visible[0]).names} == {"n"}
+    table = ds.dataset(folder.path, partitioning="hive").to_table()
+    assert sorted(zip(*(table[name].to_pylist() for name in ("n", "shop")), strict=True), key=repr) == sorted(
+        [(n, shop or None) for n, shop in zip(range(1, 5), shops, strict=True)] * 2, key=repr
+    )
+
+
+def test_more_partitions_than_files_may_be_open(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_files, "_MOST_OPEN", 3)
+    rows = pa.table({"n": range(40), "key": [n % 10 for n in range(40)]})
+    folder.commit(folder.opened("csv", partition_by="key"), 1, rows.slice(0, 20), rows.slice(20))
+    assert len({file.parent for file in folder.visible}) == 10 < len(folder.visible)
+    assert folder.numbers("csv") == list(range(40))
+
+
+@pytest.mark.parametrize("format", ["parquet", "orc", "csv", "json"])
+def test_files_have_the_size_that_is_asked_for(folder: Folder, format: str) -> None:
+    rows = pa.table({"n": range(40_000), "text": [os.urandom(16).hex() for _ in range(40_000)]})
+    sink = folder.opened(format, bytes_per_file=200_000)
+    folder.commit(sink, 1, *(rows.slice(begin, 1000) for begin in range(0, 40_000, 1000)))
+    sizes = [file.stat().st_size for file in folder.visible]
+    assert len(sizes) > 3 and folder.numbers(format) == list(range(40_000))
+    # Less, too: groups of ORC and Parquet are compressed when a file is closed.
+    assert all(120_000 < size < 330_000 for size in sizes[:-1]), sizes
+
+
+def test_small_batches_become_one_file_and_large_ones_several(folder: Folder) -> None:
+    sink = folder.opened(rows_per_file=100)
+    folder.commit(sink, 1, *(numbers(*range(n, n + 10)) for n in range(0, 90, 10)))
+    folder.commit(sink, 2, numbers(*range(90, 340)))
+    assert [pq.read_metadata(file).num_rows for file in folder.visible] == [90, 100, 100, 50]
+    assert [pq.read_metadata(file).num_row_groups for file in folder.visible] == [1, 1, 1, 1]
+
+
+# Columns
+
+
+@pytest.mark.parametrize(
+    ("format", "rows", "found"),
+    [
+        ("csv", pa.table({"n": [1], "items": [[1]]}), r"CSV.*'items' of type list"),
+        ("csv", pa.table({"raw": [b"a"]}), r"'raw' of type binary"),
+        ("json", pa.table({"m": pa.array([{1: 2}], pa.map_(pa.int64(), pa.int64()))}), r"JSON.*'m' of type map"),
+        ("orc", pa.table({"o": [{"t": None}]}).cast(pa.schema({"o": pa.struct({"t": pa.time64("us")})})), r"ORC.*'o'"),
+        ("orc", pa.table({"n": pa.array([1], pa.int32())}).replace_schema_metadata(
+            {"org.apache.spark.sql.parquet.row.metadata": json.dumps(INTERVAL)}), "'n' of type interval year to month"),
+    ],
+)  # fmt: skip
+def test_a_type_that_the_format_does_not_have_is_named(folder: Folder, format: str, rows: pa.Table, found: str) -> None:
+    sink = folder.opened(format)
+    with pytest.raises(SinkColumnsMismatch, match=found):
+        sink.write(BATCH, [folder.file(rows)], 0)
+    if format != "csv":
+        folder.commit(folder.opened("parquet", as_=context(epoch=2)), 1, rows)  # which has every type
+
+
+def test_other_columns_than_those_of_the_files_are_named(folder: Folder) -> None:
+    sink = folder.opened("csv")
+    folder.commit(sink, 1, pa.table({"n": [1], "shop": ["a"]}))
+    for rows, found in (
+        (pa.table({"n": [1], "shop": [2]}), r"column 'shop': expected type string, found int64"),
+        (pa.table({"n": [1]}), r"column 'shop': expected it in the rows, found none"),
+        (pa.table({"n": [1], "shop": ["a"], "at": [AT]}), r"column 'at': expected none"),
+        (pa.table({"shop": ["a"], "n": [1]}), r"expected the order \['n', 'shop'\], found \['shop', 'n'\]"),
+    ):
+        again = folder.opened("csv", as_=context(epoch=2), new=False)
+        with pytest.raises(SinkColumnsMismatch, match=f"{found}.*{folder.path}"):
+            again.write(BATCH, [folder.file(rows)], 0)
+    (folder.path / "_dagster_checkpoints/columns").unlink()
+    folder.commit(folder.opened("csv", as_=context(epoch=3), new=False), 2, pa.table({"n": [1]}))
+
+
+def test_another_format_or_other_partitions_are_refused_before_the_start(folder: Folder) -> None:
+    folder.commit(folder.opened("json", partition_by="key"), 1, pa.table({"n": [1], "key": [1]}))
+    for settings in ({"partition_by": "key"}, {"format": "json"}):
+        with pytest.raises(SinkColumnsMismatch, match=r"format='json', partition_by=\['key'\]"):
+            FileSink(folder.path, at_new_start="keep", **settings).check_new_start(context(job=2))
+    other = FileSink(folder.path, at_new_start="replace")
+    other.check_new_start(context(job=2))
+    sink = folder.opened(as_=context(job=2, epoch=2), at_new_start="replace")
+    folder.commit(sink, 2, numbers(7))
+    assert folder.numbers() == [7]
+    assert not list(folder.path.glob("key=*"))
+
+
+@pytest.mark.parametrize(
+    ("by", "found"),
+    [
+        (["shop"], "partition column 'shop': expected a column of the rows, found n, at"),
+        (["at"], r"partition column 'at': expected type string, integer, boolean or date, found timestamp"),
+        (["n", "at"], "expected at least one column that is not a partition column"),
+    ],
+)
+def test_partition_columns_that_do_not_fit_are_named(folder: Folder, by: list[str], found: str) -> None:
+    with pytest.raises(SinkColumnsMismatch, match=found):
+        folder.opened(partition_by=by).write(BATCH, [folder.file(pa.table({"n": [1], "at": [AT]}))], 0)
+
+
+def test_a_value_that_is_too_long_for_a_directory_is_refused(folder: Folder) -> None:
+    rows = pa.table({"n": [1], "shop": ["é" * 130]})
+    with pytest.raises(SinkRowsRefused, match=r"'shop'.*255 bytes"):
+        folder.opened(partition_by="shop").write(BATCH, [folder.file(rows)], 0)
+
+
+# Starts
+
+
+def test_files_of_other_programs_are_refused_and_never_removed(folder: Folder) -> None:
+    folder.path.mkdir()
+    (folder.path / "_SUCCESS").touch()
+    FileSink(folder.path).check_new_start(context())
+    (folder.path / "day=1").mkdir()
+    (folder.path / "day=1/other.parquet").touch()
+    for at_new_start in ("refuse", "replace"):
+        with pytest.raises(SinkPathInUse, match=r"other files \(day=1/other.parquet\)"):
+            FileSink(folder.path, at_new_start=at_new_start).check_new_start(context())  # type: ignore[arg-type]
+    FileSink(folder.path, at_new_start="keep").check_new_start(context())
+    folder.opened(at_new_start="replace")
+    assert (folder.path / "day=1/other.parquet").exists()
+
+
+def test_a_new_start_with_fewer_instances_replaces_the_files_of_all(folder: Folder) -> None:
+    for index in range(3):
+        sink = folder.opened(as_=context(index=index, parallelism=3), manifest=True)
+        folder.commit(sink, 1, numbers(index))
+        folder.commit(sink, 2, numbers(10 + index))
+        folder.opened(as_=context(index=index, parallelism=3, epoch=2), new=False).recover([], restored=1)
+    assert folder.numbers() == [0, 1, 2] and len(list(folder.path.rglob("*.staged"))) == 3
+    with pytest.raises(SinkHoldsEarlierRows, match=r"job 1\.h1"):
+        FileSink(folder.path).check_new_start(context(job=2))
+    with pytest.raises(SinkPathInUse, match="begins job 1,"):
+        FileSink(folder.path, at_new_start="keep").check_new_start(context(job=1))
+    folder.opened(as_=context(index=1, parallelism=2, job=2, epoch=3), at_new_start="replace")
+    assert folder.numbers() == [0, 2]
+    folder.opened(as_=context(index=0, parallelism=2, job=2, epoch=3), at_new_start="replace")
+    assert folder.numbers() == [] and not list(folder.path.rglob("*.staged")) and not list(folder.path.glob("_manifests/*"))
+    FileSink(folder.path).check_new_start(context(job=3))
+
+
+def test_another_stage_is_refused(folder: Folder) -> None:
+    folder.opened()
+    for call in (FileSink(folder.path).check_new_start, FileSink(folder.path).open):
+        with pytest.raises(SinkPathInUse, match=r"'other'.*found that stage 'delays' of pipeline 'flights'"):
+            call(context(stage="other"))
+    (folder.path / "_dagster_checkpoints/stage").write_text("{")
+    with pytest.raises(SinkPathInUse, match="cannot be read"):
+        FileSink(folder.path).open(context())
+
+
+def test_a_directory_that_another_instance_removes_is_made_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = folder.opened(partition_by="day")
+    transaction = folder.staged(sink, 1, pa.table({"n": [1], "day": [1]}))
+    rename, removed = os.rename, []
+
+    def disturbed(source: Any, target: Any) -> None:
+        if not removed:
+            Path(target).parent.rmdir()
+            removed.append(target)
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target_files.os, "rename", disturbed)
+        sink.commit(transaction)
+    assert folder.numbers() == [1] and len(removed) == 1
+
+
+# Restores
+
+
+def test_a_restore_that_was_interrupted_is_completed(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = folder.opened(manifest=True)
+    for checkpoint_id in (1, 2, 3):
+        folder.commit(sink, checkpoint_id, numbers(10 * checkpoint_id), numbers(10 * checkpoint_id + 1))
+    moved: list[str] = []
+    rename = os.rename
+
+    def failing(source: Any, target: Any) -> None:
+        moved.append(str(target))
+        if len(moved) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target_files.os, "rename", failing)
+        with pytest.raises(SinkUnavailable, match="Input/output error"):
+            folder.opened(as_=context(epoch=2), new=False).recover([], restored=1)
+    assert len(folder.numbers()) == 5
+    # The job continues from another checkpoint than the one that was tried first.
+    folder.opened(as_=context(epoch=3), new=False, manifest=True).recover([], restored=2)
+    assert folder.numbers() == [10, 11, 20, 21] and len(list(folder.path.glob("_manifests/*"))) == 2
+    folder.opened(as_=context(epoch=4), new=False, manifest=True).recover([], restored=3)
+    assert folder.numbers() == [10, 11, 20, 21, 30, 31] and len(list(folder.path.glob("_manifests/*"))) == 3
+
+
+def test_rows_of_an_abandoned_timeline_stay_hidden(folder: Folder) -> None:
+    sink = folder.opened()
+    for checkpoint_id in (1, 2, 3):
+        folder.commit(sink, checkpoint_id, numbers(checkpoint_id))
+    again = folder.opened(as_=context(epoch=2), new=False)
+    again.recover([], restored=1)
+    for checkpoint_id in (4, 5):
+        folder.commit(again, checkpoint_id, numbers(checkpoint_id))
+    for epoch, restored, rows in ((3, 4, [1, 4]), (4, 3, [1, 2, 3]), (5, 5, [1, 4, 5])):
+        folder.opened(as_=context(epoch=epoch), new=False).recover([], restored=restored)
+        assert folder.numbers() == rows
+
+
+def test_a_commit_that_was_interrupted_is_completed_or_hidden_whole(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = folder.opened()
+    folder.commit(sink, 1, numbers(1))
+    transaction = folder.staged(sink, 2, numbers(2), numbers(3))
+    rename = os.rename
+
+    def once(source: Any, target: Any) -> None:
+        if str(source).endswith("00001.staged"):
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target_files.os, "rename", once)
+        with pytest.raises(SinkUnavailable):
+            sink.commit(transaction)
+    assert folder.numbers() == [1, 2]
+    sink.abort(transaction)  # its checkpoint is complete
+    folder.opened(as_=context(epoch=2), new=False).recover([], restored=1)
+    assert folder.numbers() == [1]
+    folder.opened(as_=context(epoch=3), new=False).recover([], restored=2)
+    assert folder.numbers() == [1, 2, 3]
+
+
+def test_a_new_job_completes_the_commit_of_the_one_before(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = folder.opened()
+    transaction = folder.staged(sink, 1, numbers(1), numbers(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(target_files.LocalTargetFiles, "move", lambda self, moves: _raise())
+        with pytest.raises(SinkUnavailable):
+            sink.commit(transaction)
+    folder.opened(as_=context(job=2, epoch=2), at_new_start="keep")
+    assert folder.numbers() == [1, 2]
+
+
+def _raise() -> None:
+    raise SinkUnavailable("away")
+
+
+def test_rows_that_another_program_has_rewritten_cannot_be_taken_back(folder: Folder) -> None:
+    sink = folder.opened()
+    folder.commit(sink, 1, numbers(1))
+    folder.commit(sink, 2, numbers(2))
+    folder.visible[1].unlink()
+    again = folder.opened(as_=context(epoch=2), new=False)
+    before = sorted(folder.path.rglob("*"))
+    with pytest.raises(SinkCannotTakeBack, match=r"1 are not there.*Nothing was changed.*commits/1\.h1/2-job1"):
+        again.recover([], restored=1)
+    assert sorted(folder.path.rglob("*")) == before and folder.numbers() == [1]
+
+
+def test_rows_that_were_taken_back_and_deleted_are_lost(folder: Folder) -> None:
+    sink = folder.opened()
+    folder.commit(sink, 1, numbers(1))
+    folder.commit(sink, 2, numbers(2))
+    folder.opened(as_=context(epoch=2), new=False).recover([], restored=1)
+    for file in folder.path.rglob("*.staged"):
+        file.unlink()
+    with pytest.raises(SinkTransactionLost, match="taken back since"):
+        folder.opened(as_=context(epoch=3), new=False).recover([], restored=2)
+    assert folder.numbers() == [1]
+
+
+def test_a_savepoint_of_another_job_shows_its_transaction_again(folder: Folder) -> None:
+    sink = folder.opened()
+    folder.commit(sink, 1, numbers(1))
+    transaction = folder.staged(sink, 2, numbers(2))
+    sink.commit(transaction)
+    folder.opened(as_=context(epoch=2), new=False).recover([], restored=1)
+    assert folder.numbers() == [1]
+    other = folder.opened(as_=context(job=2, epoch=3), new=False)
+    other.recover([transaction])
+    other.recover([transaction])
+    assert folder.numbers() == [1, 2]
+
+
+def test_a_savepoint_s_transaction_that_is_committed_is_not_staged_again(folder: Folder, tmp_path: Path) -> None:
+    sink = folder.opened()
+    transaction = folder.staged(sink, 1, numbers(1))
+    saved = {name: tmp_path / name for name in sink.transaction_files(transaction)}
+    for name, file in sink.transaction_files(transaction).items():
+        saved[name].write_bytes(file.read_bytes())
+    sink.commit(transaction)
+    assert sink.transaction_files(transaction) == {}
+    sink.restore_transaction(transaction, saved)
+    assert not list(folder.path.rglob("*.staged")) and folder.numbers() == [1]
+    del saved["transaction.json"]
+    with pytest.raises(UnreadableSinkTransaction, match=r"holds no transaction\.json"):
+        sink.restore_transaction(folder.staged(folder.opened(as_=context(epoch=2)), 2, numbers(2)).replace("e2", "e3"), saved)
+
+
+def test_a_job_that_begins_a_second_time_keeps_what_it_has_committed(folder: Folder) -> None:
+    for epoch in (1, 2):
+        folder.commit(folder.opened(as_=context(epoch=epoch)), epoch, numbers(epoch))
+    folder.opened(as_=context(epoch=3), new=False).recover([], restored=2)
+    assert folder.numbers() == [1, 2]
+
+
+def test_a_late_owner_commits_nothing_and_aborts_nothing_of_a_newer_one(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = folder.opened(as_=context(epoch=6))
+    held = folder.staged(late, 1, numbers(1))
+    newer = folder.opened(as_=context(epoch=7), new=False)
+    waiting = folder.staged(newer, 2, numbers(2))
+    for act in (lambda: late.commit(held), lambda: late.recover([held]), late.start_new):
+        with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7"):
+            act()
+    monkeypatch.setattr(Fence, "take", lambda self: None)  # the check was before the newer owner's
+    late.start_new()
+    newer.commit(waiting)
+    assert folder.numbers() == [2]
+
+
+# Faults
+
+
+def test_a_transaction_whose_files_were_deleted_is_lost(folder: Folder) -> None:
+    sink = folder.opened()
+    folder.commit(sink, 1, numbers(0))
+    transaction = folder.staged(sink, 2, numbers(1), numbers(2))
+    (_, file) = sorted(folder.path.rglob("*.staged"))
+    for spoil in (lambda: file.write_bytes(b"cut"), file.unlink):
+        spoil()
+        for call in (sink.transaction_files, sink.commit):
+            with pytest.raises(SinkTransactionLost, match=r"checkpoint 2.*00001\.staged"):
+                call(transaction)
+    sink.abort(folder.staged(sink, 3, numbers(3)))
+    assert len(list(folder.path.rglob("transaction"))) == 1 and folder.numbers() == [0]
+    folder.opened(as_=context(epoch=2), new=False).recover([], restored=1)
+    assert len(list(folder.path.rglob("transaction"))) == 0 and folder.numbers() == [0]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"sink":"parquet"}', '{"sink":"files","transaction":"../x","files":1,"rows":1,"bytes":1}']
+)
+def test_a_text_of_another_sink_is_refused(folder: Folder, text: str) -> None:
+    with pytest.raises(UnreadableSinkTransaction, match="kind of sink"):
+        folder.opened().commit(text)
+
+
+def test_a_full_disk_and_a_path_that_is_not_a_directory(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = folder.opened("csv")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target_files, "place", full)
+        sink.write(BATCH, [folder.file(numbers(1))], 0)
+        with pytest.raises(SinkUnavailable, match=rf"{folder.path}.*No space left.*not full") as failed:
+            sink.pre_commit(1)
+    assert not failed.value.repeats
+    sink.close()
+    assert not list(folder.path.rglob("writing-*"))
+    file = folder.path / "_dagster_checkpoints/stage"
+    with pytest.raises(InvalidSinkPath, match="found a file"):
+        FileSink(file).check_new_start(context())
+    with pytest.raises(SinkUnavailable, match="Not a directory"):
+        FileSink(file).open(context())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "error", "found"),
+    [
+        (("hdfs://host/rows",), {}, InvalidSinkPath, r"kind hdfs:.*mount"),
+        (("s3://key:secret@bucket/rows",), {}, InvalidSinkPath, "with credentials"),
+        (("",), {}, InvalidSinkPath, "empty"),
+        (("rows", "avro"), {}, ValueError, "parquet, orc, csv, json, found 'avro'"),
+        (("rows",), {"at_new_start": "append"}, ValueError, "refuse, keep, replace"),
+        (("rows",), {"rows_per_file": 0}, ValueError, "rows_per_file"),
+        (("rows",), {"bytes_per_file": -1}, ValueError, "bytes_per_file"),
+        (("rows",), {"partition_by": ["a", "a"]}, ValueError, "once"),
+        (("rows",), {"partition_by": "_day"}, ValueError, "readers skip"),
+        (("s3://b/rows",), {"storage_options": {"aws_secret_access_key": "hidden"}}, ValueError, "found aws_secret_access_key"),
+    ],
+)
+def test_settings_that_are_not_allowed(arguments: Any, settings: Any, error: type[Exception], found: str) -> None:
+    with pytest.raises(error, match=found) as failed:
+        FileSink(*arguments, **settings)
+    assert not re.search(r"secret@|hidden", str(failed.value))
+
+
+def test_the_page_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs/sinks/files.md").read_text(encoding="utf-8")
+    definition, reading = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(definition, "docs/sinks/files.md", "exec"), names)
+    sink = names["sales"].sink
+    assert isinstance(sink, FileSink) and (sink.format, sink.partition_by) == ("json", ("shop",))
+    folder = Folder(tmp_path)
+    listed = folder.opened(manifest=True)
+    folder.commit(listed, 1, numbers(1), numbers(2))
+    (folder.path / "unlisted.parquet").touch()
+    exec(compile(reading, "docs/sinks/files.md", "exec"), names)
+    assert sorted(ds.dataset(names["committed_files"](folder.path)).to_table()["n"].to_pylist()) == [1, 2]
+
+
+# Readers
+
+
+@pytest.mark.parametrize(
+    ("format", "reader"),
+    [("parquet", "read_parquet"), ("csv", "read_csv"), ("json", "read_json")],
+)
+def test_duckdb_reads_by_pattern_what_is_committed(folder: Folder, format: str, reader: str) -> None:
+    sink = folder.opened(format, partition_by="day", manifest=True)
+    rows = VALUES.drop_columns(["at", "share"])  # without the type that it would find as text, and NaN
+    for checkpoint_id in (1, 2):
+        folder.commit(sink, checkpoint_id, rows)
+    folder.staged(sink, 3, rows)
+    options = {"csv": ", allow_quoted_nulls=false"}.get(format, "")
+    query = f"SELECT n, text, amount, yes, day FROM {reader}('{folder.path}/**/*.{format}', hive_partitioning=true{options})"
+    found = duckdb.sql(query).fetchall()
+    wanted = [(row["n"], row["text"], row["amount"], row["yes"], row["day"]) for row in rows.to_pylist()]
+    assert sorted(((*row[:2], float(row[2] or 0), *row[3:4], str(row[4])) for row in found), key=repr) == sorted(
+        [(*row[:2], float(row[2] or 0), *row[3:4], str(row[4])) for row in wanted * 2], key=repr
+    )

@@ -1,0 +1,93 @@
+"""IcebergSink with a REST catalog: one request for each commit, conflicts, and answers that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from dagster_checkpoints.sinks import IcebergSink, SinkFenced, SinkUnavailable
+from tests.sinks.iceberg_lake import BATCH, NAME, context
+from tests.sinks.rest_catalog import Answer, RestCatalogServer, running_rest_catalog
+
+
+@pytest.fixture
+def rest(tmp_path: Path) -> Iterator[tuple[RestCatalogServer, dict[str, str]]]:
+    with running_rest_catalog(tmp_path, token="hidden") as (server, url):
+        yield server, {"name": "prod", "type": "rest", "uri": url, "token": "hidden"}
+
+
+def _opened(properties: dict[str, str], epoch: int, **settings: str) -> IcebergSink:
+    sink = IcebergSink(NAME, catalog=properties, **settings)  # type: ignore[arg-type]
+    sink.open(context(epoch=epoch, attempt=f"a{epoch}"))
+    return sink
+
+
+def _staged(sink: IcebergSink, folder: Path, checkpoint_id: int, *rows: int) -> str:
+    file = folder / "segment.parquet"
+    pq.write_table(pa.table({"n": pa.array(rows, pa.int64())}), file)
+    sink.write(BATCH, [str(file)], checkpoint_id)
+    file.unlink()
+    transaction = sink.pre_commit(checkpoint_id)
+    assert transaction is not None
+    return transaction
+
+
+def _rows(properties: dict[str, str]) -> list[int]:
+    others = {name: value for name, value in properties.items() if name != "name"}
+    return sorted(load_catalog("prod", **others).load_table(NAME).scan().to_arrow()["n"].to_pylist())
+
+
+def test_rows_and_the_sinks_numbers_are_one_request(rest: tuple[RestCatalogServer, dict[str, str]], tmp_path: Path) -> None:
+    server, properties = rest
+    sink = _opened(properties, 1)
+    sink.commit(_staged(sink, tmp_path, 1, 1, 2))
+    (*_, body) = server.commits
+    assert {update["action"] for update in body["updates"]} == {"set-properties", "add-snapshot", "set-snapshot-ref"}
+    assert {each["type"] for each in body["requirements"]} >= {"assert-ref-snapshot-id", "assert-table-uuid"}
+    assert _rows(properties) == [1, 2]
+    back = _opened(properties, 2)
+    back.recover([], restored=0)
+    assert _rows(properties) == []
+    by_key = _opened(properties, 3, key="n")
+    for checkpoint_id, rows in ((2, (5, 6)), (3, (6, 7))):
+        by_key.commit(_staged(by_key, tmp_path, checkpoint_id, *rows))
+    assert _rows(properties) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(("status", "landed"), [(409, False), (500, False), (500, True), (504, True)])
+def test_conflicts_and_lost_answers(
+    rest: tuple[RestCatalogServer, dict[str, str]], tmp_path: Path, status: int, landed: bool
+) -> None:
+    server, properties = rest
+    sink = _opened(properties, 1)
+    text = _staged(sink, tmp_path, 1, 1)
+
+    def fault(commit: Callable[[], Answer]) -> Answer:
+        if landed:
+            commit()
+        return status, {"error": {"message": "lost", "type": "Lost", "code": status}}
+
+    server.fault = fault
+    done = sink.commit(text)
+    assert (done.rows, done.version is None) == (1, landed)
+    assert _rows(properties) == [1]
+
+
+def test_a_newer_owner_wins_and_wrong_credentials_are_named_but_not_shown(
+    rest: tuple[RestCatalogServer, dict[str, str]], tmp_path: Path
+) -> None:
+    _, properties = rest
+    late = _opened(properties, 1)
+    text = _staged(late, tmp_path, 1, 1)
+    _opened(properties, 2).recover([])
+    with pytest.raises(SinkFenced, match=r"epoch 1.*epoch 2"):
+        late.commit(text.replace("1-since", "9-since"))
+    assert _rows(properties) == []
+    with pytest.raises(SinkUnavailable, match=r"Forbidden.*credentials") as refused:
+        _opened({**properties, "token": "secret"}, 3)
+    assert "secret" not in str(refused.value)

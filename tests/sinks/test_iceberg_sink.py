@@ -1,0 +1,624 @@
+"""IcebergSink: rows become visible exactly once, in a table that other programs may write to."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitStateUnknownException
+from pyiceberg.manifest import ManifestEntryStatus
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import LongType, NestedField
+
+from dagster_checkpoints.sinks import (
+    IcebergSink,
+    InvalidSinkPath,
+    SinkCannotTakeBack,
+    SinkColumnsMismatch,
+    SinkFenced,
+    SinkHoldsEarlierRows,
+    SinkLibraryMissing,
+    SinkNotOpen,
+    SinkPathInUse,
+    SinkRowsRefused,
+    SinkTargetChanged,
+    SinkTransactionLost,
+    SinkUnavailable,
+    UnreadableSinkTransaction,
+)
+from dagster_checkpoints.sinks.iceberg.catalogs import catalog_settings
+from tests.sinks.iceberg_lake import BATCH, NAME, Lake, context, overtake
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+# What readers see
+
+
+def test_the_constructor_touches_nothing(lake: Lake) -> None:
+    sink = IcebergSink(NAME, warehouse=lake.path, partition_by="day", at_new_start="keep")
+    copy = pickle.loads(pickle.dumps(sink)).new_instance()
+    assert (copy.table_name, copy.partition_by, copy.at_new_start) == (NAME, ("day",), "keep")
+    assert (copy.location, copy.uri) == (f"{lake.path}/shops/sales", (lake.path / "shops/sales").as_uri())
+    copy.check_new_start(context())
+    assert not lake.path.exists()
+    with pytest.raises(SinkNotOpen):
+        copy.pre_commit(1)
+
+
+def test_rows_are_visible_after_the_commit_and_not_before(lake: Lake) -> None:
+    sink = lake.opened()
+    sink.start_new()
+    segments = [lake.segment(1, 2), lake.segment(3)]
+    sink.write(BATCH, segments, 0)
+    sink.write(BATCH, ["file://" + lake.segment(4)], 1)
+    assert [lake.data_files()[place].samefile(segments[place]) for place in (0, 1)] == [True, True]
+    transaction = sink.pre_commit(42)
+    assert transaction is not None
+    sink.write(BATCH, [lake.segment(5)], 2)
+    assert lake.rows() == []
+    done = sink.commit(transaction)
+    assert lake.rows() == [1, 2, 3, 4]
+    snapshot = lake.table.current_snapshot()
+    assert snapshot is not None and snapshot.summary is not None
+    sizes = sum(file.stat().st_size for file in lake.data_files()[:3])
+    assert (done.rows, done.files, done.bytes, done.version) == (4, 3, sizes, str(snapshot.snapshot_id))
+    summary = {
+        name: snapshot.summary[f"dagster-checkpoints.{name}"]
+        for name in ("pipeline", "stage", "instance", "job", "checkpoint", "epoch")
+    }
+    assert list(summary.values()) == ["flights", "delays", "0", "1.h1", "42", "1"]
+    assert lake.table.properties["dagster-checkpoints/flights/delays/0/job-1.h1/since-42"] == "42"
+
+
+def test_a_repeated_commit_does_nothing_also_after_other_programs_have_changed_the_table(lake: Lake) -> None:
+    sink = lake.opened()
+    first, second = lake.staged(sink, 1, 1), lake.staged(sink, 2, 2)
+    for text in (first, second):
+        sink.commit(text)
+    lake.append(3)
+    table = lake.table
+    table.overwrite(table.scan().to_arrow())
+    table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in table.snapshots()[:-1]]).commit()
+    before = lake.table.current_snapshot()
+    for repeated in (second, first, second):
+        again = lake.opened(attempt="a2")
+        assert again.commit(repeated).rows == 1
+    lake.opened(attempt="a3").recover([second], restored=2)
+    assert (lake.rows(), lake.table.current_snapshot()) == ([1, 2, 3], before)
+
+
+def test_the_same_batch_a_second_time_replaces_its_rows(lake: Lake) -> None:
+    sink = lake.opened()
+    assert sink.pre_commit(1) is None
+    sink.write(BATCH, [lake.segment(1), lake.segment(2)], 7)
+    sink.write(BATCH, [lake.segment(3)], 8)
+    sink.write(BATCH, [lake.segment()], 9)
+    sink.write(BATCH, [lake.segment(4)], 7)
+    transaction = sink.pre_commit(2)
+    assert transaction is not None
+    sink.commit(transaction)
+    assert (lake.rows(), len(lake.data_files())) == ([3, 4], 2)
+
+
+def test_other_writers_of_the_table_neither_conflict_nor_lose_rows(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = lake.opened()
+    first = lake.staged(sink, 1, 1)
+    overtake(monkeypatch, lambda: lake.append(100))
+    sink.commit(first)
+    overtake(monkeypatch, lambda: lake.table.delete("n = 100"))
+    sink.commit(lake.staged(sink, 2, 2))
+    with lake.table.update_schema() as update:
+        update.add_column("note", LongType())
+    sink.commit(lake.staged(sink, 3, 3))
+    lake.append(n=pa.array([200], pa.int64()), note=pa.array([1], pa.int64()))
+    assert lake.rows() == [1, 2, 3, 200]
+    lake.opened(attempt="a2").recover([], restored=1)
+    assert lake.rows() == [1, 200]
+
+
+def test_a_commit_whose_outcome_is_unknown_is_looked_up(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = lake.opened()
+    text = lake.staged(sink, 1, 1)
+    real = SqlCatalog.commit_table
+
+    def unanswered(self: SqlCatalog, *arguments: Any) -> Any:
+        monkeypatch.setattr(SqlCatalog, "commit_table", real)
+        real(self, *arguments)
+        raise CommitStateUnknownException("gateway timeout")
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", unanswered)
+    assert (sink.commit(text).rows, lake.rows()) == (1, [1])
+
+
+def test_metadata_does_not_grow_with_each_commit(lake: Lake) -> None:
+    sink = lake.opened()
+    sink.commit(lake.staged(sink, 1, 1))
+    with lake.table.transaction() as change:
+        change.set_properties({"commit.manifest.min-count-to-merge": "2", "write.metadata.previous-versions-max": "2"})
+    for checkpoint_id in range(2, 8):
+        sink.commit(lake.staged(sink, checkpoint_id, checkpoint_id))
+    table = lake.table
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    assert len(snapshot.manifests(table.io)) == 1
+    assert len(list(lake.path.glob("shops/sales/metadata/*.metadata.json"))) == 3
+    lake.opened(attempt="a2").recover([], restored=4)
+    assert lake.rows() == [1, 2, 3, 4]
+    lake.opened(attempt="a3").recover([], restored=6)
+    assert lake.rows() == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_the_catalog_names_is_on_disk_before(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = lake.opened()
+    text = lake.staged(sink, 1, 1)
+    synced: list[Path] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    sink.commit(text)
+    snapshot = lake.table.current_snapshot()
+    assert snapshot is not None
+    manifests = [manifest.manifest_path for manifest in snapshot.manifests(lake.table.io)]
+    for name in (lake.table.metadata_location, snapshot.manifest_list, *manifests):
+        path = Path(name.removeprefix("file://"))
+        assert path.exists() and {path, path.parent} <= {*synced}
+
+
+# Restores
+
+
+def test_a_restore_commits_its_transactions_and_aborts_all_others(lake: Lake) -> None:
+    sink = lake.opened()
+    kept, lost = lake.staged(sink, 1, 1), lake.staged(sink, 2, 2)
+    sink.write(BATCH, [lake.segment(3)], 9)
+    restored = lake.opened(attempt="a2")
+    restored.recover([kept])
+    assert (lake.rows(), len(lake.data_files())) == ([1], 1)
+    with pytest.raises(SinkTransactionLost, match=r"2-since-0.*another program has deleted"):
+        restored.commit(lost)
+
+
+def test_rows_of_later_checkpoints_are_taken_back_and_shown_again(lake: Lake) -> None:
+    sink = lake.opened()
+    for checkpoint_id in range(1, 5):
+        sink.commit(lake.staged(sink, checkpoint_id, checkpoint_id))
+    lake.append(100)
+    back = lake.opened(attempt="a2")
+    back.recover([], restored=2)
+    assert lake.rows() == [1, 2, 100]
+    removed = lake.table.current_snapshot()
+    back.commit(lake.staged(back, 5, 30))
+    assert lake.rows() == [1, 2, 30, 100]
+    forth = lake.opened(attempt="a3")
+    forth.recover([], restored=3)  # a savepoint of the first branch
+    assert lake.rows() == [1, 2, 3, 100]
+    forth.commit(lake.staged(forth, 6, 40))
+    again = lake.opened(attempt="a4")
+    again.recover([], restored=5)
+    assert lake.rows() == [1, 2, 30, 100]
+    snapshots = lake.snapshots()
+    lake.opened(attempt="a5").recover([], restored=5)
+    assert lake.snapshots() == snapshots
+    # A file that was removed is added under another name: the expiry of a snapshot may delete what the snapshot has removed.
+    assert removed is not None
+    io = lake.table.io
+    entries = [entry for manifest in removed.manifests(io) for entry in manifest.fetch_manifest_entry(io, discard_deleted=False)]
+    gone = [entry.data_file.file_path for entry in entries if entry.status == ManifestEntryStatus.DELETED]
+    assert len(gone) == 2
+    for path in gone:
+        Path(path.removeprefix("file://")).unlink()
+    lake.opened(attempt="a6").recover([], restored=3)
+    assert lake.rows() == [1, 2, 3, 100]
+
+
+def test_rows_that_another_program_has_rewritten_cannot_be_taken_back(lake: Lake) -> None:
+    sink = lake.opened()
+    for checkpoint_id in (1, 2):
+        sink.commit(lake.staged(sink, checkpoint_id, checkpoint_id))
+    lake.table.overwrite(lake.table.scan().to_arrow())
+    with pytest.raises(SinkCannotTakeBack, match=r"checkpoint 2 has committed.*rewrite_data_files.*restore checkpoint 1"):
+        lake.opened(attempt="a2").recover([], restored=1)
+    assert lake.rows() == [1, 2]
+
+
+def test_files_that_another_program_has_deleted_are_named(lake: Lake) -> None:
+    sink = lake.opened()
+    for checkpoint_id in (1, 2):
+        sink.commit(lake.staged(sink, checkpoint_id, checkpoint_id))
+    back = lake.opened(attempt="a2")
+    back.recover([], restored=1)
+    pending = lake.staged(back, 3, 3)
+    for file in lake.data_files()[1:]:
+        file.unlink()
+    with pytest.raises(SinkTransactionLost, match="orphan files"):
+        back.commit(pending)
+    with pytest.raises(SinkTransactionLost, match=r"checkpoint 2 has committed.*orphan files"):
+        lake.opened(attempt="a3").recover([], restored=2)
+    assert lake.rows() == [1]
+
+
+def test_a_savepoint_brings_its_own_files_also_to_a_lake_without_the_table(lake: Lake, tmp_path: Path) -> None:
+    sink = lake.opened()
+    sink.commit(lake.staged(sink, 1, 1))
+    text = lake.staged(sink, 2, 2)
+    files = {name: tmp_path / name for name in sink.transaction_files(text)}
+    for name, file in sink.transaction_files(text).items():
+        files[name].write_bytes(file.read_bytes())
+    lake.opened(attempt="a2").recover([], restored=1)
+    assert len(lake.data_files()) == 1
+    back = lake.opened(attempt="a3")
+    back.restore_transaction(text, files)
+    back.restore_transaction(text, files)
+    back.recover([text], restored=2)
+    assert lake.rows() == [1, 2]
+    assert back.transaction_files(text) == {}
+    elsewhere = Lake(tmp_path / "elsewhere")
+    moved = elsewhere.opened(job_id=2)
+    moved.restore_transaction(text, files)
+    moved.recover([text])
+    assert elsewhere.rows() == [2]
+
+
+# Owners
+
+
+def test_a_late_owner_changes_nothing(lake: Lake) -> None:
+    late = lake.opened(epoch=6, attempt="late")
+    waiting = lake.staged(late, 1, 1)
+    newer = lake.opened(epoch=7, attempt="newer")
+    newer.recover([])
+    newer.commit(lake.staged(newer, 1, 2))
+    staged = lake.staged(newer, 2, 3)
+    before = lake.table.metadata_location
+    for act in (
+        lambda: late.recover([]),
+        lambda: late.recover([], restored=0),
+        late.start_new,
+        lambda: late.commit(waiting.replace("1-since", "9-since")),
+        lambda: late.abort(staged),
+        lambda: lake.opened(epoch=6),
+    ):
+        with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7.*changes nothing"):
+            act()
+    assert lake.table.metadata_location == before
+    newer.commit(staged)
+    assert lake.rows() == [2, 3]
+
+
+def test_a_newer_owner_between_check_and_commit_wins(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = lake.opened(epoch=6, attempt="late")
+    text = lake.staged(late, 1, 1)
+    overtake(monkeypatch, lambda: lake.opened(epoch=7, attempt="newer").recover([]))
+    with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7"):
+        late.commit(text)
+    assert lake.rows() == []
+
+
+def test_two_processes_that_commit_the_same_transaction_commit_it_once(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = lake.staged(lake.opened(epoch=0), 1, 1)
+    overtake(monkeypatch, lambda: lake.opened(epoch=0, attempt="a3").commit(text))
+    done = lake.opened(epoch=0, attempt="a2").commit(text)
+    assert (done.rows, done.version, lake.rows()) == (1, None, [1])
+
+
+# New starts
+
+
+def test_a_new_start_refuses_keeps_or_replaces_rows_of_earlier_jobs(lake: Lake) -> None:
+    for index in (0, 1):
+        sink = lake.opened(index=index, parallelism=2)
+        sink.start_new()
+        sink.commit(lake.staged(sink, 1, index))
+    lake.append(100)
+    refusing = IcebergSink(NAME, warehouse=lake.path)
+    with pytest.raises(SinkHoldsEarlierRows, match=r"job 1\.h1.*IcebergSink\(at_new_start"):
+        refusing.check_new_start(context(job_id=2))
+    with pytest.raises(SinkPathInUse, match="counts its jobs from 1 again"):
+        IcebergSink(NAME, warehouse=lake.path, at_new_start="keep").check_new_start(context(job_id=1))
+    refusing.check_new_start(context(job_id=1, stage="other"))
+    for job, settings, expected in ((2, {"at_new_start": "keep"}, [0, 1, 2, 100]), (3, {"at_new_start": "replace"}, [3, 100])):
+        IcebergSink(NAME, warehouse=lake.path, **settings).check_new_start(context(job_id=job))  # type: ignore[arg-type]
+        sink = lake.opened(settings=settings, job_id=job, attempt=f"job{job}")
+        sink.start_new()
+        sink.commit(lake.staged(sink, 1, job))
+        assert lake.rows() == expected
+        again = lake.opened(settings=settings, job_id=job, attempt=f"again{job}")
+        again.start_new()
+        assert lake.rows() == expected
+
+
+# Tables and rows that do not fit
+
+
+def created(lake: Lake, **columns: Any) -> None:
+    """Another program creates the table."""
+    lake.path.mkdir(exist_ok=True)
+    lake.catalog.create_namespace_if_not_exists("shops")
+    lake.catalog.create_table(NAME, pa.table(columns).schema).append(pa.table(columns))
+
+
+def test_columns_that_do_not_fit_are_refused_by_name(lake: Lake) -> None:
+    created(lake, n=pa.array([1], pa.int64()), Day=["x"], z=[1.5])
+    sink = lake.opened()
+    with pytest.raises(SinkColumnsMismatch) as refused:
+        sink.write(BATCH, [lake.segment(n=pa.array(["1"]), day=pa.array(["y"]), extra=pa.array([1]))], 0)
+    for text in (
+        "'n': expected type long, found string",
+        "'day': expected its name as the table has it, 'Day'",
+        "'extra'",
+        "'z'",
+    ):
+        assert text in str(refused.value)
+    assert lake.data_files() == []
+
+
+def test_new_columns_are_added_if_the_sink_may(lake: Lake) -> None:
+    created(lake, n=pa.array([1], pa.int64()), old=["x"])
+    sink = lake.opened(settings={"schema_evolution": "add"})
+    sink.commit(lake.staged(sink, 1, n=pa.array([2], pa.int64()), new=pa.array([[{"day": date(2024, 1, 2)}]])))
+    sink.commit(
+        lake.staged(
+            sink, 2, n=pa.array([3], pa.int64()), new=pa.array([[{"day": None}]], pa.list_(pa.struct({"day": pa.date32()})))
+        )
+    )
+    rows = sorted(lake.table.scan().to_arrow().to_pylist(), key=lambda row: row["n"])
+    assert rows == [
+        {"n": 1, "old": "x", "new": None},
+        {"n": 2, "old": None, "new": [{"day": date(2024, 1, 2)}]},
+        {"n": 3, "old": None, "new": [{"day": None}]},
+    ]
+
+
+def test_tables_that_do_not_take_the_stages_files_are_refused(lake: Lake) -> None:
+    created(lake, n=pa.array([1], pa.int64()))
+    with pytest.raises(SinkColumnsMismatch, match=r"partition columns \['n'\], found \[\]"):
+        IcebergSink(NAME, warehouse=lake.path, partition_by="n").check_new_start(context())
+    with lake.table.update_spec() as spec:
+        spec.add_field("n", BucketTransform(4), "bucket")
+    for act in (lake.opened, lambda: IcebergSink(NAME, warehouse=lake.path).check_new_start(context())):
+        with pytest.raises(SinkColumnsMismatch, match=r"'bucket' with the transform bucket\[4\]"):
+            act()
+    lake.catalog.drop_table(NAME)
+    lake.catalog.create_table(NAME, pa.schema({"n": pa.int64()}), properties={"format-version": "1"})
+    with pytest.raises(SinkColumnsMismatch, match="format version 1"):
+        lake.opened()
+    with lake.table.transaction() as change:
+        change.upgrade_table_version(2)
+        change.set_properties({"schema.name-mapping.default": '[{"field-id": 1, "names": ["other"]}]'})
+    with pytest.raises(SinkColumnsMismatch, match=r"name-mapping\.default without column 'n'"):
+        lake.opened()
+
+
+def test_nulls_where_the_table_holds_none_are_refused(lake: Lake) -> None:
+    lake.path.mkdir()
+    lake.catalog.create_namespace("shops")
+    lake.catalog.create_table(NAME, Schema(NestedField(1, "n", LongType(), required=True)))
+    sink = lake.opened()
+    sink.commit(lake.staged(sink, 1, 1))
+    with pytest.raises(SinkRowsRefused, match="'n'"):
+        sink.write(BATCH, [lake.segment(n=pa.array([1, None], pa.int64()))], 5)
+    assert lake.rows() == [1]
+
+
+def test_types_that_iceberg_does_not_have_are_refused(lake: Lake) -> None:
+    with pytest.raises(SinkColumnsMismatch, match=r"'t\.element' of type duration.*Cast the column"):
+        lake.opened().write(BATCH, [lake.segment(t=pa.array([[1]], pa.list_(pa.duration("us"))))], 0)
+    assert not lake.path.exists()
+
+
+def test_a_table_that_is_dropped_or_replaced_is_named(lake: Lake) -> None:
+    sink = lake.opened()
+    sink.commit(lake.staged(sink, 1, 1))
+    text = lake.staged(sink, 2, 2)
+    lake.catalog.drop_table(NAME)
+    with pytest.raises(SinkTargetChanged, match="no table"):
+        sink.commit(text)
+    created(lake, n=pa.array([9], pa.int64()))
+    with pytest.raises(SinkTargetChanged, match="another one"):
+        sink.commit(text)
+    with pytest.raises(SinkTargetChanged, match="dropped and created again"):
+        lake.opened(attempt="a2").recover([text])
+    assert lake.rows() == [9]
+
+
+def test_a_column_that_is_dropped_before_the_commit_is_named(lake: Lake) -> None:
+    sink = lake.opened()
+    text = lake.staged(sink, 1, n=pa.array([1], pa.int64()), shop=pa.array(["north"]))
+    with lake.table.update_schema() as update:
+        update.delete_column("shop")
+    with pytest.raises(SinkColumnsMismatch, match="'shop': expected a column of the table, found that it was dropped"):
+        sink.commit(text)
+    assert lake.rows() == []
+
+
+def test_texts_of_another_sink_are_refused(lake: Lake) -> None:
+    sink = lake.opened()
+    for text in (
+        "{",
+        '{"sink":"parquet","staging":"a","target":"b","files":1}',
+        '{"sink":"delta","transaction":"a","files":1,"rows":1,"bytes":1}',
+        '{"sink":"iceberg","transaction":"../x","files":1,"rows":1,"bytes":1}',
+    ):
+        with pytest.raises(UnreadableSinkTransaction, match="another kind of sink"):
+            sink.commit(text)
+
+
+def test_settings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for table, settings in (
+        ("sales", {"warehouse": "lake"}),
+        ("a..b", {"warehouse": "lake"}),
+        (NAME, {}),
+        (NAME, {"warehouse": ""}),
+        (NAME, {"warehouse": "s3://bucket/lake"}),
+        (NAME, {"warehouse": "s3://key:secret@bucket/lake", "catalog": "lake"}),
+        (NAME, {"catalog": {"uri": "https://user:secret@host/catalog"}}),
+        (NAME, {"warehouse": "50%"}),
+        (NAME, {"warehouse": "file://host/lake"}),
+    ):
+        with pytest.raises(InvalidSinkPath) as refused:
+            IcebergSink(table, **settings)  # type: ignore[arg-type]
+        assert "secret" not in str(refused.value)
+    for setting in ({"at_new_start": "append"}, {"schema_evolution": "merge"}):
+        with pytest.raises(ValueError, match=r"IcebergSink.*one of"):
+            IcebergSink(NAME, warehouse="lake", **setting)  # type: ignore[arg-type]
+    monkeypatch.setattr("dagster_checkpoints.sinks.iceberg.sink.find_spec", lambda name: None)
+    with pytest.raises(SinkLibraryMissing, match=r"pip install 'dagster-checkpoints\[iceberg\]'"):
+        IcebergSink(NAME, warehouse="lake")
+
+
+def test_a_catalog_is_named_without_its_credentials(tmp_path: Path) -> None:
+    rest = {
+        "type": "rest",
+        "uri": "http://127.0.0.1:9/catalog",
+        "oauth2-server-uri": "http://127.0.0.1:9/token",
+        "credential": "id:hidden",
+        "name": "prod",
+    }
+    sink = IcebergSink(NAME, warehouse="s3://lake", catalog=rest)
+    assert sink.location == "iceberg:prod/http/127.0.0.1:9/catalog/s3://lake/shops/sales"
+    assert sink.uri is None
+    with pytest.raises(SinkUnavailable, match="Check the catalog") as unreached:
+        sink.open(context())
+    sql = IcebergSink(
+        NAME, catalog={"type": "sql", "uri": f"sqlite:///{tmp_path}/none/catalog.db", "s3.secret-access-key": "none"}
+    )
+    with pytest.raises(SinkUnavailable, match=r"unable to open database file") as unopened:
+        sql.open(context())
+    for text in (repr(sink), str(sink._catalog), str(unreached.value), str(unopened.value)):
+        assert "hidden" not in text
+    server = catalog_settings(None, {"uri": "postgresql://me:s%40cret@db/lake"})
+    assert server.place == "iceberg:default/postgresql/db/lake"
+    assert server.without_credentials("s@cret and s%40cret of me") == "*** and *** of me"
+
+
+def test_another_catalog_by_its_properties(lake: Lake, tmp_path: Path) -> None:
+    properties = {"name": "prod", "type": "sql", "uri": f"sqlite:///{tmp_path}/other.db"}
+    sink = IcebergSink(NAME, warehouse=tmp_path / "elsewhere", catalog=properties)
+    sink.open(context())
+    sink.commit(lake.staged(sink, 1, 7))
+    sink.close()
+    name = properties.pop("name")
+    assert load_catalog(name, **properties).load_table(NAME).scan().to_arrow()["n"].to_pylist() == [7]
+    assert list(tmp_path.glob("elsewhere/shops/sales/dagster-checkpoints/**/*.parquet"))
+
+
+# Values
+
+
+MOMENT = datetime(2024, 3, 1, 12, 30, 45, 123456, tzinfo=UTC)
+VALUES: dict[str, Any] = {
+    "n": pa.array([1, 2, None], pa.int32()),
+    "text": pa.array(["a", None, "é" * 100]),
+    "flag": pa.array([True, None, False]),
+    "ratio": pa.array([0.5, float("nan"), None]),
+    "amount": pa.array([Decimal("1.50"), None, Decimal("-2.25")], pa.decimal128(10, 2)),
+    "day": pa.array([date(1, 1, 1), date(9999, 12, 31), None]),
+    "moment": pa.array([MOMENT, None, MOMENT], pa.timestamp("us", "UTC")),
+    "wall": pa.array([MOMENT.replace(tzinfo=None), None, None], pa.timestamp("us")),
+    "nested": pa.array([{"a": 1, "b": [1, 2]}, None, {"a": None, "b": None}]),
+    "counts": pa.array([[("x", 1)], None, []], pa.map_(pa.string(), pa.int64())),
+}
+
+
+@pytest.fixture(params=["as it is", "nanoseconds", "another zone", "INT96"])
+def values(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """The same rows with timestamps as different programs write them."""
+    columns = {**VALUES}
+    if request.param == "nanoseconds":
+        columns |= {name: columns[name].cast(pa.timestamp("ns", columns[name].type.tz)) for name in ("moment", "wall")}
+    if request.param == "another zone":
+        columns["moment"] = columns["moment"].cast(pa.timestamp("us", "Europe/Berlin"))
+    if request.param == "INT96":
+        del columns["wall"]
+    file = tmp_path / "values.parquet"
+    pq.write_table(pa.table(columns), file, use_deprecated_int96_timestamps=request.param == "INT96")
+    yield file
+
+
+def test_values_of_all_types_come_back_and_metrics_do_not_hide_rows(lake: Lake, values: Path) -> None:
+    sink = lake.opened()
+    sink.write(BATCH, [str(values)], 0)
+    transaction = sink.pre_commit(1)
+    assert transaction is not None
+    sink.commit(transaction)
+    expected = pa.table(VALUES)
+    found = lake.table.scan().to_arrow()
+    for name in found.column_names:
+        if name != "ratio":
+            assert found[name].to_pylist() == expected[name].to_pylist(), name
+    for predicate, count in (
+        ("n >= 2", 1),
+        ("moment = '2024-03-01T12:30:45.123456+00:00'", 2),
+        ("day > '9999-01-01'", 1),
+        ("amount < 0", 1),
+        ("text > 'b'", 1),
+        ("n > 100", 0),
+    ):
+        assert len(lake.table.scan(predicate).to_arrow()) == count, predicate
+    assert list(lake.table.scan("n > 100").plan_files()) == []
+    [(low, high, nulls)] = [
+        (m["n"]["lower_bound"], m["n"]["upper_bound"], m["n"]["null_value_count"])
+        for m in lake.table.inspect.files()["readable_metrics"].to_pylist()
+    ]
+    assert (low, high, nulls) == (1, 2, 1)
+
+
+def test_a_partitioned_table_gets_a_file_for_each_partition(lake: Lake) -> None:
+    sink = lake.opened(settings={"partition_by": ["day", "kind", "amount"]})
+    sink.start_new()
+    rows = {
+        "n": pa.array([1, 2, 3, 4], pa.int64()),
+        "day": pa.array([date(2024, 1, 2), date(2024, 1, 1), None, date(2024, 1, 2)]),
+        "kind": pa.array(["a b/ü=", "", None, "a b/ü="]),
+        "amount": pa.array([Decimal("1.50")] * 4, pa.decimal128(10, 2)),
+    }
+    sink.commit(lake.staged(sink, 1, **rows))
+    assert lake.rows() == [1, 2, 3, 4]
+    assert [field.name for field in lake.table.spec().fields] == ["day", "kind", "amount"]
+    assert len(list(lake.table.scan().plan_files())) == 3
+    assert len(list(lake.table.scan("day = '2024-01-02'").plan_files())) == 1
+    found = lake.table.scan("kind = 'a b/ü=' and amount = 1.50").to_arrow().sort_by("n").to_pylist()
+    assert found == [{"n": n, "day": date(2024, 1, 2), "kind": "a b/ü=", "amount": Decimal("1.50")} for n in (1, 4)]
+    assert lake.table.scan("kind = ''").to_arrow()["n"].to_pylist() == [2]
+    back = lake.opened(attempt="a2")
+    back.commit(lake.staged(back, 2, **{name: column.slice(0, 1) for name, column in rows.items()}))
+    assert lake.rows() == [1, 1, 2, 3, 4]
+    lake.opened(attempt="a3").recover([], restored=1)
+    assert lake.rows() == [1, 2, 3, 4]
+
+
+# The page
+
+
+def test_the_page_declares_a_sink_that_writes_its_rows(lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/sinks/iceberg.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, "docs/sinks/iceberg.md", "exec"), names)
+    sink = names["sales"].sink.new_instance()
+    sink.open(context())
+    sink.start_new()
+    sink.write(BATCH, [lake.segment(shop=pa.array(["north"]), amount=pa.array([1.5]))], 0)
+    sink.commit(sink.pre_commit(1))
+    assert lake.table.scan().to_arrow().to_pylist() == [{"shop": "north", "amount": 1.5}]

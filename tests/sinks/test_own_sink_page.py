@@ -1,0 +1,86 @@
+"""The sink of the page on writing one passes the suite, and the suite finds what is wrong with it when it is broken."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dagster_checkpoints.testing import SinkConformance
+
+PAGE = (Path(__file__).parents[2] / "docs/sinks/own.md").read_text(encoding="utf-8")
+SINK, TEST = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+BROKEN = {
+    "rows are visible when they are written": (
+        'self.staged / f"{self.context.epoch}-{self.context.attempt}-{checkpoint_id}"',
+        'self.folder / f"checkpoint-{checkpoint_id}-0.jsonl"',
+    ),
+    "a commit cannot be repeated": ("elif not target.exists():", "else:"),
+    "only the last batch is written": ("self.batches[batch_id] =", "self.batches[0] ="),
+    "a batch that is written again is written twice": ("self.batches[batch_id] =", "self.batches[len(self.batches)] ="),
+    "rows of an earlier job are not noticed": ('any(self.folder.glob("checkpoint-*"))', "False"),
+    "an older owner aborts what a newer one has staged": ('int(staged.name.split("-")[0]) <= self.context.epoch', "True"),
+    "a restore does not commit": ("            self.commit(transaction)\n", "            pass\n"),
+    "a restore aborts before it commits": (
+        "        for transaction in committed:\n            self.commit",
+        "        self.start_new()\n        for transaction in committed:\n            self.commit",
+    ),
+    "a savepoint's rows are not put back": ("if files and not staged.exists()", "if not files and not staged.exists()"),
+    "an older checkpoint's later rows stay": ("if restored is not None and", "if restored == -1 and"),
+    "an aborted checkpoint's rows are replaced": ('"target": f"checkpoint-{checkpoint_id}-', '"target": f"checkpoint-1-'),
+    "a commit deletes before it writes": (
+        "os.replace(staged, target)",
+        "text = staged.read_text(); staged.unlink(); target.write_text(text)",
+    ),
+    "the number of rows is wrong": ('"rows": len(rows)', '"rows": 1'),
+}
+
+
+def suite_of(folder: Path, sink: str, monkeypatch: pytest.MonkeyPatch) -> SinkConformance:
+    """The page's test class, for this source text of its sink."""
+    monkeypatch.syspath_prepend(str(folder))
+    modules = {}
+    for name, text in (("json_lines_sink", sink), ("test_json_lines_sink", TEST)):
+        file = folder / f"{name}.py"
+        file.write_text(text)
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None
+        modules[name] = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, modules[name])
+        spec.loader.exec_module(modules[name])
+    return suite_in(modules["test_json_lines_sink"])
+
+
+def suite_in(module: ModuleType) -> SinkConformance:
+    suite = module.TestJsonLinesSink()
+    assert isinstance(suite, SinkConformance)
+    return suite
+
+
+def first_failure(suite: SinkConformance, folder: Path) -> str | None:
+    """The first test of the suite that does not pass; the crash test, which takes long, comes last."""
+    for name in sorted((name for name in dir(suite) if name.startswith("test_")), key=lambda name: ("killed" in name, name)):
+        (folder / name).mkdir()
+        try:
+            getattr(suite, name)(folder / name)
+        except Exception:
+            return name
+    return None
+
+
+def test_the_sink_of_the_page_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = suite_of(tmp_path, SINK, monkeypatch)
+    for name in [name for name in dir(suite) if name.startswith("test_")]:
+        (tmp_path / name).mkdir()
+        getattr(suite, name)(tmp_path / name)
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_the_suite_finds_a_broken_sink(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = BROKEN[broken]
+    assert SINK.count(old) == 1
+    assert first_failure(suite_of(tmp_path, SINK.replace(old, new), monkeypatch), tmp_path) is not None

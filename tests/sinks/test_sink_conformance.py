@@ -1,0 +1,28 @@
+"""The sinks of this package pass the suite that it offers to authors of sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow.dataset as ds
+
+from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.testing import SinkConformance
+
+
+class TestParquetSink(SinkConformance):
+    def make_sink(self, folder: Path) -> ParquetSink:
+        return ParquetSink(folder / "table")
+
+    def read(self, folder: Path) -> Sequence[int]:
+        committed = sorted((folder / "table").glob("checkpoint=*/*.parquet"))
+        return ds.dataset([str(file) for file in committed], format="parquet").to_table()["n"].to_pylist() if committed else []
+
+
+class TestParquetSinkThatReplaces(TestParquetSink):
+    new_start = "replace"
+    crash_points = 4
+
+    def make_sink(self, folder: Path) -> ParquetSink:
+        return ParquetSink(folder / "table", at_new_start="replace")

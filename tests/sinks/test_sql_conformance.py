@@ -1,0 +1,131 @@
+"""SqlSink passes the suite for sinks, on SQLite and on a PostgreSQL server."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psycopg
+import pytest
+from sqlalchemy import make_url
+
+from bench.postgresql import PostgresqlServer
+from dagster_checkpoints.sinks import SinkCannotTakeBack, SqlSink
+from dagster_checkpoints.testing import SinkConformance
+
+URL = "DAGSTER_CHECKPOINTS_TEST_POSTGRESQL"
+
+
+def server_url() -> str:
+    return os.environ[URL]
+
+
+class SqliteRows(SinkConformance):
+    settings: ClassVar[dict[str, Any]] = {}
+
+    def make_sink(self, folder: Path) -> SqlSink:
+        return SqlSink(f"sqlite:///{folder}/rows.db", "rows", **self.settings)
+
+    def read(self, folder: Path) -> Sequence[int]:
+        if not (folder / "rows.db").exists():
+            return []
+        connection = sqlite3.connect(folder / "rows.db", timeout=60)
+        try:
+            if not connection.execute("SELECT name FROM sqlite_master WHERE name = 'rows'").fetchone():
+                return []
+            return [n for (n,) in connection.execute("SELECT n FROM rows")]
+        finally:
+            connection.close()
+
+
+class PostgresqlRows(SinkConformance):
+    settings: ClassVar[dict[str, Any]] = {}
+
+    @pytest.fixture(autouse=True)
+    def server(self, postgresql: PostgresqlServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setenv(URL, postgresql.url())  # the processes of the crash test read it
+        yield
+
+    @staticmethod
+    def table(folder: Path) -> str:
+        return str(folder)[-60:]
+
+    def make_sink(self, folder: Path) -> SqlSink:
+        return SqlSink(server_url, self.table(folder), **self.settings)
+
+    def read(self, folder: Path) -> Sequence[int]:
+        url = make_url(server_url())
+        table = self.table(folder).replace("%", "%%")
+        host = str(url.query["host"])
+        with psycopg.connect(host=host, user=url.username, password=str(url.password), dbname=url.database) as connection:
+            if connection.execute("SELECT 1 FROM pg_class WHERE relname = %s", [self.table(folder)]).fetchone() is None:
+                return []
+            return [n for (n,) in connection.execute(f'SELECT n FROM "{table}"')]  # type: ignore[call-overload]
+
+
+class ReplacesByKey(SinkConformance):
+    older_restore = "rewrites"
+    new_start = "keep"
+    settings: ClassVar[dict[str, Any]] = {"key": "n", "at_new_start": "keep"}
+
+    def test_an_older_checkpoint_is_restored(self, tmp_path: Path) -> None:
+        """And a savepoint of an abandoned branch is refused: rows between may have been replaced by older ones."""
+        job = self._job(tmp_path)
+        job.start()
+        job.write(2)
+        older = job.checkpoint(1)
+        job.write(2)
+        later = job.checkpoint(2, savepoint=True)
+        again = self._job(tmp_path)
+        again.start(older, epoch=2)
+        assert self._rows(tmp_path) == later.visible
+        again.write(1)
+        taken = again.checkpoint(4)
+        assert self._rows(tmp_path) == later.visible
+        with pytest.raises(SinkCannotTakeBack, match="checkpoint 2 "):
+            self._job(tmp_path).start(later, epoch=3)
+        forward = self._job(tmp_path)
+        forward.start(taken, epoch=4)
+        forward.write(7)
+        assert forward.checkpoint(5).visible == self._rows(tmp_path)
+
+
+MARKED = {"checkpoint_column": "checkpoint"}
+
+
+class TestSqlite(SqliteRows):
+    crash_points = 3
+    older_restore = "refuses"
+
+
+class TestSqliteWithCheckpointColumn(SqliteRows):
+    crash_points = 1
+    settings = MARKED
+
+
+class TestSqliteByKey(ReplacesByKey, SqliteRows):
+    crash_points = 1
+
+
+class TestSqliteThatReplaces(SqliteRows):
+    older_restore = "refuses"
+    new_start = "replace"
+    crash_points = 1
+    settings: ClassVar[dict[str, Any]] = {"at_new_start": "replace"}
+
+
+class TestPostgresql(PostgresqlRows):
+    crash_points = 3
+    older_restore = "refuses"
+
+
+class TestPostgresqlWithCheckpointColumn(PostgresqlRows):
+    crash_points = 1
+    settings = MARKED
+
+
+class TestPostgresqlByKey(ReplacesByKey, PostgresqlRows):
+    crash_points = 1

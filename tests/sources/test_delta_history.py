@@ -1,0 +1,204 @@
+"""The log of a Delta table as a source reads it, and which tables are refused by name. Tables are written by `deltalake`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.sources import (
+    InvalidSource,
+    SourceColumnsChanged,
+    SourceLibraryMissing,
+    SourceRowsChanged,
+    SourceRowsLost,
+    read_delta_table,
+)
+from dagster_checkpoints.sources.delta.history import DeltaHistory
+
+
+def opened(table: Path, changed_rows: Any = "refuse") -> DeltaHistory:
+    history = DeltaHistory(str(table), {}, changed_rows)
+    history.open()
+    return history
+
+
+def rows_of(files: Any) -> list[dict[str, Any]]:
+    """The rows in some files, without the partition columns."""
+    import pyarrow.parquet as pq
+
+    return [row for file in files for row in pq.ParquetFile(file.path.removeprefix("file:")).read().to_pylist()]
+
+
+def test_a_version_has_all_rows_and_a_later_one_those_that_it_adds(tmp_path: Path) -> None:
+    for number in range(4):
+        write_deltalake(tmp_path, pa.table({"n": [number]}), mode="append")
+    history = opened(tmp_path)
+    assert history.newest() == 3
+    assert rows_of(history.files(3)) == [{"n": n} for n in range(4)]
+    assert rows_of(history.files(1)) == [{"n": 0}, {"n": 1}]
+    assert rows_of(history.added(2)) == [{"n": 2}]
+    assert history.after(3) is None
+    DeltaTable(tmp_path).optimize.compact()
+    DeltaTable(tmp_path).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
+    write_deltalake(tmp_path, pa.table({"n": [4]}), mode="append")
+    assert [history.after(version) for version in (3, 4, 5, 6)] == [4, 5, 6, None]
+    assert [rows_of(history.added(version)) for version in (4, 5, 6)] == [[], [], [{"n": 4}]]
+    assert history.newest() == 6 and len(history.files(6)) == 2
+
+
+def test_partition_values_come_from_the_log(tmp_path: Path) -> None:
+    values = {
+        "text": ["a/b c%=", "ü", "", None],
+        "day": [date(2024, 2, 29), None, date(1, 1, 1), None],
+        "whole": [1, -2, None, None],
+        "flag": [True, False, None, None],
+        "price": [Decimal("1.50"), Decimal("12.25"), None, None],
+    }
+    types = [pa.string(), pa.date32(), pa.int32(), pa.bool_(), pa.decimal128(5, 2)]
+    table = pa.table({**dict(zip(values, map(pa.array, values.values(), types), strict=True)), "n": [0, 1, 2, 3]})
+    write_deltalake(tmp_path, table, partition_by=list(values))
+    history = opened(tmp_path)
+    expected = {
+        0: ("a/b c%=", "2024-02-29", "1", "true", "1.50"),
+        1: ("ü", None, "-2", "false", "12.25"),
+        2: (None, "0001-01-01", None, None, None),
+        3: (None, None, None, None, None),
+    }
+    for files in (history.files(0), history.added(0)):
+        assert {row["n"]: file.partition for file in files for row in rows_of([file])} == expected
+
+
+def test_deleted_and_changed_rows(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"n": [1, 2, 3]}))
+    DeltaTable(tmp_path).delete("n = 1")
+    DeltaTable(tmp_path).update({"n": "9"}, predicate="n = 3")
+    write_deltalake(tmp_path, pa.table({"n": [4]}), mode="append")
+    history, skipping = opened(tmp_path), opened(tmp_path, "skip")
+    for version in (1, 2):
+        with pytest.raises(SourceRowsChanged, match=f"version {version} deletes or changes rows"):
+            history.added(version)
+        assert skipping.added(version) == []
+    assert rows_of(history.added(3)) == [{"n": 4}]
+
+
+def test_columns_that_the_run_does_not_know(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"n": [1]}))
+    history = opened(tmp_path)
+    for colour in ("red", "blue"):
+        write_deltalake(tmp_path, pa.table({"n": [2], colour: ["x"]}), mode="append", schema_mode="merge")
+    with pytest.raises(SourceColumnsChanged, match="version 1 has added or changed red") as raised:
+        history.added(1)
+    assert not raised.value.repeats
+    assert [len(opened(tmp_path).added(version)) for version in (1, 2)] == [1, 1]
+    history.check_columns()
+    history.open()  # by a query, whose plan was made before
+    with pytest.raises(SourceColumnsChanged, match="version 2 has added or changed red, blue"):
+        history.check_columns()
+
+
+def test_a_log_that_was_cleaned_up(tmp_path: Path) -> None:
+    for number in range(4):
+        write_deltalake(tmp_path, pa.table({"n": [number]}), mode="append")
+    DeltaTable(tmp_path).create_checkpoint()
+    for version in (0, 1):
+        (tmp_path / f"_delta_log/{version:020}.json").unlink()
+    history = opened(tmp_path)
+    for call in (lambda: history.after(0), lambda: history.added(1), lambda: history.files(1)):
+        with pytest.raises(SourceRowsLost, match=r"version 1.*make a new start, which reads the whole table"):
+            call()
+    assert len(history.files(3)) == 4
+
+
+def feature(name: str) -> dict[str, Any]:
+    return {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [name], "writerFeatures": [name]}}
+
+
+def commit(table: Path, *actions: dict[str, Any]) -> None:
+    """Add a commit of another program."""
+    version = DeltaTable(table).version() + 1
+    (table / f"_delta_log/{version:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+
+def add(path: str, **fields: Any) -> dict[str, Any]:
+    return {"add": {"path": path, "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        (feature("typeWidening"), "found the feature typeWidening"),
+        (add("a.parquet", deletionVector={"storageType": "i", "pathOrInlineDv": "x"}), "found deletion vectors in version 1"),
+        (add("s3://other/a.parquet"), "data files below its directory, found s3://other/a.parquet"),
+    ],
+)
+def test_commits_of_other_programs_that_cannot_be_read(tmp_path: Path, action: dict[str, Any], text: str) -> None:
+    write_deltalake(tmp_path, pa.table({"n": [1]}))
+    history = opened(tmp_path)
+    commit(tmp_path, action)
+    with pytest.raises(InvalidSource, match=text):
+        history.added(1)
+
+
+def mapped(table: Path) -> None:
+    write_deltalake(table, pa.table({"n": [1]}))
+    log = table / "_delta_log/00000000000000000000.json"
+    log.write_text(log.read_text().replace('"configuration":{}', '"configuration":{"delta.columnMapping.mode":"name"}'))
+
+
+def by_time(table: Path) -> None:
+    write_deltalake(table, pa.table({"n": [1], "at": pa.array([1], pa.timestamp("us", "UTC"))}), partition_by=["at"])
+
+
+def plain(table: Path) -> None:
+    write_deltalake(table, pa.table({"n": [1]}))
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "text"),
+    [
+        (lambda table: None, {}, r"expected a Delta table, found none"),
+        (mapped, {}, r"expected a table whose data files are plain Parquet files, found delta\.columnMapping\.mode = name"),
+        (by_time, {}, r"expected partition columns of type string, .*, found at \(timestamp\)"),
+        (plain, {"version": 1}, r"expected a version from 0 to 0, found 1"),
+        (plain, {"files_per_trigger": 0}, r"expected files_per_trigger of at least 1, found 0"),
+        (plain, {"changed_rows": "ignore"}, r"expected changed_rows 'refuse' or 'skip', found 'ignore'"),
+        (plain, {"table": "gs://bucket/table"}, r"read_delta_table: expected .* a Delta table.*found a URL of the kind gs:"),
+        (plain, {"table": ""}, r"read_delta_table: expected the path or the URL of a Delta table"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path, make: Any, arguments: dict[str, Any], text: str) -> None:
+    make(tmp_path / "t")
+    with pytest.raises(InvalidSource, match=text) as raised:
+        read_delta_table(None, **{"table": tmp_path / "t", **arguments})  # type: ignore[arg-type]
+    assert raised.value.repeats
+
+
+def test_a_machine_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_checkpoints.sources.delta.table.find_spec", lambda name: None)
+    with pytest.raises(SourceLibraryMissing, match=r"pip install 'dagster-checkpoints\[delta\]'"):
+        read_delta_table(None, tmp_path)  # type: ignore[arg-type]
+
+
+def test_the_page_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs/sources/delta.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, "docs/sources/delta.md", "exec"), names)
+    events, history = Pipeline("shop", [names["events"], names["history"]]).stages
+    monkeypatch.chdir(tmp_path)
+    for source in (events, history):
+        with pytest.raises(InvalidSource, match="expected a Delta table, found none"):
+            source.transform(SimpleNamespace(spark=None))  # type: ignore[arg-type]
+    arguments = set(re.findall(r"^\| `(\w+)` \|", page.split("## How it is read")[0], re.MULTILINE))
+    assert arguments == set(inspect.signature(read_delta_table).parameters)

@@ -1,0 +1,21 @@
+"""The page on Kafka as a source: its code defines stages, and its options are those that Spark's source knows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from bench.kafka_broker import CONNECTOR
+from dagster_checkpoints.pipeline import Pipeline, StageKind
+
+
+def test_the_page_of_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs/sources/kafka.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, "docs/sources/kafka.md", "exec"), names)
+    pipeline = Pipeline("shop", [names["sales"], names["sales_so_far"]])
+    assert [stage.kind for stage in pipeline.stages] == [StageKind.UNBOUNDED_SOURCE, StageKind.BOUNDED_SOURCE]
+    (connector,) = (jar for jar in CONNECTOR if jar.name.startswith("spark-sql-kafka"))
+    assert f"{connector.organisation}:{connector.name}:{connector.version}" in page

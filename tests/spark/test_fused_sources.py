@@ -1,0 +1,208 @@
+"""Fused sources: a backfill and a live feed in the query of the stage that reads both, each with an end of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import functions as F
+
+from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
+from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted, StageFinished
+
+ROWS = "k string, ts timestamp, v long"
+
+
+def windows_of(frame: Any) -> Any:
+    found = frame.groupBy(F.window("ts", "10 minutes"), "k").agg(F.sum("v").alias("v"), F.count("*").alias("n"))
+    return found.select(F.col("window.start").alias("start"), "k", "v", "n")
+
+
+def backfill_and_live(lab: Any, name: str = "p") -> Pipeline:
+    @bounded_source(watermark=("ts", "1 minute"))
+    def history(context):
+        return lab.stream("history", ROWS)
+
+    @unbounded_source(watermark=("ts", "1 minute"))
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    @stage(sink=lab.sink(), inputs=dict.fromkeys(("history", "live"), StageInput(fuse=True)))
+    def windows(history, live):
+        return windows_of(history.unionByName(live))
+
+    return Pipeline(name, [history, live, windows])
+
+
+def put(lab: Any, name: str, first: int, minutes: int = 10) -> None:
+    lab.put(name, ROWS, [(key, lab.at(60 * minute), minute) for minute in range(first, first + minutes) for key in "ab"])
+
+
+def test_a_backfill_ends_in_the_query_that_it_shares_with_a_live_feed(lab: Any) -> None:
+    for file in range(6):
+        put(lab, "history", 10 * file)
+    put(lab, "live", 1000)
+    job = lab.start(backfill_and_live(lab))
+    assert job.chains == (("history", "live", "windows"),)
+    done = job.wait_for(StageFinished)
+    assert done.stage == "history"
+    recorded = job.wait_for(CheckpointDone, lambda e: e.checkpoint_id == done.checkpoint_id)
+    assert (recorded.finished_stages, recorded.roots) == (("history",), ("live",))
+    everything = lab.rows(windows_of(lab.table("history", ROWS)))
+    job.wait_until(lambda: lab.count() >= len(everything))
+    put(lab, "history", 500)
+    put(lab, "live", 1010)
+    job.wait_until(lambda: lab.count() >= len(everything) + 2)
+    job.drain()
+    job.finished()
+    lab.check(windows_of(lab.table("history", ROWS).where("ts < '2026-01-01 08:00:00'").unionByName(lab.table("live", ROWS))))
+
+
+def test_a_finished_backfill_is_not_read_again_after_a_failure_and_an_unfinished_one_reads_on(lab: Any) -> None:
+    for file in range(12):
+        put(lab, "history", 10 * file)
+    put(lab, "live", 1000)
+    pipeline = backfill_and_live(lab)
+
+    job = lab.start(pipeline, interval=0.3)
+    job.wait_for(CheckpointDone, lambda e: not e.finished_stages)
+    job.cancel()
+    job.result()
+
+    job = lab.start(pipeline, interval=0.3)
+    assert job.wait_for(JobStarted).finished_stages == ()
+    done = job.wait_for(StageFinished)
+    assert (done.stage, done.restored) == ("history", False)
+    job.cancel()
+    job.result()
+    put(lab, "history", 500)  # behind the bound: it belongs to no run
+    put(lab, "live", 1010)
+
+    job = lab.start(pipeline, interval=0.3)
+    began = job.wait_for(JobStarted)
+    assert (began.finished_stages, began.chains) == (("history",), (("history", "live", "windows"),))
+    assert job.wait_for(StageFinished).restored
+    read = lab.table("history", ROWS).where("ts < '2026-01-01 08:00:00'").unionByName(lab.table("live", ROWS))
+    due = [row for row in lab.rows(windows_of(read)) if row[0] < lab.at(60 * 1010)]
+    job.wait_until(lambda: lab.count() >= len(due))
+    last = job.wait_for(CheckpointDone, lambda e: e.checkpoint_id > began.restored_checkpoint + 1)
+    assert (last.finished_stages, last.roots, last.stages["history"].finished_instances) == (("history",), ("live",), 1)
+    job.cancel()
+    job.result()
+
+    job = lab.start(pipeline)  # the empty stream in its place is in the checkpoint now
+    put(lab, "live", 1020)
+    job.wait_until(lambda: lab.count() >= len(due) + 2)
+    job.drain()
+    job.finished()
+    lab.check(windows_of(read.unionByName(lab.table("live", ROWS).where("ts >= '2026-01-01 17:00:00'"))))
+
+
+def test_two_feeds_end_one_after_the_other_and_a_suspend_lies_between(lab: Any) -> None:
+    """A watermark is the minimum over the feeds that are open: one far ahead makes no row of the other late."""
+
+    def feed(name: str) -> Any:
+        def read(context):
+            return lab.stream(name, ROWS)
+
+        return unbounded_source(name=name, watermark=("ts", "1 minute"))(read)
+
+    @stage(inputs=dict.fromkeys(("ahead", "behind"), StageInput(fuse=True)))
+    def both(ahead, behind):
+        return ahead.unionByName(behind).where("v >= 0")
+
+    @stage(sink=lab.sink())
+    def windows(both):
+        return windows_of(both)
+
+    pipeline = Pipeline("p", [feed("ahead"), feed("behind"), both, windows])
+    put(lab, "ahead", 5000)
+    put(lab, "behind", 0)
+    job = lab.start(pipeline, interval=0.5)
+    assert job.chains == (("ahead", "behind", "both", "windows"),)
+    put(lab, "behind", 10)
+    job.wait_until(lambda: lab.count() >= 2)
+    answer = job.done("stop", drain=False)
+    job.finished()
+    assert "savepoint" in answer.location
+
+    put(lab, "behind", 20)
+    job = lab.start(pipeline, interval=0.5)
+    job.wait_until(lambda: lab.count() >= 4)
+    job.done("end_source", stage="behind")
+    assert job.wait_for(StageFinished).stage == "behind"
+    put(lab, "behind", 600)  # after its end
+    put(lab, "ahead", 6000)
+    job.wait_until(lambda: lab.count() >= 6 + 2)  # the windows of the ended feed, and the first of the other one
+    job.done("end_source", stage="ahead")
+    job.finished()
+    assert [event.stage for event in job.of(StageFinished)] == ["behind", "ahead", "both", "windows"]
+    assert not job.wait_for(StageFinished, lambda e: e.stage == "windows").late_rows
+    read = lab.table("ahead", ROWS).unionByName(lab.table("behind", ROWS).where("ts < '2026-01-01 08:00:00'"))
+    lab.check(windows_of(read))
+
+
+def test_an_idle_feed_holds_no_window_back_until_it_has_rows_again(lab: Any) -> None:
+    @unbounded_source(watermark=("ts", "1 minute"), idle_after=0.5)
+    def silent(context):
+        return lab.stream("silent", ROWS)
+
+    @unbounded_source(watermark=("ts", "1 minute"))
+    def busy(context):
+        return lab.stream("busy", ROWS)
+
+    @stage(sink=lab.sink(), inputs=dict.fromkeys(("silent", "busy"), StageInput(fuse=True)))
+    def windows(silent, busy):
+        return windows_of(silent.unionByName(busy))
+
+    put(lab, "silent", 0)
+    put(lab, "busy", 1000)
+    job = lab.start(Pipeline("p", [silent, busy, windows]), interval=0.5)
+    assert job.chains == (("silent", "busy", "windows"),)
+    job.wait_until(lambda: lab.count() >= 2)  # only the watermark of the busy feed is behind the silent one's window
+    put(lab, "silent", 1010)
+    job.wait_until(lambda: job.execution.rows().get("silent") == 40)
+    put(lab, "busy", 1020)
+    job.wait_until(lambda: lab.count() >= 6)
+    job.drain()
+    job.finished()
+    lab.check(windows_of(lab.table("silent", ROWS).unionByName(lab.table("busy", ROWS))))
+
+
+def test_checkpoints_keep_their_layout_and_sources_that_cannot_be_fused_are_read_through_channels(lab: Any) -> None:
+    for file in range(3):
+        put(lab, "history", 10 * file)
+        put(lab, "again", 10 * file)
+
+    def reads(name: str, fuse: bool, distinct: bool = False) -> Pipeline:
+        @bounded_source(watermark=("ts", "1 minute"))
+        def history(context):
+            frame = lab.stream("history", ROWS)
+            return frame.dropDuplicates(["k", "v"]) if distinct else frame
+
+        @bounded_source(watermark=("ts", "1 minute"))
+        def again(context):
+            return lab.stream("again", ROWS)
+
+        @stage(sink=lab.sink(name), inputs=dict.fromkeys(("history", "again"), StageInput(fuse=fuse)))
+        def windows(history, again):
+            return windows_of(history.unionByName(again))
+
+        return Pipeline(name, [history, again, windows])
+
+    apart, together = (("history",), ("again",), ("windows",)), (("history", "again", "windows"),)
+    job = lab.start(reads("out", fuse=False), interval=0.3)
+    assert job.chains == apart
+    job.wait_for(CheckpointDone)
+    job.cancel()
+    job.result()
+    job = lab.start(reads("out", fuse=True))
+    assert job.chains == apart
+    job.finished()
+    expected = lab.rows(windows_of(lab.table("history", ROWS).unionByName(lab.table("again", ROWS))))
+    lab.check(expected)
+
+    for pipeline, chains in ((reads("fused", fuse=True), together), (reads("state", fuse=True, distinct=True), apart)):
+        job = lab.start(pipeline)
+        assert job.chains == chains
+        job.finished()
+    lab.check(expected, "fused")

@@ -1,0 +1,294 @@
+"""Kafka as a source, with Spark's own connector and a real broker: every row once, whatever happens to both."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow.parquet as pq
+import pytest
+
+from bench.kafka_broker import CONNECTOR, KafkaBroker, add_connector
+from dagster_checkpoints.control.status import read_status
+from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage, unbounded_source
+from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.spark.errors import SourceRowsLostError
+from dagster_checkpoints.spark.job.events import CheckpointDone
+from dagster_checkpoints.spark.query.kafka_lag import rows_behind
+
+ROOT = Path(__file__).parents[2]
+RUNNER = Path(__file__).with_name("kafka_runner.py")
+DEADLINE = 240.0
+
+
+@pytest.fixture
+def kafka_jars(kafka: KafkaBroker) -> list[Path]:
+    from bench import maven_jars
+    from dagster_checkpoints.spark.session.java import find_java_home
+
+    try:
+        return maven_jars.fetched(CONNECTOR, f"{find_java_home()}/bin/java")
+    except maven_jars.JarsUnavailable as problem:
+        pytest.skip(str(problem))
+
+
+@pytest.fixture
+def kafka_lab(lab: Any, kafka_jars: list[Path]) -> Any:
+    """The test environment, whose session has Spark's connector, as with the setting `spark.jars`."""
+    add_connector(lab.spark, kafka_jars)
+    return lab
+
+
+def reading(lab: Any, kafka: KafkaBroker, topic: str, **options: Any) -> Any:
+    """A stream of a topic's messages."""
+    settings = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 40, **options}
+    return lab.spark.readStream.format("kafka").options(**{"kafka.bootstrap.servers": kafka.servers, **settings}).load()
+
+
+def as_rows(messages: Any) -> Any:
+    return messages.selectExpr("CAST(value AS STRING) AS text", "partition", "offset")
+
+
+class BatchSizes(ParquetSink):
+    """A sink that remembers the sizes of micro-batches, and fails once if a file says so."""
+
+    sizes: ClassVar[list[int]] = []
+
+    def write(self, batch: Any, files: Any, batch_id: int) -> None:
+        self.sizes.append(sum(pq.read_metadata(file.removeprefix("file://")).num_rows for file in files))
+        fault = self.path.parent / "fault"
+        if fault.exists():
+            fault.unlink()
+            raise OSError("the test fails the sink")
+        super().write(batch, files, batch_id)
+
+
+def texts(lab: Any, name: str = "out") -> list[str]:
+    return sorted(row[0] for row in lab.committed(name))
+
+
+def numbered(first: int, end: int) -> list[str]:
+    return [f"{n:05d}" for n in range(first, end)]
+
+
+def test_a_live_topic_through_failures_of_the_job_and_of_the_broker(kafka_lab: Any, kafka: KafkaBroker) -> None:
+    lab = kafka_lab
+    kafka.create_topic("live", 2)
+    sent: list[str] = []
+
+    def send(count: int, partition: int = -1) -> None:
+        values = numbered(len(sent), len(sent) + count)
+        kafka.send("live", values, partition)
+        sent.extend(values)
+
+    @unbounded_source
+    def live(context: Any) -> Any:
+        return reading(lab, kafka, "live", **{"kafka.metadata.max.age.ms": 500})
+
+    @stage(sink=BatchSizes(lab.folder / "out"))
+    def rows(live: Any) -> Any:
+        return as_rows(live)
+
+    pipeline = Pipeline("topic", [live, rows])
+    BatchSizes.sizes.clear()
+
+    def run() -> Any:
+        return lab.start(pipeline, interval=0.5, restart=FixedDelayRestart(50, 0.2))
+
+    send(200)
+    job = run()
+    behind = set()
+
+    def all_committed() -> bool:
+        status = read_status(lab.storage("topic"))
+        behind.update(each.rows_behind for part in (status.stages if status else ()) for each in part.instances)
+        return lab.count() == len(sent)
+
+    job.wait_until(all_committed)
+    job.wait_until(lambda: all_committed() and 0 in behind)
+    assert behind <= {None, 0, *range(1, 200)}, behind
+    assert max(BatchSizes.sizes) <= 42 and len(BatchSizes.sizes) >= 5  # 40, and a part of a row for each partition
+    kafka.add_partitions("live", 4)
+    (lab.folder / "fault").touch()
+    send(60)
+    send(30, partition=3)
+    job.wait_until(lambda: lab.count() == len(sent))
+    assert not (lab.folder / "fault").exists()
+    kafka.stop()
+    kafka.start()
+    send(50, partition=2)
+    job.wait_until(lambda: lab.count() == len(sent))
+    job.cancel()
+    assert job.result().status == "CANCELED"
+    send(100)
+    job = run()
+    job.wait_until(lambda: lab.count() == len(sent))
+    job.execution.end_source("live")
+    job.finished()
+    kafka.send("live", ["too late"])
+    assert texts(lab) == sent
+    assert len({row[1:] for row in lab.committed()}) == len(sent)
+
+
+class Offsets:
+    def __init__(self, read: str | None, latest: str | None, description: str = "KafkaV2[Subscribe[t]]") -> None:
+        self.endOffset, self.latestOffset, self.description = read, latest, description
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ([Offsets('{"t":{"0":5,"1":7}}', '{"t":{"0":9,"1":7,"2":3}}')], 7),
+        ([Offsets('{"t":{"0":5}}', '{"t":{"0":5}}'), Offsets('{"u":{"0":1}}', '{"u":{"0":3}}')], 2),
+        ([Offsets('{"t":{"0":5}}', None)], None),
+        ([Offsets('{"t":{"0":5}}', '{"t":{"0":5}}'), Offsets("3", "4", "RateStreamV2[]")], None),
+        ([], None),
+    ],
+)
+def test_rows_behind_are_counted_over_partitions(sources: list[Offsets], expected: int | None) -> None:
+    assert rows_behind(sources) == expected
+
+
+def test_rows_that_retention_has_deleted_are_missed_by_name(
+    kafka_lab: Any, kafka: KafkaBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab = kafka_lab
+    kafka.create_topic("short")
+    kafka.send("short", numbered(0, 50))
+
+    def pipeline(**options: Any) -> Pipeline:
+        @unbounded_source
+        def live(context: Any) -> Any:
+            return reading(lab, kafka, "short", **options)
+
+        @stage(sink=lab.sink())
+        def rows(live: Any) -> Any:
+            return as_rows(live)
+
+        return Pipeline("short", [live, rows])
+
+    job = lab.start(pipeline(), interval=0.5)
+    job.wait_until(lambda: lab.count() == 50)
+    job.cancel()
+    job.result()
+    kafka.send("short", numbered(50, 100))
+    kafka.delete_before("short", 0, 70)
+    job = lab.start(pipeline(), interval=0.5, restart=FixedDelayRestart(50, 0.1))
+    error = job.result().error
+    assert error is not None and isinstance(error.__cause__, SourceRowsLostError), error
+    assert "another attempt would fail in the same way" in str(error)
+    assert "Stage 'live'" in str(error) and "retention has deleted them" in str(error) and "failOnDataLoss" in str(error)
+    with caplog.at_level(logging.WARNING):
+        job = lab.start(pipeline(failOnDataLoss="false"), interval=0.5)
+        job.wait_until(lambda: lab.count() == 80)
+    assert "rows that Kafka has deleted before they were read are skipped" in caplog.text
+    job.drain()
+    job.finished()
+    assert texts(lab) == numbered(0, 50) + numbered(70, 100)
+
+
+def test_a_topic_is_read_to_an_end(kafka_lab: Any, kafka: KafkaBroker) -> None:
+    """As a stream to the end that it has when it starts, also over a cancelled run; as a batch between two offsets."""
+    lab = kafka_lab
+    kafka.create_topic("past", 3)
+    for partition in range(3):
+        kafka.send("past", numbered(100 * partition, 100 * partition + 100), partition)
+    ends = {"past": {"0": 10, "1": 20, "2": 0}}
+
+    @bounded_source(sink=lab.sink())
+    def past(context: Any) -> Any:
+        return as_rows(reading(lab, kafka, "past"))
+
+    @bounded_source(sink=lab.sink("part"))
+    def part(context: Any) -> Any:
+        between = {"startingOffsets": json.dumps({"past": dict.fromkeys("012", 0)}), "endingOffsets": json.dumps(ends)}
+        options = {"kafka.bootstrap.servers": kafka.servers, "subscribe": "past", **between}
+        return as_rows(lab.spark.read.format("kafka").options(**options).load())
+
+    pipeline = Pipeline("past", [past, part])
+    job = lab.start(pipeline, interval=0.3)
+    job.wait_for(CheckpointDone)
+    job.wait_until(lambda: lab.count() > 0)
+    job.cancel()
+    job.result()
+    lab.start(pipeline, interval=0.3).finished()
+    assert texts(lab) == numbered(0, 300)
+    assert texts(lab, "part") == numbered(0, 10) + numbered(100, 120)
+
+
+def test_messages_sent_before_the_first_batch_are_not_skipped_by_a_restore(kafka_lab: Any, kafka: KafkaBroker) -> None:
+    lab = kafka_lab
+    kafka.create_topic("new")
+    kafka.send("new", ["before"])
+
+    @unbounded_source(sink=lab.sink())
+    def live(context: Any) -> Any:
+        return as_rows(reading(lab, kafka, "new", startingOffsets="latest"))
+
+    pipeline = Pipeline("new", [live])
+    job = lab.start(pipeline, interval=0.5)
+    for number in (1, 2):
+        job.wait_for(CheckpointDone, lambda done, number=number: done.checkpoint_id >= number)
+    job.cancel()
+    job.result()
+    kafka.send("new", ["after"])
+    job = lab.start(pipeline, interval=0.5)
+    job.wait_until(lambda: lab.count() == 1)
+    job.drain()
+    job.finished()
+    assert texts(lab) == ["after"]
+
+
+def test_from_topic_to_topic_through_a_kill(kafka_jars: list[Path], kafka: KafkaBroker, tmp_path: Path) -> None:
+    """Readers of the second topic get each message of the first one once, in the order of its key."""
+    kafka.create_topic("first", 2)
+    kafka.create_topic("second", 2)
+    settings = {"servers": kafka.servers, "source": "first", "target": "second", "jars": [str(jar) for jar in kafka_jars]}
+    sent = 0
+    for kill in range(2):
+        messages = []
+        for _ in range(300):
+            messages.append((f"key {sent % 7}", f"{sent:05d}"))
+            sent += 1
+        kafka.send_keyed("first", messages)
+        with (tmp_path / f"{kill}.log").open("w") as log:
+            command = [sys.executable, str(RUNNER), str(tmp_path), json.dumps({"run_id": f"run-{kill}", **settings})]
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+            run = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            if kill == 1:
+                wait_for(run, tmp_path, lambda sent=sent: len(kafka.messages("second")) >= sent)
+                (tmp_path / "drain").touch()
+                assert run.wait(DEADLINE) == 0, story(tmp_path)
+            else:
+                wait_for(run, tmp_path, lambda: len(kafka.messages("second")) >= 120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+            run.wait(30)
+    found = [(message.key(), json.loads(message.value() or b"")["v"]) for message in kafka.messages("second")]
+    assert sorted(value for _, value in found) == numbered(0, sent)
+    for key in range(7):
+        own = [value for at, value in found if at == f"key {key}".encode()]
+        assert own == sorted(own) and {int(value) % 7 for value in own} == {key}
+
+
+def wait_for(run: subprocess.Popen[bytes], folder: Path, condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + DEADLINE
+    while not condition():
+        assert run.poll() is None and time.monotonic() < until, story(folder)
+        time.sleep(0.2)
+
+
+def story(folder: Path) -> str:
+    return "\n".join(log.read_text()[-2000:] for log in sorted(folder.glob("*.log")))

@@ -1,0 +1,152 @@
+"""A pipeline of two parts that no edge connects: one fails and restarts, the other goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import functions as F
+
+from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unbounded_source
+from dagster_checkpoints.spark.job.events import AttemptBuilding, CheckpointNotDone, JobRestarting, JobStarted
+from dagster_checkpoints.spark.tasks.task import Task
+from dagster_checkpoints.state import CheckpointMetadata, decode, default_max_parallelism
+
+ROWS = "k string, ts timestamp, v long"
+FAILING, GOING_ON = ("live", "checked", "hours"), ("weather", "storms")
+
+
+def in_hours(frame: Any) -> Any:
+    counted = frame.groupBy(F.window("ts", "1 hour"), "k").agg(F.sum("v").alias("v"), F.count("*").alias("n"))
+    return counted.select(F.col("window.start").alias("start"), "k", "v", "n")
+
+
+class Checked(Stage):
+    """Raises at the next batch after a file appears, and removes the file."""
+
+    def __init__(self, fault: Path, **options: Any) -> None:
+        super().__init__(inputs={"live": StageInput()}, **options)
+        self.fault = fault
+
+    def transform(self, context: Any, live: Any) -> Any:
+        return live
+
+    def process_batch(self, batch: Any, batch_id: int) -> Any:
+        if self.fault.exists():
+            self.fault.unlink()
+            raise ValueError("a plane without wings")
+        return batch
+
+
+def pipeline_of(lab: Any) -> Pipeline:
+    @unbounded_source(watermark=("ts", "10 minutes"))
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    @stage(sink=lab.sink("hours"), inputs={"checked": StageInput(key="k")})
+    def hours(checked):
+        return in_hours(checked)
+
+    @unbounded_source(watermark=("ts", "10 minutes"), sink=lab.sink("weather"))
+    def weather(context):
+        return lab.stream("weather", ROWS)
+
+    @stage(sink=lab.sink("storms"))
+    def storms(weather):
+        return in_hours(weather)
+
+    return Pipeline(
+        "regional", [live, Checked(lab.folder / "fault", name="checked", sink=lab.sink("checked")), hours, weather, storms]
+    )
+
+
+class Regional:
+    """The running pipeline and its input."""
+
+    def __init__(self, lab: Any, **options: Any) -> None:
+        self.lab = lab
+        self.job = lab.start(pipeline_of(lab), interval=3600.0, restart=FixedDelayRestart(5, 2.0), **options)
+        self._minutes = {"live": 0, "weather": 0}
+
+    def more(self, name: str) -> None:
+        begin = self._minutes[name]
+        self._minutes[name] += 30
+        self.lab.put(name, ROWS, [(k, self.lab.at(60 * m), m) for m in range(begin, begin + 30) for k in "ab"])
+
+    def read(self) -> None:
+        """Wait until all input has been read."""
+        wanted = {"checked": 2 * self._minutes["live"], "weather": 2 * self._minutes["weather"]}
+        self.job.wait_until(lambda: {name: self.job.execution.rows().get(name, 0) for name in wanted} == wanted)
+
+    def checkpoint(self) -> int:
+        before = len(self.job.checkpoints())
+        self.job.wait_until(lambda: bool(self.job.execution.coordinator and self.job.execution.coordinator.roots))
+        self.job.ask("checkpoint")
+        self.job.wait_until(lambda: len(self.job.checkpoints()) > before)
+        return self.job.checkpoints()[-1].checkpoint_id
+
+    def metadata(self) -> CheckpointMetadata:
+        """The metadata of the newest checkpoint."""
+        location = self.job.checkpoints()[-1].location
+        return decode((self.lab.folder / "store/regional" / location / "_metadata").read_bytes(), location)
+
+    def tasks(self) -> dict[str, tuple[Task, str, int]]:
+        """By chain: its task, its query's run, and in how many runs of the query it was."""
+        tasks = self.job.execution.deployment.tasks.values()
+        return {task.id.vertex: (task, str(task.query._query.runId), task.query.runs) for task in tasks}
+
+
+def test_one_region_restarts_and_the_queries_of_the_other_go_on(lab: Any) -> None:
+    regional = Regional(lab)
+    job = regional.job
+    for name in ("live", "weather"):
+        regional.more(name)
+    regional.read()
+    first = regional.checkpoint()
+    job.wait_until(lambda: lab.count("weather") == 60)
+    before = regional.tasks()
+    assert set(before) == {"live", "hours", "weather", "storms"}, "checked runs in the query of live"
+
+    regional.more("weather")
+    regional.read()
+    (lab.folder / "fault").touch()
+    regional.more("live")
+    restarting = job.wait_for(JobRestarting)
+    assert (restarting.attempt, restarting.stages) == (2, FAILING)
+    assert "a plane without wings" in restarting.cause
+    read = job.execution.rows()["weather"]
+    regional.more("weather")
+    job.wait_until(lambda: job.execution.rows()["weather"] == read + 60)
+    assert len(job.of(JobStarted)) == 1, "while the region still waits for its restart"
+    assert job.of(AttemptBuilding)[0].stages == (*FAILING, *GOING_ON)
+
+    again = job.wait_for(JobStarted, lambda started: started.attempt == 2)
+    assert (again.restarted, again.restored_checkpoint) == (FAILING, first)
+    assert job.of(AttemptBuilding)[-1].stages == FAILING
+    regional.more("live")
+    regional.read()
+    after = regional.tasks()
+    assert {chain for chain in after if after[chain] == before[chain]} == set(GOING_ON)
+    assert {chain for chain in after if after[chain][0] is not before[chain][0]} == {"live", "hours"}
+    second = regional.checkpoint()
+    job.wait_until(lambda: lab.count("weather") == 180 and lab.count("checked") == 180)
+    assert second > first and not job.of(CheckpointNotDone)
+    (hours,) = (known for known in regional.metadata().stages if known.name == "hours")
+    assert hours.max_parallelism == default_max_parallelism(1), "by which the rows of the checkpoint's state are routed"
+
+    # Again, with a savepoint; then the region is in its third attempt, the other in its first.
+    (lab.folder / "fault").touch()
+    asked = job.ask("savepoint")
+    regional.more("live")
+    job.wait_for(JobRestarting, lambda event: event.attempt == 3)
+    regional.more("weather")
+    regional.read()
+    assert asked.result(120).status in ("done", "failed")
+    assert {chain for chain, task in regional.tasks().items() if task == before[chain]} == set(GOING_ON)
+    job.drain()
+    job.finished()
+    lab.check(lab.table("live", ROWS), "checked")
+    lab.check(in_hours(lab.table("live", ROWS)), "hours")
+    lab.check(lab.table("weather", ROWS), "weather")
+    lab.check(in_hours(lab.table("weather", ROWS)), "storms")

@@ -1,0 +1,121 @@
+"""Barriers that overtake what a slow stage has not read: what a checkpoint holds, and an exact restore from it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage, unbounded_source
+from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
+from dagster_checkpoints.state import CheckpointMetadata, Segment, decode
+
+ROWS = "k string, ts timestamp, v long"
+PER_FILE = 40
+
+
+class Held(Stage):
+    """Reads both sources; each micro-batch waits for a permit, which is a file, or for the file `free`."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(**options)
+        self.folder = folder
+
+    def transform(self, context: Any, history: Any, live: Any) -> Any:
+        return history.unionByName(live)
+
+    def process_batch(self, batch: Any, batch_id: int) -> Any:
+        (self.folder / "waits").touch()
+        while not (self.folder / "free").exists():
+            permit = next(self.folder.glob("permit*"), None)
+            if permit is not None:
+                permit.unlink()
+                break
+            time.sleep(0.02)
+        return batch
+
+
+def in_hours(frame: Any) -> Any:
+    counted = frame.groupBy(F.window("ts", "1 hour"), "k").agg(F.sum("v").alias("v"), F.count("*").alias("n"))
+    return counted.select(F.col("window.start").alias("start"), "k", "v", "n")
+
+
+def in_flight_rows(metadata: CheckpointMetadata) -> dict[str, int]:
+    """By chain, the rows in flight."""
+    found = {}
+    for chain in metadata.chains:
+        channels = [channel for task in chain.tasks.values() for channel in task.channels]
+        found[chain.name] = sum(e.rows for channel in channels for e in channel.in_flight if isinstance(e, Segment))
+    return found
+
+
+@pytest.mark.parametrize("timeout", [None, 0.3], ids=["at once", "after a timeout"])
+def test_a_checkpoint_overtakes_what_a_slow_stage_has_not_read(lab: Any, timeout: float | None) -> None:
+    permits = lab.input("permits")
+    written = {"history": 0, "live": 0}
+
+    @bounded_source(watermark=("ts", "1 minute"))
+    def history(context):
+        return lab.stream("history", ROWS)
+
+    @unbounded_source(watermark=("ts", "1 minute"))
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    @stage(sink=lab.sink("hours"))
+    def hours(slow):
+        return in_hours(slow)
+
+    slow = Held(permits, name="slow", sink=lab.sink("rows"))
+    pipeline = Pipeline("unaligned", [history, live, slow, hours], chaining=False)
+
+    def more(source: str, files: int) -> None:
+        for _ in range(files):
+            first = written[source]
+            written[source] += PER_FILE
+            lab.put(source, ROWS, [("ab"[m % 2], lab.at(60 * m), m) for m in range(first, first + PER_FILE)])
+
+    def start() -> Any:
+        settings = {"unaligned": True, "aligned_checkpoint_timeout": timeout}
+        return lab.start(pipeline, interval=1000.0, checkpoints=settings)
+
+    def metadata_of(done: CheckpointDone) -> CheckpointMetadata:
+        return decode(lab.storage("unaligned").read_metadata(done.location), done.location)
+
+    more("history", 1)
+    more("live", 1)
+    job = start()
+    job.wait_until(lambda: (permits / "waits").exists())
+    first_batch = sum(written.values())
+    job.wait_until(lambda: sum(job.execution.rows().get(name, 0) for name in written) == first_batch)
+    (permits / "permit").touch()  # the first batch may have begun before the second source's first rows
+    job.wait_until(lambda: job.execution.rows().get("slow", 0) > 0)
+    more("live", 10)
+    job.wait_until(lambda: all(job.execution.rows().get(name) == rows for name, rows in written.items()))
+    answered = job.ask("checkpoint")
+    if timeout is not None:
+        time.sleep(4 * timeout)
+    before = job.execution.rows()["slow"]
+    (permits / "permit").touch()
+    done = job.wait_for(CheckpointDone)
+    assert answered.result(10).status == "done"
+    assert job.execution.rows()["slow"] <= before + 12 * PER_FILE
+    in_flight = in_flight_rows(metadata_of(done))
+    processed = done.stages["slow"].rows
+    assert in_flight["slow"] == sum(written.values()) - processed > 0, (in_flight, written, processed)
+    job.cancel()
+    job.result()
+
+    again = start()
+    assert again.wait_for(JobStarted).restored_checkpoint == done.checkpoint_id
+    (permits / "free").touch()
+    more("live", 2)
+    again.wait_until(lambda: again.execution.rows().get("live") == written["live"])
+    again.drain()
+    again.finished()
+    table = lab.table("history", ROWS).unionByName(lab.table("live", ROWS))
+    lab.check(table, "rows")
+    lab.check(in_hours(table), "hours")

@@ -1,0 +1,191 @@
+"""A checkpoint as if it had been taken with other instances: who gets which state and transactions, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.pipeline import Pipeline, StageInput, TaskId, stage, unbounded_source
+from dagster_checkpoints.state import (
+    ChainMetadata,
+    ChannelSnapshot,
+    CheckpointMetadata,
+    InstancesChanged,
+    OperatorState,
+    ParallelismTooHigh,
+    QuerySnapshot,
+    RescaledCheckpoint,
+    StageInstanceSnapshot,
+    StageMetadata,
+    TaskSnapshot,
+    WatermarkAt,
+    decode,
+    encode,
+    recorded_inputs,
+    rescale,
+    validate_restore,
+)
+
+SINK: Any = object()
+
+
+def pipeline(feeds: str = "abc", keyed: str = "pq", **how: Any) -> Pipeline:
+    @unbounded_source(watermark=("ts", "1 minute"), instances=list(feeds), sink=SINK)
+    def live(context: Any) -> None: ...
+
+    @stage(inputs={"live": StageInput(**(how or {"key": "k"}))}, instances=list(keyed), sink=SINK)
+    def counted(live: Any) -> None: ...
+
+    return Pipeline("p", [live, counted])
+
+
+def snapshot(name: str, of: str, channels: Sequence[ChannelSnapshot] = (), *, batch: int = 7, **fields: Any) -> TaskSnapshot:
+    """The snapshot of one instance, whose parts say whose they were."""
+    own = StageInstanceSnapshot(
+        (OperatorState("l", "list", (of.encode(),)), OperatorState("u", "union", (of.encode(),))),
+        (f"transaction {of}",),
+        10,
+        state_plan=("count by k",) if name == "counted" else (),
+    )
+    return TaskSnapshot({name: fields.pop("own", own)}, QuerySnapshot(batch, sources=(of,)), tuple(channels), **fields)
+
+
+def channel(sender: int, reader: int, watermark: int | None, **fields: Any) -> ChannelSnapshot:
+    return ChannelSnapshot(f"live[{sender}]->counted[{reader}]", 5, watermark, **fields)
+
+
+def checkpoint(
+    of: Pipeline, finished: tuple[int, ...] = (), readers: dict[int, TaskSnapshot] | None = None, **fields: Any
+) -> CheckpointMetadata:
+    inputs = recorded_inputs(of)
+    live, counted = of.stages
+    stages = (
+        StageMetadata("live", live.parallelism, live.instances, finished, inputs=inputs["live"]),
+        StageMetadata("counted", counted.parallelism, counted.instances, inputs=inputs["counted"], **fields),
+    )
+    sources = {i: snapshot("live", name) for i, name in enumerate(live.instances) if i not in finished}
+    if readers is None:
+        every = range(counted.parallelism)
+        readers = {
+            i: snapshot(
+                "counted",
+                counted.instances[i],
+                [channel(s, i, 100 * s) for s in range(live.parallelism)],
+                valve_watermark=50 - i,
+            )
+            for i in every
+        }
+    metadata = CheckpointMetadata(
+        "p", 3, stages, (ChainMetadata("live", ("live",), sources), ChainMetadata("counted", ("counted",), readers))
+    )
+    assert decode(encode(metadata), "x") == metadata
+    return metadata
+
+
+def tasks(rescaled: RescaledCheckpoint, stage: str) -> dict[int, TaskSnapshot]:
+    return next(chain.tasks for chain in rescaled.metadata.chains if chain.name == stage)
+
+
+def items(task: TaskSnapshot, stage: str, kind: str) -> list[str]:
+    return [item.decode() for state in task.stages[stage].operator_states if state.kind == kind for item in state.items]
+
+
+def test_the_same_instances_keep_everything() -> None:
+    metadata = checkpoint(pipeline())
+    assert rescale(pipeline(), metadata) == RescaledCheckpoint(metadata)
+
+
+def test_feeds_keep_what_belongs_to_their_names_and_sinks_what_belongs_to_their_numbers() -> None:
+    rescaled = rescale(pipeline("dca"), checkpoint(pipeline(), finished=(1,)))
+    live = tasks(rescaled, "live")
+    assert {i: task.query and task.query.sources for i, task in live.items()} == {0: None, 1: ("c",), 2: ("a",)}
+    assert [items(live[i], "live", "list") for i in range(3)] == [[], ["c"], ["a"]]
+    assert [live[i].stages["live"].transactions for i in range(3)] == [("transaction a",), (), ("transaction c",)]
+    known = [{c.channel: (c.position, c.watermark) for c in task.channels} for task in tasks(rescaled, "counted").values()]
+    assert known[0] == {
+        "live[0]->counted[0]": (5, None),
+        "live[1]->counted[0]": (5, 200),
+        "live[2]->counted[0]": (5, 0),
+    }, "positions are those of the query's offsets, event time is that of the sender"
+    assert [task.query for task in tasks(rescaled, "counted").values()] == [QuerySnapshot(7, sources=(of,)) for of in "pq"]
+    assert not rescaled.removed and not rescaled.shares
+
+
+def test_a_feed_that_has_finished_stays_finished_under_its_new_number() -> None:
+    plan = validate_restore(pipeline("xcb"), checkpoint(pipeline(), finished=(0, 1)))
+    assert plan.finished == {TaskId("live", 2)} and TaskId("live", 1) in plan.tasks
+
+
+@pytest.mark.parametrize(("before", "now"), [("pq", "pqrs"), ("pqrs", "pq"), ("p", "pqr"), ("pqr", "p"), ("pq", "pqr")])
+def test_each_key_group_has_one_owner_and_each_item_one_place(before: str, now: str) -> None:
+    rescaled = rescale(pipeline(keyed=now), checkpoint(pipeline(keyed=before)))
+    counted, shares = tasks(rescaled, "counted"), [rescaled.shares[TaskId("counted", i)] for i in range(len(now))]
+    assert [group for share in shares for group in share.groups] == list(range(128))
+    for share in shares:
+        assert set(share.groups) <= {group for old in share.queries for group in share.held[old]}
+        assert all(set(share.held[old]) & set(share.groups) for old in share.queries), (
+            "each query that is read holds groups of the share"
+        )
+        assert share.logs == len(before) - 1, "event time continues from the earliest"
+    assert sorted(i for task in counted.values() for i in items(task, "counted", "list")) == list(before)
+    assert sorted(i for task in counted.values() for i in items(task, "counted", "union")) == list(before)
+    assert sum(task.stages["counted"].rows_out for task in counted.values()) == 10 * len(before)
+    assert {task.valve_watermark for task in counted.values()} == {51 - len(before)}
+    committed = [t for task in counted.values() for t in task.stages["counted"].transactions]
+    committed += [t for gone in rescaled.removed for t in gone.snapshot.transactions]
+    assert committed == [f"transaction {name}" for name in before]
+    of_counted = rescaled.metadata.stages[1]
+    assert (of_counted.max_parallelism, of_counted.most_instances) == (128, len(before) if len(before) > len(now) else 0)
+    back = rescale(pipeline(keyed=before), rescaled.metadata)
+    assert [gone.index for gone in back.removed] == list(range(len(before), len(now))), "sinks of a later checkpoint"
+    assert back.metadata.stages[1].max_parallelism == 128
+
+
+def test_the_sinks_of_all_instances_that_there_ever_were_are_settled() -> None:
+    rescaled = rescale(pipeline(), checkpoint(pipeline(), most_instances=4))
+    assert [(gone.stage, gone.index, gone.snapshot.transactions) for gone in rescaled.removed] == [
+        ("counted", 2, ()),
+        ("counted", 3, ()),
+    ]
+    assert rescaled.metadata.stages[1].most_instances == 4
+
+
+def test_a_stage_without_state_in_spark_begins_a_new_query() -> None:
+    plain = {i: snapshot("counted", "x", own=StageInstanceSnapshot(state_plan=())) for i in range(2)}
+    metadata = checkpoint(pipeline(edge="all_to_all"), readers=plain)
+    rescaled = rescale(pipeline(keyed="pqr", edge="all_to_all"), metadata)
+    assert [task.query for task in tasks(rescaled, "counted").values()] == [None] * 3 and not rescaled.shares
+
+
+def test_one_instance_may_become_several_with_a_key() -> None:
+    plan = validate_restore(pipeline(keyed="pq"), checkpoint(pipeline(keyed="p", edge="all_to_all")))
+    assert plan.rescaled is not None and {share.key for share in plan.rescaled.shares.values()} == {"k"}
+
+
+IN_FLIGHT = {i: snapshot("counted", "x", [channel(0, i, 1, in_flight=(WatermarkAt(1),))]) for i in range(2)}
+WAITING = {0: snapshot("counted", "p", end_of_data="drain"), 1: snapshot("counted", "q")}
+UNRECORDED = {i: snapshot("counted", "x", own=StageInstanceSnapshot()) for i in range(2)}
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "text"),
+    [
+        (pipeline("ab"), checkpoint(pipeline()), "'live' has no instance 'c' any more"),
+        (pipeline(keyed="pqr"), checkpoint(pipeline(), readers=IN_FLIGHT), "elements in flight on live"),
+        (pipeline("abcd"), checkpoint(pipeline(), readers=IN_FLIGHT), "elements in flight on live"),
+        (pipeline(keyed="pqr"), checkpoint(pipeline(), readers=WAITING), r"instances that have ended: counted\[0\]"),
+        (pipeline(keyed="pqr"), checkpoint(pipeline(), readers=UNRECORDED), "does not say whether it keeps state"),
+        (pipeline(keyed="pqr", edge="all_to_all"), checkpoint(pipeline(edge="all_to_all")), "no column decides"),
+        (pipeline("abcdefgh", edge="pointwise"), checkpoint(pipeline("abcd", edge="pointwise")), "POINTWISE, would get the rows"),
+    ],
+)
+def test_what_cannot_be_rescaled(now: Pipeline, before: CheckpointMetadata, text: str) -> None:
+    with pytest.raises(InstancesChanged, match=text):
+        validate_restore(now, before)
+
+
+def test_more_instances_than_key_groups() -> None:
+    with pytest.raises(ParallelismTooHigh, match="'counted' has 5 instances and a maximum parallelism of 4"):
+        validate_restore(pipeline(keyed="pqrst"), checkpoint(pipeline(), max_parallelism=4))
