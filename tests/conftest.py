@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
 settings.register_profile("default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    """Random numbers: the same in each run of CI, others elsewhere. A test that fails prints their seed."""
+    seed = 0 if os.environ.get("HYPOTHESIS_PROFILE") == "ci" else random.SystemRandom().randrange(10**9)
+    print(f"seed {seed}")
+    return random.Random(seed)
 
 
 @pytest.fixture(scope="session")

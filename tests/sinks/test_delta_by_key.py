@@ -226,10 +226,8 @@ def test_a_key_of_several_columns_and_partitions_that_are_in_it_or_not(tmp_path:
         assert {tuple(row.values()) for row in found if row["v"] == "x"} == left
 
 
-def test_any_sequence_of_checkpoints_leaves_the_newest_row_of_each_key(tmp_path: Path) -> None:
-    seed = random.randrange(10**9)
-    print(f"seed {seed}")
-    r = random.Random(seed)
+def test_any_sequence_of_checkpoints_leaves_the_newest_row_of_each_key(tmp_path: Path, chance: random.Random) -> None:
+    r = chance
     for number in range(6):
         (folder := tmp_path / str(number)).mkdir()
         partition_by = r.choice([None, "p", ["p"]])

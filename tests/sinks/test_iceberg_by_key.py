@@ -114,10 +114,8 @@ def test_keys_of_all_types_are_found_also_in_partitions(lake: Lake, tmp_path: Pa
         assert rows(place, "k", "v") == sorted(expected.items(), key=repr)
 
 
-def test_any_sequence_of_checkpoints_leaves_the_newest_row_of_each_key(tmp_path: Path) -> None:
-    seed = random.randrange(10**9)
-    print(f"seed {seed}")
-    r = random.Random(seed)
+def test_any_sequence_of_checkpoints_leaves_the_newest_row_of_each_key(tmp_path: Path, chance: random.Random) -> None:
+    r = chance
     for number in range(4):
         lake = Lake(tmp_path / str(number))
         by_both = r.random() < 0.5
@@ -139,7 +137,7 @@ def test_any_sequence_of_checkpoints_leaves_the_newest_row_of_each_key(tmp_path:
             if r.random() < 0.2:  # another program rewrites the table
                 lake.table.overwrite(lake.table.scan().to_arrow())
             if r.random() < 0.3:
-                sink = lake.opened(settings=settings, attempt=f"a{step}")
+                sink = lake.opened(settings=settings, attempt=f"after{step}")
                 sink.recover([], restored=step)
             assert rows(lake, "k", "p", "v") == sorted(((*key, v) for key, v in model.items()), key=repr)
 
