@@ -17,7 +17,7 @@ from dagster_checkpoints.state.views import PipelineView
 
 @dataclass(frozen=True, slots=True)
 class RemovedInstance:
-    """An instance that the pipeline does not have any more, of a stage with a sink.
+    """An instance that the pipeline does not have any more under its number, of a stage with a sink.
 
     Attributes:
         stage: name of the stage.
@@ -47,6 +47,22 @@ def removed_instances(
             snapshot = part_of(task, tail.name)
             name = tail.instances[index] if index < tail.parallelism else str(index)
             yield RemovedInstance(tail.name, index, name, most, snapshot)
+
+
+def instances_of_finished_ones(before: CheckpointMetadata, now: CheckpointMetadata) -> Iterator[RemovedInstance]:
+    """The instances whose number an instance has now that had finished: it has no task, which would commit their transactions.
+
+    Args:
+        before: the checkpoint as it was taken.
+        now: the checkpoint with the present instances.
+    """
+    stages = {stage.name: stage for stage in before.stages}
+    for old, new in zip(before.chains, now.chains, strict=True):
+        tail = stages[old.stages[-1]]
+        parallelism = next(stage.parallelism for stage in now.stages if stage.name == tail.name)
+        for index, task in old.tasks.items():
+            if index < parallelism and index not in new.tasks:
+                yield RemovedInstance(tail.name, index, tail.instances[index], parallelism, part_of(task, tail.name))
 
 
 def with_most_instances(metadata: CheckpointMetadata, now: Mapping[str, int]) -> CheckpointMetadata:

@@ -2,8 +2,9 @@
 
 A restore with other instances first makes this checkpoint; every other rule of a restore then applies to it. Instances of
 sources, and of stages that read one instance of these each, are matched by **name**: offsets belong to a name. Instances of the
-other stages share state and rows: list state is dealt out, keyed state goes to the owners of its key groups. Must not know:
-storage, Spark, how keyed state is moved.
+other stages share state and rows: list state is dealt out, keyed state goes to the owners of its key groups. The instances of a
+split source that read share its splits; the others stay finished under their names. Must not know: storage, Spark, how keyed
+state is moved.
 
 Source: PROTOCOL 8.3; Flink's StateAssignmentOperation.
 """
@@ -32,8 +33,13 @@ from dagster_checkpoints.state.metadata import (
     StageMetadata,
     TaskSnapshot,
 )
-from dagster_checkpoints.state.removed_instances import RemovedInstance, removed_instances, with_most_instances
-from dagster_checkpoints.state.rescaled_instances import dealt_out, holds_state, part_of, with_transactions
+from dagster_checkpoints.state.removed_instances import (
+    RemovedInstance,
+    instances_of_finished_ones,
+    removed_instances,
+    with_most_instances,
+)
+from dagster_checkpoints.state.rescaled_instances import dealt_out, holds_state, part_of, with_shared_splits, with_transactions
 from dagster_checkpoints.state.rescaling import check_rescaling, known_channel, least_watermark, rescaled_stages
 from dagster_checkpoints.state.views import EdgeView, PipelineView
 
@@ -69,7 +75,7 @@ class RescaledCheckpoint:
     Attributes:
         metadata: its metadata. The query of a task in `shares` names the files of the old query that it continues.
         shares: by task, the keyed state with which it begins.
-        removed: the instances that are gone.
+        removed: the instances that are gone, and those whose number an instance has now that had finished.
     """
 
     metadata: CheckpointMetadata
@@ -103,7 +109,8 @@ def rescale(pipeline: PipelineView, metadata: CheckpointMetadata) -> RescaledChe
             "between them."
         )
     rescaling = _Rescaling(pipeline, metadata, recorded, changed)
-    return RescaledCheckpoint(rescaling.metadata(), rescaling.shares, removed)
+    rescaled = rescaling.metadata()
+    return RescaledCheckpoint(rescaled, rescaling.shares, (*removed, *instances_of_finished_ones(metadata, rescaled)))
 
 
 class _Rescaling:
@@ -122,6 +129,7 @@ class _Rescaling:
         self._recorded = recorded
         self._changed = changed
         self._now = {stage.name: stage.instances for stage in pipeline.stages}
+        self._split_sources = {name for name in changed if recorded[name].enumerator is not None}
         self._chain_of = {name: chain for chain in metadata.chains for name in chain.stages}
         self._reads: dict[str, list[EdgeView]] = {}
         for edge in pipeline.edges:
@@ -230,6 +238,9 @@ class _Rescaling:
                 return chain
             self._check_other_producers(chain)
             return self._with_channels(chain, chain.tasks, {i: i for i in chain.tasks})
+        if head in self._split_sources:
+            tasks = with_shared_splits(chain, self._origins(head), self._now[head], self._where)
+            return self._with_channels(chain, tasks, {})
         if self._by_name(head):
             return self._matched(chain)
         return self._dealt_out(chain)
@@ -328,6 +339,9 @@ class _Rescaling:
             known = []
             for identity, static in self._into(TaskId(chain.name, index)):
                 saved = known_channel(identity, static, held, self._changed, origins)
+                if saved is not None and not static and identity.producer in self._split_sources:
+                    of_any = known_channel(identity, static, held, self._changed)
+                    saved = of_any and msgspec.structs.replace(of_any, ended=saved.ended)
                 position = own[str(identity)].position if str(identity) in own else 0
                 if saved is not None or position:
                     known.append(msgspec.structs.replace(saved or ChannelSnapshot(str(identity), 0), position=position))

@@ -9,6 +9,7 @@ import msgspec
 from dagster_checkpoints.state.errors import InstancesChanged
 from dagster_checkpoints.state.metadata import ChainMetadata, StageInstanceSnapshot, TaskSnapshot
 from dagster_checkpoints.state.redistribution import deal_out_operator_states
+from dagster_checkpoints.state.rescaling import least_watermark
 
 
 def part_of(task: TaskSnapshot | None, stage: str) -> StageInstanceSnapshot:
@@ -36,6 +37,47 @@ def dealt_out(stage: str, old: Sequence[TaskSnapshot], parallelism: int) -> list
         )
         for index in range(parallelism)
     ]
+
+
+def with_shared_splits(
+    chain: ChainMetadata, origins: Sequence[int | None], now: Sequence[str], where: str
+) -> dict[int, TaskSnapshot]:
+    """The tasks of a split source whose instances have changed, by present instance.
+
+    Its enumerator assigns all splits again that are not finished, in their order: an instance that went on with its own one would
+    advance event time past that of an instance that is gone. An instance whose data has ended stays so under its name.
+
+    Args:
+        chain: the source's chain.
+        origins: by present instance, the old one of its name; None for a new one.
+        now: the names of the present instances.
+        where: the checkpoint, for the error.
+
+    Raises:
+        InstancesChanged: no instance is left that reads splits.
+    """
+    name, running = chain.name, {index for index, task in chain.tasks.items() if task.end_of_data != "drain"}
+    old = [chain.tasks[index] for index in sorted(running)]
+    reading = [new for new, origin in enumerate(origins) if origin is None or origin in running]
+    if old and not reading:
+        raise InstancesChanged(
+            f"The instances that {name!r} has now ({', '.join(map(repr, now))}) have ended in {where}, and those that read are "
+            "gone: no instance would read the splits that are left. Give the source one of these again, or a new one."
+        )
+    shares = dict(zip(reading, dealt_out(name, old, len(reading)), strict=True)) if old else {}
+    watermark = least_watermark(task.watermark for task in old)
+    tasks = {}
+    for new, origin in enumerate(origins):
+        ended = chain.tasks.get(origin) if origin is not None else None
+        if new in reading:
+            task = TaskSnapshot({name: shares.get(new, StageInstanceSnapshot())}, watermark=watermark)
+        elif ended is not None:
+            task = ended
+        else:
+            continue
+        part = with_transactions(part_of(task, name), chain.tasks.get(new), name)
+        tasks[new] = msgspec.structs.replace(task, stages={name: part})
+    return tasks
 
 
 def holds_state(chain: ChainMetadata, tasks: Sequence[TaskSnapshot], where: str) -> bool:

@@ -116,6 +116,9 @@ def test_feeds_keep_what_belongs_to_their_names_and_sinks_what_belongs_to_their_
 def test_a_feed_that_has_finished_stays_finished_under_its_new_number() -> None:
     plan = validate_restore(pipeline("xcb"), checkpoint(pipeline(), finished=(0, 1)))
     assert plan.finished == {TaskId("live", 2)} and TaskId("live", 1) in plan.tasks
+    assert plan.rescaled is not None
+    gone = [(gone.stage, gone.index, gone.name, gone.snapshot.transactions) for gone in plan.rescaled.removed]
+    assert gone == [("live", 2, "c", ("transaction c",))], "no task commits what number 2 has pre-committed"
 
 
 @pytest.mark.parametrize(("before", "now"), [("pq", "pqrs"), ("pqrs", "pq"), ("p", "pqr"), ("pqr", "p"), ("pq", "pqr")])
