@@ -45,7 +45,14 @@ if TYPE_CHECKING:
         build_savepoint_schedule,
     )
     from dagster_checkpoints.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, ParquetSink, SqlSink, TwoPhaseCommitSink
-    from dagster_checkpoints.sources import read_delta_table, read_iceberg_table, read_sql_table
+    from dagster_checkpoints.sources import (
+        DateSplits,
+        FileSplits,
+        TableSplits,
+        read_delta_table,
+        read_iceberg_table,
+        read_sql_table,
+    )
     from dagster_checkpoints.spark.stored_state import correct_savepoint, read_state
 
 _WHERE = {
@@ -53,9 +60,11 @@ _WHERE = {
     "CommitCheckResult": "pipeline",
     "DagsterCheckpointsError": "errors",
     "DagsterStageTranslator": "plugin.stage_translator",
+    "DateSplits": "sources",
     "DeltaSink": "sinks",
     "DiscoveryContext": "pipeline",
     "FileSink": "sinks",
+    "FileSplits": "sources",
     "IcebergSink": "sinks",
     "InputAsset": "pipeline",
     "KafkaSink": "sinks",
@@ -69,6 +78,7 @@ _WHERE = {
     "StageContext": "pipeline",
     "StageInput": "pipeline",
     "StageKind": "pipeline",
+    "TableSplits": "sources",
     "TwoPhaseCommitSink": "sinks",
     "Watermark": "pipeline",
     "bounded_source": "pipeline",
@@ -98,9 +108,11 @@ __all__ = [
     "CommitCheckResult",
     "DagsterCheckpointsError",
     "DagsterStageTranslator",
+    "DateSplits",
     "DeltaSink",
     "DiscoveryContext",
     "FileSink",
+    "FileSplits",
     "IcebergSink",
     "InputAsset",
     "KafkaSink",
@@ -114,6 +126,7 @@ __all__ = [
     "StageContext",
     "StageInput",
     "StageKind",
+    "TableSplits",
     "TwoPhaseCommitSink",
     "Watermark",
     "bounded_source",

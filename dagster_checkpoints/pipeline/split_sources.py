@@ -215,8 +215,9 @@ class FunctionSplitSource(OfFunction, SplitSource):
 
     @property
     def code(self) -> list[Any]:
-        """The user's functions."""
-        return [self.function, *([self._discovery] if callable(self._discovery) else [])]
+        """The user's functions; of an object that discovers the splits its class."""
+        discovery = self._discovery if inspect.isroutine(self._discovery) else type(self._discovery)
+        return [self.function, *([discovery] if callable(self._discovery) else [])]
 
 
 def split_source(

@@ -1,7 +1,7 @@
 """Sources beside those that Spark brings along: functions that a source's stage calls, and that return a streaming DataFrame.
 
 :mod:`sql` reads a table of a database in splits, :mod:`delta` a Delta Lake table, :mod:`iceberg`
-an Apache Iceberg table; :mod:`lake` is what the last two have in common.
+an Apache Iceberg table; :mod:`lake` is what the last two have in common. :mod:`splits` has discoveries for split sources.
 """
 
 from dagster_checkpoints.sources.delta.table import read_delta_table
@@ -15,9 +15,14 @@ from dagster_checkpoints.sources.errors import (
     SourceUnavailable,
 )
 from dagster_checkpoints.sources.iceberg.table import read_iceberg_table
+from dagster_checkpoints.sources.splits.dates import DateSplits
+from dagster_checkpoints.sources.splits.files import FileSplits
+from dagster_checkpoints.sources.splits.tables import TableSplits
 from dagster_checkpoints.sources.sql.table import read_sql_table
 
 __all__ = [
+    "DateSplits",
+    "FileSplits",
     "InvalidSource",
     "SourceColumnsChanged",
     "SourceError",
@@ -25,6 +30,7 @@ __all__ = [
     "SourceRowsChanged",
     "SourceRowsLost",
     "SourceUnavailable",
+    "TableSplits",
     "read_delta_table",
     "read_iceberg_table",
     "read_sql_table",

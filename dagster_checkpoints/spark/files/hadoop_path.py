@@ -110,6 +110,7 @@ class HadoopFileSystem:
         self.copy: Callable[..., bool] = jvm.org.apache.hadoop.fs.FileUtil.copy
         self.hash: Callable[[Any], Any] = jvm.org.apache.commons.codec.digest.DigestUtils.sha256Hex
         self.buffered: Callable[[Any, int], Any] = jvm.java.io.BufferedInputStream
+        self.arrays: Any = jvm.java.util.Arrays
         self.local: Any = jvm.org.apache.hadoop.fs.FileSystem.getLocal(self.configuration).getRawFileSystem()
         self.client: Any = self._client(root)
 
@@ -121,6 +122,19 @@ class HadoopFileSystem:
     def qualified(self, url: str) -> HadoopPath:
         """The path of a URL on this file system, as listings write it: with the default host if the URL names none."""
         return HadoopPath(self, str(self.client.makeQualified(self.path(url)).toString()))
+
+    @_as_os_error
+    def matching(self, pattern: str) -> list[FileStatus]:
+        """The files and directories of a pattern with Hadoop's wildcards; none if nothing matches."""
+        found = self.client.globStatus(self.path(pattern))
+        return [] if found is None else self.parsed(str(self.arrays.toString(found)))
+
+    def parsed(self, text: str) -> list[FileStatus]:
+        """The statuses of a listing: one text for all, because a call into the JVM for each field of each would be slow."""
+        return [
+            FileStatus(HadoopPath(self, path), int(size or 0), int(modified), etag)
+            for path, size, modified, etag in _STATUS.findall(text)
+        ]
 
     def __str__(self) -> str:
         return self.root
@@ -181,12 +195,7 @@ class HadoopPath:
 
     @_as_os_error
     def _listed(self, entries: Callable[[Any], Any]) -> list[FileStatus]:
-        """One text for all entries: a call into the JVM for each field of each would be slow."""
-        text = str(self._system.to_list(entries(self._path)).toString())
-        return [
-            FileStatus(HadoopPath(self._system, path), int(size or 0), int(modified), etag)
-            for path, size, modified, etag in _STATUS.findall(text)
-        ]
+        return self._system.parsed(str(self._system.to_list(entries(self._path)).toString()))
 
     @_as_os_error
     def mkdir(self, *, parents: bool = False, exist_ok: bool = False) -> None:

@@ -1,0 +1,106 @@
+"""The files, directories and tables that ready-made discoveries find, and a pipeline that reads a growing prefix."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.pipeline import DiscoveryContext, Pipeline, split_source
+from dagster_checkpoints.sources import FileSplits, InvalidSource, SourceUnavailable, TableSplits
+
+ROWS = "k string, v long"
+
+
+@pytest.fixture
+def context(spark: Any) -> DiscoveryContext:
+    return DiscoveryContext(spark, "files", logging.getLogger("tests"))
+
+
+def make(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "complete", "found"),
+    [
+        ("day=*/*.parquet", None, ["day=1/a.parquet", "day=1/b c.parquet", "day=2/a.parquet"]),
+        ("day={1,3}", None, ["day=1", "day=3"]),
+        ("day=*", "_SUCCESS", ["day=1", "day=3"]),
+        ("", None, ["day=1/a.parquet", "day=1/b c.parquet", "day=2/a.parquet", "day=3/deep/er.parquet"]),
+        ("", "_SUCCESS", ["day=1", "day=3"]),
+        ("day=1/a.parquet", None, ["day=1/a.parquet"]),
+        ("day=9/a.parquet", None, []),
+        ("none/*/x", None, []),
+        ("none/", None, []),
+    ],
+)
+def test_the_files_of_a_pattern(
+    context: DiscoveryContext, tmp_path: Path, pattern: str, complete: str | None, found: list[str]
+) -> None:
+    root = tmp_path / "_hidden" / "input"  # only what is found counts as hidden
+    make(root, "day=1/a.parquet", "day=1/b c.parquet", "day=1/_SUCCESS", "day=1/.a.crc", "day=2/a.parquet", "day=2/_temporary/x")
+    make(root, "day=3/deep/er.parquet", "day=3/_SUCCESS", "_day=4/_SUCCESS", "_day=4/a.parquet")
+    splits = FileSplits(f"{root}/{pattern}", complete)(context)
+    assert splits == [f"file:{root}/{name}" for name in found]
+
+
+def test_what_a_discovery_of_files_refuses(context: DiscoveryContext, tmp_path: Path) -> None:
+    make(tmp_path / "{x}", "a.parquet")
+    with pytest.raises(InvalidSource, match=r"without the characters .* found file:.*/\{x\}/a.parquet: Spark would read it"):
+        FileSplits(f"{tmp_path}/")(context)
+    with pytest.raises(SourceUnavailable, match=r"'files': expected to list nosuch://x/\*, but .* spark.hadoop"):
+        FileSplits("nosuch://x/*")(context)
+
+
+def test_the_tables_of_a_database(context: DiscoveryContext) -> None:
+    spark = context.spark
+    spark.sql("CREATE DATABASE monthly")
+    try:
+        for name in ("month_02", "month_01", "other"):
+            spark.sql(f"CREATE TABLE monthly.{name} USING parquet AS SELECT '{name}' AS k")
+        spark.range(1).createOrReplaceTempView("month_00")
+        splits = TableSplits("monthly", like="month*")(context)
+        assert splits == ["monthly.month_01", "monthly.month_02"]
+        assert [spark.table(split).first().k for split in splits] == ["month_01", "month_02"]
+        assert TableSplits("monthly")(context)[-1] == "monthly.other"
+    finally:
+        spark.catalog.dropTempView("month_00")
+        spark.sql("DROP DATABASE monthly CASCADE")
+    with pytest.raises(SourceUnavailable, match=r"expected to list the tables of nosuch, found: .*SCHEMA_NOT_FOUND"):
+        TableSplits("nosuch")(context)
+
+
+def test_a_pipeline_reads_each_directory_of_a_growing_prefix_once(lab: Any) -> None:
+    def add(day: int) -> None:
+        for part in range(2):
+            lab.put(f"days/day={day}", ROWS, [("a", 10 * day + part)])
+        lab.input(f"days/day={day}").joinpath("_SUCCESS").touch()
+
+    @split_source(
+        schema=ROWS,
+        discover=FileSplits(f"{lab.input('days')}/", complete="_SUCCESS"),
+        bounded=False,
+        discovery_interval=0.2,
+        instances=["x", "y"],
+        sink=lab.sink("days"),
+    )
+    def days(context, split):
+        return context.spark.read.schema(ROWS).parquet(split)
+
+    add(1)
+    lab.put("days/day=2", ROWS, [("a", 99)])
+    job = lab.start(Pipeline("growing", [days]))
+    job.wait_until(lambda: lab.count("days") == 2)
+    (first,) = lab.input("days/day=2").glob("*.parquet")
+    first.unlink()  # the directory was not complete
+    add(2)
+    add(3)
+    job.wait_until(lambda: lab.count("days") == 6)
+    job.drain()
+    job.finished()
+    assert sorted(lab.committed("days")) == [("a", 10 * day + part) for day in (1, 2, 3) for part in range(2)]
