@@ -110,7 +110,7 @@ class HadoopFileSystem:
         self.copy: Callable[..., bool] = jvm.org.apache.hadoop.fs.FileUtil.copy
         self.hash: Callable[[Any], Any] = jvm.org.apache.commons.codec.digest.DigestUtils.sha256Hex
         self.buffered: Callable[[Any, int], Any] = jvm.java.io.BufferedInputStream
-        self.arrays: Any = jvm.java.util.Arrays
+        self.wrapped: Callable[[Any], Any] = jvm.scala.Predef.genericWrapArray
         self.local: Any = jvm.org.apache.hadoop.fs.FileSystem.getLocal(self.configuration).getRawFileSystem()
         self.client: Any = self._client(root)
 
@@ -127,7 +127,7 @@ class HadoopFileSystem:
     def matching(self, pattern: str) -> list[FileStatus]:
         """The files and directories of a pattern with Hadoop's wildcards; none if nothing matches."""
         found = self.client.globStatus(self.path(pattern))
-        return [] if found is None else self.parsed(str(self.arrays.toString(found)))
+        return [] if found is None else self.parsed(str(self.wrapped(found).mkString()))
 
     def parsed(self, text: str) -> list[FileStatus]:
         """The statuses of a listing: one text for all, because a call into the JVM for each field of each would be slow."""
