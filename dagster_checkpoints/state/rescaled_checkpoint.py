@@ -340,8 +340,7 @@ class _Rescaling:
             for identity, static in self._into(TaskId(chain.name, index)):
                 saved = known_channel(identity, static, held, self._changed, origins)
                 if saved is not None and not static and identity.producer in self._split_sources:
-                    of_any = known_channel(identity, static, held, self._changed)
-                    saved = of_any and msgspec.structs.replace(of_any, ended=saved.ended)
+                    saved = known_channel(identity, static, held, self._changed)  # any instance may read the splits of any
                 position = own[str(identity)].position if str(identity) in own else 0
                 if saved is not None or position:
                     known.append(msgspec.structs.replace(saved or ChannelSnapshot(str(identity), 0), position=position))
