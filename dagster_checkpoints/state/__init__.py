@@ -62,6 +62,7 @@ from dagster_checkpoints.state.metadata import (
 )
 from dagster_checkpoints.state.metadata_file import decode, encode
 from dagster_checkpoints.state.plans import check_divided_plans, check_sources, check_stateful_plans
+from dagster_checkpoints.state.processor_states import ENCODED_AS_AVRO
 from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_enumerators, recorded_stages
 from dagster_checkpoints.state.redistribution import (
     redistribute_broadcasts,
@@ -79,6 +80,7 @@ from dagster_checkpoints.state.stage_names import with_uids
 from dagster_checkpoints.state.views import EdgeView, PipelineView, StageView
 
 __all__ = [
+    "ENCODED_AS_AVRO",
     "HIGHEST_MAX_PARALLELISM",
     "SUPPORTED_SPARK_TEXT",
     "ChainLayoutChanged",

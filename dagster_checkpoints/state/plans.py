@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from dagster_checkpoints.state.errors import SourcesChanged, StatefulPlanChanged
 from dagster_checkpoints.state.metadata import TaskSnapshot
+from dagster_checkpoints.state.processor_states import fits_states
 
 _REMEDY = (
     "Take the change back; or end the old pipeline with a drain, which emits and commits all that it holds, and begin with the "
@@ -22,7 +23,9 @@ def check_stateful_plans(
 ) -> None:
     """Check that the stateful operators of each stage are those whose state the checkpoint holds.
 
-    A query that has run no batch has no state, and a checkpoint of a release that did not record plans is not compared.
+    A ``transformWithState`` processor may declare other states where Spark reads the old ones with them
+    (:mod:`processor_states`). A query that has run no batch has no state, and a checkpoint of a release that did not record
+    plans is not compared.
 
     Args:
         snapshot: the snapshot of the task.
@@ -38,7 +41,7 @@ def check_stateful_plans(
         return
     for stage, now in operators.items():
         before = snapshot.stages[stage].state_plan if stage in snapshot.stages else None
-        if before is not None and before != tuple(now):
+        if before is not None and not _fits(before, now):
             raise StatefulPlanChanged(
                 f"Stage {stage!r} (instance {instance!r}, {locations.get(stage, 'defined elsewhere')}) keeps other state than in "
                 f"{where}.\n  In the checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}\nSpark would continue with "
@@ -93,6 +96,12 @@ def check_sources(
         f"{_numbered(sources)}\nSpark keeps the offsets of a query's sources by their number, so each would continue where "
         f"another one had stopped. {_REMEDY}{risk}. A source that is to be added or removed without a new start needs a stage "
         "of its own."
+    )
+
+
+def _fits(before: Sequence[str], now: Sequence[str]) -> bool:
+    return len(before) == len(now) and all(
+        this == other or fits_states(this, other) for this, other in zip(before, now, strict=True)
     )
 
 

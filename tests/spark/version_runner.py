@@ -118,7 +118,7 @@ def pipeline(lab: Any) -> Pipeline:
 
     @unbounded_source(watermark=("ts", "1 minute"))
     def direct(context):
-        return lab.stream("clicks", CLICKS)
+        return lab.stream("clicks", CLICKS, files_per_trigger=3)
 
     @stage(sink=lab.sink("in_one_query"))
     def in_one_query(direct):
@@ -126,7 +126,7 @@ def pipeline(lab: Any) -> Pipeline:
 
     @unbounded_source(watermark=("ts", "1 minute"))
     def clicks(context):
-        return lab.stream("clicks", CLICKS)
+        return lab.stream("clicks", CLICKS, files_per_trigger=3)
 
     @unbounded_source(watermark=("bought", "1 minute"))
     def buys(context):

@@ -114,3 +114,78 @@ def test_sources_that_are_not_known_are_not_compared() -> None:
     check_sources(snapshot(sources=(A, B)), (A, B), "live", "JFK", WHERE)
     check_sources(snapshot(sources=None), (A,), "live", "JFK", WHERE)
     check_sources(snapshot(query=False), (A,), "live", "JFK", WHERE)
+
+
+# States of a processor
+
+
+def processor(states: str, end: str = "", name: str = "Counter") -> str:
+    return (
+        f"transformWithState by k: {name} with {states}, output mode append, time mode eventtime{end}; watermark ts - 5 minutes"
+    )
+
+
+AVRO = ", encoded as avro"
+SUM, LAST = (
+    "value sum struct<n:bigint>",
+    "map last struct<k:string> -> struct<at:timestamp,by:struct<a:int,b:string>>, kept 1000 ms",
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "fits"),
+    [
+        # Whole states, with each encoding.
+        (SUM, f"{LAST}, {SUM}", True),
+        (f"{LAST}, {SUM}", SUM, True),
+        (f"{LAST}, {SUM}", LAST, True),
+        ("no state", SUM, True),
+        (SUM, "no state", True),
+        (SUM, "value total struct<n:bigint>", False),  # perhaps another name for the same state
+        (SUM, "list sum struct<n:bigint>", False),
+        (SUM, f"{SUM}, kept 1000 ms", False),
+        (LAST, LAST.replace("1000", "2000"), False),
+        (LAST, LAST.replace("k:string", "k:int"), False),
+        (SUM, "value sum struct<n:bigint,m:int>", False),
+        (SUM, "value sum of struct<n:bigint>", False),  # no text that can be read
+        ("unknown", SUM, False),
+        # Their fields, encoded as Avro.
+        (SUM + AVRO, "value sum struct<n:bigint,m:int>" + AVRO, True),
+        (SUM + AVRO, "value sum struct<n:bigint,m:int>", True),  # the query goes on with the encoding in which it has begun
+        (SUM, "value sum struct<n:bigint,m:int>" + AVRO, False),
+        (SUM, SUM + AVRO, True),
+        ("value sum struct<n:bigint,m:int>" + AVRO, SUM + AVRO, True),
+        ("value sum struct<n:bigint,m:int>" + AVRO, "value sum struct<m:int,n:bigint>" + AVRO, True),
+        ("value sum struct<n:int>" + AVRO, SUM + AVRO, True),
+        ("value sum struct<n:float>" + AVRO, "value sum struct<n:double>" + AVRO, True),
+        (SUM + AVRO, "value sum struct<n:int>" + AVRO, False),
+        (SUM + AVRO, "value sum struct<m:bigint>" + AVRO, False),
+        (LAST + AVRO, LAST.replace(",by:struct<a:int,b:string>", "") + AVRO, True),
+        (LAST + AVRO, LAST.replace("b:string", "c:string") + AVRO, False),
+        (LAST + AVRO, LAST.replace("b:string", "b:string,c:int") + AVRO, False),
+    ],
+)
+def test_the_states_of_a_processor(before: str, now: str, fits: bool) -> None:
+    texts = [processor(text.removesuffix(AVRO), AVRO if text.endswith(AVRO) else "") for text in (before, now)]
+    held = snapshot((DEDUP, texts[0]))
+    if fits:
+        check(held, DEDUP, texts[1])
+    else:
+        with pytest.raises(StatefulPlanChanged, match="transformWithState by k"):
+            check(held, DEDUP, texts[1])
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        processor(f"{LAST}, {SUM}", name="Other"),
+        processor(f"{LAST}, {SUM}").replace("by k", "by j"),
+        processor(f"{LAST}, {SUM}").replace("append", "update"),
+        processor(f"{LAST}, {SUM}").replace("eventtime", "none"),
+        processor(f"{LAST}, {SUM}").replace("5 minutes", "6 minutes"),
+        SUM,
+    ],
+)
+def test_other_changes_with_a_processors_states_are_refused(now: str) -> None:
+    with pytest.raises(StatefulPlanChanged):
+        check(snapshot((processor(SUM),)), now)

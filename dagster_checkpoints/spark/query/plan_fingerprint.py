@@ -31,6 +31,7 @@ from dagster_checkpoints.spark.query.plan_text import (
     type_text,
 )
 from dagster_checkpoints.spark.query.plans import QueryPlan
+from dagster_checkpoints.state import ENCODED_AS_AVRO
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,6 +41,8 @@ _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
 _IDENTIFYING = ("path", "subscribe", "subscribepattern", "assign", "topic", "topics", "stream", "streamname", "table", "dbtable")
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
 _WATERMARK_OF = "watermark of input "
+_PROCESSOR = "TransformWithStateInPySpark"
+_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,10 @@ def _operators(frame: DataFrame) -> list[str]:
     if not wanted:
         return []
     objects = list(nodes(_analyzed(frame)))  # in the order of the JSON
-    return [_operator(node, objects) + _watermarks(node, objects) for node in wanted]
+    encoded = ENCODED_AS_AVRO if str(frame.sparkSession.conf.get(_ENCODING, "")).lower() == "avro" else ""
+    return [
+        _operator(node, objects) + (encoded if node.kind == _PROCESSOR else "") + _watermarks(node, objects) for node in wanted
+    ]
 
 
 def stateful_nodes(frame: DataFrame) -> list[Node]:
@@ -224,7 +230,7 @@ _KINDS = {
     "Intersect": _distinct,
     "GlobalLimit": _limit,
     "FlatMapGroupsInPandasWithState": _groups_with_state,
-    "TransformWithStateInPySpark": _transform_with_state,
+    _PROCESSOR: _transform_with_state,
 }
 
 
