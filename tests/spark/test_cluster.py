@@ -179,8 +179,8 @@ def wait_for_workers(state: str) -> None:
         try:
             if _state(state)["aliveworkers"] == 2:
                 return
-        except OSError:
-            pass  # the master has not started yet
+        except (OSError, ValueError):
+            pass  # the master has not started yet, or does not serve this address yet
         assert time.monotonic() < until, f"the cluster does not start: {state}"
         time.sleep(0.2)
 
