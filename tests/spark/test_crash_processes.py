@@ -117,13 +117,13 @@ def replay_traces(folder: Path, children: list[Child]) -> None:
 class Feed:
     """The input of the crashing pipeline, and the result of a batch computation over it."""
 
-    def __init__(self, lab: Any) -> None:
+    def __init__(self, lab: Any, history_files: int = HISTORY_FILES) -> None:
         self.lab = lab
         self.live_rows = 0
-        self.history_rows = HISTORY_FILES * 30
+        self.history_rows = history_files * 30
         self._minute = dict.fromkeys("abc", 0)
         lab.put("names", "k string, name string", [("a", "Anna"), ("b", "Bob"), ("c", "Carl")])
-        for number in range(HISTORY_FILES):
+        for number in range(history_files):
             minutes = range(number * 30, number * 30 + 30, 3)
             lab.put("history", ROWS, [(k, lab.at(60 * m), m) for m in minutes for k in "abc"])
         for instance in "abc":

@@ -197,7 +197,7 @@ def test_a_pipeline_on_s3a_is_exact_after_a_kill(lab: Any, start: Any) -> None:
     """
     java = f"{find_java_home()}/bin/java"
     needed = jars.fetched(jars.S3A, java)
-    feed = crash.Feed(lab)
+    feed = crash.Feed(lab, history_files=6)  # each micro-batch takes seconds here
     feed.more()
     with EmbeddedS3() as s3, pytest.MonkeyPatch.context() as environment:
         for name, value in s3.environment.items():
