@@ -26,7 +26,7 @@ _WIDER = {("int", "bigint"), ("float", "double")}
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _DeclaredState:
     """A state that a processor declares: its kind, the types of a map's keys and of its values, and how long it is kept."""
 
     kind: str
@@ -61,7 +61,7 @@ def _renamed(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
     return bool(before.keys() - now.keys() and now.keys() - before.keys())
 
 
-def _fits(before: _State, now: _State, *, evolves: bool) -> bool:
+def _fits(before: _DeclaredState, now: _DeclaredState, *, evolves: bool) -> bool:
     if (before.kind, before.key, before.kept) != (now.kind, now.key, now.kept):
         return False
     return before.value == now.value or (evolves and _fields_fit(before.value, now.value))
@@ -74,14 +74,14 @@ def _fields_fit(before: str, now: str) -> bool:
     return all(kind == declared[name] or (kind, declared[name]) in _WIDER for name, kind in held.items() if name in declared)
 
 
-def _states(text: str) -> dict[str, _State] | None:
+def _states(text: str) -> dict[str, _DeclaredState] | None:
     """The declared states by name; None if the text cannot be read."""
-    states: dict[str, _State] = {}
+    states: dict[str, _DeclaredState] = {}
     for part in _BETWEEN_STATES.split(text) if text != "no state" else ():
         found = _STATE.fullmatch(part)
         if found is None or found["name"] in states:
             return None
-        states[found["name"]] = _State(found["kind"], found["key"], found["value"], found["kept"])
+        states[found["name"]] = _DeclaredState(found["kind"], found["key"], found["value"], found["kept"])
     return states
 
 
