@@ -146,7 +146,7 @@ def _operators(frame: DataFrame) -> list[str]:
     if not wanted:
         return []
     objects = list(nodes(_analyzed(frame)))  # in the order of the JSON
-    encoded = ENCODED_AS_AVRO if str(frame.sparkSession.conf.get(_ENCODING, "")).lower() == "avro" else ""
+    encoded = ENCODED_AS_AVRO if str(frame.sparkSession.conf.get(_ENCODING)).lower() == "avro" else ""
     return [
         _operator(node, objects) + (encoded if node.kind == _PROCESSOR else "") + _watermarks(node, objects) for node in wanted
     ]
