@@ -55,7 +55,7 @@ class KeyedStateShare:
         groups: the key groups that the instance owns.
         number: the number of all key groups.
         key: the column of the inputs by which rows were routed to the instances, or are now.
-        logs: the old instance whose query is continued: that with the earliest watermark.
+        logs: the old instance whose query all instances of the stage continue: that with the earliest watermark.
         queries: by old instance that held some of these groups, its query.
         held: by old instance, the key groups that it owned.
     """
@@ -305,10 +305,10 @@ class _Rescaling:
             )
         groups = self._key_groups(self._recorded[chain.name])
         held = {index: key_groups_of(index, before, groups) for index in range(before)}
+        logs = min(ran, key=lambda i: (_event_time(old[i]), i))  # one for all: their state is written as of one batch
         for index in range(now):
             own = key_groups_of(index, now, groups)
             parts = {i: query for i, query in ran.items() if set(held[i]) & set(own)}
-            logs = min(ran, key=lambda i: (_event_time(old[i]), i not in parts, i))
             self.shares[TaskId(chain.name, index)] = KeyedStateShare(own, groups, key, logs, parts, held)
 
     # Channels

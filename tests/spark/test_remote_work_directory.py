@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from dagster_checkpoints.coordination import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.spark.files.hadoop_path import HadoopPath
-from dagster_checkpoints.spark.files.work_path import entries_of, local_copies, place, remove_tree, rows_of, size_of, url
+from dagster_checkpoints.spark.files.work_path import entries_of, local_copies, place, remove_tree, rename, rows_of, size_of, url
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobRestarting, JobStarted
 from dagster_checkpoints.spark.session.java import find_java_home
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory, WorkDirectoryError
@@ -85,6 +85,10 @@ def test_files_on_hdfs(spark: SparkSession, hdfs: Any, tmp_path: Path) -> None:
     assert {str(status.path): status.size for status in (root / "placed").files_below()} == {
         f"{root}/placed/{part}/file": 3 for part in ("one", "two")
     }
+    rename(root / "placed" / "one", root / "moved")
+    assert (root / "moved" / "file").read_text("utf-8") == "one" and not (root / "placed" / "one").exists()
+    with pytest.raises(FileNotFoundError, match="none"):
+        rename(root / "none", root / "other")
     remove_tree(root)
     assert not root.exists()
 
@@ -109,7 +113,10 @@ def test_a_server_that_is_not_there_is_named_before_anything_starts(lab: Any) ->
 
 
 def test_a_pipeline_on_hdfs_is_exact_through_suspend_restart_and_drain(lab: Any, hdfs: Any) -> None:
-    """A fan-in with a static input, windows, two sinks; a savepoint moves from HDFS to a local directory and back."""
+    """A fan-in with a static input, windows, two sinks; a savepoint moves from HDFS to a local directory and back.
+
+    On the way back the windows get a second instance.
+    """
     feed = crash.Feed(lab)
     feed.more()
     pipeline = crash._runner().pipeline(lab.folder, str(lab.folder / "input"))
@@ -130,7 +137,8 @@ def test_a_pipeline_on_hdfs_is_exact_through_suspend_restart_and_drain(lab: Any,
     second.finished()
 
     feed.more()
-    third = lab.start(pipeline, restart=FixedDelayRestart(2, 0.1), **elsewhere)
+    wider = crash._runner().pipeline(lab.folder, str(lab.folder / "input"), hours_instances=2)
+    third = lab.start(wider, restart=FixedDelayRestart(2, 0.1), **elsewhere)
     third.wait_for(CheckpointDone)
     work = RemoteDirectory(f"{hdfs.url}/work/crashing").open(lab.spark)
     [attempt] = entries_of(work)

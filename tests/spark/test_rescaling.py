@@ -10,8 +10,11 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import InstanceFinished, JobStarted
+from dagster_checkpoints.spark.query.plans import QueryPlan
+from dagster_checkpoints.spark.query.routed_keys import name_in_joins, operators_without
 
 ROWS = "k string, ts timestamp, v long"
+BUYS = "k string, bought timestamp, price long"
 
 
 def take_checkpoint(job: Any) -> Any:
@@ -28,8 +31,14 @@ def in_hours(rows: Any) -> Any:
     return counted.select(F.col("window.start").alias("start"), "k", "v", "n")
 
 
+def bought_soon(clicks: Any, buys: Any) -> Any:
+    """The key of the join's state holds the column by which rows are routed, but not in front."""
+    soon = F.expr("c.v % 2 = b.price % 2 AND c.k = b.k AND b.bought BETWEEN c.ts AND c.ts + INTERVAL 30 MINUTES")
+    return clicks.alias("c").join(buys.alias("b"), soon, "left").select("c.k", "c.v", "b.price")
+
+
 class Flow:
-    """Feeds by name, a stage without state in Spark that keeps items, and windows by key; each with its own instances."""
+    """Feeds by name, a stage without state in Spark that keeps items, windows by key, and a join; each with its own instances."""
 
     def __init__(self, lab: Any) -> None:
         self.lab = lab
@@ -40,7 +49,13 @@ class Flow:
         rows = [("abcdefgh"[m % 8], self.lab.at(60 * m + ord(feed)), m) for m in range(begin, end)]
         self.lab.put(feed, ROWS, rows)
 
-    def pipeline(self, feeds: str, named: str, hours: str) -> Pipeline:
+    def put_clicks(self, begin: int, end: int) -> None:
+        """A click a minute, and a purchase half a minute after each second one."""
+        keys = "abcdefgh"
+        self.lab.put("clicks", ROWS, [(keys[m % 8], self.lab.at(60 * m), m) for m in range(begin, end)])
+        self.lab.put("buys", BUYS, [(keys[m % 8], self.lab.at(60 * m + 30), m) for m in range(begin, end) if m % 16 < 8])
+
+    def pipeline(self, feeds: str, named: str, hours: str, pairs: str) -> Pipeline:
         lab, items, first = self.lab, self.items, not self.items
         items.clear()
 
@@ -65,7 +80,44 @@ class Flow:
         def hours(named):
             return in_hours(named)
 
-        return Pipeline("rescaled", [live, keeps, hours])
+        @unbounded_source(watermark=("ts", "10 minutes"))
+        def clicks(context):
+            return lab.stream("clicks", ROWS)
+
+        @unbounded_source(watermark=("bought", "10 minutes"))
+        def buys(context):
+            return lab.stream("buys", BUYS)
+
+        by_key = {"clicks": StageInput(key="k"), "buys": StageInput(key="k")}
+
+        @stage(inputs=by_key, instances=list(pairs), sink=lab.sink("pairs"))
+        def pairs(clicks, buys):
+            return bought_soon(clicks, buys)
+
+        return Pipeline("rescaled", [live, keeps, hours, clicks, buys, pairs])
+
+
+def test_the_column_of_the_rows_in_the_keys_of_the_state(lab: Any) -> None:
+    rows = lab.stream("live", ROWS).withWatermark("ts", "1 hour")
+
+    def joined(condition: str) -> DataFrame:
+        return rows.alias("l").join(rows.withColumnRenamed("k", "other").alias("r"), F.expr(condition)).select("l.*")
+
+    both = joined("k = other").alias("l").join(rows.alias("r"), F.expr("l.k = r.k")).select("l.*")
+    expected: list[tuple[DataFrame, list[str], str | None]] = [
+        (rows.groupBy(F.window("ts", "1 hour"), "k").count(), [], None),
+        (rows.groupBy(F.window("ts", "1 hour"), "v").count(), ["Aggregate"], None),
+        (joined("l.k = other"), [], "field0"),
+        (joined("l.v = r.v AND other = l.k AND r.ts > l.ts"), [], "field1"),
+        (joined("l.v = r.v"), ["Join"], None),
+        (joined("l.k = upper(other)"), ["Join"], None),
+        (joined("l.k = other").dropDuplicates(["v"]), ["Deduplicate"], "field0"),
+        (both, [], "field0"),
+        (both.alias("l").join(rows.alias("r"), F.expr("l.v = r.v AND l.k = r.k")).select("l.*"), ["Join"] * 3, None),
+    ]
+    for frame, others, name in expected:
+        plan = QueryPlan(frame, frame.schema, streaming=True, own_watermark=True)
+        assert (operators_without(plan, "k"), name_in_joins(plan, "k")) == (others, name), frame._jdf.toString()
 
 
 def test_state_offsets_and_transactions_survive_other_instances(lab: Any) -> None:
@@ -73,8 +125,10 @@ def test_state_offsets_and_transactions_survive_other_instances(lab: Any) -> Non
     flow = Flow(lab)
     for feed in "abc":
         flow.put(feed, 0, 200)
-    first = lab.start(flow.pipeline("abc", "xy", "pq"), interval=3600.0)
+    flow.put_clicks(0, 96)
+    first = lab.start(flow.pipeline("abc", "xy", "pq", "rs"), interval=3600.0)
     first.wait_until(lambda: first.execution.rows().get("named", 0) >= 600)
+    first.wait_until(lambda: [first.execution.rows().get(source) for source in ("clicks", "buys")] == [96, 48])
     first.execution.end_source("live", "a")
     first.wait_until(lambda: first.execution.coordinator is not None and bool(first.execution.coordinator.roots))
     while not first.of(InstanceFinished):
@@ -86,13 +140,19 @@ def test_state_offsets_and_transactions_survive_other_instances(lab: Any) -> Non
     flow.put("b", 200, 300)
     flow.put("c", 200, 300)
     flow.put("d", 200, 300)
-    second = lab.start(flow.pipeline("dcb", "x", "pqrs"), interval=3600.0)
+    flow.put_clicks(96, 192)
+    second = lab.start(flow.pipeline("dcb", "x", "pqrs", "tuv"), interval=3600.0)
     assert second.wait_for(JobStarted).restored_checkpoint == checkpoint.checkpoint_id
     assert {name: sorted(items) for name, items in flow.items.items()} == {"x": [f"{i}{n}" for i in "xy" for n in range(3)]}
     second.wait_until(lambda: second.execution.rows().get("named", 0) >= 900)
     assert second.execution.rows()["live"] == 900, "no feed reads twice what it has read"
+    second.wait_until(lambda: [second.execution.rows().get(source) for source in ("clicks", "buys")] == [192, 96])
     second.drain()
     second.finished()
     rows = functools.reduce(DataFrame.unionByName, [lab.table(feed, ROWS) for feed in "abcd"])
     lab.check(rows.select("k", "ts", "v"), "named")
     lab.check(in_hours(rows), "hours")
+    lab.check(bought_soon(lab.table("clicks", ROWS), lab.table("buys", BUYS)), "pairs")
+    found = lab.committed("pairs")
+    assert any(click < 96 <= price for _, click, price in found if price is not None), "no pair has its rows on both sides"
+    assert any(price is None for *_, price in found), "no click is without a purchase"

@@ -42,11 +42,16 @@ class Split:
     key_groups: int
 
     def column(self):  # type: ignore[no-untyped-def]
-        """A row's consumer index, as a Spark expression. With a key it is that of `state.owner_of` (PROTOCOL 8.3)."""
+        """A row's consumer index, as a Spark expression. With a key: PROTOCOL 8.3."""
         if self.key is None:
             return F.pmod(F.monotonically_increasing_id(), F.lit(self.parallelism)).cast("int")
         group = key_group(F.col(f"`{self.key}`"), self.key_groups)
-        return F.floor(group * F.lit(self.parallelism) / F.lit(self.key_groups)).cast("int")
+        return owner_of_group(group, self.parallelism, self.key_groups)
+
+
+def owner_of_group(group: Column, parallelism: int, groups: int) -> Column:
+    """The index of the instance that owns a key group, as a Spark expression: that of `state.owner_of`."""
+    return F.floor(group * F.lit(parallelism) / F.lit(groups)).cast("int")
 
 
 def key_group(column: Column, groups: int) -> Column:

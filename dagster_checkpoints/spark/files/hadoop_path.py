@@ -232,6 +232,12 @@ class HadoopPath:
         self._system.client.delete(self._path, True)
 
     @_as_os_error
+    def rename(self, target: HadoopPath) -> None:
+        """Move the file, or the directory with all that is in it, to a path where nothing exists yet."""
+        if not self._system.client.rename(self._path, target._path):
+            raise FileNotFoundError(f"{self} cannot be moved to {target}: it does not exist, or the target does")
+
+    @_as_os_error
     def size(self) -> int:
         """The size in bytes."""
         return int(self._system.client.getFileStatus(self._path).getLen())

@@ -111,6 +111,14 @@ def place(scratch: Path, target: WorkPath) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
+def rename(source: _Path, target: _Path) -> None:
+    """Move a file, or a directory with all that is in it, to a path on the same file system where nothing exists yet."""
+    if isinstance(source, Path) and isinstance(target, Path):
+        source.rename(target)
+    else:
+        _hadoop(source).rename(_hadoop(target))
+
+
 @contextmanager
 def local_copies(files: Sequence[WorkPath], scratch: Path) -> Iterator[list[Path]]:
     """Yields the files on this machine: themselves, or copies that last as long as the block.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import Chain, FunctionStage, Pipeline, StageKind, TaskId, fused_in
 from dagster_checkpoints.spark.channels.channel_wiring import Wiring
@@ -25,7 +25,7 @@ from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage, stand_in
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe, reads_watermarks
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.restored_plans import check_restored_plan, recorded_sources, with_ended_sources
-from dagster_checkpoints.spark.query.routed_keys import operators_without
+from dagster_checkpoints.spark.query.routed_keys import RoutedKey, name_in_joins, operators_without
 from dagster_checkpoints.spark.query.stage_calls import open_stage
 from dagster_checkpoints.spark.query.stage_inputs import (
     EventTime,
@@ -242,8 +242,8 @@ class AttemptPlans:
             for name, how in head.inputs.items()
         )
 
-    def routed_key_type(self, chain: Chain, index: int, plan: plans.QueryPlan, key: str) -> DataType:
-        """The type of the column by which the rows of a chain's inputs are routed to its instances.
+    def routed_key(self, chain: Chain, index: int, plan: plans.QueryPlan, key: str) -> RoutedKey:
+        """The column by which the rows of a chain's inputs are routed to its instances.
 
         Args:
             chain: The chain.
@@ -265,7 +265,7 @@ class AttemptPlans:
                 f"its name, and of one type, found {found}. Give the stage the same instances; or end the old pipeline with a "
                 "drain, and begin with other instances as a new start (restore_from: none)."
             )
-        return kinds.pop()
+        return RoutedKey(key, kinds.pop(), name_in_joins(plan, key))
 
     def _record_schema(self, chain: Chain, index: int, schema: StructType) -> None:
         known = self.schemas.setdefault(chain.stages[-1], schema)

@@ -38,7 +38,7 @@ from dagster_checkpoints.spark.job.task_sinks import SettledSink, TaskSinks
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.plan_report import PlanReport
 from dagster_checkpoints.spark.query.stage_calls import StageCall, open_stage
-from dagster_checkpoints.spark.snapshots.moved_state import move_state
+from dagster_checkpoints.spark.snapshots.moved_state import MovedState, move_state
 from dagster_checkpoints.spark.snapshots.restored_state import Restored, RestoredState, late_rows_of_finished, rows_of_finished
 from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
 from dagster_checkpoints.spark.tasks.channel_task import ChannelTask
@@ -189,6 +189,7 @@ class _Attempt:
         stages = restored.metadata.stages if restored else ()
         self.deployment.most_instances = {stage.name: stage.most_instances for stage in stages if stage.most_instances}
         self._opened: list[StageInstance] = []
+        self._moved: dict[str, MovedState] = {}  # by chain, the keyed state of all its instances
         if restored:
             self.deployment.rows_of_finished = rows_of_finished(restored.metadata)
             self.deployment.late_rows_of_finished = late_rows_of_finished(restored.metadata)
@@ -224,7 +225,7 @@ class _Attempt:
                         plan, _ = self.plans.checked(chain, index, inputs, self._instances(chain, index, None))
                         share = self._share(TaskId(chain.name, index))
                         if share is not None:
-                            self.plans.routed_key_type(chain, index, plan, share.key)
+                            self.plans.routed_key(chain, index, plan, share.key)
                 self.plans.load_recorded_schema(chain)
             except StageError as error:
                 report.fail(chain.stages, error)
@@ -262,8 +263,10 @@ class _Attempt:
         self.plans.load_recorded_schema(chain)
         if share is not None:
             assert plan is not None
-            key_type = self.plans.routed_key_type(chain, index, plan, share.key)
-            move_state(self.spark, self.state.fetch_share(chain, index, key_type, self.settings.folder, folder))
+            key = self.plans.routed_key(chain, index, plan, share.key)
+            if chain.name not in self._moved:
+                self._moved[chain.name] = move_state(self.spark, self.state.fetch_move(chain, key, self.settings.folder))
+            self.state.place_moved(task, self._moved[chain.name], folder)
         sink = self._sink(chain, index)
         output = TaskOutput(
             folder.work / "segments",

@@ -1,4 +1,4 @@
-"""Whether the state of a query belongs to the column by which rows are routed to the instances.
+"""Whether the state of a query belongs to the column by which rows are routed, and under which name its keys hold the column.
 
 Only then can the state be moved with the key: equal values of the column meet in one instance, and all state of a value is there.
 Analysis only; must not know tasks or storage.
@@ -6,10 +6,15 @@ Analysis only; must not know tasks or storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.types import DataType
 
 from dagster_checkpoints.spark.query.plan_fingerprint import stateful_nodes
-from dagster_checkpoints.spark.query.plan_text import Node, column_origins, traced
+from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
+from dagster_checkpoints.spark.query.plan_text import Node, column_origins, parse, traced
 from dagster_checkpoints.spark.query.plans import QueryPlan
 
 _KEYS = {
@@ -18,6 +23,22 @@ _KEYS = {
     "DeduplicateWithinWatermark": "keys",
     "FlatMapGroupsInPandasWithState": "groupingAttributes",
 }
+_JOIN = "Join"
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedKey:
+    """The column by which the rows of a query's inputs are routed to its instances.
+
+    Attributes:
+        column: Its name, also in the keys of the state of all operators but joins.
+        type: Its type.
+        in_joins: Its name in the keys of the state of joins of two streams, which Spark numbers; None without such a join.
+    """
+
+    column: str
+    type: DataType
+    in_joins: str | None = None
 
 
 def operators_without(plan: QueryPlan, key: str) -> list[str]:
@@ -27,7 +48,59 @@ def operators_without(plan: QueryPlan, key: str) -> list[str]:
         plan: The plan of the query.
         key: The column by which the rows of all inputs are routed.
     """
-    return [node.kind for node in stateful_nodes(plan.frame) if key not in _keys(node)]
+    found = stateful_nodes(plan.frame)
+    others = [node.kind for node in found if node.kind != _JOIN and key not in _keys(node)]
+    joins = [node.kind for node in found if node.kind == _JOIN]
+    return others if not joins or name_in_joins(plan, key) is not None else [*others, *joins]
+
+
+def name_in_joins(plan: QueryPlan, key: str) -> str | None:
+    """The name that a column of the inputs has in the keys of the state of all joins of two streams in the query.
+
+    Args:
+        plan: The plan of the query.
+        key: The column by which the rows of all inputs are routed.
+
+    Returns:
+        None if there is no such join, or if the keys of the joins hold the column at no place that is the same for all.
+
+    Source: Spark's `SymmetricHashJoinStateManager` for the names; `ExtractEquiJoinKeys` for the order.
+    """
+    places: set[int] | None = None
+    for of_join in _join_keys(plan):
+        own = {place for place, sides in enumerate(of_join) if sides == (key, key)}
+        places = own if places is None else places & own
+    return f"field{min(places)}" if places else None
+
+
+def _join_keys(plan: QueryPlan) -> Iterator[list[tuple[str, str]]]:
+    """By join of two streams, the columns of the inputs in its key, from the left and from the right side; "" for none.
+
+    Of the optimized plan: Spark takes the keys of the state from that one.
+    """
+    session = plan.frame.sparkSession
+    jvm = session._jvm
+    assert jvm is not None
+    optimized = session._jsparkSession.sessionState().optimizer().execute(analyzed(plan.frame))
+    for node in nodes(optimized):
+        if node.nodeName() != _JOIN or not all(child.isStreaming() for child in children(node)):
+            continue
+        found = jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(node)
+        if not found.isDefined():
+            yield []
+            continue
+        left, right = (parse(side.toJSON()) for side in children(node))
+        lefts, rights = _expressions(found.get()._2()), _expressions(found.get()._3())
+        yield [(_column(one, left), _column(other, right)) for one, other in zip(lefts, rights, strict=True)]
+
+
+def _expressions(sequence: Any) -> Sequence[Node]:
+    return [parse(sequence.apply(index).toJSON()) for index in range(sequence.size())]
+
+
+def _column(expression: Node, plan: Node) -> str:
+    """The column of the inputs that an expression is, unchanged; "" for any other expression."""
+    return traced(expression, [plan]) if expression.kind == "AttributeReference" else ""
 
 
 def _keys(node: Node) -> Iterator[str]:

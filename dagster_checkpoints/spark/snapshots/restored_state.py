@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from pyspark.sql.types import DataType
 
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
@@ -19,7 +18,8 @@ from dagster_checkpoints.spark.files.server_copies import is_large_enough, serve
 from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.files.work_path import WorkPath, place
 from dagster_checkpoints.spark.query.query_log import QueryLog
-from dagster_checkpoints.spark.snapshots.moved_state import StateMove
+from dagster_checkpoints.spark.query.routed_keys import RoutedKey
+from dagster_checkpoints.spark.snapshots.moved_state import MovedState, StateMove
 from dagster_checkpoints.spark.snapshots.query_files import is_state_of_version
 from dagster_checkpoints.spark.snapshots.query_snapshots import relocate
 from dagster_checkpoints.state import (
@@ -66,7 +66,6 @@ class RestoredState:
         self._pipeline = pipeline
         self._storage = storage
         self._restored = restored
-        self._fetched: set[tuple[str, int]] = set()  # old instances, by chain, whose queries were fetched
         self._redistributed: dict[str, tuple[tuple[OperatorState, ...], ...]] = {}
 
     def operator_states(self, name: str, index: int) -> tuple[OperatorState, ...]:
@@ -124,39 +123,56 @@ class RestoredState:
         relocate(target.scratch, target.work)
         place(target.scratch, target.work)
 
-    def fetch_share(self, chain: Chain, index: int, key_type: DataType, attempt: WorkFolder, folder: WorkFolder) -> StateMove:
-        """Fetch what an instance needs whose keyed state comes from other instances; see :func:`moved_state.move_state`.
+    def fetch_move(self, chain: Chain, key: RoutedKey, attempt: WorkFolder) -> StateMove:
+        """Fetch what the instances of a chain need whose keyed state moves; see :func:`moved_state.move_state`.
 
         Args:
             chain: The chain.
-            index: The index of its instance.
-            key_type: The type of the column by which rows are routed.
-            attempt: The attempt's directory, for copies of the old instances' directories, which several instances read.
-            folder: The task's directory.
+            key: The column by which rows are routed.
+            attempt: The attempt's directory, for copies of the old instances' directories.
         """
         assert self._restored is not None and self._restored.plan.rescaled is not None
-        task = TaskId(chain.name, index)
-        share, query = self._restored.plan.rescaled.shares[task], self._restored.plan.tasks[task].query
-        assert query is not None
+        rescaled = self._restored.plan.rescaled
+        shares = [rescaled.shares[TaskId(chain.name, index)] for index in range(len(chain.instances))]
+        query = self._continued(TaskId(chain.name, 0))
+        folder = attempt / "rescaled" / chain.name
+        self._fetch_logs(query, folder / "moved")
+        held = {old: query for share in shares for old, query in share.queries.items()}
+        for old, of_old in held.items():
+            self.fetch_query(of_old, folder / str(old), (), 0)
+        return StateMove(
+            where=f"Stage {chain.name!r}, {self._restored.location}",
+            shares=shares,
+            key=key,
+            batches={old: of_old.batch_id for old, of_old in held.items()},
+            sources={old: (folder / str(old) / "checkpoint").work for old in held},
+            batch_id=query.batch_id,
+            target=(folder / "moved" / "checkpoint").work,
+        )
+
+    def place_moved(self, task: TaskId, moved: MovedState, folder: WorkFolder) -> None:
+        """Make the checkpoint directory of an instance from the query that it continues and the state that it gets.
+
+        Args:
+            task: The instance.
+            moved: The state of all instances of its chain.
+            folder: The task's directory.
+        """
+        self._fetch_logs(self._continued(task), folder)
+        moved.take(task.index, (folder / "checkpoint").work)
+
+    def _fetch_logs(self, query: QuerySnapshot, folder: WorkFolder) -> None:
+        """Fetch the logs and descriptions of a query, without its state, as those of another query."""
         logs = [file for file in query.files if not is_state_of_version(file.path)]
         self.fetch_query(msgspec.structs.replace(query, files=tuple(logs)), folder, (), 0)
         QueryLog((folder / "checkpoint").work).become_another_query()
-        sources: dict[int, WorkPath] = {}
-        for old, held in share.queries.items():
-            source = attempt / "rescaled" / f"{chain.name}.{old}"
-            if (chain.name, old) not in self._fetched:
-                self._fetched.add((chain.name, old))
-                self.fetch_query(held, source, (), 0)
-            sources[old] = (source / "checkpoint").work
-        return StateMove(
-            where=f"Stage {chain.name!r}, instance {chain.instances[index]!r}, {self._restored.location}",
-            share=share,
-            key_type=key_type,
-            batches={old: held.batch_id for old, held in share.queries.items()},
-            sources=sources,
-            batch_id=query.batch_id,
-            target=(folder / "checkpoint").work,
-        )
+
+    def _continued(self, task: TaskId) -> QuerySnapshot:
+        """The old query that an instance with moved state continues."""
+        assert self._restored is not None
+        query = self._restored.plan.tasks[task].query
+        assert query is not None
+        return query
 
     def fetch_segments(self, files: Sequence[StateFile], folder: WorkFolder) -> WorkPath:
         """Fetch the files of segments below a task's directory. Returns the directory that holds them."""
