@@ -11,7 +11,7 @@ Source: PROTOCOL 8.3; Flink's StateAssignmentOperation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
@@ -31,6 +31,7 @@ from dagster_checkpoints.state.metadata import (
     QuerySnapshot,
     StageInstanceSnapshot,
     StageMetadata,
+    StaticTableSnapshot,
     TaskSnapshot,
 )
 from dagster_checkpoints.state.removed_instances import (
@@ -254,7 +255,7 @@ class _Rescaling:
         for new, old in enumerate(origins):
             if old in finished:
                 continue
-            task = chain.tasks[old] if old is not None else TaskSnapshot({name: StageInstanceSnapshot() for name in chain.stages})
+            task = chain.tasks[old] if old is not None else _beginning(chain)
             stages = {**task.stages, tail: with_transactions(part_of(task, tail), chain.tasks.get(new), tail)}
             tasks[new] = msgspec.structs.replace(task, stages=stages)
             if old is not None:
@@ -286,7 +287,7 @@ class _Rescaling:
             tasks[index] = TaskSnapshot(
                 stages=own,
                 query=old[share.logs].query if share else None,
-                static=next((task.static for task in old if task.static), ()),
+                static=_static_tables(old),
                 watermark=least_watermark(task.watermark for task in old),
                 valve_watermark=least_watermark(task.valve_watermark for task in old),
             )
@@ -385,6 +386,15 @@ class _Rescaling:
                     f"Instance {group.producer.index} of {group.producer.vertex!r} would send its rows to {deaf[0]}, which has "
                     f"finished in {self._where}. Give the stages the instances of the checkpoint."
                 )
+
+
+def _beginning(chain: ChainMetadata) -> TaskSnapshot:
+    """The snapshot of a new instance, which begins with the static inputs of the others: each instance gets all their rows."""
+    return TaskSnapshot({name: StageInstanceSnapshot() for name in chain.stages}, static=_static_tables(chain.tasks.values()))
+
+
+def _static_tables(tasks: Iterable[TaskSnapshot]) -> tuple[StaticTableSnapshot, ...]:
+    return next((task.static for task in tasks if task.static), ())
 
 
 def _channels(task: TaskSnapshot | None) -> dict[str, ChannelSnapshot]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.pipeline import Pipeline, StageInput, TaskId, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, StageInput, TaskId, bounded_source, stage, unbounded_source
 from dagster_checkpoints.state import (
     ChainMetadata,
     ChannelSnapshot,
@@ -17,8 +17,10 @@ from dagster_checkpoints.state import (
     ParallelismTooHigh,
     QuerySnapshot,
     RescaledCheckpoint,
+    Segment,
     StageInstanceSnapshot,
     StageMetadata,
+    StaticTableSnapshot,
     TaskSnapshot,
     WatermarkAt,
     decode,
@@ -153,6 +155,41 @@ def test_the_sinks_of_all_instances_that_there_ever_were_are_settled() -> None:
         ("counted", 3, ()),
     ]
     assert rescaled.metadata.stages[1].most_instances == 4
+
+
+def test_a_new_instance_begins_with_the_static_inputs_of_the_others() -> None:
+    def joining(feeds: str) -> Pipeline:
+        @unbounded_source(instances=list(feeds))
+        def live(context: Any) -> None: ...
+
+        @bounded_source
+        def names(context: Any) -> None: ...
+
+        @stage(inputs={"names": StageInput(mode="static")}, instances=list(feeds), sink=SINK)
+        def joined(live: Any, names: Any) -> None: ...
+
+        return Pipeline("p", [live, names, joined])
+
+    of, table = joining("ab"), StaticTableSnapshot("names", (Segment((), 2),))
+    stages = tuple(
+        StageMetadata(
+            each.name, each.parallelism, each.instances, (0,) * (each.name == "names"), inputs=recorded_inputs(of)[each.name]
+        )
+        for each in of.stages
+    )
+    ended = [ChannelSnapshot(f"names[0]->joined[{index}]", 3, ended="drain") for index in range(2)]
+    chains = [
+        ChainMetadata("live", ("live",), {i: snapshot("live", name) for i, name in enumerate("ab")}),
+        ChainMetadata("names", ("names",), {}),
+        ChainMetadata(
+            "joined", ("joined",), {i: snapshot("joined", name, [ended[i]], static=(table,)) for i, name in enumerate("ab")}
+        ),
+    ]
+    rescaled = rescale(joining("bca"), CheckpointMetadata("p", 3, stages, tuple(chains)))
+    joined = tasks(rescaled, "joined")
+    assert [joined[index].query is None for index in range(3)] == [False, True, False]
+    assert [joined[index].static for index in range(3)] == [(table,)] * 3
+    assert [{c.ended for c in joined[index].channels if c.channel.startswith("names")} for index in range(3)] == [{"drain"}] * 3
 
 
 def test_a_stage_without_state_in_spark_begins_a_new_query() -> None:
