@@ -24,8 +24,6 @@ from dagster_checkpoints.state import (
     TaskSnapshot,
     decode,
     encode,
-    key_groups_of,
-    redistribute_key_groups,
     redistribute_lists,
     validate_restore,
 )
@@ -35,7 +33,6 @@ REDISTRIBUTION = "Redistribution of state"
 SIZES = ((10, 100), (100, 100), (100, 1_000))  # stages, instances of each
 LIMIT_MS = 1_000.0
 LINEAR = 20.0  # ten times the instances may take twice as long per instance: caches are finite
-GROUPS = 100_000
 ITEMS = 100_000
 
 T = TypeVar("T")
@@ -63,14 +60,9 @@ def measure_metadata(environment: Environment) -> Iterator[Measure]:
 
 
 def measure_redistribution(environment: Environment) -> Iterator[Measure]:
-    """Key groups and list items, from 300 instances to 450 and to 200."""
-    keyed = [{group: group for group in key_groups_of(i, 300, GROUPS)} for i in range(300)]
+    """List items, from 300 instances to 450 and to 200."""
     lists = [{"a": list(range(i, ITEMS, 600)), "b": list(range(300 + i, ITEMS, 600))} for i in range(300)]
     for parallelism in (450, 200):
-        groups, seconds = _timed(partial(redistribute_key_groups, keyed, parallelism, GROUPS))
-        if sum(map(len, groups)) != GROUPS:
-            raise BenchFailed("key groups were lost")
-        yield _within(REDISTRIBUTION, f"{GROUPS:,} key groups, 300 -> {parallelism} instances", seconds, LIMIT_MS)
         items, seconds = _timed(partial(redistribute_lists, lists, parallelism))
         if sum(len(state) for states in items for state in states.values()) != ITEMS:
             raise BenchFailed("list items were lost")

@@ -114,6 +114,7 @@ class Ghost(msgspec.Struct, eq=False):
     Attributes:
         counted: by stage with union list state, the number of rows that its operator has counted.
         fused: by fused source, its splits with their positions; `splits` has those of a task with one source.
+        retired: the splits of instances of the source that had finished and are gone: no task reads on.
     """
 
     read: Mapping[int, int]
@@ -122,6 +123,7 @@ class Ghost(msgspec.Struct, eq=False):
     splits: tuple[tuple[int, int], ...]
     counted: dict[int, int]
     fused: Mapping[int, tuple[tuple[int, int], ...]] = msgspec.field(default_factory=dict)
+    retired: tuple[tuple[int, int], ...] = ()
 
 
 class Snapshot(msgspec.Struct, eq=False):

@@ -39,7 +39,14 @@ from dagster_checkpoints.execution.split_enumerators import SplitEnumerator, Spl
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.pipeline import connected_regions
 from dagster_checkpoints.sinks import transactions
-from dagster_checkpoints.state import divided_chains, recording, redistribution, restore
+from dagster_checkpoints.state import (
+    divided_chains,
+    recording,
+    redistribution,
+    rescaled_checkpoint,
+    rescaled_instances,
+    restore,
+)
 from dagster_checkpoints.state.rescaling import check_rescaling, known_channel, least_watermark
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
@@ -229,11 +236,25 @@ FAULTS = (
     # State in a restore
     Fault("list state loses the remainder of an uneven split", redistribution.redistribute_lists, " + (step < remainder)", ""),
     Fault(
-        "key groups stay where they were",
-        redistribution.redistribute_key_groups,
-        "in key_groups_of(index, parallelism, groups)",
-        "in (*instances, *[None] * parallelism)[index] or {}",
+        "keyed state is taken from the old instance of the same number only",
+        rescaled_checkpoint._Rescaling._share_keyed_state,
+        "if set(held[i]) & set(own)",
+        "if i == index",
         "rescaling",
+    ),
+    Fault(
+        "an instance of a source gets the state of its number, not of its name",
+        rescaled_checkpoint._Rescaling._origins,
+        "before.index(name) if name in before else None for name in self._now[stage]",
+        "i if i < len(before) else None for i in range(len(self._now[stage]))",
+        "rescaling",
+    ),
+    Fault(
+        "each instance of a rescaled split source reads on with its own split",
+        rescaled_instances.with_shared_splits,
+        "TaskSnapshot({name: shares.get(new, StageInstanceSnapshot())}, watermark=watermark)",
+        "TaskSnapshot({name: shares.get(new, StageInstanceSnapshot())}, splits=old[0].splits, watermark=watermark)",
+        "splits",
     ),
     Fault(
         "broadcast state is taken from the first instance only",

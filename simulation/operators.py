@@ -7,13 +7,12 @@ redistribute the state.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, ClassVar
 
 from dagster_checkpoints.state import redistribution
-from simulation.channels import KEY_GROUPS, key_group, mix, owner_of
+from simulation.channels import mix, owner_of
 from simulation.shapes import EDGES, StageSpec
 from simulation.violations import Violation, check
 
@@ -77,12 +76,7 @@ class _Keyed(Operator):
         return self.held.copy()
 
     def restore(self, states: Sequence[Any]) -> None:
-        by_group: list[dict[int, dict[Any, Any]]] = [defaultdict(dict) for _ in states]
-        for groups, state in zip(by_group, states, strict=True):
-            for name, value in (state or {}).items():
-                groups[key_group(name[-1])][name] = value
-        for group in redistribution.redistribute_key_groups(by_group, self.spec.instances, KEY_GROUPS)[self.index].values():
-            self.held.update(group)
+        self.held = dict(states[self.index] or {})
 
 
 class Window(_Keyed):

@@ -220,7 +220,8 @@ class Process(Writer):
         if restored is not None and not is_savepoint(restored.location):
             self.known(restored)
         heads = [(n, task.id) for task in self.shape.tasks for n in task.stages]
-        sources = [SourceInstance(name_of(n), str(id.index), id) for n, id in heads if self.shape.stages[n].is_source]
+        stages = self.shape.stages
+        sources = [SourceInstance(name_of(n), stages[n].names[id.index], id) for n, id in heads if stages[n].is_source]
         known = restored.plan.enumerators if restored is not None else {}
         held = {task.id: task.machine.splits.held for task in self.tasks.values() if task.machine.splits is not None}
         enumerators = enumerator_starts(self.shape.pipeline, finished, known, held)

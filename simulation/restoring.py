@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,35 +15,27 @@ from dagster_checkpoints.execution import start_point
 from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.execution.start_point import NothingToRestoreError
-from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import (
-    ChannelSnapshot,
     CheckpointMetadata,
     ClaimMode,
-    OperatorState,
     RestorePlan,
-    Segment,
-    StageInstanceSnapshot,
     StageMetadata,
-    TaskSnapshot,
     decode,
     encode,
     ended_sources,
     fitted,
-    known_channel,
-    least_watermark,
     recorded_chains,
     recorded_enumerators,
     recorded_stages,
     redistribution,
-    rescaled_stages,
     validate_restore,
     with_uids,
 )
 from simulation.channels import Channel, Ghost, Snapshot, total
 from simulation.divisions import in_parts, keeps_layout
 from simulation.fused_task import FusedTask
+from simulation.rescalings import recorded_task, with_instances
 from simulation.shapes import Shape, StageSpec, TaskSpec, name_of
 from simulation.sinks import TaskSink
 from simulation.storage import Metadata, Store
@@ -129,15 +121,17 @@ def read_restored(store: Store, location: str, shapes: Sequence[Shape], variant:
     metadata = store.check_complete(location)
     before = shapes[metadata.variant]
     stored = encode(with_uids(as_recorded(metadata, before), before.pipeline))
-    shape = shapes[variant] if keeps_layout(shapes[variant], before) else before
+    shape = before if keeps_layout(before, shapes[variant]) else shapes[variant]
     plan = validate_restore(shape.pipeline, fitted(shape.pipeline, decode(stored, location)))
     if shape is not before:
-        metadata = in_parts(metadata, before, shape, variant, plan)
+        converted = in_parts if keeps_layout(shape, before) else with_instances
+        metadata = converted(metadata, before, shape, variant, plan)
     return Restored(metadata, plan, location)
 
 
 def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
-    snapshots = {spec.id: _recorded(metadata.states[spec.id], shape, spec) for spec in shape.tasks if spec.id in metadata.states}
+    states = metadata.states
+    snapshots = {spec.id: recorded_task(states[spec.id], shape, spec) for spec in shape.tasks if spec.id in states}
     enumerators = recorded_enumerators(metadata.enumerators, snapshots)
     ended = ended_sources(snapshots.values())
     stages = recorded_stages(shape.pipeline, shape.chains, metadata.finished, ended, enumerators=enumerators)
@@ -170,29 +164,6 @@ def _check_enumerator(stage: StageMetadata, spec: StageSpec, metadata: Metadata)
     check(not again, f"splits {again} of {stage.name} were read and are to be assigned: {state}, {at}")
 
 
-_UNION = StageInstanceSnapshot(operator_states=(OperatorState(name="counts", kind="union"),))
-_NONE = StageInstanceSnapshot()
-_IN_FLIGHT = (Segment((), 1),)
-
-
-def _recorded(snapshot: Snapshot, shape: Shape, spec: TaskSpec) -> TaskSnapshot:
-    """A task as shipped metadata. Of a channel a restore reads only whether elements are in flight, also on an output."""
-    stages = {name_of(n): _UNION if shape.stages[n].kind == "union" else _NONE for n in spec.stages}
-    inputs = [(name, pinned.in_flight) for name, pinned in snapshot.channels.items()]
-    waiting = [(name, elements) for name, elements in snapshot.output.items() if elements]
-    channels = tuple(ChannelSnapshot(name, 0, in_flight=_IN_FLIGHT if e else ()) for name, e in (*inputs, *waiting))
-    end = "drain" if snapshot.after_finish else "none"
-    return TaskSnapshot(
-        stages=stages,
-        channels=channels,
-        end_of_data=end,  # type: ignore[arg-type]
-        watermark=snapshot.watermark,
-        valve_watermark=snapshot.valve,
-        fused=snapshot.fused,
-        splits=snapshot.splits,
-    )
-
-
 def deploy(process: Process) -> frozenset[TaskId]:
     """Make the tasks and channels of a new attempt, or of those that restart. Returns the tasks that had finished."""
     shape, restored, vertices = process.shape, process.restored, process.restarted
@@ -205,7 +176,6 @@ def deploy(process: Process) -> frozenset[TaskId]:
         found = restored.plan.finished
         check(found == finished, "{} are restored as finished, not {}", found, finished)
         ghosts = {task: restored.metadata.ghosts[task] for task in finished}
-        process.world.counts["rescalings"] += restored.metadata.variant != process.requested_start.variant
     process.ghosts = {task: ghost for task, ghost in process.ghosts.items() if task.vertex not in vertices}
     process.ghosts |= {task: ghost for task, ghost in ghosts.items() if task.vertex in vertices}
     channels = [Channel(spec, process.scenario.config.unaligned) for spec in shape.channels]
@@ -231,9 +201,9 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
     siblings: list[Snapshot | None] = []
     head, tail = shape.stages[spec.stages[0]], shape.stages[spec.stages[-1]]
     if restored is not None:
-        before, states = process.world.shapes[restored.metadata.variant], restored.metadata.states
-        siblings = [states.get(TaskId(id.vertex, index)) for index in range(before.stages[spec.stages[0]].instances)]
-        mine = states[id] if before is shape else _rescaled(spec, siblings, before, shape)
+        states = restored.metadata.states
+        siblings = [states.get(TaskId(id.vertex, index)) for index in range(head.instances)]
+        mine = states[id]
     task = (FusedTask if spec.fused else Task)(process, number, channels, mine)
     if tail.sink:
         task.sink = _sink(process, spec.stages[-1], id.index, mine, siblings)
@@ -243,7 +213,7 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
         dealt_out = redistribution.redistribute_lists([{"splits": range(head.splits)}], head.instances)
         for split in dealt_out[id.index]["splits"]:
             task.assign(split, 0)
-    if task.source == "unbounded" and not spec.fused and (name_of(task.head), str(id.index)) in process.ended_sources:
+    if task.source == "unbounded" and not spec.fused and (name_of(task.head), head.names[id.index]) in process.ended_sources:
         task.source = "bounded"
     return task
 
@@ -261,39 +231,4 @@ def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, sibli
         None if mine is None else mine.transactions,
         restored_id if restored_id is not None and process.owner.has_later(restored_id) else None,
         [t for s in siblings if s is not None for t in s.transactions],
-    )
-
-
-def _rescaled(spec: TaskSpec, siblings: Sequence[Snapshot | None], before: Shape, after: Shape) -> Snapshot:
-    """The snapshot that a task is restored with when its own stage or others were rescaled."""
-    states = [s for s in siblings if s is not None]
-    rescaled = rescaled_stages(before.pipeline.stages, after.pipeline.stages)
-    held = [{} if s is None else {name: pinned.snapshot for name, pinned in s.channels.items()} for s in siblings]
-    known = [known_channel(c.id, c.static, held, rescaled) for c in (after.channels[n] for n in spec.inputs)]
-    own = siblings[spec.id.index] if spec.id.vertex not in rescaled else _share(spec, states, after)
-    assert own is not None
-    return msgspec.structs.replace(
-        own,
-        channels={channel.channel: PinnedChannel(channel) for channel in known if channel is not None},
-        valve=least_watermark(s.valve for s in states),
-        event_time=least_watermark(s.event_time for s in states),
-    )
-
-
-def _share(spec: TaskSpec, states: Sequence[Snapshot], after: Shape) -> Snapshot:
-    """The part of an instance whose own stage was rescaled."""
-    lists: list[dict[str, Sequence[Any]]] = [{"splits": s.ghost.splits, "transactions": s.transactions} for s in states]
-    held = {split for s in states for split in s.splits}
-    # The enumerator assigns again what an instance was assigned and has not begun.
-    lists = [{**each, "splits": [s for s in each["splits"] if s[1] or str(s[0]) not in held]} for each in lists]
-    share = redistribution.redistribute_lists(lists, after.stages[spec.stages[0]].instances)[spec.id.index]
-    splits = tuple(share.get("splits", ()))
-    ghosts = [s.ghost for s in states] if spec.id.index == 0 else []
-    read, sent = total(ghost.read for ghost in ghosts), total(ghost.sent for ghost in ghosts)
-    whole_tables = {edge: states[0].ghost.read.get(edge, 0) for edge in states[0].tables}
-    return Snapshot(
-        tables=states[0].tables,
-        transactions=tuple(share.get("transactions", ())),
-        ghost=Ghost({**read, **whole_tables}, sent, sum(ghost.written for ghost in ghosts), splits, {}),
-        splits=tuple(str(split) for split, _ in splits if str(split) in held),
     )

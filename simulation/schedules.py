@@ -125,6 +125,7 @@ class RandomSchedule:
             if not task.started:
                 return ("open", number, task.number, chance() < self._open_chance)
             drawn, mail, inputs = chance() * total, task.mailbox, task.inputs
+            mail = mail and not task.reads_split
             if mail and drawn < self._mail:
                 return self._mail_step(number, task)
             network = buffered and inputs

@@ -105,11 +105,17 @@ class StageSpec(msgspec.Struct, frozen=True):
     """Number of splits of a source, which are distributed over its instances."""
     enumerated: bool = False
     """Whether it is a split source, whose enumerator assigns splits one at a time."""
+    backwards: bool = False
+    """Whether the names of its instances are in the opposite order: instances of sources are known by name."""
     apart: bool = False
     """Whether it handles its micro-batches itself, so that its chain ends with it."""
 
     def records_of(self, split: int) -> int:
         return max(self.records - 2 * split, 0)
+
+    @property
+    def names(self) -> list[str]:
+        return [str(n) for n in (reversed(range(self.instances)) if self.backwards else range(self.instances))]
 
     @property
     def is_source(self) -> bool:
@@ -180,6 +186,11 @@ class Shape:
     graph: ExecutionGraph
     tasks: tuple[TaskSpec, ...]
     channels: tuple[ChannelSpec, ...]
+
+    @property
+    def instances(self) -> list[tuple[str, ...]]:
+        """By stage, the names of its instances."""
+        return [stage.instances for stage in self.pipeline.stages]
 
 
 def name_of(stage: int) -> str:
@@ -269,13 +280,21 @@ def rescaled(shape: Shape, seed: int) -> Shape | None:
     """The same pipeline with other numbers of instances, in the same chains; None if the random choice gives none."""
     r = random.Random(seed)
     of: dict[str, int] = {}
+    backwards = r.random() < 0.3
     for chain in shape.chains:
         specs = [shape.stages[number_of(name)] for name in chain.stages]
         # A keyed stage with an input that is not keyed can have only one instance.
         alone = any(spec.kind in ("window", "totals") and not all(i.keyed or i.static for i in spec.inputs) for spec in specs)
         alone = alone or bool(fused_in(shape.pipeline, chain.stages))
-        of.update(dict.fromkeys(chain.stages, 1 if alone else len(chain.instances) if r.random() < 0.3 else r.randint(1, 3)))
-    stages = tuple(msgspec.structs.replace(spec, instances=of[name_of(number)]) for number, spec in enumerate(shape.stages))
+        before = len(chain.instances)
+        instances = 1 if alone else before if r.random() < 0.3 else r.randint(1, 3)
+        if specs[0].is_source and not specs[0].enumerated and r.random() < 0.8:
+            instances = max(instances, before)  # a restore refuses to leave out an instance that reads
+        of.update(dict.fromkeys(chain.stages, instances))
+    stages = tuple(
+        msgspec.structs.replace(spec, instances=of[name_of(number)], backwards=backwards)
+        for number, spec in enumerate(shape.stages)
+    )
     changed = shape_of(stages, shape.pipeline.chaining)
     same = [chain.stages for chain in changed.chains] == [chain.stages for chain in shape.chains]
     return changed if same and stages != shape.stages else None
@@ -328,7 +347,7 @@ def _stage(number: int, spec: StageSpec) -> Stage:
         name_of(number),
         uid=f"u{number}" if number % 2 else None,  # as if the stage had been renamed
         inputs={name_of(i.source): i.how for i in spec.inputs},
-        instances=[str(i) for i in range(spec.instances)],
+        instances=spec.names,
         sink=_Sink() if spec.sink else None,
         watermark=("ts", "1 second") if spec.is_source else None,
         kind=StageKind(f"{spec.kind}_source") if spec.is_source else StageKind.DERIVED,

@@ -94,6 +94,11 @@ class Task(TaskData):
             return self.reading is not None
         return self.left > 0 or self.source == "bounded"
 
+    @property
+    def reads_split(self) -> bool:
+        """Whether a split is read in part: messages wait until it is read, and a snapshot has no part of a split."""
+        return self.reading is not None and self.reading[1] > 0
+
     def emit_records(self, times: int) -> bool:
         """A source emits up to `times` records, or reaches its end."""
         if not self.can_read():
@@ -246,7 +251,7 @@ class Task(TaskData):
 
     def take_mail(self, times: int) -> bool:
         """Hand up to `times` messages to the machine, in their order."""
-        if not self.started or not self.mailbox:
+        if not self.started or not self.mailbox or self.reads_split:
             return False
         for _ in range(times):
             self._take_message(self.mailbox.popleft())

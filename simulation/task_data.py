@@ -34,8 +34,8 @@ class TaskData:
     __slots__ = (
         "attempt", "closed", "contents", "done", "ended_with", "event_time", "fail_at", "failed", "finished_operators",
         "gate", "head", "id", "inputs", "left", "life", "machine", "max_watermark_sent", "number", "opening", "operators",
-        "output", "outputs", "process", "read", "reading", "records_of", "sink", "source", "splits", "started", "stateful",
-        "stopped_by", "streams", "tables", "valve_seen", "written",
+        "output", "outputs", "process", "read", "reading", "records_of", "retired", "sink", "source", "splits",
+        "started", "stateful", "stopped_by", "streams", "tables", "valve_seen", "written",
     )  # fmt: skip
 
     def __init__(self, process: Process, number: int, channels: Sequence[Channel], restored: Snapshot | None) -> None:
@@ -60,6 +60,8 @@ class TaskData:
         self.records_of = head.records_of
         self.splits: list[list[int]] = []
         """[split, position] of each split that the source reads."""
+        self.retired: tuple[tuple[int, int], ...] = ()
+        """The splits of instances that had finished and are gone."""
         self.left = 0
         """Number of records of its splits that it has not read."""
         self.reading: list[int] | None = None
@@ -124,6 +126,7 @@ class TaskData:
         self.event_time = self.source_time() if self.source else snapshot.event_time
         for op in self.operators:
             op.watermark = max(op.watermark, self.event_time)
+        self.retired = snapshot.ghost.retired
         self.read.update(snapshot.ghost.read)
         for output in self.outputs:
             output.sent = snapshot.ghost.sent.get(output.edge, 0)
@@ -328,6 +331,7 @@ class TaskData:
             self.written,
             tuple([(split, position) for split, position in self.splits]),
             {op.number: op.held for op in self.operators if isinstance(op, Union)},
+            retired=self.retired,
         )
 
     def close(self) -> None:

@@ -212,7 +212,7 @@ class World:
         positions: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for task in shape.tasks:
             ghost = process.ghosts[task.id]
-            for stage, splits in {task.stages[0]: ghost.splits, **ghost.fused}.items():
+            for stage, splits in {task.stages[0]: (*ghost.splits, *ghost.retired), **ghost.fused}.items():
                 positions[stage] += splits
         if process.ended_by == "end_of_data" and not self.ended_early:
             for stage, read in positions.items():

@@ -20,7 +20,7 @@ from dagster_checkpoints.execution.storage_errors import StorageError, StorageUn
 from dagster_checkpoints.execution.storage_steps import DriverValues, StatePlace, drive
 from dagster_checkpoints.execution.task_events import StoreSnapshot
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import CheckpointMetadata, check_rescaling, recorded_stages, rescaled_stages
+from dagster_checkpoints.state import CheckpointMetadata, recorded_stages
 from dagster_checkpoints.storage.errors import CheckpointDiscarded
 from simulation.channels import Ghost, Snapshot
 from simulation.consistency import check_cut, check_ends
@@ -179,15 +179,13 @@ class Writer(Machine):
         restored = read_restored(self.store, location, shapes, variant)
         metadata = restored.metadata
         self.world.counts["divisions"] += bool(restored.plan.divided)
+        recorded = shapes[self.store.check_complete(location).variant]
+        self.world.counts["rescalings"] += recorded.instances != shapes[metadata.variant].instances
         if metadata.variant != variant and keeps_layout(shapes[metadata.variant], shapes[variant]):
             # The user has taken the change back: the chains stay divided.
             variant = metadata.variant
             self.requested_start = msgspec.structs.replace(self.requested_start, variant=variant)
             self.shape = shapes[variant]
-        before, after = shapes[metadata.variant].pipeline, shapes[variant].pipeline
-        plan = restored.plan
-        ended = plan.finished | plan.after_finish
-        check_rescaling(plan.checkpoint_id, plan.tasks, ended, rescaled_stages(before.stages, after.stages))
         if not is_savepoint(location):
             self.register(location)
         pointer = msgspec.structs.replace(metadata.pointer, location=location)

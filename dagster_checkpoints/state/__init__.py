@@ -15,7 +15,6 @@ from dagster_checkpoints.state.errors import (
     InvalidMaxParallelism,
     MaxParallelismChanged,
     NonRestoredState,
-    OverlappingKeyGroups,
     ParallelismTooHigh,
     PartlyFinishedUnionState,
     RestoreError,
@@ -66,7 +65,6 @@ from dagster_checkpoints.state.processor_states import ENCODED_AS_AVRO
 from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_enumerators, recorded_stages
 from dagster_checkpoints.state.redistribution import (
     redistribute_broadcasts,
-    redistribute_key_groups,
     redistribute_lists,
     redistribute_operator_states,
     redistribute_unions,
@@ -106,7 +104,6 @@ __all__ = [
     "MaxParallelismChanged",
     "NonRestoredState",
     "OperatorState",
-    "OverlappingKeyGroups",
     "ParallelismTooHigh",
     "PartlyFinishedUnionState",
     "PipelineView",
@@ -155,7 +152,6 @@ __all__ = [
     "recorded_inputs",
     "recorded_stages",
     "redistribute_broadcasts",
-    "redistribute_key_groups",
     "redistribute_lists",
     "redistribute_operator_states",
     "redistribute_unions",

@@ -83,9 +83,5 @@ class ParallelismTooHigh(RestoreError):
     """A stage has more instances than key groups."""
 
 
-class OverlappingKeyGroups(RestoreError):
-    """Two instances hold state of the same key group, or one instance holds state of a group that does not exist."""
-
-
 class UnknownStage(RestoreError):
     """The checkpoint does not hold the stage."""

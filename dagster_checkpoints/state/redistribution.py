@@ -1,10 +1,9 @@
 """The distribution of state over the instances of a stage at a restore.
 
 The arguments are the states of the old instances, in order, None for one that has finished: it contributes
-nothing. The state of an instance is given by name (lists, broadcast) or by key group; items are opaque. A source has one
-enumerator per stage, whose state is not distributed. No run on Spark reaches `redistribute_key_groups`: there Spark's state is
-read as tables, of which an instance takes the keys of its groups. Must not know: the metadata format, except for
-`redistribute_operator_states`.
+nothing. The state of an instance is given by name; items are opaque. Of keyed state an instance takes the keys of its groups
+(`rescaled_checkpoint`); a source has one enumerator per stage, whose state is not distributed. Must not know: the metadata
+format, except for `redistribute_operator_states`.
 
 Source: PROTOCOL 8.3; Flink's RoundRobinOperatorStateRepartitioner and StateAssignmentOperation.
 """
@@ -14,38 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeVar
 
-from dagster_checkpoints.state.errors import OverlappingKeyGroups, UnknownStage
-from dagster_checkpoints.state.key_groups import chosen_max_parallelism, key_groups_of
+from dagster_checkpoints.state.errors import UnknownStage
+from dagster_checkpoints.state.key_groups import chosen_max_parallelism
 from dagster_checkpoints.state.metadata import CheckpointMetadata, OperatorState
 
 T = TypeVar("T")
 Lists = Mapping[str, Sequence[T]]
-
-
-def redistribute_key_groups(instances: Sequence[Mapping[int, T] | None], parallelism: int, groups: int) -> list[dict[int, T]]:
-    """Give each instance the state of the key groups that it owns.
-
-    Args:
-        instances: by old instance, its state by key group, without groups that have no state.
-        parallelism: the new number of instances.
-        groups: the number of key groups, which never changes.
-
-    Raises:
-        OverlappingKeyGroups: two instances hold a group, or it is none of `groups`.
-    """
-    held: dict[int, T] = {}
-    for states in instances:
-        for group, state in (states or {}).items():
-            if group in held or not 0 <= group < groups:
-                raise OverlappingKeyGroups(
-                    f"Key group {group} is held by two instances, or is none of the {groups} groups of the checkpoint. The "
-                    "states do not belong together; restore from another checkpoint."
-                )
-            held[group] = state
-    return [
-        {group: held[group] for group in key_groups_of(index, parallelism, groups) if group in held}
-        for index in range(parallelism)
-    ]
 
 
 def redistribute_lists(instances: Sequence[Lists[T] | None], parallelism: int) -> list[dict[str, list[T]]]:

@@ -8,20 +8,19 @@ import pytest
 
 from bench import state
 from bench.environment import BenchFailed, Environment
-from dagster_checkpoints.state import CheckpointMetadata, decode, encode
+from dagster_checkpoints.state import CheckpointMetadata, decode, encode, redistribute_lists
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Environment:
     monkeypatch.setattr(state, "SIZES", ((2, 2), (2, 3)))
-    monkeypatch.setattr(state, "GROUPS", 1000)
     monkeypatch.setattr(state, "ITEMS", 1000)
     return Environment(1, 1, tmp_path, tmp_path)
 
 
 def test_metadata_and_redistribution_are_measured(small: Environment) -> None:
     assert len(list(state.measure_metadata(small))) == 2 * 3 + 2
-    assert len(list(state.measure_redistribution(small))) == 2 * 2
+    assert len(list(state.measure_redistribution(small))) == 2
 
 
 def test_metadata_that_changes_when_read_back_fails_the_bench(small: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,10 +29,8 @@ def test_metadata_that_changes_when_read_back_fails_the_bench(small: Environment
         list(state.measure_metadata(small))
 
 
-@pytest.mark.parametrize("function", ["redistribute_key_groups", "redistribute_lists"])
-def test_lost_state_fails_the_bench(small: Environment, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
-    real = getattr(state, function)
-    monkeypatch.setattr(state, function, lambda *arguments: real(*arguments)[1:])
+def test_lost_state_fails_the_bench(small: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "redistribute_lists", lambda *arguments: redistribute_lists(*arguments)[1:])
     with pytest.raises(BenchFailed, match="lost"):
         list(state.measure_redistribution(small))
 

@@ -15,7 +15,6 @@ UNREACHED = {
     "coordination/barriers/events.py": ("BarrierAnnounced", "UnreadBarrier"),
     "coordination/config.py": ("max_queued", "keep_on_finish"),
     "execution/restored_channels.py": ("overtaken",),
-    "state/redistribution.py": ("redistribute_key_groups",),
 }
 """By module of the core, names in it, or settings, that no run reaches."""
 

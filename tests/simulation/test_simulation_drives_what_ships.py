@@ -38,7 +38,6 @@ DRIVERS = {
         "state/metadata_file.py",
         "state/recording.py",
         "state/redistribution.py",
-        "state/rescaling.py",
         "state/restore.py",
         "state/stage_names.py",
     },
@@ -46,13 +45,14 @@ DRIVERS = {
     "fused_task": {"execution/task_machine.py", "execution/fused_sources.py"},
     "task": {"execution/task_machine.py", "execution/output_event_time.py"},
     "task_data": {"execution/task_machine.py", "execution/output_event_time.py", "execution/restored_channels.py"},
-    "writing": {"state/rescaling.py", "execution/shared_files.py", "execution/storage_steps.py", "storage/shared_state.py"},
+    "writing": {"execution/shared_files.py", "execution/storage_steps.py", "storage/shared_state.py"},
 }
 """The drivers, and the shipped code that each of them calls in every search."""
 WORLD = {
     "channels": "records and their arithmetic, the queues of the data plane, the snapshots of tasks",
     "consistency": "the expected rows of a pipeline, and an invariant: a checkpoint is a consistent cut",
     "divisions": "the snapshots and tallies of chains that a restore divides, in parts",
+    "rescalings": "the snapshots and tallies of tasks that a restore gives other instances; tasks as shipped metadata",
     "shapes": "random pipelines, with the shipped graph, chains and channels",
     "storage": "durable storage, and its invariants",
     "violations": "the list of invariants, and where they are checked",
@@ -68,6 +68,16 @@ SEARCH = {
     "search": "many worlds",
 }
 RULES = ("coordination", "execution")
+RESTORES = {
+    "rescaled_checkpoint",
+    "rescaled_instances",
+    "rescaling",
+    "removed_instances",
+    "divided_chains",
+    "stage_names",
+    "inputs",
+}
+"""The modules of `state` that say what a restore makes of a checkpoint of another version of the pipeline."""
 
 
 def calls(worlds: int) -> dict[str, set[str]]:
@@ -105,6 +115,7 @@ def test_drivers_call_the_shipped_rules_and_every_rule_is_driven() -> None:
     not_of_a_run = {"execution/trace.py", "execution/trace_codec.py"}  # they record and replay machines
     never_called = sorted(with_code - found["*"] - not_of_a_run)
     assert never_called == ["coordination/errors.py"] or never_called == []
+    assert {f"state/{name}.py" for name in RESTORES} <= found["*"]
 
 
 def test_no_function_of_the_simulator_duplicates_a_shipped_one() -> None:

@@ -13,15 +13,12 @@ from dagster_checkpoints.state import (
     ChainMetadata,
     CheckpointMetadata,
     OperatorState,
-    OverlappingKeyGroups,
     ParallelismTooHigh,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
     UnknownStage,
-    key_groups_of,
     redistribute_broadcasts,
-    redistribute_key_groups,
     redistribute_lists,
     redistribute_operator_states,
     redistribute_unions,
@@ -154,29 +151,6 @@ def test_every_instance_gets_the_whole_union(before: list[dict[str, list[int]] |
 def test_any_running_instance_serves_all_with_a_broadcast(value: dict[str, int], finished: list[bool], parallelism: int) -> None:
     after = redistribute_broadcasts([None if over else value for over in finished], parallelism)
     assert after == [{} if all(finished) else value] * parallelism
-
-
-@given(st.data())
-def test_key_groups_go_to_their_owners(data: st.DataObject) -> None:
-    groups = data.draw(st.integers(1, 300))
-    before, after = (data.draw(st.integers(1, groups)) for _ in range(2))
-    some = data.draw(st.sets(st.integers(0, groups - 1)))
-    finished = data.draw(st.sets(st.integers(0, before - 1)))
-    old = [None if i in finished else {g: g for g in key_groups_of(i, before, groups) if g in some} for i in range(before)]
-    kept = {g for states in old for g in states or {}}
-    new = redistribute_key_groups(old, after, groups)
-    assert len(new) == after
-    for i, states in enumerate(new):
-        assert states == {g: g for g in key_groups_of(i, after, groups) if g in kept}
-    assert [g for states in new for g in states] == sorted(kept)
-
-
-@pytest.mark.parametrize("states", [[{3: "a"}, {3: "b"}], [{10: "a"}], [{-1: "a"}]])
-def test_key_groups_that_do_not_belong_together(states: list[dict[int, str]]) -> None:
-    with pytest.raises(
-        OverlappingKeyGroups, match=r"none of the 10 groups.*do not belong together; restore from another checkpoint\.$"
-    ):
-        redistribute_key_groups(states, 2, 10)
 
 
 # Of a checkpoint

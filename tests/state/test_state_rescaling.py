@@ -29,7 +29,6 @@ from dagster_checkpoints.state import (
     decode,
     encode,
     key_groups_of,
-    redistribute_key_groups,
     redistribute_operator_states,
     validate_restore,
 )
@@ -265,11 +264,10 @@ class Rescalings(RuleBasedStateMachine):
                     # Each instance takes over its share, as a reader of offsets does.
                     task.union = union[index::parallelism]
         if KEYED in members:
-            held = redistribute_key_groups([None if task is None else task.keys for task in before], parallelism, GROUPS)
-            for index, (task, keys) in enumerate(zip(after, held, strict=True)):
-                assert keys.keys() <= set(key_groups_of(index, parallelism, GROUPS))
+            held = {group: key for task in before if task is not None for group, key in task.keys.items()}
+            for index, task in enumerate(after):
                 if task is not None:
-                    task.keys = keys
+                    task.keys = {group: held[group] for group in key_groups_of(index, parallelism, GROUPS) if group in held}
         if same:
             assert [task and {of: items for of, items in task.lists.items() if items} for task in after] == [
                 task and {of: items for of, items in task.lists.items() if items} for task in before

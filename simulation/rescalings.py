@@ -1,0 +1,224 @@
+"""A simulated checkpoint whose stages have other instances now: the snapshots and tallies of its tasks, as these would have them.
+
+The shipped rules say what each task begins with: which state, channels, splits and transactions, and at which event time.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from msgspec.structs import replace as replaced
+
+from dagster_checkpoints.coordination import MIN_WATERMARK_MS
+from dagster_checkpoints.execution.task_events import PinnedChannel
+from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.state import (
+    ChannelSnapshot,
+    OperatorState,
+    QuerySnapshot,
+    RestorePlan,
+    Segment,
+    StageInstanceSnapshot,
+    StaticTableSnapshot,
+    TaskSnapshot,
+)
+from simulation.channels import Ghost, Snapshot, key_group, total
+from simulation.operators import operator
+from simulation.shapes import Shape, StageSpec, TaskSpec, name_of
+from simulation.sinks import Transaction
+from simulation.storage import Metadata
+
+KEYED = ("window", "totals")
+"""The kinds of stages with state by key, which the key groups of an instance decide."""
+
+
+_IN_FLIGHT = (Segment((), 1),)
+
+
+def recorded_task(snapshot: Snapshot, shape: Shape, spec: TaskSpec) -> TaskSnapshot:
+    """A task as shipped metadata. Of elements in flight a restore reads only whether there are any, also on an output."""
+    own = (*[()] * (len(spec.stages) - 1), snapshot.transactions)
+    parts = zip(spec.stages, snapshot.stages, own, strict=True)
+    known = [replaced(p.snapshot, position=0, in_flight=_IN_FLIGHT if p.in_flight else ()) for p in snapshot.channels.values()]
+    known += [ChannelSnapshot(name, 0, in_flight=_IN_FLIGHT) for name, elements in snapshot.output.items() if elements]
+    static: dict[str, list[str]] = {}
+    for channel in (shape.channels[n] for n in spec.inputs):
+        if channel.static:
+            static.setdefault(channel.id.producer, []).append(snapshot.channels[channel.name].snapshot.ended)
+    return TaskSnapshot(
+        stages={name_of(n): _recorded_part(shape.stages[n], state, transactions) for n, state, transactions in parts},
+        query=QuerySnapshot(0),
+        channels=tuple(known),
+        static=tuple(StaticTableSnapshot(source) for source, ended in static.items() if "none" not in ended),
+        end_of_data="drain" if snapshot.after_finish else "none",
+        watermark=snapshot.watermark,
+        valve_watermark=snapshot.valve,
+        fused=snapshot.fused,
+        splits=snapshot.splits,
+    )
+
+
+def _recorded_part(spec: StageSpec, state: Any, transactions: tuple[Transaction, ...]) -> StageInstanceSnapshot:
+    """One instance of a stage as shipped metadata."""
+    if spec.kind == "broadcast":
+        states = [OperatorState(name, "broadcast", (_text(value),)) for name, value in state.items()]
+    elif spec.kind in ("buffer", "union"):
+        kind = "list" if spec.kind == "buffer" else "union"
+        states = [OperatorState(name, kind, tuple(map(_text, items))) for name, items in state.items()]  # type: ignore[arg-type]
+    else:
+        states = []
+    names = tuple(_text(transaction).decode() for transaction in transactions)
+    return StageInstanceSnapshot(tuple(states), names, state_plan=(spec.kind,) if spec.kind in KEYED else ())
+
+
+def with_instances(metadata: Metadata, before: Shape, after: Shape, variant: int, plan: RestorePlan) -> Metadata:
+    """The checkpoint as if it had been taken with other instances.
+
+    Args:
+        metadata: the checkpoint.
+        before: the pipeline that has taken it.
+        after: the same pipeline with other instances.
+        variant: index of `after` in the variants.
+        plan: the plan of the restore into `after`.
+    """
+    made = _Rescaled(metadata, before, after, plan)
+    states = {spec.id: made.snapshot(spec) for spec in after.tasks if spec.id in plan.tasks}
+    for task, snapshot in states.items():
+        snapshot.ghost = made.ghosts[task]
+    finished = frozenset(spec.id for spec in after.tasks if made.has_finished(spec))
+    return replace(metadata, variant=variant, states=states, ghosts=made.ghosts, finished=finished)
+
+
+class _Rescaled:
+    """One checkpoint, and the plan of its restore."""
+
+    def __init__(self, metadata: Metadata, before: Shape, after: Shape, plan: RestorePlan) -> None:
+        assert plan.rescaled is not None
+        self.metadata = metadata
+        self.before = before
+        self.after = after
+        self.plan = plan
+        self.shares = plan.rescaled.shares
+        self.old = {spec.id: spec for spec in before.tasks}
+        self.names = {stage.name: stage.instances for stage in before.pipeline.stages}
+        self.now = {stage.name: stage.instances for stage in after.pipeline.stages}
+        self.ghosts = self._ghosts()
+
+    def siblings(self, vertex: str) -> list[Snapshot | None]:
+        """By old instance, its snapshot; None for a finished one."""
+        return [self.metadata.states.get(TaskId(vertex, index)) for index in range(len(self.names[vertex]))]
+
+    def origin(self, task: TaskId) -> TaskId | None:
+        """The old instance of the same name."""
+        name = self.now[task.vertex][task.index]
+        old = self.names[task.vertex]
+        return TaskId(task.vertex, old.index(name)) if name in old else None
+
+    def has_finished(self, spec: TaskSpec) -> bool:
+        """Whether the instance of this name, or every instance, had finished."""
+        every = [TaskId(spec.id.vertex, index) for index in range(len(self.names[spec.id.vertex]))]
+        return self.origin(spec.id) in self.metadata.finished or self.metadata.finished.issuperset(every)
+
+    # Snapshots
+
+    def snapshot(self, spec: TaskSpec) -> Snapshot:
+        planned, siblings = self.plan.tasks[spec.id], self.siblings(spec.id.vertex)
+        share = self.shares.get(spec.id)
+        same = siblings[spec.id.index] if self.names[spec.id.vertex] == self.now[spec.id.vertex] else None
+        continued = siblings[share.logs] if share is not None else same
+        times = [s.event_time for s in (siblings if continued is None else (continued,)) if s is not None]
+        return Snapshot(
+            after_finish=planned.end_of_data == "drain",
+            channels={channel.channel: PinnedChannel(channel) for channel in planned.channels},
+            valve=planned.valve_watermark,
+            event_time=min(times, default=MIN_WATERMARK_MS),
+            watermark=planned.watermark,
+            stages=tuple([self._state(spec, position, planned, same) for position in range(len(spec.stages))]),
+            tables=self._tables(spec, planned),
+            transactions=self._transactions(spec, planned),
+            contents=same.contents if same is not None else (),
+            files=same.files if same is not None else (),
+            fused=planned.fused,
+            splits=planned.splits,
+        )
+
+    def _state(self, spec: TaskSpec, position: int, planned: TaskSnapshot, same: Snapshot | None) -> Any:
+        number = spec.stages[position]
+        stage, part = self.after.stages[number], planned.stages[name_of(number)]
+        if stage.kind in KEYED:
+            share = self.shares.get(spec.id)
+            if share is None:
+                return same.stages[position] if same is not None else {}
+            held = [self.metadata.states[TaskId(spec.id.vertex, index)].stages[position] for index in share.queries]
+            return {name: value for state in held for name, value in state.items() if key_group(name[-1]) in share.groups}
+        found = {state.name: list(map(json.loads, state.items)) for state in part.operator_states}
+        if stage.kind == "broadcast":
+            return {name: value for name, (value,) in found.items()}
+        if stage.kind == "buffer":
+            return {name: tuple([tuple(item) for item in items]) for name, items in found.items()}
+        return found if stage.kind == "union" else operator(number, stage, spec.id.index).snapshot()
+
+    def _tables(self, spec: TaskSpec, planned: TaskSnapshot) -> dict[int, frozenset[int]]:
+        """The static tables that the plan has, whose rows are those of any old instance; nothing of others."""
+        known = {table.input for table in planned.static}
+        edges = {c.edge: c.id.producer for c in (self.after.channels[n] for n in spec.inputs) if c.static}
+        held = [s.tables for s in self.siblings(spec.id.vertex) if s is not None]
+        return {edge: max((t[edge] for t in held), key=len) for edge, source in edges.items() if source in known}
+
+    def _transactions(self, spec: TaskSpec, planned: TaskSnapshot) -> tuple[Transaction, ...]:
+        """Its own, and in the first instance that runs those of the instances that are gone."""
+        tail = name_of(spec.stages[-1])
+        names = list(planned.stages[tail].transactions)
+        if spec.id.index == min(task.index for task in self.plan.tasks if task.vertex == spec.id.vertex):
+            assert self.plan.rescaled is not None
+            names += [t for gone in self.plan.rescaled.removed if gone.stage == tail for t in gone.snapshot.transactions]
+        return tuple([_transaction(name) for name in names])
+
+    # Tallies
+
+    def _ghosts(self) -> dict[TaskId, Ghost]:
+        """The tallies of a task that is gone count for the first instance that there is."""
+        ghosts = self.metadata.ghosts
+        by_name = {task: spec.id for spec in self.after.tasks if (task := self.origin(spec.id)) is not None}
+        taken: dict[TaskId, list[Ghost]] = {spec.id: [] for spec in self.after.tasks}
+        for task, spec in self.old.items():
+            ghost = ghosts[task]
+            if task not in by_name and not self.before.stages[spec.stages[0]].enumerated:
+                ghost = replaced(ghost, splits=(), retired=(*ghost.retired, *ghost.splits))
+            taken[by_name.get(task, TaskId(task.vertex, 0))].append(ghost)
+        static = {channel.edge for channel in self.after.channels if channel.static}
+        return {spec.id: self._ghost(spec, taken[spec.id], static) for spec in self.after.tasks}
+
+    def _ghost(self, spec: TaskSpec, parts: list[Ghost], static: set[int]) -> Ghost:
+        of_any = [self.metadata.ghosts[task] for task in self.old if task.vertex == spec.id.vertex]
+        edges = {self.after.channels[n].edge for n in spec.inputs} & static
+        whole = {edge: max(ghost.read.get(edge, 0) for ghost in of_any) for edge in edges}
+        read = {edge: rows for edge, rows in total(ghost.read for ghost in parts).items() if edge not in static}
+        counted: dict[int, int] = dict(total(ghost.counted for ghost in parts))
+        splits = [split for ghost in parts for split in ghost.splits if self._is_kept(spec, split)]
+        retired = [split for ghost in parts for split in ghost.retired]
+        return Ghost(
+            {**read, **whole},
+            total(ghost.sent for ghost in parts),
+            sum(ghost.written for ghost in parts),
+            tuple(splits),
+            counted,
+            parts[0].fused if parts else {},
+            tuple(retired),
+        )
+
+    def _is_kept(self, spec: TaskSpec, split: tuple[int, int]) -> bool:
+        """Whether the position in a split is kept: the enumerator assigns those that were not begun again."""
+        enumerator = self.plan.enumerators.get(name_of(spec.stages[0]))
+        return enumerator is None or str(split[0]) in enumerator.finished
+
+
+def _text(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _transaction(text: str) -> Transaction:
+    name, target, rows = json.loads(text)
+    return Transaction(tuple(name), tuple(target), None if rows is None else tuple(rows))
