@@ -216,7 +216,9 @@ FAULTS = (
         "return self._pending.finalizing",
         "return None",
     ),
-    Fault("union state of a partly finished stage is accepted", write_checkpoint, "check_union_states(metadata)", "pass"),
+    Fault(
+        "union state of a partly finished stage is accepted", write_checkpoint, "check_union_states(metadata)", "pass", "tasks"
+    ),
     Fault(
         "a checkpoint is accepted in which some instances with union state have finished",
         restore.check_union_states,
@@ -485,7 +487,7 @@ FAULTS = (
         "storage",
     ),
     Fault("a late acknowledgement discards a completed checkpoint", PendingCheckpoints._late, "self._stored_ids", "()"),
-    Fault("a finished stage behind one at its end of data cannot be restored", restore._ended, "+= waiting", "+= 0"),
+    Fault("a finished stage behind one at its end of data cannot be restored", restore._ended, "+= waiting", "+= 0", "tasks"),
 )
 
 

@@ -124,8 +124,8 @@ class RandomSchedule:
         for task in running[first:] + running[:first] if first else running:
             if not task.started:
                 return ("open", number, task.number, chance() < self._open_chance)
-            drawn, mail, inputs = chance() * total, task.mailbox, task.inputs
-            mail = mail and not task.reads_split
+            drawn, inputs = chance() * total, task.inputs
+            mail = bool(task.mailbox) and not task.reads_split
             if mail and drawn < self._mail:
                 return self._mail_step(number, task)
             network = buffered and inputs
