@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart, NoRestart
-from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, split_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.sources import FileSplits
 from dagster_checkpoints.spark.files import server_copies
 from dagster_checkpoints.spark.job import spark_start
 from dagster_checkpoints.spark.job.job_execution import JobExecution
@@ -56,6 +58,7 @@ class Settings:
         fused: Whether the pipeline is that of :func:`fused_pipeline`.
         unaligned: Whether barriers overtake.
         regions: Whether the pipeline is that of :func:`regions_pipeline`.
+        splits: The names of the instances of the split source of :func:`splits_pipeline`, which the pipeline is then.
         chained: "alone" or "read": the pipeline is that of :func:`chained_pipeline`, without or with a reader inside its chain.
         spark: Settings of the session.
     """
@@ -80,6 +83,7 @@ class Settings:
     unaligned: bool = False
     regions: bool = False
     chained: str = ""
+    splits: str = ""
     spark: dict[str, Any] = field(default_factory=lambda: {"spark.master": "local[2]"})
 
 
@@ -277,6 +281,32 @@ def chained_pipeline(folder: Path, source: str, *, read: bool) -> Pipeline:
     return Pipeline("crashing", [live, fresh, hours, *([seen] if read else [])])
 
 
+def splits_pipeline(folder: Path, source: str, instances: str, run_id: str = "") -> Pipeline:
+    """A backfill in splits with windows. Half of its files are discovered at once, all when the file `all` appears."""
+
+    def files(context: Any) -> Iterator[str]:
+        found = FileSplits(f"{source}/history/")(context)
+        yield from found[: len(found) // 2]
+        while not (folder / "all").exists():
+            time.sleep(0.05)
+        yield from found
+
+    @split_source(
+        schema=ROWS, discover=files, watermark=("ts", "10 minutes"), instances=list(instances), sink=HoldingSink(folder / "days")
+    )
+    def days(context, split):
+        with (folder / "reads").open("a") as reads:
+            reads.write(f"{run_id} {split}\n")
+        time.sleep(0.3)
+        return context.spark.read.schema(ROWS).parquet(split)
+
+    @stage(sink=HoldingSink(folder / "hours"))
+    def hours(days):
+        return in_hours(days.withColumnRenamed("k", "name"))
+
+    return Pipeline("crashing", [days, hours])
+
+
 def main() -> None:
     global RECORDER
     folder = Path(sys.argv[1])
@@ -305,6 +335,8 @@ def main() -> None:
     made = pipeline(folder, source, settings.feeds, settings.hours)
     if settings.fused or settings.regions:
         made = (fused_pipeline if settings.fused else regions_pipeline)(folder, source)
+    if settings.splits:
+        made = splits_pipeline(folder, source, settings.splits, settings.run_id)
     if settings.chained:
         made = chained_pipeline(folder, source, read=settings.chained == "read")
     execution = JobExecution(

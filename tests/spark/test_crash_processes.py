@@ -241,6 +241,46 @@ def test_a_pipeline_killed_and_started_with_other_instances_commits_every_row_on
     feed.check()
 
 
+def test_a_split_source_killed_while_it_is_partly_finished_and_started_with_other_instances(
+    lab: Any, start: Callable[..., Child]
+) -> None:
+    """Of three instances one has finished. Of the other two one is gone after the first kill, and a new one is there."""
+    feed, reads = Feed(lab), lab.folder / "reads"
+    child = start("three", splits="abc")
+    half = feed.history_rows // 2
+    child.wait_for("Rows", lambda rows: rows.get("days") == half)
+    lab.control("crashing").end_source("days", "c").wait(DEADLINE)
+    child.wait_for("CheckpointDone", lambda done: done["stages"]["days"]["finished_instances"] == 1)
+    (lab.folder / "all").touch()
+    done = child.wait_for("CheckpointDone", lambda done: half < done["stages"]["days"]["rows"] < feed.history_rows)
+    child.kill()
+    assert done["finished_stages"] == []
+    finished = {"uploading": finished_splits(lab)}
+
+    child = start("uploading", splits="bdc", hold="upload", hold_at=random.Random(29).randint(1, 4))
+    assert child.wait_for("JobStarted")["restored_checkpoint"] >= done["checkpoint_id"]
+    child.wait_for("Holding")
+    child.kill(group=False)
+    finished["last"] = finished_splits(lab)
+
+    child = start("last", splits="bdc")
+    assert child.end()["status"] == "FINISHED", child.story()
+    lab.check(lab.table("history", ROWS), "days")
+    lab.check(_runner().in_hours(lab.table("history", ROWS).withColumnRenamed("k", "name")), "hours")
+    read = [line.split(" ") for line in reads.read_text().splitlines()]
+    assert [(run, split) for run, split in read if split in finished.get(run, ())] == [], "finished splits are not read again"
+    assert len(finished["last"]) >= len(finished["uploading"]) > HISTORY_FILES // 2
+
+
+def finished_splits(lab: Any) -> tuple[str, ...]:
+    """The splits of `days` that the newest checkpoint names as finished."""
+    location = json.loads((lab.folder / "store/crashing/state.json").read_text())["newest"]["location"]
+    metadata = decode((lab.folder / "store/crashing" / location / "_metadata").read_bytes(), location)
+    (enumerator,) = (stage.enumerator for stage in metadata.stages if stage.name == "days")
+    assert enumerator is not None and enumerator.complete
+    return enumerator.finished
+
+
 def test_fused_sources_killed_before_and_after_the_backfill_has_finished_commit_every_row_once(
     lab: Any, start: Callable[..., Child]
 ) -> None:
