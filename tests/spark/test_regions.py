@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.coordination import FixedDelayRestart
-from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, split_source, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import AttemptBuilding, CheckpointNotDone, JobRestarting, JobStarted
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.state import CheckpointMetadata, decode, default_max_parallelism
@@ -150,3 +153,52 @@ def test_one_region_restarts_and_the_queries_of_the_other_go_on(lab: Any) -> Non
     lab.check(in_hours(lab.table("live", ROWS)), "hours")
     lab.check(lab.table("weather", ROWS), "weather")
     lab.check(in_hours(lab.table("weather", ROWS)), "storms")
+
+
+def test_the_splits_of_a_region_that_restarts_are_read_once(lab: Any) -> None:
+    days = [f"day{number}" for number in range(8)]
+    for number, day in enumerate(days):
+        lab.put(day, ROWS, [(k, lab.at(1800 * number + 60 * m), m) for m in range(30) for k in "ab"])
+    lab.put("weather", ROWS, [(k, lab.at(60 * m), m) for m in range(30) for k in "ab"])
+    more, reads = threading.Event(), Counter[str]()
+
+    def discover() -> Iterator[str]:
+        yield from days[:4]
+        assert more.wait(120)
+        yield from days
+
+    @split_source(schema=ROWS, discover=discover, watermark=("ts", "10 minutes"), instances=["x", "y"], sink=lab.sink("live"))
+    def live(context, split):
+        reads[split] += 1
+        if split == days[6] and reads[split] == 1:
+            raise ValueError("a plane without wings")
+        return lab.table(split, ROWS)
+
+    @stage(sink=lab.sink("hours"))
+    def hours(live):
+        return in_hours(live)
+
+    @unbounded_source(watermark=("ts", "10 minutes"), sink=lab.sink("weather"))
+    def weather(context):
+        return lab.stream("weather", ROWS)
+
+    pipeline = Pipeline("regional", [live, hours, weather])
+    job = lab.start(pipeline, interval=3600.0, restart=FixedDelayRestart(5, 0.2))
+    job.wait_until(lambda: (job.execution.rows().get("live"), job.execution.rows().get("weather")) == (4 * 60, 60))
+    job.ask("checkpoint")
+    job.wait_until(lambda: lab.count("live") == 4 * 60)
+    before = [task for id, task in job.execution.deployment.tasks.items() if id.vertex == "weather"]
+    more.set()
+    assert job.wait_for(JobRestarting).stages == ("live", "hours")
+    lab.put("weather", ROWS, [("a", lab.at(3600), 1)])
+    again = job.wait_for(JobStarted, lambda started: started.attempt == 2)
+    assert (again.restarted, again.restored_checkpoint) == (("live", "hours"), job.checkpoints()[0].checkpoint_id)
+    job.wait_until(lambda: (job.execution.rows().get("live"), job.execution.rows().get("weather")) == (8 * 60, 61))
+    assert [task for id, task in job.execution.deployment.tasks.items() if id.vertex == "weather"] == before
+    job.drain()
+    job.finished()
+    assert [reads[day] for day in days[:4]] == [1] * 4 and reads[days[6]] == 2, "finished splits are not read again"
+    rows = lab.spark.read.schema(ROWS).parquet(*[str(lab.input(day)) for day in days])
+    lab.check(rows, "live")
+    lab.check(in_hours(rows), "hours")
+    lab.check(lab.table("weather", ROWS), "weather")
