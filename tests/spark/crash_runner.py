@@ -282,11 +282,11 @@ def chained_pipeline(folder: Path, source: str, *, read: bool) -> Pipeline:
 
 
 def splits_pipeline(folder: Path, source: str, instances: str, run_id: str = "") -> Pipeline:
-    """A backfill in splits with windows. Half of its files are discovered at once, all when the file `all` appears."""
+    """A backfill in splits with windows. Seven of its files are discovered at once, all when the file `all` appears."""
 
     def files(context: Any) -> Iterator[str]:
         found = FileSplits(f"{source}/history/")(context)
-        yield from found[: len(found) // 2]
+        yield from found[:7]  # a discovery reports 1, 2, 4, ... splits at a time
         while not (folder / "all").exists():
             time.sleep(0.05)
         yield from found

@@ -163,7 +163,7 @@ def test_the_splits_of_a_region_that_restarts_are_read_once(lab: Any) -> None:
     more, reads = threading.Event(), Counter[str]()
 
     def discover() -> Iterator[str]:
-        yield from days[:4]
+        yield from days[:3]  # discoveries report 1, 2, 4, ... splits at a time
         assert more.wait(120)
         yield from days
 
@@ -184,9 +184,9 @@ def test_the_splits_of_a_region_that_restarts_are_read_once(lab: Any) -> None:
 
     pipeline = Pipeline("regional", [live, hours, weather])
     job = lab.start(pipeline, interval=3600.0, restart=FixedDelayRestart(5, 0.2))
-    job.wait_until(lambda: (job.execution.rows().get("live"), job.execution.rows().get("weather")) == (4 * 60, 60))
+    job.wait_until(lambda: (job.execution.rows().get("live"), job.execution.rows().get("weather")) == (3 * 60, 60))
     job.ask("checkpoint")
-    job.wait_until(lambda: lab.count("live") == 4 * 60)
+    job.wait_until(lambda: lab.count("live") == 3 * 60)
     before = [task for id, task in job.execution.deployment.tasks.items() if id.vertex == "weather"]
     more.set()
     assert job.wait_for(JobRestarting).stages == ("live", "hours")
@@ -197,7 +197,7 @@ def test_the_splits_of_a_region_that_restarts_are_read_once(lab: Any) -> None:
     assert [task for id, task in job.execution.deployment.tasks.items() if id.vertex == "weather"] == before
     job.drain()
     job.finished()
-    assert [reads[day] for day in days[:4]] == [1] * 4 and reads[days[6]] == 2, "finished splits are not read again"
+    assert [reads[day] for day in days[:3]] == [1] * 3 and reads[days[6]] == 2, "finished splits are not read again"
     rows = lab.spark.read.schema(ROWS).parquet(*[str(lab.input(day)) for day in days])
     lab.check(rows, "live")
     lab.check(in_hours(rows), "hours")
