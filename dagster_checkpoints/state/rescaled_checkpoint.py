@@ -227,7 +227,11 @@ class _Rescaling:
 
     def _chain(self, chain: ChainMetadata) -> ChainMetadata:
         head = chain.stages[0]
-        if not chain.tasks or any(name not in self._now for name in chain.stages):
+        if any(name not in self._now for name in chain.stages):
+            return chain
+        if head in self._changed:
+            self._check_static_tables(chain)
+        if not chain.tasks:
             return chain
         if len({tuple(self._now[name]) for name in chain.stages}) > 1:
             raise InstancesChanged(
@@ -367,6 +371,21 @@ class _Rescaling:
                 "which read it POINTWISE, would get the rows of other ones: their state belongs to the rows that they have got. "
                 f"Give {pointwise[0].source!r} the same instances, or start the pipeline without this checkpoint."
             )
+
+    def _check_static_tables(self, chain: ChainMetadata) -> None:
+        """A new instance needs the rows of static inputs that were read to their end, and only the stage's own state has them."""
+        head = chain.stages[0]
+        if not self._by_name(head) or None not in self._origins(head) or _static_tables(chain.tasks.values()):
+            return
+        for edge in self._reads.get(head, ()):
+            if edge.input.mode == "static" and edge.source in self._recorded and self._recorded[edge.source].finished:
+                new = [name for name, old in zip(self._now[head], self._origins(head), strict=True) if old is None]
+                raise InstancesChanged(
+                    f"Stage {head!r} has the new instance {', '.join(map(repr, new))}, which needs all rows of its static input "
+                    f"{edge.source!r}; in {self._where} these were read to their end, and the instances that kept them have "
+                    "ended. Put the new instance into a stage of its own, with sources of its own; or begin with it as a new "
+                    "start (restore_from: none)."
+                )
 
     def _check_finished_readers(self, rescaled: CheckpointMetadata) -> None:
         """No instance that emits rows may send them to one that reads no more."""

@@ -157,39 +157,57 @@ def test_the_sinks_of_all_instances_that_there_ever_were_are_settled() -> None:
     assert rescaled.metadata.stages[1].most_instances == 4
 
 
-def test_a_new_instance_begins_with_the_static_inputs_of_the_others() -> None:
-    def joining(feeds: str) -> Pipeline:
-        @unbounded_source(instances=list(feeds))
-        def live(context: Any) -> None: ...
+def joining(feeds: str) -> Pipeline:
+    @unbounded_source(instances=list(feeds), sink=SINK)
+    def live(context: Any) -> None: ...
 
-        @bounded_source
-        def names(context: Any) -> None: ...
+    @bounded_source
+    def names(context: Any) -> None: ...
 
-        @stage(inputs={"names": StageInput(mode="static")}, instances=list(feeds), sink=SINK)
-        def joined(live: Any, names: Any) -> None: ...
+    @stage(inputs={"names": StageInput(mode="static")}, instances=list(feeds), sink=SINK)
+    def joined(live: Any, names: Any) -> None: ...
 
-        return Pipeline("p", [live, names, joined])
+    return Pipeline("p", [live, names, joined])
 
-    of, table = joining("ab"), StaticTableSnapshot("names", (Segment((), 2),))
+
+TABLE = StaticTableSnapshot("names", (Segment((), 2),))
+
+
+def checkpoint_of_joining(static: tuple[StaticTableSnapshot, ...] | None) -> CheckpointMetadata:
+    """A checkpoint after the end of the static input, with these tables in each instance; None: all instances have ended."""
+    of, running = joining("ab"), static is not None
+    finished = {"names": (0,), "live": () if running else (0, 1), "joined": () if running else (0, 1)}
     stages = tuple(
-        StageMetadata(
-            each.name, each.parallelism, each.instances, (0,) * (each.name == "names"), inputs=recorded_inputs(of)[each.name]
-        )
+        StageMetadata(each.name, each.parallelism, each.instances, finished[each.name], inputs=recorded_inputs(of)[each.name])
         for each in of.stages
     )
     ended = [ChannelSnapshot(f"names[0]->joined[{index}]", 3, ended="drain") for index in range(2)]
-    chains = [
-        ChainMetadata("live", ("live",), {i: snapshot("live", name) for i, name in enumerate("ab")}),
+    live, joined = (
+        {i: snapshot(stage, name, channels[i], static=tables) for i, name in enumerate("ab")} if running else {}
+        for stage, channels, tables in (("live", ((), ()), ()), ("joined", [(each,) for each in ended], static or ()))
+    )
+    chains = (
+        ChainMetadata("live", ("live",), live),
         ChainMetadata("names", ("names",), {}),
-        ChainMetadata(
-            "joined", ("joined",), {i: snapshot("joined", name, [ended[i]], static=(table,)) for i, name in enumerate("ab")}
-        ),
-    ]
-    rescaled = rescale(joining("bca"), CheckpointMetadata("p", 3, stages, tuple(chains)))
-    joined = tasks(rescaled, "joined")
+        ChainMetadata("joined", ("joined",), joined),
+    )
+    return CheckpointMetadata("p", 3, stages, chains)
+
+
+def test_a_new_instance_begins_with_the_static_inputs_of_the_others() -> None:
+    joined = tasks(rescale(joining("bca"), checkpoint_of_joining((TABLE,))), "joined")
     assert [joined[index].query is None for index in range(3)] == [False, True, False]
-    assert [joined[index].static for index in range(3)] == [(table,)] * 3
+    assert [joined[index].static for index in range(3)] == [(TABLE,)] * 3
     assert [{c.ended for c in joined[index].channels if c.channel.startswith("names")} for index in range(3)] == [{"drain"}] * 3
+
+
+@pytest.mark.parametrize("static", [None, ()], ids=["all have finished", "all wait for their final checkpoint"])
+def test_a_new_instance_whose_static_input_no_instance_keeps_is_refused(static: tuple[StaticTableSnapshot, ...] | None) -> None:
+    with pytest.raises(
+        InstancesChanged, match=r"'joined' has the new instance 'c', which needs all rows of its static input 'names'"
+    ):
+        validate_restore(joining("abc"), checkpoint_of_joining(static))
+    validate_restore(joining("ba"), checkpoint_of_joining(static))
 
 
 def test_a_stage_without_state_in_spark_begins_a_new_query() -> None:
