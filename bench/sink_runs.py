@@ -58,7 +58,7 @@ def run_batches(
 
 
 def commit_seconds(sink: TwoPhaseCommitSink, folder: Path, files: int) -> float:
-    """The seconds of one commit with so many files, in a table that holds one file."""
+    """The seconds of one commit with this number of files, in a table that holds one file."""
     open_sink(sink)
     segment = folder / "segment.parquet"
     pq.write_table(pa.table({"id": pa.array([1], pa.int64())}), segment)

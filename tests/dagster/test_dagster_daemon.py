@@ -108,7 +108,7 @@ class Dagster:
         return {str(record.partition_key): record.asset_materialization for record in records if record.asset_materialization}
 
     def reported(self, rows: int, during: str) -> bool:
-        """Whether the eager asset downstream of the live stage has read so many rows, while a run goes on."""
+        """Whether the eager asset downstream of the live stage has read this number of rows, while a run goes on."""
         run = self.instance.get_run_by_id(during)
         assert run is not None and run.status is dg.DagsterRunStatus.STARTED
         newest = self.instance.fetch_materializations(dg.AssetKey("report"), limit=1).records

@@ -15,7 +15,7 @@ from dagster_checkpoints.spark.tasks.messages import TaskCommitted
 def by(
     instance: str, checkpoint: int, new: int | None, rows: int, watermark: int | None = None, last: bool = False
 ) -> TaskCommitted:
-    """The commit of an instance with so many new rows in one file, or with nothing to commit."""
+    """The commit of an instance with this number of new rows in one file, or with nothing to commit."""
     commit = None if new is None else SinkCommit(new, 100 * new, 1 if new else 0, f"v{checkpoint}")
     return TaskCommitted("sales", instance, checkpoint, commit, rows, watermark, last)
 
