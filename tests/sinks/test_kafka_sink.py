@@ -15,6 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -179,9 +180,9 @@ def topic(kafka: KafkaBroker, request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def job(kafka: KafkaBroker, topic: str, tmp_path: Path) -> Any:
-    def new(**settings: Any) -> ModelJob:
+    def new(instances: int = 1, **settings: Any) -> ModelJob:
         sink = KafkaSink(topic, kafka.servers, **{"staging": tmp_path / "staging", "retry_for": 30, **settings})
-        return ModelJob(sink, tmp_path / "job")
+        return ModelJob(sink, tmp_path / "job", instances)
 
     return new
 
@@ -339,6 +340,36 @@ def test_an_older_owner_that_takes_the_producer_away_does_not_stop_the_newer_one
         stolen.produce(topic, b"{}")
         stolen.commit_transaction(20)
     assert fenced.value.args[0].fatal()
+
+
+@pytest.mark.parametrize("killed", [0, 1, 2], ids=["its own", "one opened later", "one that there is no more"])
+@pytest.mark.parametrize("sent", ["messages", "record"])
+def test_a_transaction_that_a_killed_run_has_left_open_is_not_waited_for(
+    kafka: KafkaBroker, topic: str, job: Any, killed: int, sent: str
+) -> None:
+    """Killed while it sent, or between the ledger's record and the commit: what lies behind the record cannot be read."""
+    earlier = job(instances=3)
+    earlier.start()
+    for index in range(3):
+        earlier.write(2, index)
+    taken = earlier.checkpoint(1)
+    earlier.close()
+    left = Producer(
+        {"bootstrap.servers": kafka.servers, "transactional.id": f"dagster-checkpoints/conformance/stage/{killed}/{topic}"}
+    )
+    left.init_transactions(20)
+    left.begin_transaction()
+    left.produce(topic, b'{"n": -1}')
+    if sent == "record":
+        left.produce(f"{topic}-dagster-checkpoints", b"{}", b'["job","conformance","stage",0,"of the killed run"]')
+    assert left.flush(20) == 0
+
+    again = job(instances=2, retry_for=2)
+    again.start(msgspec.structs.replace(taken, rows=taken.rows[:2], transactions=taken.transactions[:2]), epoch=2)
+    again.write(3, 0)
+    again.write(3, 1)
+    expected = sorted([*again.checkpoint(2).visible, 2_000_000, 2_000_001])
+    assert numbers(kafka, topic) == expected, "readers of committed messages do not wait, either"
 
 
 def test_a_message_that_is_too_large_is_refused_before_its_checkpoint(kafka: KafkaBroker, tmp_path: Path) -> None:

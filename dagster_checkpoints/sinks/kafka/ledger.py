@@ -97,6 +97,15 @@ class KafkaLedger:
         value = self.values.get(owner_key(context))
         return None if value is None else _OWNER.decode(value)
 
+    def instances_of_stage(self, context: SinkContext) -> set[int]:
+        """The instances of the stage that have ever been opened."""
+        found: set[int] = set()
+        for key in self.values:
+            match msgspec.json.decode(key):
+                case ["owner", context.pipeline, context.stage, int(index)]:
+                    found.add(index)
+        return found
+
     def job(self, context: SinkContext, job: str) -> KafkaJobLedger | None:
         """What the instance has committed in a job; None if the job never began with this ledger."""
         value = self.values.get(job_key(context, job))

@@ -17,6 +17,11 @@ from dagster_checkpoints.sinks.kafka.topics import KafkaTopic, KafkaTopics
 
 _SUFFIX = "-dagster-checkpoints"
 _LONGEST_NAME = 249
+_PATIENCE = 5.0
+
+
+class LedgerBlocked(SinkUnavailable):
+    """A transaction in the ledger topic stays open: what was committed behind it cannot be read before its end."""
 
 
 def ledger_topic_name(topic: str) -> str:
@@ -67,24 +72,32 @@ class LedgerTopic:
                 "create it"
             )
 
-    def read(self, exists: bool = True) -> KafkaLedger:
-        """The newest value of every key, of all transactions that were committed before the call.
-
-        Args:
-            exists: whether the topic exists; otherwise nothing is recorded.
+    def read_committed(self) -> KafkaLedger:
+        """The newest committed value of every key, in front of the oldest open transaction: does not wait for its end.
 
         Raises:
-            SinkUnavailable: the cluster does not answer, or another sink's transaction stays open for too long.
+            SinkUnavailable: the cluster does not answer.
         """
+        return self._read(committed=True)
+
+    def read(self) -> KafkaLedger:
+        """The newest committed value of every key, of all transactions that began before the call.
+
+        Raises:
+            LedgerBlocked: one of them stays open.
+            SinkUnavailable: the cluster does not answer.
+        """
+        return self._read(committed=False)
+
+    def _read(self, committed: bool) -> KafkaLedger:
         from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
-        if not exists:
-            return KafkaLedger()
         doing = f"reading the ledger topic {self.name!r}"
         values: dict[bytes, bytes] = {}
         consumer = self._cluster.consumer()
+        readable: int | None = None
         try:
-            end = self._end()
+            end = self._end(committed)
             consumer.list_topics(
                 self.name, self._cluster.request_seconds
             )  # otherwise the consumer waits half a second before it asks
@@ -102,27 +115,34 @@ class LedgerTopic:
                         values[key] = value
                 elif error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
-                elif (message.offset() or 0) >= end:
+                elif (readable := message.offset() or 0) >= end:
                     return KafkaLedger(values)
+                else:
+                    until = min(until, time.monotonic() + _PATIENCE)
         except KafkaException as error:
             raise self._cluster.failed(error, doing) from None
         finally:
             consumer.close()
+        if readable is not None:
+            raise LedgerBlocked(
+                f"{self._sink}: while {doing}: expected that every transaction in front of offset {end} ends, found one at "
+                f"offset {readable} that stays open. It is another sink's: its run ends it when it starts again, or the brokers "
+                "after its transaction.timeout.ms"
+            )
         raise SinkUnavailable(
             f"{self._sink}: while {doing}: expected its end at offset {end}, found nothing new for "
-            f"{self._cluster.request_seconds:.0f} s. A transaction of another sink may be open: its run ends it when it "
-            "starts again, or the brokers after its transaction.timeout.ms"
+            f"{self._cluster.request_seconds:.0f} s"
         )
 
-    def _end(self) -> int:
-        """The end of the topic, behind messages of open transactions, too."""
+    def _end(self, committed: bool) -> int:
+        """The end of the topic, or of what is in front of open transactions."""
         from confluent_kafka import IsolationLevel, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-        admin = self._cluster.admin()
+        admin = self._cluster.admin()  # answers nothing once it is garbage
         asked = admin.list_offsets(
             {TopicPartition(self.name, 0): OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
             request_timeout=self._cluster.request_seconds,
         )
         (future,) = asked.values()

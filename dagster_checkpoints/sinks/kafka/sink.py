@@ -141,7 +141,7 @@ class KafkaSink(TwoPhaseCommitSink):
         topics.target(self.topic)
         ledger_topic = LedgerTopic(cluster, self.topic, str(self))
         if topics.find(ledger_topic.name) is not None:
-            check_new_start(ledger_topic.read(), context, self.at_new_start, str(self))
+            check_new_start(ledger_topic.read_committed(), context, self.at_new_start, str(self))
 
     def open(self, context: SinkContext) -> None:
         """Prepare for writing.

@@ -3,7 +3,9 @@
 ::
 
     take_over()     refuse an older owner; a producer with the instance's transactional id: the broker ends or undoes what an
-                    earlier producer of that id has begun, and refuses that producer from now on; read the ledger; record owner
+                    earlier producer of that id has begun, and refuses that producer from now on; end likewise what other
+                    instances' producers have left open, if it hides a part of the ledger, or if there is no such instance any
+                    more; read the ledger; record owner
     perform()       read from the ledger whether anything is left to do; begin; send; record; commit
 
 Whatever fails, the producer is thrown away, and :meth:`perform` begins again with :meth:`take_over`, which settles a
@@ -29,7 +31,7 @@ from dagster_checkpoints.sinks.base import SinkContext
 from dagster_checkpoints.sinks.errors import SinkError, SinkFenced, SinkTargetChanged, SinkTransactionLost, SinkUnavailable
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
 from dagster_checkpoints.sinks.kafka.ledger import KafkaJobLedger, KafkaLedger, KafkaOwner, job_key, owner_key
-from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerTopic
+from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerBlocked, LedgerTopic
 from dagster_checkpoints.sinks.kafka.topics import KafkaTopic
 
 if TYPE_CHECKING:
@@ -205,7 +207,7 @@ class KafkaTransactions:
             raise
         except SinkTransactionLost:
             self.close()
-            self._read()  # a newer owner has deleted the files
+            self._accept(self._ledger_topic.read())  # a newer owner has deleted the files
             raise
         except SinkError as error:
             self.close()
@@ -218,20 +220,49 @@ class KafkaTransactions:
             return failed
 
     def _take_over(self) -> None:
-        self._read()
+        self._accept(self._ledger_topic.read_committed())  # its own earlier transaction may be open
         self._failures = []
-        producer = self._cluster.producer(self._transactional_id, self._target.message_bytes, self._delivered)
-        self._producer = producer
-        producer.init_transactions(self._cluster.request_seconds)
-        owner = self._read()
+        self._producer = self._new_producer(self._context.index)
+        if self._context.index == 0:
+            self._end_transactions(lambda index: index >= self._context.parallelism)
+        owner = self._accept(self._settled_ledger())
         mine = KafkaOwner(self._context.epoch, self._context.history)
         if owner != mine:
             self._transact(owner_key(self._context), msgspec.json.encode(mine), None)
 
-    def _read(self) -> KafkaOwner | None:
-        """Read the ledger, and refuse an older owner."""
-        self._ledger = self._ledger_topic.read()
-        owner = self._ledger.owner(self._context)
+    def _settled_ledger(self) -> KafkaLedger:
+        """The ledger as all transactions have left it that began before the call.
+
+        A run that was killed may have left a transaction of any of the stage's instances open, and whatever is behind it cannot
+        be read. It is not waited for: instances may start one after the other, and some may not be there any more. One that
+        runs, and has been slow, takes over again.
+        """
+        try:
+            return self._ledger_topic.read()
+        except LedgerBlocked:
+            if not self._context.epoch:  # an instance that runs would stop
+                raise
+            self._end_transactions(lambda _index: True)
+            return self._ledger_topic.read()
+
+    def _end_transactions(self, of: Callable[[int], bool]) -> None:
+        """End open transactions of other instances of the stage, which earlier runs may have left."""
+        indices = {*range(self._context.parallelism), *self._ledger.instances_of_stage(self._context)} - {self._context.index}
+        for index in filter(of, sorted(indices)):
+            self._new_producer(index)
+
+    def _new_producer(self, index: int) -> Producer:
+        """A producer with an instance's transactional id: the broker ends what an earlier one of that id has begun."""
+        context = self._context
+        name = f"dagster-checkpoints/{context.pipeline}/{context.stage}/{index}/{self._target.name}"
+        producer = self._cluster.producer(name, self._target.message_bytes, self._delivered)
+        producer.init_transactions(self._cluster.request_seconds)
+        return producer
+
+    def _accept(self, ledger: KafkaLedger) -> KafkaOwner | None:
+        """Keep what the ledger holds; refuses an older owner."""
+        self._ledger = ledger
+        owner = ledger.owner(self._context)
         if owner is not None and owner.is_newer_than(self._context):
             raise SinkFenced(
                 f"{self._sink}: expected no newer run than this one (epoch {self._context.epoch}) to write to this topic, found "
@@ -254,8 +285,3 @@ class KafkaTransactions:
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:
         if error is not None:
             self._failures.append(error)
-
-    @property
-    def _transactional_id(self) -> str:
-        context = self._context
-        return f"dagster-checkpoints/{context.pipeline}/{context.stage}/{context.index}/{self._target.name}"
