@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from bench.free_ports import free_port
 from bench.maven_jars import pinned
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ CONNECTOR = pinned(Path(__file__).with_name("kafka-connector-jars.txt"))
 """Spark's source and writer for Kafka; there is none for Spark 4.3 in the registry, and the one for 4.2 works with it."""
 PASSWORD = "s3cret/§ word"
 _SECONDS = 60.0
-_MARKER_SECONDS = 2.0
+_MARKER_SECONDS = 6.0
 
 
 def add_connector(spark: SparkSession, jars: Sequence[Path]) -> None:
@@ -73,7 +74,7 @@ class KafkaBroker:
         self._folder = Path(tempfile.mkdtemp(prefix="kafka-"))
         classes = [*map(str, jars), f"{Path(pyspark.__file__).parent}/jars/*"]
         self._java = [java, "-Xmx512m", "-XX:+UseSerialGC", "-cp", ":".join(classes)]
-        self._port, controller, self._login_port = _free_ports(3)
+        self._port, controller, self._login_port = (free_port() for _ in range(3))
         self._settings = self._folder / "server.properties"
         self._settings.write_text(_properties(self._folder, self._port, controller, self._login_port))
         cluster = ["-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", str(self._settings)]
@@ -120,7 +121,16 @@ class KafkaBroker:
 
     def create_topic(self, name: str, partitions: int = 1, **settings: str) -> None:
         config = {key.replace("_", "."): value for key, value in settings.items()}
-        _result(self.admin.create_topics([NewTopic(name, partitions, 1, config=config)]))
+        until = time.monotonic() + _SECONDS
+        while True:
+            try:
+                _result(self.admin.create_topics([NewTopic(name, partitions, 1, config=config)]))
+                break
+            except KafkaException as error:  # its own controller may have missed the broker for a moment
+                if error.args[0].code() != KafkaError.INVALID_REPLICATION_FACTOR or time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+        self._until(lambda: name in self.topics())
 
     def set_topic(self, name: str, **settings: str) -> None:
         """Change settings of a topic."""
@@ -133,6 +143,7 @@ class KafkaBroker:
 
     def delete_topic(self, name: str) -> None:
         _result(self.admin.delete_topics([name]))
+        self._until(lambda: name not in self.topics())
 
     def topics(self) -> set[str]:
         return set(self.admin.list_topics(timeout=_SECONDS).topics)
@@ -166,6 +177,13 @@ class KafkaBroker:
     def count(self, name: str) -> int:
         """The number of committed messages."""
         return len(self.messages(name))
+
+    def _until(self, known: Callable[[], bool]) -> None:
+        """Wait until the broker has heard what its controller has decided."""
+        until = time.monotonic() + _SECONDS
+        while not known():
+            assert time.monotonic() < until, self._log()
+            time.sleep(0.02)
 
     def _answers(self) -> bool:
         with socket.socket() as probe:
@@ -266,16 +284,6 @@ def _properties(folder: Path, port: int, controller: int, login: int) -> str:
     }
     lines = (f"{name}={value}" for name, value in settings.items())
     return "".join(f"{line}\n" for line in lines).encode("ascii", "backslashreplace").decode().replace("\\xa7", "\\u00a7")
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def _result(futures: dict[Any, Any]) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from dagster_checkpoints.plugin.stage_assets import reports_end
 from dagster_checkpoints.state import decode
-from dagster_checkpoints.storage import CheckpointStorage, open_store
+from dagster_checkpoints.storage import CheckpointStorage, StorageError, open_store
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCATION = Path(__file__).with_name("live_location.py")
@@ -72,15 +72,23 @@ def test_a_terminated_run_is_canceled_and_continued(home: Path, executor: str) -
         state = storage.read_state()
         if state is None or state.newest is None:
             return False
-        metadata = decode(storage.read_metadata(state.newest.location), state.newest.location)
+        try:
+            metadata = decode(storage.read_metadata(state.newest.location), state.newest.location)
+        except StorageError:  # a newer checkpoint has replaced it meanwhile
+            return False
         return any(stage.name == "backfill" and stage.fully_finished for stage in metadata.stages)
+
+    def shown(instance: dg.DagsterInstance) -> bool:
+        """Whether Dagster has been told of the commits."""
+        squares = instance.fetch_observations(dg.AssetKey(["squares"]), limit=1).records
+        return bool(squares) and instance.get_latest_materialization_event(dg.AssetKey(["backfill"])) is not None
 
     with (
         dg.DagsterInstance.from_config(str(home)) as instance,
         dagster_run(home, f"everything_{executor}") as process,
     ):
         deadline = time.monotonic() + SECONDS
-        while not (backfill_finished() and committed(home, "squares") == [0, 1, 4, 9, 16]):
+        while not (backfill_finished() and committed(home, "squares") == [0, 1, 4, 9, 16] and shown(instance)):
             assert process.poll() is None, (home / f"everything_{executor}.log").read_text()[-5000:]
             assert time.monotonic() < deadline, (home / f"everything_{executor}.log").read_text()[-5000:]
             time.sleep(0.2)

@@ -191,6 +191,11 @@ def numbers(kafka: KafkaBroker, topic: str, **settings: Any) -> list[int]:
     return sorted(json.loads(message.value() or b"")["n"] for message in kafka.messages(topic, **settings))
 
 
+def impatient(job: ModelJob) -> None:
+    """From now on the sink gives up after half a second."""
+    job.sinks[0]._sink._instance._transactions._retry_for = 0.5  # type: ignore[attr-defined]
+
+
 def test_messages_have_keys_headers_and_a_place(kafka: KafkaBroker, topic: str, job: Any) -> None:
     running = job(key="n", headers=("text",), options={"compression.type": "lz4"})
     running.start()
@@ -300,10 +305,11 @@ def test_brokers_that_are_away_during_a_commit_are_waited_for(kafka: KafkaBroker
 
 
 def test_a_commit_gives_up_and_another_attempt_commits(kafka: KafkaBroker, topic: str, job: Any) -> None:
-    running = job(retry_for=0.5)
+    running = job()
     running.start()
     running.write(3)
     taken = running.snapshot(1)
+    impatient(running)
     kafka.stop()
     try:
         with pytest.raises(SinkUnavailable, match=r"while (committing|reading)"):
@@ -364,7 +370,7 @@ def test_a_transaction_that_a_killed_run_has_left_open_is_not_waited_for(
         left.produce(f"{topic}-dagster-checkpoints", b"{}", b'["job","conformance","stage",0,"of the killed run"]')
     assert left.flush(20) == 0
 
-    again = job(instances=2, retry_for=2)
+    again = job(instances=2, retry_for=10)
     again.start(msgspec.structs.replace(taken, rows=taken.rows[:2], transactions=taken.transactions[:2]), epoch=2)
     again.write(3, 0)
     again.write(3, 1)
@@ -410,7 +416,7 @@ def test_wrong_topics_servers_and_credentials_are_refused(
 ) -> None:
 
     def check(topic: str, servers: Any, **options: Any) -> None:
-        sink = pickle.loads(pickle.dumps(KafkaSink(topic, servers, staging=tmp_path, options=options, retry_for=2)))
+        sink = pickle.loads(pickle.dumps(KafkaSink(topic, servers, staging=tmp_path, options=options, retry_for=6)))
         sink.check_new_start(ModelJob(sink, tmp_path).context(0, epoch=1))
 
     check(topic, kafka.servers)
@@ -441,10 +447,11 @@ def test_a_transaction_time_that_brokers_do_not_allow_is_refused(kafka: KafkaBro
 
 
 def test_topics_that_are_deleted_under_a_job(kafka: KafkaBroker, topic: str, job: Any) -> None:
-    running = job(retry_for=2)
+    running = job()
     running.start()
     running.write(2)
     taken = running.snapshot(1)
+    impatient(running)
     kafka.delete_topic(topic)
     with pytest.raises((SinkTargetChanged, SinkUnavailable)):
         running.commit(1)

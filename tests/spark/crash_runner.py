@@ -59,6 +59,7 @@ class Settings:
         unaligned: Whether barriers overtake.
         regions: Whether the pipeline is that of :func:`regions_pipeline`.
         splits: The names of the instances of the split source of :func:`splits_pipeline`, which the pipeline is then.
+        split_seconds: How long each of its splits takes at least.
         chained: "alone" or "read": the pipeline is that of :func:`chained_pipeline`, without or with a reader inside its chain.
         spark: Settings of the session.
     """
@@ -84,6 +85,7 @@ class Settings:
     regions: bool = False
     chained: str = ""
     splits: str = ""
+    split_seconds: float = 0.3
     spark: dict[str, Any] = field(default_factory=lambda: {"spark.master": "local[2]"})
 
 
@@ -281,7 +283,7 @@ def chained_pipeline(folder: Path, source: str, *, read: bool) -> Pipeline:
     return Pipeline("crashing", [live, fresh, hours, *([seen] if read else [])])
 
 
-def splits_pipeline(folder: Path, source: str, instances: str, run_id: str = "") -> Pipeline:
+def splits_pipeline(folder: Path, source: str, instances: str, run_id: str = "", seconds: float = 0.3) -> Pipeline:
     """A backfill in splits with windows. Seven of its files are discovered at once, all when the file `all` appears."""
 
     def files(context: Any) -> Iterator[str]:
@@ -297,7 +299,7 @@ def splits_pipeline(folder: Path, source: str, instances: str, run_id: str = "")
     def days(context, split):
         with (folder / "reads").open("a") as reads:
             reads.write(f"{run_id} {split}\n")
-        time.sleep(0.3)
+        time.sleep(seconds)
         return context.spark.read.schema(ROWS).parquet(split)
 
     @stage(sink=HoldingSink(folder / "hours"))
@@ -336,7 +338,7 @@ def main() -> None:
     if settings.fused or settings.regions:
         made = (fused_pipeline if settings.fused else regions_pipeline)(folder, source)
     if settings.splits:
-        made = splits_pipeline(folder, source, settings.splits, settings.run_id)
+        made = splits_pipeline(folder, source, settings.splits, settings.run_id, settings.split_seconds)
     if settings.chained:
         made = chained_pipeline(folder, source, read=settings.chained == "read")
     execution = JobExecution(

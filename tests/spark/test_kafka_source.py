@@ -207,7 +207,7 @@ def test_a_topic_is_read_to_an_end(kafka_lab: Any, kafka: KafkaBroker) -> None:
 
     @bounded_source(sink=lab.sink())
     def past(context: Any) -> Any:
-        return as_rows(reading(lab, kafka, "past"))
+        return as_rows(reading(lab, kafka, "past", maxOffsetsPerTrigger=9))
 
     @bounded_source(sink=lab.sink("part"))
     def part(context: Any) -> Any:

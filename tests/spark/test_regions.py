@@ -42,9 +42,10 @@ class Checked(Stage):
         return batch
 
 
-def pipeline_of(lab: Any) -> Pipeline:
+def pipeline_of(lab: Any, may_build: threading.Event) -> Pipeline:
     @unbounded_source(watermark=("ts", "10 minutes"))
     def live(context):
+        assert may_build.wait(120)
         return lab.stream("live", ROWS)
 
     @stage(sink=lab.sink("hours"), inputs={"checked": StageInput(key="k")})
@@ -69,7 +70,9 @@ class Regional:
 
     def __init__(self, lab: Any, **options: Any) -> None:
         self.lab = lab
-        self.job = lab.start(pipeline_of(lab), interval=3600.0, restart=FixedDelayRestart(5, 2.0), **options)
+        self.may_build = threading.Event()
+        self.may_build.set()
+        self.job = lab.start(pipeline_of(lab, self.may_build), interval=3600.0, restart=FixedDelayRestart(5, 2.0), **options)
         self._minutes = {"live": 0, "weather": 0}
 
     def more(self, name: str) -> None:
@@ -97,7 +100,7 @@ class Regional:
     def tasks(self) -> dict[str, tuple[Task, str, int]]:
         """By chain: its task, its query's run, and in how many runs of the query it was."""
         tasks = self.job.execution.deployment.tasks.values()
-        return {task.id.vertex: (task, str(task.query._query.runId), task.query.runs) for task in tasks}
+        return {task.id.vertex: (task, str(getattr(task.query._query, "runId", None)), task.query.runs) for task in tasks}
 
 
 def test_one_region_restarts_and_the_queries_of_the_other_go_on(lab: Any) -> None:
@@ -113,6 +116,7 @@ def test_one_region_restarts_and_the_queries_of_the_other_go_on(lab: Any) -> Non
 
     regional.more("weather")
     regional.read()
+    regional.may_build.clear()
     (lab.folder / "fault").touch()
     regional.more("live")
     restarting = job.wait_for(JobRestarting)
@@ -123,6 +127,7 @@ def test_one_region_restarts_and_the_queries_of_the_other_go_on(lab: Any) -> Non
     job.wait_until(lambda: job.execution.rows()["weather"] == read + 60)
     assert len(job.of(JobStarted)) == 1, "while the region still waits for its restart"
     assert job.of(AttemptBuilding)[0].stages == (*FAILING, *GOING_ON)
+    regional.may_build.set()
 
     again = job.wait_for(JobStarted, lambda started: started.attempt == 2)
     assert (again.restarted, again.restored_checkpoint) == (FAILING, first)

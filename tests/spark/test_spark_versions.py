@@ -59,7 +59,9 @@ def test_a_savepoint_of_another_version_is_restored_exactly_or_refused(lab: Any,
     assert lab.count("lists") == 0, "the test needs state in the savepoint"
 
     clicks += sum(runner.put(lab, begin) for begin in (600, 720)) + runner.put_last(lab, 1700)
-    output = run(second, lab, "drain", kept=clicks, in_one_query=6)  # the windows before the last click, which has been read
+    output = run(
+        second, lab, "drain", kept=clicks, buys=15, in_one_query=6
+    )  # the windows before the last click, which has been read
     if restored < (4, 2) <= written:
         assert f"Spark {written[0]}.{written[1]}." in output and "Restore it with Spark 4.2 or newer" in output, output
         return

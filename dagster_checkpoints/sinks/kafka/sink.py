@@ -25,7 +25,7 @@ from dagster_checkpoints.sinks.base import SinkCommit, SinkContext, TwoPhaseComm
 from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkNotOpen
 from dagster_checkpoints.sinks.kafka.cluster import SET_BY_THE_SINK, KafkaCluster
 from dagster_checkpoints.sinks.kafka.instance import KafkaInstance, OlderRestore
-from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerTopic, ledger_topic_name
+from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerBlocked, LedgerTopic, ledger_topic_name
 from dagster_checkpoints.sinks.kafka.messages import MessageFormat
 from dagster_checkpoints.sinks.kafka.new_start import KafkaAtNewStart, check_new_start
 from dagster_checkpoints.sinks.kafka.staging import StagedMessages
@@ -141,7 +141,11 @@ class KafkaSink(TwoPhaseCommitSink):
         topics.target(self.topic)
         ledger_topic = LedgerTopic(cluster, self.topic, str(self))
         if topics.find(ledger_topic.name) is not None:
-            check_new_start(ledger_topic.read_committed(), context, self.at_new_start, str(self))
+            try:
+                ledger = ledger_topic.read()
+            except LedgerBlocked:  # a killed run has left a transaction open: the run that starts ends it
+                ledger = ledger_topic.read_committed()
+            check_new_start(ledger, context, self.at_new_start, str(self))
 
     def open(self, context: SinkContext) -> None:
         """Prepare for writing.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import requests
+
+from bench.free_ports import free_port
 
 DEADLINE = 120.0
 
@@ -48,7 +49,7 @@ def running_hdfs(folder: Path, java: str, jars: Sequence[Path]) -> Iterator[Hdfs
     """Start HDFS with its files below a folder."""
     import pyspark
 
-    port, http = _free_port(), _free_port()
+    port, http = free_port(), free_port()
     conf = folder / "hdfs-conf"
     conf.mkdir()
     settings = {
@@ -100,9 +101,3 @@ def _takes_files(http: int) -> bool:
         return requests.put(url, allow_redirects=False, timeout=5).status_code == 307
     except requests.RequestException:
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
