@@ -73,6 +73,11 @@ def owner_of(key: int, parallelism: int) -> int:
     return key_groups.owner_of(key_group(key), parallelism, KEY_GROUPS)
 
 
+def rows_of(element: Element) -> int:
+    """The rows that an element counts as where micro-batches are limited: on Spark an element is a segment of many rows."""
+    return 0 if isinstance(element, Mark) else 1 + element[0] % 3
+
+
 class Channel:
     """An ordered log from one task to another, as its consumer sees it.
 

@@ -24,8 +24,10 @@ from dagster_checkpoints.coordination.retention import CompletedCheckpoints
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
 from dagster_checkpoints.coordination.stop_progress import StopProgress
 from dagster_checkpoints.execution import gate_snapshots
+from dagster_checkpoints.execution.batch_limit import BatchLimit
 from dagster_checkpoints.execution.checkpoint_writing import write_checkpoint
 from dagster_checkpoints.execution.fused_sources import FusedSources
+from dagster_checkpoints.execution.gate_intake import GateIntake
 from dagster_checkpoints.execution.gate_snapshots import GateSnapshots
 from dagster_checkpoints.execution.gate_watermarks import ConsumedEventTime
 from dagster_checkpoints.execution.input_gate import InputGate
@@ -143,9 +145,22 @@ FAULTS = (
     ),
     Fault(
         "an unaligned snapshot holds what the query has consumed meanwhile",
-        InputGate._consumed,
-        "self._behind is not None and self._open",
+        GateIntake.consumed,
+        "self.behind is not None and self.open",
         "False",
+    ),
+    Fault(
+        "a micro-batch takes more rows than its limit",
+        BatchLimit._has_room,
+        "taken + rows <= self._max_rows",
+        "taken < self._max_rows",
+    ),
+    Fault("rows that the query has consumed still count", BatchLimit.consumed, "p <= channel.consumed", "False"),
+    Fault(
+        "an element that is larger than the limit is never read",
+        BatchLimit._has_room,
+        "taken == 0 or",
+        "",
     ),
     Fault("an ended channel holds event time back", WatermarkValve.end, '"drain" if drain else "suspend"', "state.ended"),
     Fault("event time goes back in a restore", WatermarkValve.restore, "self._recompute()", "self._output -= 1_000"),
@@ -174,7 +189,7 @@ FAULTS = (
     Fault(
         "a snapshot is taken before the query has consumed the records released to it",
         InputGate._take_due,
-        "self._open and not self.caught_up",
+        "self.open and not self.caught_up",
         "False",
     ),
     Fault(

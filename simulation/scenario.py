@@ -36,6 +36,7 @@ class Scenario:
         patience: number of checkpoints that must complete before a user ends a job with unbounded sources.
         newest_first: whether the newest upload ends first.
         going_back: whether runs often start from another checkpoint than the newest.
+        max_rows: the most rows that a micro-batch takes from the channels of its task; None for no limit.
         asynchronous: whether queries follow their gates in steps of their own, and not at once.
         failover: what restarts after a task's failure.
     """
@@ -52,6 +53,7 @@ class Scenario:
     patience: int
     newest_first: bool
     going_back: bool
+    max_rows: int | None
     asynchronous: bool
     failover: FailoverStrategy
 
@@ -105,6 +107,7 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         patience=0 if no_periodic else r.choice((0, 0, 1, 2)),
         newest_first=r.random() < 0.3,
         going_back=theme == "going back",
+        max_rows=(None, None, None, 1, 2, 7)[seed // 11 % 6],
         asynchronous=r.random() < (0.6 if config.unaligned else 0.2),
         failover="full" if r.random() < 0.15 else "region",
     )

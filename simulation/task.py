@@ -16,7 +16,7 @@ from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import task_events as on
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, Mark, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.messages import TaskMessage
-from simulation.channels import Channel, Snapshot, mix
+from simulation.channels import Channel, Snapshot, mix, rows_of
 from simulation.sinks import TaskFailure
 from simulation.task_data import TaskData
 from simulation.violations import check
@@ -144,7 +144,9 @@ class Task(TaskData):
         channel = self.inputs[number]
         gate, queue, name = self.gate, channel.queue, channel.name
         before, after_end = gate.scanned(name), self.life._state is not RUNNING
-        arrived = on.ElementsArrived(((name, list(islice(queue, times))),))
+        elements = list(islice(queue, times))
+        rows = {} if self.process.scenario.max_rows is None else {name: [rows_of(element) for element in elements]}
+        arrived = on.ElementsArrived(((name, elements),), rows)
         actions = self.machine.handle(arrived, self.process.world.now)
         for _ in range(gate.scanned(name) - before):
             element = queue.popleft()
@@ -176,11 +178,22 @@ class Task(TaskData):
 
     def _process_batch(self, positions: Mapping[str, int], watermark: int | None) -> None:
         check(not self.life._paused, "{} processes a batch while it is paused", self.id)
+        self._check_size(positions)
         for channel in self.streams:
             self.consume(channel, positions[channel.name])
         self.check_watermark()
         if watermark is not None and self.stateful:
             self.advance(watermark)
+
+    def _check_size(self, positions: Mapping[str, int]) -> None:
+        """A micro-batch has at most as many rows as the limit, or one element."""
+        limit = self.process.scenario.max_rows
+        if limit is not None:
+            read = [islice(c.log, max(positions[c.name] - c.consumed, 0)) for c in self.streams]
+            rows = [rows_of(element) for elements in read for element in elements if not isinstance(element, Mark)]
+            check(
+                len(rows) <= 1 or sum(rows) <= limit, "{} processes {} rows in a batch of at most {}", self.id, sum(rows), limit
+            )
 
     def _run_batch(self, positions: Mapping[str, int], watermark: int | None) -> None:
         self._process_batch(positions, watermark)
@@ -195,9 +208,15 @@ class Task(TaskData):
             check(reached, "{} has not received event time {}, and has consumed every record before it", self.id, gate.watermark)
 
     def can_announce(self, channel: Channel) -> int | None:
-        """Position in the queue of the channel's first barrier; None if there is none or the gate does not read the channel."""
-        barriers = (n for n, element in enumerate(channel.queue) if isinstance(element, BarrierMark))
-        return next(barriers, None) if self.can_take(channel) else None
+        """Position in the queue of the barrier to announce; None if there is none."""
+        if self.can_take(channel):
+            newer_than: int | None = 0
+        else:
+            newer_than = self.gate.announces(channel.name) if self.started and not self.done and channel.queue else None
+        if newer_than is None:
+            return None
+        barriers = ((n, element) for n, element in enumerate(channel.queue) if isinstance(element, BarrierMark))
+        return next((n for n, mark in barriers if mark.barrier.checkpoint_id > newer_than), None)
 
     def announce(self, number: int) -> bool:
         """Announce a barrier that waits in the channel to the gate."""

@@ -110,6 +110,7 @@ class TaskData:
             bounded=self.source == "bounded",
             finished_before=restored.after_finish,
             splits=splits,
+            max_rows=self.process.scenario.max_rows,
         )
 
     def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[Any]]) -> None:

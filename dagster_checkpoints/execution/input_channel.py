@@ -11,6 +11,7 @@ from collections import deque
 import msgspec
 
 from dagster_checkpoints.coordination import ChannelWatermark
+from dagster_checkpoints.coordination.errors import UnknownChannel
 from dagster_checkpoints.execution.elements import Element
 
 
@@ -39,6 +40,8 @@ class InputChannel:
         held: elements that are scanned and in flight if a snapshot is taken now, each with the position behind it; without
             barriers. While a static input is not ready they are not taken in. Then they are those that the query has not
             consumed, kept only where barriers may overtake; the first of these is records.
+        unopened: with a limit of the rows of a micro-batch: the elements, each with the position behind it, that were held until
+            the query was built, and that are not opened to it yet.
         held_to: the position behind the last records of `held`, while a static input is not ready.
         captured: elements read since an unaligned snapshot began, in front of its barrier; None if no capture is under way.
         announced: id of the checkpoint whose barrier was announced and is not read yet; None without one.
@@ -47,7 +50,7 @@ class InputChannel:
 
     __slots__ = (
         "announced", "blocked", "captured", "consumed", "ended", "ended_in_scan", "held", "held_to", "name", "open_to", "scanned",
-        "static", "taken_in", "unread",
+        "static", "taken_in", "unopened", "unread",
     )  # fmt: skip
 
     def __init__(self, start: GateChannel) -> None:
@@ -58,7 +61,16 @@ class InputChannel:
         self.ended_in_scan = False
         self.blocked = False
         self.held: deque[tuple[int, Element]] = deque()
+        self.unopened: deque[tuple[int, Element]] = deque()
         self.held_to = start.position
         self.captured: list[Element] | None = None
         self.announced: int | None = None
         self.unread: deque[Element] = deque()
+
+
+class InputChannelTable(dict[str, InputChannel]):
+    """By name, the input channels of a task."""
+
+    def __missing__(self, name: str) -> InputChannel:
+        known = ", ".join(self) or "no inputs"
+        raise UnknownChannel(f"Channel {name!r} is not an input of this task, which has {known}.")

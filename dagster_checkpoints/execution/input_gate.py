@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 from dagster_checkpoints.coordination import (
@@ -28,26 +29,27 @@ from dagster_checkpoints.coordination import (
     CheckpointConfig,
     EndOfPartitionReceived,
     FailureReason,
+    StartSnapshot,
     TakeSnapshot,
     TriggerReceived,
     UnblockChannels,
     create_barrier_handler,
 )
 from dagster_checkpoints.coordination import lifecycle as life
-from dagster_checkpoints.coordination.errors import UnexpectedEvent, UnknownChannel
+from dagster_checkpoints.coordination.errors import UnexpectedEvent
 from dagster_checkpoints.execution.elements import (
     BarrierMark,
     CancelMark,
     Element,
     EndOfData,
     EndOfPartition,
-    Mark,
     WatermarkAt,
     WatermarkStatus,
 )
-from dagster_checkpoints.execution.gate_snapshots import GateSnapshots, InputsCaptured, PinDue
-from dagster_checkpoints.execution.gate_watermarks import ConsumedEventTime, GateWatermarks
-from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel
+from dagster_checkpoints.execution.gate_actions import GateAction
+from dagster_checkpoints.execution.gate_intake import GateIntake
+from dagster_checkpoints.execution.gate_snapshots import GateSnapshots, PinDue
+from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel, InputChannelTable
 from dagster_checkpoints.execution.task_events import (
     AddToTable,
     BetweenBatches,
@@ -58,7 +60,6 @@ from dagster_checkpoints.execution.task_events import (
     EvaluateOnce,
     Forward,
     HoldQuery,
-    OpenTo,
     QueryBuilt,
     QueryConsumed,
     QueryHeld,
@@ -68,32 +69,7 @@ from dagster_checkpoints.execution.task_events import (
     StartQuery,
     TaskOpened,
     UnreadBarrier,
-    WatermarkReached,
 )
-
-GateAction = (
-    BuildQuery
-    | StartQuery
-    | EvaluateOnce
-    | OpenTo
-    | AddToTable
-    | Forward
-    | WatermarkReached
-    | HoldQuery
-    | PinDue
-    | InputsCaptured
-    | DropSnapshot
-    | AbortAlignment
-    | life.EndOfDataReceived
-)
-
-
-class _InputChannels(dict[str, InputChannel]):
-    """By name, the input channels of a task."""
-
-    def __missing__(self, name: str) -> InputChannel:
-        known = ", ".join(self) or "no inputs"
-        raise UnknownChannel(f"Channel {name!r} is not an input of this task, which has {known}.")
 
 
 class InputGate:
@@ -103,21 +79,30 @@ class InputGate:
         channels: the task's input channels.
         config: the settings of checkpointing; read are the mode and unaligned barriers.
         valve_watermark: the watermark of all channels together in the restored checkpoint, epoch ms.
+        max_rows: the most rows that a micro-batch takes from all channels together; None for no limit. One element with more rows
+            is a micro-batch of its own.
     """
 
-    def __init__(self, channels: Sequence[GateChannel], config: CheckpointConfig, valve_watermark: int | None = None) -> None:
-        self._channels = _InputChannels((start.name, InputChannel(start)) for start in channels)
+    def __init__(
+        self,
+        channels: Sequence[GateChannel],
+        config: CheckpointConfig,
+        valve_watermark: int | None = None,
+        max_rows: int | None = None,
+    ) -> None:
+        self._channels = InputChannelTable((start.name, InputChannel(start)) for start in channels)
         self._streams = [c for c in self._channels.values() if not c.static]
         self._statics = [c for c in self._channels.values() if c.static]
         self._exactly_once = config.mode == "exactly_once"
         self._handler = create_barrier_handler(config, self._channels)
         restored = {start.name: start.restored for start in channels if start.restored is not None and not start.static}
-        self._watermarks = GateWatermarks(self._streams, restored, valve_watermark)
-        self._behind = ConsumedEventTime(self._streams, restored, valve_watermark) if config.unaligned else None
-        """Event time behind what the query has consumed; None if no barrier ever overtakes."""
+        self._intake = GateIntake(self._streams, restored, valve_watermark, overtaking=config.unaligned, max_rows=max_rows)
+        self._watermarks, behind = self._intake.watermarks, self._intake.behind
+        self._overtaken = 0
+        """The newest checkpoint whose snapshot was asked for, or that was aborted."""
         self._snapshots = GateSnapshots(
             self._channels,
-            self._watermarks.snapshot if self._behind is None else self._behind.snapshot,
+            self._watermarks.snapshot if behind is None else behind.snapshot,
             config.aligned_checkpoint_timeout if config.unaligned else None,
         )
         self._due = self._snapshots.due
@@ -126,14 +111,7 @@ class InputGate:
         """The actions of the present event so far."""
         self._awaits: type[object] | None = TaskOpened
         """The type of the event that answers the last action; no element is read before it comes. None if none is awaited."""
-        self._open = False
-        """Whether the query is built, and takes in the elements that are scanned."""
-        self._closed = False
-        """Whether the task's data has ended: from then on the gate only scans for barriers."""
         self._paused = False
-        self._built = QueryBuilt()
-        self._opened = False
-        """Whether the query may read further than the last OpenTo said."""
 
     # Queries of the driver
 
@@ -143,17 +121,30 @@ class InputGate:
 
     def reads(self, channel: str) -> bool:
         """Whether the next element of a channel may be read."""
-        return not (self._due or self._paused or self._awaits is not None or self._channels[channel].blocked)
+        stopped = self._due or self._paused or self._awaits is not None
+        return not (stopped or self._channels[channel].blocked) and self._intake.reads(self._channels[channel])
+
+    def announces(self, channel: str) -> int | None:
+        """Whether a barrier of a channel is to be announced (`UnreadBarrier`), because the gate does not read up to it.
+
+        Returns:
+            The first barrier of a checkpoint after this one is to be announced; None if none is.
+        """
+        stopped = self._due or self._paused or self._awaits is not None or self._channels[channel].blocked
+        announced = self._channels[channel].announced or 0
+        if stopped or self._intake.behind is None or announced > self._overtaken:
+            return None
+        return None if self._intake.reads(self._channels[channel]) else self._overtaken
 
     @property
     def open(self) -> bool:
         """Whether the query is built, and the data has not ended."""
-        return self._open
+        return self._intake.open
 
     @property
     def caught_up(self) -> bool:
         """Whether the query has consumed everything that the gate has opened to."""
-        return not [c for c in self._streams if c.consumed < c.open_to]
+        return self._intake.caught_up
 
     @property
     def watermark(self) -> int:
@@ -212,20 +203,8 @@ class InputGate:
 
     def _query_built(self, event: QueryBuilt) -> None:
         self._answered(event)
-        self._built = event
-        self._open = True
-        for channel in self._streams:
-            for _, element in channel.held:
-                if isinstance(element, Mark):
-                    self._watermarks.take_in(channel, element)
-            if self._behind is None:
-                channel.held.clear()
-            else:
-                self._behind.consume(channel)
-            channel.open_to = channel.held_to
-            channel.taken_in = channel.scanned
+        self._intake.built(event)
         if event.streaming:
-            self._watermarks.moved = True  # every query gets the watermark of the restored checkpoint
             self._let_through()
             self._actions.append(StartQuery())
             self._awaits = QueryRunning
@@ -237,24 +216,36 @@ class InputGate:
     def _arrived(self, event: ElementsArrived) -> None:
         if self._paused or self._awaits is not None:
             return
+        limited: dict[InputChannel, deque[tuple[Element, int]]] = {}
+        limit = self._intake.limit
         for name, elements in event.elements:
             channel = self._channels[name]
+            if limit is not None and not channel.static and not self._intake.closed:
+                limited[channel] = deque(zip(elements, event.rows.get(name) or repeat(1), strict=False))
+                continue
             for element in elements:
                 if channel.blocked or self._due:
                     break
-                channel.scanned += 1
-                if channel.unread:
-                    channel.unread.popleft()
-                _SCANS.get(type(element), InputGate._scan_records)(self, channel, element)
-                if self._open:
-                    channel.taken_in = channel.scanned
+                self._scan(channel, element)
+        if limit is not None:
+            for channel, element in limit.in_turn(limited, only_fitting=self._intake.open):
+                self._scan(channel, element)
+                if self._due:
+                    break
+
+    def _scan(self, channel: InputChannel, element: Element) -> None:
+        channel.scanned += 1
+        if channel.unread:
+            channel.unread.popleft()
+        _SCANS.get(type(element), InputGate._scan_records)(self, channel, element)
+        if self._intake.open:
+            channel.taken_in = channel.scanned
 
     def _consumed(self, event: QueryConsumed | QueryHeld) -> None:
         for name, position in event.positions.items():
             channel = self._channels[name]
             channel.consumed = max(channel.consumed, position)
-            if self._behind is not None and self._open:
-                self._behind.consume(channel)
+            self._intake.consumed(channel)
 
     def _between_batches(self, event: BetweenBatches) -> None:
         self._actions += self._watermarks.between_batches(caught_up=self.caught_up)
@@ -302,7 +293,8 @@ class InputGate:
         self._paused = False
 
     def _close(self, event: object) -> None:
-        self._closed, self._open, self._awaits = True, False, None
+        self._awaits = None
+        self._intake.close()
         for channel in self._streams:
             channel.held.clear()
 
@@ -314,17 +306,12 @@ class InputGate:
         if channel.static:
             if channel.ended == "none":
                 self._actions.append(AddToTable(channel.name, records))
-        elif self._open:
-            channel.open_to = channel.scanned
-            self._opened = True
-            if self._behind is not None:
-                channel.held.append((channel.scanned, records))
-        elif not self._closed:
-            channel.held.append((channel.scanned, records))
-            channel.held_to = channel.scanned
+        else:
+            self._intake.records(channel, records)
 
     def _scan_barrier(self, channel: InputChannel, mark: BarrierMark) -> None:
-        channel.announced = None
+        if channel.announced is not None and channel.announced <= mark.barrier.checkpoint_id:
+            channel.announced = None
         if not self._exactly_once:
             self._snapshots.memory.remember(channel, mark.barrier.checkpoint_id, self._watermarks.snapshot())
         self._obey(self._handler.handle(BarrierReceived(channel.name, mark.barrier)))
@@ -333,8 +320,8 @@ class InputGate:
         self._obey(self._handler.handle(CancellationReceived(channel.name, mark.checkpoint_id)))
 
     def _scan_end(self, channel: InputChannel, mark: EndOfPartition) -> None:
-        if not (channel.static or self._open or self._closed):
-            channel.held.append((channel.scanned, mark))
+        if not channel.static:
+            self._intake.hold_end(channel, mark)
         self._obey(self._handler.handle(EndOfPartitionReceived(channel.name)))
 
     def _scan_mark(self, channel: InputChannel, mark: WatermarkAt | WatermarkStatus | EndOfData) -> None:
@@ -342,12 +329,8 @@ class InputGate:
             channel.captured.append(mark)
         if channel.static:
             channel.ended_in_scan = channel.ended_in_scan or (isinstance(mark, EndOfData) and mark.drain)
-        elif self._open:
-            self._watermarks.take_in(channel, mark)
-            if self._behind is not None:
-                self._behind.take_in(channel, mark)
-        elif not self._closed:
-            channel.held.append((channel.scanned, mark))
+        else:
+            self._intake.mark(channel, mark)
 
     # What follows from the state
 
@@ -355,28 +338,27 @@ class InputGate:
         """Do everything that is possible now; an action whose result the gate waits for is the last one."""
         if self._paused or self._awaits is not None:
             return
-        if not (self._open or self._closed) and all(c.ended_in_scan or c.ended == "drain" for c in self._statics):
+        if not (self.open or self._intake.closed) and all(c.ended_in_scan or c.ended == "drain" for c in self._statics):
             self._awaits = QueryBuilt
             self._actions.append(BuildQuery())
             return
-        if self._open and (self._opened or self._watermarks.moved):
+        if self.open:
             self._let_through()
         if self._due:
             self._take_due()
-        if self._open and not self._due and self._awaits is None:
+        if self.open and not self._due and self._awaits is None:
             self._end()
 
     def _let_through(self) -> None:
-        watermark = self._watermarks.let_through(self._built)
-        self._opened = False
-        if self._built.streaming:
-            self._actions.append(OpenTo({c.name: c.open_to for c in self._streams}, watermark))
+        opened = self._intake.let_through()
+        if opened is not None:
+            self._actions.append(opened)
 
     def _take_due(self) -> None:
         """Take the snapshots that are due, once the query has caught up; at once where the barrier overtakes."""
         while self._due and self._awaits is None:
             due = self._due[0]
-            if due.takes_snapshot and self._open and not self.caught_up:
+            if due.takes_snapshot and self.open and not self.caught_up:
                 if due.overtakes:
                     self._awaits = QueryHeld
                     self._actions.append(HoldQuery(due.checkpoint_id))
@@ -391,14 +373,14 @@ class InputGate:
             self._awaits = SnapshotPinned
 
     def _end(self) -> None:
-        if not self._built.streaming:
+        if not self._intake.streaming:
             self._awaits = Evaluated
             self._actions.append(EvaluateOnce())
         elif not [c for c in self._streams if c.ended == "none"] and self.caught_up:
             self._data_ended()
 
     def _data_ended(self) -> None:
-        self._open, self._closed = False, True
+        self._intake.close()
         self._actions.append(life.EndOfDataReceived(all(c.ended == "drain" for c in self._streams)))
 
     # Barriers and snapshots
@@ -407,6 +389,8 @@ class InputGate:
         for action in asked:
             obey = _OBEYS.get(type(action))
             if obey is None:
+                if isinstance(action, StartSnapshot):
+                    self._overtaken = action.barrier.checkpoint_id
                 self._snapshots.add(action, self._now)  # type: ignore[arg-type]  # the others are in _OBEYS
             else:
                 obey(self, action)
@@ -420,8 +404,8 @@ class InputGate:
             self._channels[name].blocked = False
 
     def _take_snapshot(self, action: TakeSnapshot) -> None:
-        checkpoint_id = action.barrier.checkpoint_id
-        if self._closed and self._snapshots.memory.ended_behind(checkpoint_id):
+        checkpoint_id = self._overtaken = action.barrier.checkpoint_id
+        if self._intake.closed and self._snapshots.memory.ended_behind(checkpoint_id):
             # At-least-once: the data ended behind the barrier of an upstream task. After a restore that task would emit again,
             # and this one would not take its records in.
             self._abort(AbortAlignment(checkpoint_id, FailureReason.CHECKPOINT_DECLINED_INPUT_END_OF_STREAM))
@@ -433,6 +417,7 @@ class InputGate:
         self._actions.append(action)
 
     def _cancel(self, checkpoint_id: int) -> None:
+        self._overtaken = max(self._overtaken, checkpoint_id)
         self._snapshots.alignment_ends()
         if self._snapshots.give_up(checkpoint_id):
             self._actions.append(DropSnapshot(checkpoint_id))

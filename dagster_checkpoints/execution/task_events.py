@@ -60,9 +60,12 @@ class ElementsArrived(msgspec.Struct, frozen=True):
     Attributes:
         elements: by channel, its elements from `InputGate.scanned` on. The gate may read only some of them; its new
             `InputGate.scanned` says how many, and the others are sent again.
+        rows: by channel, the number of rows of each of these elements, 0 for a mark; read by a gate that limits micro-batches. A
+            channel that is absent has one row in each element that is no mark.
     """
 
     elements: Sequence[tuple[str, Sequence[Element]]]
+    rows: Mapping[str, Sequence[int]] = {}
 
 
 class QueryConsumed(msgspec.Struct, frozen=True):

@@ -42,9 +42,10 @@ from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, WatermarkAt
 from dagster_checkpoints.execution.fused_sources import FusedSource, FusedSources
+from dagster_checkpoints.execution.gate_actions import GateAction
 from dagster_checkpoints.execution.gate_snapshots import InputsCaptured, PinDue
 from dagster_checkpoints.execution.input_channel import GateChannel
-from dagster_checkpoints.execution.input_gate import GateAction, InputGate
+from dagster_checkpoints.execution.input_gate import InputGate
 from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.split_events import AssignSplit, NoMoreSplits
 from dagster_checkpoints.execution.split_reader import SplitReader
@@ -97,6 +98,7 @@ class TaskMachine:
             waits for its final checkpoint.
         fused: the fused sources with which the task's chain begins; empty for other tasks.
         splits: for a task of a split source, the splits with which it begins; None for other tasks.
+        max_rows: the most rows that a micro-batch takes from the channels; None for no limit.
     """
 
     def __init__(
@@ -111,9 +113,10 @@ class TaskMachine:
         finished_before: bool = False,
         fused: Sequence[FusedSource] = (),
         splits: Sequence[str] | None = None,
+        max_rows: int | None = None,
     ) -> None:
         self.task = task
-        self.gate = InputGate(channels, config, valve_watermark) if channels else None
+        self.gate = InputGate(channels, config, valve_watermark, max_rows) if channels else None
         self.fused = FusedSources(fused, valve_watermark) if fused else None
         self.splits = SplitReader(task, splits) if splits is not None else None
         self._life = TaskLifecycle(config.checkpoints_after_tasks_finish)

@@ -207,6 +207,8 @@ def fusing_obstacle(pipeline: Pipeline, name: str) -> str | None:
     stage, edges = pipeline.stage(name), [edge for edge in pipeline.edges if edge.target == name]
     if len(edges) < 2:
         return f"{name!r} reads {len(edges)} stages; expected two sources or more"
+    if stage.max_rows_per_trigger is not None:
+        return f"{name!r} has max_rows_per_trigger={stage.max_rows_per_trigger}, which limits what it takes from channels"
     if stage.parallelism != 1:
         return f"{name!r} has {stage.parallelism} instances; expected one"
     for edge in edges:
@@ -254,6 +256,8 @@ def chain_obstacle(pipeline: Pipeline, name: str) -> str | None:
     if edges[0].input.mode != "stream" or edges[0].pattern is not EdgePattern.POINTWISE:
         connection = "as a static input" if edges[0].input.mode != "stream" else "over ALL_TO_ALL"
         return f"{name!r} reads {edges[0].source!r} {connection}; expected a stream over POINTWISE"
+    if stage.max_rows_per_trigger is not None:
+        return f"{name!r} has max_rows_per_trigger={stage.max_rows_per_trigger}, which limits what it takes from channels"
     upstream = pipeline.stage(edges[0].source)
     if upstream.instances != stage.instances:
         return f"{name!r} has the instances {list(stage.instances)}, and {upstream.name!r} has {list(upstream.instances)}"

@@ -85,6 +85,7 @@ def stage(
     instances: Sequence[str] | None = None,
     event_time: str | tuple[str, str] | None = None,
     output_mode: OutputMode = "append",
+    max_rows_per_trigger: int | None = None,
     name: str | None = None,
     uid: str | None = None,
 ) -> Callable[[StageFunction], FunctionStage]: ...
@@ -98,6 +99,7 @@ def stage(
     instances: Sequence[str] | None = None,
     event_time: str | tuple[str, str] | None = None,
     output_mode: OutputMode = "append",
+    max_rows_per_trigger: int | None = None,
     name: str | None = None,
     uid: str | None = None,
 ) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
@@ -115,6 +117,8 @@ def stage(
             lateness) where rows of the output may be older than the input's watermark: the lateness is the largest difference.
         output_mode: Spark's output mode; "update" and "complete" only at a last stage whose sink supports
             them.
+        max_rows_per_trigger: Largest number of rows that a micro-batch takes from the upstream stages; None for all that wait.
+            See :class:`Stage`.
         name: Name of the stage; by default the function's name.
         uid: Identity of the stage in checkpoints; by default its name. See :class:`Stage`.
 
@@ -138,6 +142,7 @@ def stage(
             instances=instances,
             event_time=event_time,
             output_mode=output_mode,
+            max_rows_per_trigger=max_rows_per_trigger,
         )
 
     return decorate if function is None else decorate(function)

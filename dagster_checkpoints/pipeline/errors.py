@@ -81,6 +81,10 @@ class UnusedStageError(PipelineDefinitionError):
     """No stage reads the stage, and it has no sink: its output would be lost."""
 
 
+class InvalidBatchLimitError(PipelineDefinitionError):
+    """A stage's max_rows_per_trigger is no number of rows, or the stage does not read channels."""
+
+
 class OutputModeError(PipelineDefinitionError):
     """A stage's output mode is unknown, or its sink or a stage that reads it does not support the mode."""
 

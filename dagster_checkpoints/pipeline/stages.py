@@ -17,6 +17,7 @@ from dagster_checkpoints.pipeline.checks import CheckFunction, CommitCheck, chec
 from dagster_checkpoints.pipeline.context import BroadcastState, ListState, OperatorStates, StageContext
 from dagster_checkpoints.pipeline.edges import StageInput
 from dagster_checkpoints.pipeline.errors import (
+    InvalidBatchLimitError,
     InvalidInstancesError,
     InvalidWatermarkError,
     OutputModeError,
@@ -88,6 +89,9 @@ class Stage:
         output_mode: Spark's output mode; "update" and "complete" need a sink that supports them, and no stage that reads the
             output.
         kind: Bounded source, unbounded source or derived stage.
+        max_rows_per_trigger: Largest number of rows that a micro-batch takes from the stages that this one reads, over all of
+            them; None for all that wait. The stage begins a chain. The rows of one upstream micro-batch stay together: if they
+            are more, they are a micro-batch of their own.
 
     Raises:
         PipelineDefinitionError: An argument, or the signature of `transform`, cannot be used; the subclass names the
@@ -110,6 +114,7 @@ class Stage:
     event_time: str | tuple[str, str] | None = None
     output_mode: OutputMode = "append"
     kind: StageKind = StageKind.DERIVED
+    max_rows_per_trigger: int | None = None
     split_interval: float | None = None
     """Of a split source: seconds between two discoveries of splits. None for other stages."""
 
@@ -133,6 +138,7 @@ class Stage:
         event_time: str | tuple[str, str] | None = None,
         output_mode: OutputMode | None = None,
         kind: StageKind | None = None,
+        max_rows_per_trigger: int | None = None,
     ) -> None:
         self.location = self._location()
         self.name = check_name("stage", self._default_name() if name is None else name, str(self.location))
@@ -152,6 +158,9 @@ class Stage:
         self.event_time = self.event_time if event_time is None else event_time
         self.event_time_column, self.event_time_lateness_ms = self._check_event_time(self.event_time)
         self.output_mode = self._check_output_mode(self.output_mode if output_mode is None else output_mode)
+        if max_rows_per_trigger is not None:
+            self.max_rows_per_trigger = max_rows_per_trigger
+        self._check_batch_limit()
         self._check_kind()
 
     # The life cycle, in the order in which the runtime calls it.
@@ -311,6 +320,25 @@ class Stage:
         if output_mode not in OUTPUT_MODES:
             raise OutputModeError(f'{self.where}: output_mode={output_mode!r}; expected "append", "update" or "complete".')
         return output_mode
+
+    def _check_batch_limit(self) -> None:
+        rows = self.max_rows_per_trigger
+        if rows is None:
+            return
+        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+            raise InvalidBatchLimitError(
+                f"{self.where}: max_rows_per_trigger={rows!r}; expected a number of rows, at least 1. Leave it out for no limit."
+            )
+        if self.kind.is_source:
+            raise InvalidBatchLimitError(
+                f"{self.where}: max_rows_per_trigger={rows} at a source; it limits what a stage takes from other stages. Use the "
+                f"limit of the source itself, such as maxOffsetsPerTrigger or maxFilesPerTrigger."
+            )
+        if all(how.mode == "static" for how in self.inputs.values()):
+            raise InvalidBatchLimitError(
+                f"{self.where}: max_rows_per_trigger={rows}, but all its inputs are static, and a static input is read as a "
+                f"whole. Leave it out."
+            )
 
     def _check_kind(self) -> None:
         if self.kind.is_source and self.inputs:

@@ -60,8 +60,8 @@ SORTS = {"=": STATIC, "*": ALL, "#": BY_KEY, "^": StageInput(fuse=False)}
 def described(row: str, **options: Any) -> Pipeline:
     """A pipeline in a row: "a/3 b(a) c!(b,=t) d~(*c)$".
 
-    /n instances, ! overrides process_batch, ~ overrides finish, % update mode, ? no watermark, $ a sink; inputs: = static,
-    * all to all, # by key, ^ not fused. A last stage always gets a sink.
+    /n instances, ! overrides process_batch, ~ overrides finish, % update mode, + limited micro-batches, ? no watermark, $ a sink;
+    inputs: = static, * all to all, # by key, ^ not fused. A last stage always gets a sink.
     """
     words = row.split()
     read = {name.lstrip("=*#^") for word in words for name in arguments(word)}
@@ -76,7 +76,7 @@ def made(word: str, read: set[str]) -> Stage:
     inputs = {name.lstrip("=*#^"): SORTS.get(name[0], StageInput(fuse=True)) for name in arguments(word)}
     head = word.split("(")[0].rstrip("$")
     head, _, count = head.partition("/")
-    name = head.rstrip("!~%?")
+    name = head.rstrip("!~%?+")
     cls = Batches if "!" in head else Flushes if "~" in head else Plain
     return cls(
         name,
@@ -85,6 +85,7 @@ def made(word: str, read: set[str]) -> Stage:
         kind=StageKind.DERIVED if inputs else StageKind.BOUNDED_SOURCE,
         sink=TakesAll() if word.endswith("$") or name not in read else None,
         output_mode="update" if "%" in head else "append",
+        max_rows_per_trigger=1_000 if "+" in head else None,
         watermark=None if inputs or "?" in head else ("ts", "1 minute"),
     )
 
@@ -105,6 +106,10 @@ def shown(chains: tuple[Chain, ...]) -> str:
         ("a b(a) c(a,b) d(c)", "a | b | c d"),
         ("a t b(a,=t) c(b)", "a | t | b c"),
         ("t b(=t) c(b)", "t | b c"),
+        # a limit of the rows that a micro-batch takes from channels
+        ("a b+(a) c(b)", "a | b c"),
+        ("a b+(a) c+(b)", "a | b | c"),
+        ("a b c+(a,b)", "a | b | c"),
         # not POINTWISE, or other instances
         ("a/2 b/2(*a) c/2(b)", "a | b c"),
         ("a/2 b/2(#a)", "a | b"),

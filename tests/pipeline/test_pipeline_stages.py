@@ -28,6 +28,7 @@ from dagster_checkpoints.pipeline import (
     unbounded_source,
 )
 from dagster_checkpoints.pipeline.errors import (
+    InvalidBatchLimitError,
     InvalidInstancesError,
     InvalidNameError,
     InvalidStageInputError,
@@ -256,6 +257,12 @@ def test_instances_work_on_copies_of_their_own() -> None:
 def reads_flights(flights: object) -> None: ...
 
 
+class Limited(Stage):
+    max_rows_per_trigger = 5
+
+    def transform(self, context: StageContext) -> Any: ...
+
+
 def takes_context(context: StageContext) -> None: ...
 
 
@@ -344,6 +351,21 @@ REFUSED: list[tuple[str, Callable[[], object], type[PipelineDefinitionError], st
     ),
     ("name of an instance", lambda: any_stage(instances=["a/b"])(reads_flights), InvalidNameError, "'a/b'"),
     ("output mode", lambda: any_stage(output_mode="upsert")(reads_flights), OutputModeError, "'upsert'"),
+    ("no rows", lambda: any_stage(max_rows_per_trigger=0)(reads_flights), InvalidBatchLimitError, "at least 1"),
+    ("text as rows", lambda: any_stage(max_rows_per_trigger="5")(reads_flights), InvalidBatchLimitError, "number of rows"),
+    ("true as rows", lambda: any_stage(max_rows_per_trigger=True)(reads_flights), InvalidBatchLimitError, "number of rows"),
+    (
+        "rows at a source",
+        lambda: Limited(kind=StageKind.BOUNDED_SOURCE),
+        InvalidBatchLimitError,
+        "maxOffsetsPerTrigger",
+    ),
+    (
+        "rows of static inputs",
+        lambda: any_stage(inputs={"flights": StageInput(mode="static")}, max_rows_per_trigger=5)(reads_flights),
+        InvalidBatchLimitError,
+        "read as a whole",
+    ),
     (
         "lateness",
         lambda: any_bounded_source(watermark=("ts", "soon"))(takes_nothing),

@@ -38,6 +38,22 @@ class Held(Stage):
         return batch
 
 
+class CountsBatches(Held):
+    """Remembers the rows of each micro-batch that it has processed."""
+
+    def transform(self, context: Any, live: Any) -> Any:
+        return live
+
+    def process_batch(self, batch: Any, batch_id: int) -> Any:
+        super().process_batch(batch, batch_id)
+        (self.folder / f"batch{batch_id}").write_text(str(batch.count()))
+        return batch
+
+    @property
+    def batches(self) -> list[int]:
+        return [int(file.read_text()) for file in self.folder.glob("batch*")]
+
+
 def in_hours(frame: Any) -> Any:
     counted = frame.groupBy(F.window("ts", "1 hour"), "k").agg(F.sum("v").alias("v"), F.count("*").alias("n"))
     return counted.select(F.col("window.start").alias("start"), "k", "v", "n")
@@ -52,8 +68,10 @@ def in_flight_rows(metadata: CheckpointMetadata) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("timeout", [None, 0.3], ids=["at once", "after a timeout"])
-def test_a_checkpoint_overtakes_what_a_slow_stage_has_not_read(lab: Any, timeout: float | None) -> None:
+@pytest.mark.parametrize(
+    ("timeout", "max_rows"), [(None, PER_FILE), (0.3, None)], ids=["at once, limited micro-batches", "after a timeout"]
+)
+def test_a_checkpoint_overtakes_what_a_slow_stage_has_not_read(lab: Any, timeout: float | None, max_rows: int | None) -> None:
     permits = lab.input("permits")
     written = {"history": 0, "live": 0}
 
@@ -69,7 +87,7 @@ def test_a_checkpoint_overtakes_what_a_slow_stage_has_not_read(lab: Any, timeout
     def hours(slow):
         return in_hours(slow)
 
-    slow = Held(permits, name="slow", sink=lab.sink("rows"))
+    slow = Held(permits, name="slow", sink=lab.sink("rows"), max_rows_per_trigger=max_rows)
     pipeline = Pipeline("unaligned", [history, live, slow, hours], chaining=False)
 
     def more(source: str, files: int) -> None:
@@ -102,7 +120,7 @@ def test_a_checkpoint_overtakes_what_a_slow_stage_has_not_read(lab: Any, timeout
     (permits / "permit").touch()
     done = job.wait_for(CheckpointDone)
     assert answered.result(10).status == "done"
-    assert job.execution.rows()["slow"] <= before + 12 * PER_FILE
+    assert job.execution.rows()["slow"] <= before + (max_rows or 12 * PER_FILE)
     in_flight = in_flight_rows(metadata_of(done))
     processed = done.stages["slow"].rows
     assert in_flight["slow"] == sum(written.values()) - processed > 0, (in_flight, written, processed)
@@ -119,3 +137,30 @@ def test_a_checkpoint_overtakes_what_a_slow_stage_has_not_read(lab: Any, timeout
     table = lab.table("history", ROWS).unionByName(lab.table("live", ROWS))
     lab.check(table, "rows")
     lab.check(in_hours(table), "hours")
+
+
+def test_behind_a_queue_of_a_hundred_micro_batches_a_checkpoint_waits_for_two_at_most(lab: Any) -> None:
+    permits, queued, per_file = lab.input("permits"), 100, 2
+    slow = CountsBatches(permits, name="slow", sink=lab.sink("rows"), max_rows_per_trigger=per_file)
+
+    @unbounded_source
+    def live(context):
+        return lab.stream("live", ROWS, maxFilesPerTrigger=1)
+
+    pipeline = Pipeline("queued", [live, slow])
+    for first in range(0, per_file * queued, per_file):
+        lab.put("live", ROWS, [("ab"[m % 2], lab.at(60 * m), m) for m in range(first, first + per_file)])
+    job = lab.start(pipeline, interval=1000.0, checkpoints={"unaligned": True})
+    job.wait_until(lambda: job.execution.rows().get("live") == per_file * queued)
+    assert slow.batches == []
+    answered = job.ask("checkpoint")
+    for allowed in (1, 2):
+        (permits / "permit").touch()
+        job.wait_until(lambda allowed=allowed: len(slow.batches) == allowed or answered.done())
+    done = job.wait_for(CheckpointDone)
+    assert answered.result(10).status == "done"
+    assert len(slow.batches) <= 2 and set(slow.batches) == {per_file}
+    metadata = decode(lab.storage("queued").read_metadata(done.location), done.location)
+    assert in_flight_rows(metadata)["slow"] == per_file * queued - done.stages["slow"].rows
+    job.cancel()
+    job.result()

@@ -1,6 +1,7 @@
 """The events of a barrier handler, which the task's gate sends, and the actions that it asks the gate to perform. Values only.
 
-No run on Spark reaches `BarrierAnnounced`: its tasks look at each element as soon as it has arrived.
+On Spark `BarrierAnnounced` comes where micro-batches are limited (`max_rows_per_trigger`): other tasks read each element as
+soon as it has arrived.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.execution.elements import BarrierMark
 from dagster_checkpoints.execution.input_gate import InputGate
 from dagster_checkpoints.execution.restored_channels import gate_channel
 from dagster_checkpoints.execution.task_events import (
@@ -22,9 +23,10 @@ from dagster_checkpoints.execution.task_events import (
     QueryBuilt,
     QueryConsumed,
     TaskAction,
+    UnreadBarrier,
 )
 from dagster_checkpoints.execution.task_machine import TaskMachine
-from dagster_checkpoints.spark.channels.channel_log import Channel, SegmentFiles
+from dagster_checkpoints.spark.channels.channel_log import Channel, LoggedElement, Records, SegmentFiles
 from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_gate import QueryGate
@@ -79,6 +81,7 @@ class ChannelTask(Task):
         self._consumed: Mapping[str, int] = dict(self._query_gate.positions)
         self._retained: set[str] = set()
         """The channels whose consumed segments belong to a snapshot that is not stored yet."""
+        self._limited = parts.instances[0].stage.max_rows_per_trigger is not None
         self._restored_batch = self.query.log.last_committed()
         self._watermark_bypasses_query = False
 
@@ -92,16 +95,32 @@ class ChannelTask(Task):
         return self._gate.open and arrived and self._gate.caught_up
 
     def step(self) -> None:
-        arrived = []
+        arrived: dict[str, Sequence[LoggedElement]] = {}
         for name, channel in self._channels.items():
             if self._gate.reads(name):
                 elements = channel.elements_from(self._gate.scanned(name))
                 if elements:
-                    arrived.append((name, elements))
+                    arrived[name] = elements
         if arrived:
-            self.handle(ElementsArrived(arrived))
+            rows = {name: [_rows(e) for e in elements] for name, elements in arrived.items()} if self._limited else {}
+            self.handle(ElementsArrived(tuple(arrived.items()), rows))
+        if self._limited:
+            self._announce_barriers()
         if self._gate.open and self.plan is not None and self.plan.streaming:
             self._follow_query()
+
+    def _announce_barriers(self) -> None:
+        """Announce barriers that wait behind records that a limited micro-batch does not take yet, if they may overtake these."""
+        for name, channel in self._channels.items():
+            newer_than = self._gate.announces(name)
+            if newer_than is None:
+                continue
+            unread: list[LoggedElement] = []
+            for element in channel.elements_from(self._gate.scanned(name)):
+                if isinstance(element, BarrierMark) and element.barrier.checkpoint_id > newer_than:
+                    self.handle(UnreadBarrier(name, element.barrier, tuple(unread)))
+                    break
+                unread.append(element)
 
     def report_waiting(self) -> None:
         static = tuple(i.name for i in self._inputs if i.static)
@@ -239,7 +258,12 @@ def _machine(parts: TaskParts, inputs: Sequence[TaskInput]) -> TaskMachine:
         channels=tuple(channels),
         valve_watermark=valve,
         finished_before=parts.finished_before,
+        max_rows=parts.instances[0].stage.max_rows_per_trigger,
     )
+
+
+def _rows(element: LoggedElement) -> int:
+    return element.segment.rows if isinstance(element, Records) else 0
 
 
 def _files(tables: Sequence[SegmentFiles]) -> list[WorkPath]:
