@@ -145,7 +145,7 @@ def test_behind_a_queue_of_a_hundred_micro_batches_a_checkpoint_waits_for_two_at
 
     @unbounded_source
     def live(context):
-        return lab.stream("live", ROWS, maxFilesPerTrigger=1)
+        return lab.stream("live", ROWS)
 
     pipeline = Pipeline("queued", [live, slow])
     for first in range(0, per_file * queued, per_file):
