@@ -228,10 +228,12 @@ class InputGate:
                     break
                 self._scan(channel, element)
         if limit is not None:
-            for channel, element in limit.in_turn(limited, only_fitting=self._intake.open):
-                self._scan(channel, element)
-                if self._due:
-                    break
+            self._scan_in_turn(limit, limited)
+
+    def _scan_in_turn(self, limit: BatchLimit, queues: dict[InputChannel, deque[tuple[Element, int]]]) -> None:
+        turns = limit.in_turn(queues, only_fitting=self._intake.open)
+        while not self._due and (turn := next(turns, None)) is not None:
+            self._scan(*turn)
 
     def _scan(self, channel: InputChannel, element: Element) -> None:
         channel.scanned += 1
