@@ -37,6 +37,7 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.execution.batch_limit import BatchLimit
 from dagster_checkpoints.execution.elements import (
     BarrierMark,
     CancelMark,
