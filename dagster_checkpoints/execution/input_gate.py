@@ -131,11 +131,12 @@ class InputGate:
         Returns:
             The first barrier of a checkpoint after this one is to be announced; None if none is.
         """
-        stopped = self._due or self._paused or self._awaits is not None or self._channels[channel].blocked
-        announced = self._channels[channel].announced or 0
-        if stopped or self._intake.behind is None or announced > self._overtaken:
+        waits = self._channels[channel]
+        if self._due or self._paused or self._awaits is not None or waits.blocked or self._intake.behind is None:
             return None
-        return None if self._intake.reads(self._channels[channel]) else self._overtaken
+        # On a channel whose elements are captured, the barrier of the newest snapshot is still to come.
+        newest = self._overtaken - 1 if waits.captured is not None else self._overtaken
+        return None if self._intake.reads(waits) or (waits.announced or 0) > newest else newest
 
     @property
     def open(self) -> bool:

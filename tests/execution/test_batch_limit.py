@@ -198,6 +198,17 @@ def test_an_unaligned_barrier_waits_for_the_running_micro_batch_only() -> None:
     assert captured == InputsCaptured(1, {"a": (2,) * 99})
 
 
+@pytest.mark.parametrize("other", [[], [2, 2]], ids=["read", "announced"])
+def test_an_unaligned_barrier_on_one_channel_does_not_wait_for_what_another_channel_queues(other: list[Waiting]) -> None:
+    stage = Stage(2, UNALIGNED, a=[*other, mark(1)], b=[2] * 100 + [mark(1)])
+    stage.step()
+    if stage.gate.holding:
+        stage.handle(QueryHeld(1, stage.consumed | {"a": stage.open["a"]}))
+    stage.step()
+    (captured,) = [action for action in stage.actions if isinstance(action, InputsCaptured)]
+    assert sum(captured.captured["b"]) == 200  # type: ignore[arg-type]
+
+
 def test_a_second_unaligned_barrier_overtakes_behind_the_first_one_that_is_still_unread() -> None:
     stage = Stage(1, UNALIGNED, a=[1, 1, 1, mark(1), 1, mark(2)])
     stage.step()
