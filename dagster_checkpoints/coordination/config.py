@@ -21,6 +21,8 @@ class CheckpointConfig:
             reached its end of data, and those that are requested.
         interval_during_backlog: the interval while a source processes a backlog (FLIP-309): at least `interval`, or 0
             for no periodic checkpoints during a backlog; None for `interval`.
+        backlog_rows: number of unread rows from which an unbounded source that measures them processes a backlog (FLIP-328); None
+            if only bounded sources do.
         timeout: time after which a checkpoint is aborted if not every task has acknowledged it.
         min_pause: time between the completion of one checkpoint and the next periodic one.
         max_concurrent: maximum number of pending checkpoints.
@@ -53,6 +55,7 @@ class CheckpointConfig:
     max_queued: int = 1000
     keep_on_finish: bool = False
     interval_during_backlog: float | None = None
+    backlog_rows: int | None = None
     history: int = 10
 
     def __post_init__(self) -> None:
@@ -79,6 +82,9 @@ class CheckpointConfig:
         backlog = self.interval_during_backlog
         longer = backlog is None or (self.interval is not None and (backlog == 0 or backlog >= self.interval))
         self._check("interval_during_backlog", longer, "0, or at least `interval`, which must be set, or None")
+
+        measured = self.backlog_rows is None or (self.backlog_rows >= 1 and backlog is not None)
+        self._check("backlog_rows", measured, "1 or more together with interval_during_backlog, or None")
 
     def _check(self, name: str, valid: bool, expected: str) -> None:
         if not valid:

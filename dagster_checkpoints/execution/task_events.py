@@ -141,6 +141,16 @@ class SplitRead(msgspec.Struct, frozen=True):
     split: str
 
 
+class BacklogMeasured(msgspec.Struct, frozen=True):
+    """A source has measured how much is unread.
+
+    Attributes:
+        rows: the number of unread rows; None if it cannot tell now.
+    """
+
+    rows: int | None
+
+
 class SourceExhausted(msgspec.Struct, frozen=True):
     """A bounded source has read all of its input."""
 
@@ -159,7 +169,7 @@ GateEvent = (
     | SnapshotPinned
     | SnapshotFailed
 )
-TaskEvent = GateEvent | TaskMessage | SourceExhausted | SourcesAsked | SplitRead | life.OperatorsFinished
+TaskEvent = GateEvent | TaskMessage | SourceExhausted | BacklogMeasured | SourcesAsked | SplitRead | life.OperatorsFinished
 
 # Actions
 

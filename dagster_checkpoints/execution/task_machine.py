@@ -47,9 +47,11 @@ from dagster_checkpoints.execution.gate_snapshots import InputsCaptured, PinDue
 from dagster_checkpoints.execution.input_channel import GateChannel
 from dagster_checkpoints.execution.input_gate import InputGate
 from dagster_checkpoints.execution.messages import EndInput
+from dagster_checkpoints.execution.source_backlog import SourceBacklog
 from dagster_checkpoints.execution.split_events import AssignSplit, NoMoreSplits
 from dagster_checkpoints.execution.split_reader import SplitReader
 from dagster_checkpoints.execution.task_events import (
+    BacklogMeasured,
     BetweenBatches,
     DropSnapshot,
     ElementsArrived,
@@ -120,10 +122,7 @@ class TaskMachine:
         self.fused = FusedSources(fused, valve_watermark) if fused else None
         self.splits = SplitReader(task, splits) if splits is not None else None
         self._life = TaskLifecycle(config.checkpoints_after_tasks_finish)
-        self._bounded = bounded
-        self._backlog_matters = config.interval_during_backlog is not None and not finished_before
-        self._backlog = False
-        """Whether the coordinator was told last that the task processes a backlog."""
+        self._backlog = SourceBacklog(config, bounded=bounded, finished_before=finished_before)
         self._streaming = streaming
         self._finished_before = finished_before
         self._waits_for_inputs = any(channel.static for channel in channels)
@@ -379,12 +378,16 @@ class TaskMachine:
         return [Report(TaskStateChanged(self.task, TaskState.RUNNING)), *self._report_backlog()]
 
     def _report_backlog(self) -> list[TaskAction]:
-        """Tell the coordinator whether the task processes a backlog: a bounded source does until its data has ended."""
-        backlog = self.running and self._backlog_matters and (self._bounded or (self.fused is not None and self.fused.backlog))
-        if backlog == self._backlog:
-            return []
-        self._backlog = backlog
-        return [Report(BacklogChanged(self.task, backlog))]
+        """Tell the coordinator whether the task processes a backlog, if that has changed."""
+        fused = self.fused is not None and self.fused.backlog
+        backlog = self._backlog.changed(running=self.running, fused=fused)
+        return [] if backlog is None else [Report(BacklogChanged(self.task, backlog))]
+
+    def _backlog_measured(self, event: BacklogMeasured) -> list[TaskAction]:
+        if self.gate is not None:
+            raise UnexpectedEvent(f"Task {self.task} reads channels, and measures no backlog: {event!r}.")
+        self._backlog.measured(event.rows)
+        return self._report_backlog() if self._running_reported else []
 
 
 _TAKES: dict[type[object], Callable[[TaskMachine, Any], list[TaskAction]]] = {
@@ -399,6 +402,7 @@ _TAKES: dict[type[object], Callable[[TaskMachine, Any], list[TaskAction]]] = {
     AlignmentTick: TaskMachine._channel_event,
     QueryHeld: TaskMachine._channel_event,
     SourceExhausted: TaskMachine._exhausted,
+    BacklogMeasured: TaskMachine._backlog_measured,
     SourcesAsked: TaskMachine._sources_asked,
     AssignSplit: TaskMachine._splits_changed,
     NoMoreSplits: TaskMachine._splits_changed,

@@ -28,6 +28,7 @@ def checkpoint_config(settings: CheckpointCoordinatorResource) -> CheckpointConf
         return CheckpointConfig(
             interval=settings.interval,
             interval_during_backlog=settings.interval_during_backlog,
+            backlog_rows=settings.backlog_rows,
             timeout=settings.timeout,
             min_pause=settings.min_pause,
             max_concurrent=settings.max_concurrent,

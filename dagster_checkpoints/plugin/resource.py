@@ -66,6 +66,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             once.
         interval_during_backlog: Seconds between periodic checkpoints while a bounded source has not ended: at least `interval`,
             or 0 for none; None for `interval`.
+        backlog_rows: With `interval_during_backlog`: number of unread messages from which a Kafka source counts as a backlog,
+            too; None: only bounded sources count.
         tolerable_failed_checkpoints: Number of consecutive checkpoints that may fail; one more fails the run.
         retained: Number of completed checkpoints that are kept.
         restart_strategy: The failures after which the unfinished stages of a run restart from the latest checkpoint:
@@ -135,6 +137,9 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     )
     interval_during_backlog: float | None = Field(
         default=None, ge=0, description="seconds between periodic checkpoints while a bounded source has not ended; 0 for none"
+    )
+    backlog_rows: int | None = Field(
+        default=None, ge=1, description="with interval_during_backlog: unread messages that make a Kafka source a backlog"
     )
     tolerable_failed_checkpoints: int = Field(default=3, ge=0, description="consecutive failed checkpoints before the run fails")
     retained: int = Field(default=1, ge=1, description="number of completed checkpoints that are kept")

@@ -251,6 +251,7 @@ def test_an_unknown_setting_of_the_run_is_refused(
         {"max_concurrent": 2, "unaligned": True},
         {"aligned_checkpoint_timeout": 3.0},
         {"interval_during_backlog": 1.0},
+        {"backlog_rows": 100},
     ],
 )
 def test_settings_have_ranges(settings: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ from dagster_checkpoints.execution.fused_sources import FusedSource
 from dagster_checkpoints.execution.input_channel import GateChannel
 from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.task_events import (
+    BacklogMeasured,
     BetweenBatches,
     BuildQuery,
     DropSnapshot,
@@ -472,3 +473,35 @@ def test_a_source_that_is_exhausted_while_paused_finishes_when_it_resumes() -> N
     assert drive.machine.paused
     assert drive(EndInput()) == [StopSource()]
     assert drive(life.CheckpointAbortedNotice(1)) == [NotifyOperatorsAborted(1), life.ResumeOperators(), life.FinishOperators()]
+
+
+MEASURED = CheckpointConfig(interval=1.0, interval_during_backlog=60.0, backlog_rows=100)
+
+
+@pytest.mark.parametrize(
+    ("config", "rows", "reported"),
+    [
+        (MEASURED, [99, 100, 500, 99, None], [None, True, None, False, None]),
+        (MEASURED, [100, None, 100], [True, False, True]),  # a source that cannot tell has no backlog
+        (BACKLOG, [1_000], [None]),  # no threshold
+        (CONFIG, [1_000], [None]),
+    ],
+)
+def test_an_unbounded_source_reports_the_backlog_that_it_measures(
+    config: CheckpointConfig, rows: list[int | None], reported: list[bool | None]
+) -> None:
+    drive = source(config)
+    expected = [[] if backlog is None else [Report(BacklogChanged(TASK, backlog))] for backlog in reported]
+    assert [drive(BacklogMeasured(count)) for count in rows] == expected
+
+
+def test_a_bounded_source_is_a_backlog_whatever_it_measures() -> None:
+    drive = Driver(TaskMachine(TASK, MEASURED, bounded=True))
+    drive(TaskOpened())
+    assert drive(QueryRunning()) == [RUNNING, Report(BacklogChanged(TASK, True))]
+    assert drive(BacklogMeasured(0)) == []
+
+
+def test_a_task_behind_channels_measures_no_backlog() -> None:
+    with pytest.raises(UnexpectedEvent, match="reads channels"):
+        behind("a", config=MEASURED)(BacklogMeasured(5))

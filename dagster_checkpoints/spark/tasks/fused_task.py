@@ -94,6 +94,7 @@ class FusedTask(QueryOfSourcesTask):
                 self.watermarks.forward()
         for event in asked:
             self.handle(event)
+        self.measure_backlog()
         if self.machine.running and self._reached != self._event_time is not None and self._keeps_state:
             wanted = self._event_time
             if self.query.active and self._fused.advance_between_batches(wanted):

@@ -6,14 +6,19 @@ import time
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkStatus
-from dagster_checkpoints.execution.task_events import SourceExhausted
+from dagster_checkpoints.execution.task_events import BacklogMeasured, SourceExhausted
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
+MEASURE_SECONDS = 1.0
+"""Time between two measurements of a backlog."""
+
 
 class QueryOfSourcesTask(Task):
     """What tasks have in common whose query reads sources, not channels."""
+
+    _next_measure = 0.0
 
     @property
     def caught_up(self) -> bool | None:
@@ -32,6 +37,13 @@ class QueryOfSourcesTask(Task):
             return self.query.rows_behind if self.machine.running else None
         except Exception:  # the query is being stopped at this moment
             return None
+
+    def measure_backlog(self) -> None:
+        """Tell the machine how much is unread, every second, if a setting of the job depends on it."""
+        if self.parts.checkpoints.backlog_rows is None or time.monotonic() < self._next_measure:
+            return
+        self._next_measure = time.monotonic() + MEASURE_SECONDS
+        self.handle(BacklogMeasured(self.rows_behind))
 
     def stop_source(self) -> None:
         self.query.stop()
@@ -76,6 +88,7 @@ class SourceTask(QueryOfSourcesTask):
             if free:
                 self.watermarks.forward()
                 self._watch_idleness()
+        self.measure_backlog()
 
     def check_query(self) -> None:
         super().check_query()
