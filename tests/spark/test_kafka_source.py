@@ -20,7 +20,7 @@ import pytest
 from bench.kafka_broker import CONNECTOR, KafkaBroker, add_connector
 from dagster_checkpoints.control.status import read_status
 from dagster_checkpoints.coordination import FixedDelayRestart
-from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.errors import SourceRowsLostError
 from dagster_checkpoints.spark.job.events import CheckpointDone
@@ -138,6 +138,55 @@ def test_a_live_topic_through_failures_of_the_job_and_of_the_broker(kafka_lab: A
     kafka.send("live", ["too late"])
     assert texts(lab) == sent
     assert len({row[1:] for row in lab.committed()}) == len(sent)
+
+
+class Gated(Stage):
+    """While the file `closed` exists, each micro-batch waits for a permit, which is a file."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(inputs={"live": StageInput()}, **options)
+        self.closed, self.permit = folder / "closed", folder / "permit"
+
+    def transform(self, context: Any, live: Any) -> Any:
+        return as_rows(live)
+
+    def process_batch(self, batch: Any, batch_id: int) -> Any:
+        while self.closed.exists():
+            if self.permit.exists():
+                self.permit.unlink()
+                break
+            time.sleep(0.02)
+        return batch
+
+
+def test_no_periodic_checkpoint_while_as_many_messages_are_unread_as_the_setting_says(kafka_lab: Any, kafka: KafkaBroker) -> None:
+    lab = kafka_lab
+    kafka.create_topic("backlog")
+    kafka.send("backlog", numbered(0, 10))
+
+    @unbounded_source
+    def live(context: Any) -> Any:
+        return reading(lab, kafka, "backlog")
+
+    rows = Gated(lab.folder, name="rows", sink=lab.sink())
+    job = lab.start(
+        Pipeline("backlog", [live, rows]), interval=0.3, checkpoints={"interval_during_backlog": 0.0, "backlog_rows": 100}
+    )
+    job.wait_until(lambda: lab.count() == 10)
+    rows.closed.touch()
+    kafka.send("backlog", numbered(10, 410))
+    rows.permit.touch()
+    job.wait_until(lambda: not rows.permit.exists())
+    coordinator = job.execution.coordinator
+    job.wait_until(lambda: coordinator._tasks.any_in_backlog)
+    triggered = coordinator.statistics.counts.triggered
+    time.sleep(1.5)
+    assert coordinator.statistics.counts.triggered == triggered, "five intervals have passed"
+    rows.closed.unlink()
+    job.wait_until(lambda: lab.count() == 410)
+    job.drain()
+    job.finished()
+    assert texts(lab) == numbered(0, 410)
 
 
 class Offsets:
