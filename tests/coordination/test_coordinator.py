@@ -1339,6 +1339,7 @@ def test_shutdown_keeps_the_states_of_a_checkpoint_being_written(graph_of: Graph
 # Settings and properties
 
 
+WITH_LONGER = "1 or more together with interval_during_backlog, or None"
 LONGER = "0, or at least `interval`, which must be set, or None"
 
 
@@ -1367,8 +1368,8 @@ LONGER = "0, or at least `interval`, which must be set, or None"
         ({}, "history", -1, "0 or more", [0]),
         ({"interval": 2}, "interval_during_backlog", 1, LONGER, [0, 2, 3, None]),
         ({"interval": None}, "interval_during_backlog", 1, LONGER, [None]),
-        ({"interval": 2}, "backlog_rows", 5, "1 or more together with interval_during_backlog, or None", [None]),
-        ({"interval": 2, "interval_during_backlog": 3}, "backlog_rows", 0, "1 or more together", [None, 1]),
+        ({"interval": 2}, "backlog_rows", 5, WITH_LONGER, [None]),
+        ({"interval": 2, "interval_during_backlog": 3}, "backlog_rows", 0, WITH_LONGER, [None, 1]),
     ],
 )
 def test_settings_outside_their_range_are_refused_by_name(
