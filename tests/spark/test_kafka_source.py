@@ -175,20 +175,20 @@ def test_no_periodic_checkpoint_while_as_many_messages_are_unread_as_the_setting
     job.wait_until(lambda: lab.count() == 10)
     rows.closed.touch()
     kafka.send("backlog", numbered(10, 410))
-    coordinator, given = job.execution.coordinator, 0.0
+    coordinator, given, quiet = job.execution.coordinator, 0.0, (0, 0.0)
 
-    def in_backlog() -> bool:
-        """Lets a micro-batch pass every three seconds: the first one may have been planned before all messages were sent."""
-        nonlocal given
-        if time.monotonic() > given + 3:
+    def five_intervals_without_a_checkpoint() -> bool:
+        """Lets a micro-batch pass every three seconds: the first ones end the checkpoints that began before the backlog."""
+        nonlocal given, quiet
+        now, counts = time.monotonic(), coordinator.statistics.counts
+        if now > given + 3:
             rows.permit.touch()
-            given = time.monotonic()
-        return bool(coordinator._tasks.any_in_backlog)
+            given = now
+        if counts.in_progress or counts.triggered != quiet[0] or not coordinator._tasks.any_in_backlog:
+            quiet = (counts.triggered, now)
+        return now > quiet[1] + 1.5
 
-    job.wait_until(in_backlog)
-    triggered = coordinator.statistics.counts.triggered
-    time.sleep(1.5)
-    assert coordinator.statistics.counts.triggered == triggered, "five intervals have passed"
+    job.wait_until(five_intervals_without_a_checkpoint)
     rows.closed.unlink()
     job.wait_until(lambda: lab.count() == 410)
     job.drain()
