@@ -10,7 +10,7 @@ _FIRST, _BEHIND = 15_000, 32_000
 
 
 def free_port() -> int:
-    """A port of this machine that no server uses, and that the system gives to nobody who asks for any port.
+    """A port of this machine that is free, and outside the range from which the system chooses ports itself.
 
     Raises:
         OSError: there is none.

@@ -35,14 +35,10 @@ class BatchLimit:
         self._waiting: dict[str, int] = {}
         """By channel, the rows of its next element, which does not fit; in the order in which they began to wait."""
 
-    def fits(self, channel: InputChannel) -> bool:
-        """Whether the next element of a channel may be opened, as far as it is known."""
-        rows = self._waiting.get(channel.name)
-        return rows is None or self._has_room(channel.name, rows)
-
     def waits(self, channel: InputChannel) -> bool:
         """Whether the next records of a channel are known, and do not fit yet."""
-        return channel.name in self._waiting and not self.fits(channel)
+        rows = self._waiting.get(channel.name)
+        return rows is not None and not self._has_room(channel.name, rows)
 
     def admit(self, channel: InputChannel, rows: int) -> bool:
         """Whether the next records of a channel may be opened now; if not, they wait."""
@@ -53,7 +49,7 @@ class BatchLimit:
         return False
 
     def scanned(self, channel: InputChannel, position: int, rows: int) -> None:
-        """Records with so many rows are scanned; `position` is the one behind them."""
+        """Records were scanned: `rows` is their number, `position` the one behind them."""
         self._rows_at[channel.name][position] = rows
 
     def rows_at(self, channel: InputChannel, position: int) -> int:

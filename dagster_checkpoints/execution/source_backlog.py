@@ -28,7 +28,7 @@ class SourceBacklog:
         self._told = False
 
     def measured(self, rows: int | None) -> None:
-        """The source has so many unread rows; None if it cannot tell."""
+        """Take the number of unread rows of the source; None if it cannot tell."""
         self._measured = self._threshold is not None and rows is not None and rows >= self._threshold
 
     def changed(self, *, running: bool, fused: bool) -> bool | None:
