@@ -28,6 +28,7 @@ from dagster_checkpoints.state.errors import (
     UnknownStage,
 )
 from dagster_checkpoints.state.inputs import recorded_inputs
+from dagster_checkpoints.state.instance_matches import InstanceMatch
 from dagster_checkpoints.state.key_groups import (
     HIGHEST_MAX_PARALLELISM,
     chosen_max_parallelism,
@@ -35,6 +36,7 @@ from dagster_checkpoints.state.key_groups import (
     key_groups_of,
     owner_of,
 )
+from dagster_checkpoints.state.merged_channels import OldChannel, one_after_the_other
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelElement,
@@ -70,8 +72,9 @@ from dagster_checkpoints.state.redistribution import (
     redistribute_unions,
 )
 from dagster_checkpoints.state.removed_instances import RemovedInstance
+from dagster_checkpoints.state.rescaled_channels import RescaledEdge, SegmentShare
 from dagster_checkpoints.state.rescaled_checkpoint import KeyedStateShare, RescaledCheckpoint, rescale
-from dagster_checkpoints.state.rescaling import check_rescaling, known_channel, least_watermark, rescaled_stages
+from dagster_checkpoints.state.rescaling import check_rescaling, least_watermark, rescaled_stages
 from dagster_checkpoints.state.restore import RestorePlan, check_union_states, fitted, validate_restore
 from dagster_checkpoints.state.spark_versions import SUPPORTED_SPARK_TEXT, check_spark_version, is_supported_spark
 from dagster_checkpoints.state.stage_names import with_uids
@@ -97,12 +100,14 @@ __all__ = [
     "InputMetadata",
     "InputRowsGone",
     "InputsChanged",
+    "InstanceMatch",
     "InstancesChanged",
     "InvalidMaxParallelism",
     "KeyedStateShare",
     "Mark",
     "MaxParallelismChanged",
     "NonRestoredState",
+    "OldChannel",
     "OperatorState",
     "ParallelismTooHigh",
     "PartlyFinishedUnionState",
@@ -110,9 +115,11 @@ __all__ = [
     "QuerySnapshot",
     "RemovedInstance",
     "RescaledCheckpoint",
+    "RescaledEdge",
     "RestoreError",
     "RestorePlan",
     "Segment",
+    "SegmentShare",
     "SinkRemoved",
     "SourcesChanged",
     "SparkVersionChanged",
@@ -144,8 +151,8 @@ __all__ = [
     "in_flight_files",
     "is_supported_spark",
     "key_groups_of",
-    "known_channel",
     "least_watermark",
+    "one_after_the_other",
     "owner_of",
     "recorded_chains",
     "recorded_enumerators",
