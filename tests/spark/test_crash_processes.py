@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 RUNNER = Path(__file__).with_name("crash_runner.py")
 DEADLINE = 240.0
 ROWS = "k string, ts timestamp, v long"
-HISTORY_FILES = 16
-LIVE_FILES = 4  # of each instance, before each run
+HISTORY_FILES = 12
+LIVE_FILES = 3  # of each instance, before each run
 
 
 class Child:
