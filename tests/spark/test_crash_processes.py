@@ -133,9 +133,9 @@ class Feed:
         for instance in "abc":
             for _ in range(LIVE_FILES):
                 begin = self._minute[instance]
-                rows = [(instance, self.lab.at(60 * m + 1), m) for m in range(begin, begin + 20, 2)]
+                rows = [(instance, self.lab.at(60 * m + 1), m) for m in range(begin, begin + 30, 3)]
                 self.lab.put(f"live-{instance}", ROWS, rows)
-                self._minute[instance] += 20
+                self._minute[instance] += 30
                 self.live_rows += len(rows)
 
     def drain_when_consumed(self) -> None:
