@@ -1,4 +1,4 @@
-"""A second pipeline starts from a savepoint of a running one, beside it: both are exact, and none writes to the other's sinks."""
+"""A second pipeline starts from a savepoint of a running one, beside it, and is killed: both are exact, each in its own sinks."""
 
 from __future__ import annotations
 
@@ -33,10 +33,17 @@ def test_a_second_pipeline_runs_beside_the_first_from_its_savepoint(lab: Any) ->
 
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_PYTHON": sys.executable}
     with (lab.folder / "green.log").open("w") as log:
-        green = subprocess.Popen(
-            [sys.executable, str(RUNNER), str(lab.folder), savepoint], env=environment, stdout=log, stderr=log
-        )
-    more()
+        command = [sys.executable, str(RUNNER), str(lab.folder), savepoint]
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        blue.wait_until(lambda: lab.count("green/rows") > 0 or process.poll() is not None)
+        more()
+        blue.wait_until(lambda: lab.control("green").status().rows("rows") or process.poll() is not None)
+    finally:
+        killed = process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+    assert killed, (lab.folder / "green.log").read_text()[-3000:]
     blue.wait_until(lambda: blue.execution.rows().get("rows") == files * PER_FILE)
     blue.done("checkpoint")
     blue.wait_until(lambda: lab.count("green/rows") == (files - 1) * PER_FILE or green.poll() is not None)
