@@ -140,9 +140,7 @@ def test_a_job_continues_from_a_corrected_savepoint(lab: Any, tmp_path: Path) ->
 
     left = check_a_kill_at_each_write(location, tmp_path / "killed", list_state={"numbered": {"sizes": {"left": [100]}}})
     refused = lab.start(pipeline, interval=None, restore_from=str(left[-1]))
-    with pytest.raises(
-        MissingSavepoint, match=r"_metadata, found .* Savepoints there: .*/killed/savepoint-1-corrected-\w+\. "
-    ):
+    with pytest.raises(MissingSavepoint, match=r"_metadata, found .* Savepoints there: .*/killed/savepoint-1-corrected-\w+\. "):
         refused.result()
 
     # Files 1 and 2 of the left instance are read again; the rows that the first job has committed stay.
