@@ -171,7 +171,10 @@ class SplitSource(Stage):
 
 ReadFunction = Callable[..., Any]
 Discovery = Callable[..., Iterable[Any]] | Sequence[Any]
-"""A function that gives the splits that exist now, with or without a parameter `context`; or the splits themselves."""
+"""A function that gives the splits that exist now, with or without a parameter `context`; or the splits themselves.
+
+An object that is called may have an attribute `bounded_only`: a text that says why an unbounded source cannot have it.
+"""
 
 
 class FunctionSplitSource(OfFunction, SplitSource):
