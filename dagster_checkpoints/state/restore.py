@@ -284,8 +284,9 @@ def check_union_states(metadata: CheckpointMetadata) -> None:
             stage = recorded[name]
             gone = sorted({*stage.finished, *leaving} if metadata.kind == "checkpoint" else stage.finished)
             if (stage.finished and not stage.fully_finished) or 0 < len(gone) < stage.parallelism:
+                ended = _names(stage.instances[index] for index in gone)
                 raise PartlyFinishedUnionState(
-                    f"Stage {name!r} has the union list state {union!r}, and its instances {_list(gone)} have finished while "
+                    f"Stage {name!r} has the union list state {union!r}, and its instances {ended} have finished while "
                     f"others run. What they held is part of the union, so checkpoint {metadata.checkpoint_id} is declined; the "
                     "next one after all instances have finished can complete. Use list or broadcast state if a part suffices."
                 )
