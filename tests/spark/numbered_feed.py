@@ -13,7 +13,7 @@ from dagster_checkpoints.pipeline import Stage, StageKind
 class NumberedFeed(Stage):
     """Numbers the rows of each feed, from the first number on, through all runs: each kind of operator state has a part in it.
 
-    Values rise by two from row to row, so that a row's number is known: the first number and half of its value.
+    Values rise by three from row to row, so that a row's number is known: the first number and a third of its value.
     """
 
     kind = StageKind.UNBOUNDED_SOURCE
@@ -43,9 +43,9 @@ class NumberedFeed(Stage):
         self.read += rows
         self.state.list("batches").add(rows)
         self.state.union("read").update([[self.feed, self.read]])
-        return batch.withColumn("number", ((F.col("v") - least) / 2 + number).cast("long"))
+        return batch.withColumn("number", ((F.col("v") - least) / 3 + number).cast("long"))
 
 
 def numbered_rows(rows: DataFrame) -> DataFrame:
     """The rows of a :class:`NumberedFeed`, of a table with all of its rows."""
-    return rows.withColumn("number", (F.col("v") / 2 + NumberedFeed.first_number).cast("long"))
+    return rows.withColumn("number", (F.col("v") / 3 + NumberedFeed.first_number).cast("long"))
