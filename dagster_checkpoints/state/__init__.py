@@ -1,8 +1,8 @@
 """The content of a checkpoint. Read `metadata` (the values), `metadata_file` (their versioned form), `recording` (the record of
-a layout), `stage_names` and `divided_chains` (the checkpoint as another version of the pipeline would have it), `restore`,
-`chain_layout`, `inputs`, `plans` and `spark_versions` (whether it fits a pipeline and a Spark), then `redistribution` with
-`key_groups` (which instance gets which state) and `rescaling` (what else changes with the instances), and `claim` (who owns a
-savepoint)."""
+a layout), `stage_names`, `stages_between` and `divided_chains` (the checkpoint as another version of the pipeline would have it),
+`restore`, `chain_layout`, `inputs`, `plans` and `spark_versions` (whether it fits a pipeline and a Spark), then `redistribution`
+with `key_groups` (which instance gets which state) and `rescaling` (what else changes with the instances), and `claim` (who owns
+a savepoint)."""
 
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.divided_chains import ChainPart
@@ -78,6 +78,7 @@ from dagster_checkpoints.state.rescaling import check_rescaling, least_watermark
 from dagster_checkpoints.state.restore import RestorePlan, check_union_states, fitted, validate_restore
 from dagster_checkpoints.state.spark_versions import SUPPORTED_SPARK_TEXT, check_spark_version, is_supported_spark
 from dagster_checkpoints.state.stage_names import with_uids
+from dagster_checkpoints.state.stages_between import replaced_inputs, with_stages_now
 from dagster_checkpoints.state.views import EdgeView, PipelineView, StageView
 
 __all__ = [
@@ -162,9 +163,11 @@ __all__ = [
     "redistribute_lists",
     "redistribute_operator_states",
     "redistribute_unions",
+    "replaced_inputs",
     "rescale",
     "rescaled_stages",
     "task_files",
     "validate_restore",
+    "with_stages_now",
     "with_uids",
 ]

@@ -37,6 +37,7 @@ from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.task_sinks import SettledSink, TaskSinks
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.plan_report import PlanReport
+from dagster_checkpoints.spark.query.restored_plans import forgotten_sources
 from dagster_checkpoints.spark.query.stage_calls import StageCall, open_stage
 from dagster_checkpoints.spark.snapshots.moved_state import MovedState, move_state
 from dagster_checkpoints.spark.snapshots.restored_state import Restored, RestoredState, late_rows_of_finished, rows_of_finished
@@ -259,7 +260,9 @@ class _Attempt:
         instances = self._instances(chain, index, snapshot)
         plan, described = (None, None) if after_finish else self.plans.checked(chain, index, inputs, instances)
         if snapshot is not None and snapshot.query is not None and described is not None and share is None:
-            self.state.fetch_query(snapshot.query, folder, snapshot.fused, len(described.sources))
+            assert self.restored is not None
+            forgotten = forgotten_sources(self.pipeline, self.restored.metadata, chain.stages[0], snapshot)
+            self.state.fetch_query(snapshot.query, folder, forgotten, len(described.sources))
         self.plans.load_recorded_schema(chain)
         if share is not None:
             assert plan is not None

@@ -24,7 +24,6 @@ from dagster_checkpoints.spark.snapshots.query_files import is_state_of_version
 from dagster_checkpoints.spark.snapshots.query_snapshots import relocate
 from dagster_checkpoints.state import (
     CheckpointMetadata,
-    FusedSourceSnapshot,
     OperatorState,
     QuerySnapshot,
     RestorePlan,
@@ -102,22 +101,21 @@ class RestoredState:
             left = self._storage.copy_state(large, target, checkpoint=self._restored.location)
         return set(large) - set(left)
 
-    def fetch_query(self, query: QuerySnapshot, folder: WorkFolder, fused: Sequence[FusedSourceSnapshot], streams: int) -> None:
+    def fetch_query(self, query: QuerySnapshot, folder: WorkFolder, forgotten: Sequence[int], streams: int) -> None:
         """Fetch the files of a task's query into the query's checkpoint directory.
 
         Args:
             query: The query.
             folder: The task's directory.
-            fused: The query's fused sources: those that have ended are not read again.
+            forgotten: The positions of its streams that begin anew, or are not read again.
             streams: The number of streams of its plan.
         """
         files = query.files
         target = folder / "checkpoint"
         copied = self._copy([file for file in files if is_state_of_version(file.path)], target.work)
         self.fetch([file for file in files if file not in copied], target.scratch)
-        for source in fused:
-            if source.ended:
-                QueryLog(target.scratch).forget_source(source.position)
+        for position in forgotten:
+            QueryLog(target.scratch).forget_source(position)
         if query.sources == ():
             QueryLog(target.scratch).begin_sources(streams)
         relocate(target.scratch, target.work)
