@@ -178,7 +178,7 @@ def test_rows_in_flight_go_to_the_instances_that_own_their_keys_now(lab: Any) ->
     permits, written = lab.input("permits"), 0
     done = None
     for number, (feeds, instances) in enumerate((("ab", "pq"), ("ba", "pqr"), ("ab", "p"))):
-        for _ in range(4):
+        for _ in range(3):
             for feed in "ab":
                 minutes = range(written // 2, written // 2 + PER_FILE)
                 lab.put(feed, ROWS, [("cdefghij"[m % 8], lab.at(60 * m), m) for m in minutes])
@@ -195,7 +195,7 @@ def test_rows_in_flight_go_to_the_instances_that_own_their_keys_now(lab: Any) ->
             inputs=reads,
             instances=list(instances),
             sink=lab.sink("hours"),
-            max_rows_per_trigger=PER_FILE // 2,
+            max_rows_per_trigger=PER_FILE,
         )
         job = lab.start(Pipeline("divided", [live, slow]), interval=1000.0, checkpoints={"unaligned": True})
         started = job.wait_for(JobStarted)
