@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster_checkpoints.state import rescaled_checkpoint, rescaled_instances
 from dagster_checkpoints.state.instance_matches import InstanceMatches
-from dagster_checkpoints.state.merged_channels import EventTime, one_after_the_other
+from dagster_checkpoints.state.merged_channels import MergedEventTime, one_after_the_other
 from dagster_checkpoints.state.rescaled_channels import RescaledEdge
 from dagster_checkpoints.state.rescaling import check_rescaling, least_watermark
 from simulation.injection import Fault
@@ -92,7 +92,7 @@ RESCALING_FAULTS = (
     ),
     Fault(
         "a channel begins with the latest watermark of the old ones",
-        EventTime.of,
+        MergedEventTime.of,
         "cls(least_time(c.watermark for c in channels)",
         "cls(max((c.watermark for c in channels if c.watermark is not None), default=None)",
         "in flight",

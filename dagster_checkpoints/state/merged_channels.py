@@ -61,7 +61,7 @@ def old_channels(chain: ChainMetadata) -> dict[str, list[OldChannel]]:
 
 
 @dataclass(frozen=True, slots=True)
-class EventTime:
+class MergedEventTime:
     """The event time of old channels together.
 
     Attributes:
@@ -75,7 +75,7 @@ class EventTime:
     idle: bool = False
 
     @classmethod
-    def of(cls, channels: Sequence[OldChannel]) -> EventTime:
+    def of(cls, channels: Sequence[OldChannel]) -> MergedEventTime:
         last = least_time(channel.last_watermark for channel in channels)
         if any(channel.saved.ended != "none" for channel in channels):
             return cls(None, last)

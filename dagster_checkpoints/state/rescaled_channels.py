@@ -21,7 +21,7 @@ from dagster_checkpoints.pipeline import Chain, ChannelGroup, TaskId, channel_gr
 from dagster_checkpoints.state.instance_matches import InstanceMatch, InstanceMatches
 from dagster_checkpoints.state.key_groups import key_groups_of
 from dagster_checkpoints.state.merged_channels import (
-    EventTime,
+    MergedEventTime,
     OldChannel,
     least_time,
     milliseconds,
@@ -122,7 +122,7 @@ class RescaledEdge:
             sent_by[None if senders.any_sender else channel.sender].append(channel)
             for place, keys_of in self._places(channel) if channel.carries_records else ():
                 self._carried[place].append((channel, keys_of))
-        self._known = {sender: EventTime.of(channels) for sender, channels in sent_by.items()}
+        self._known = {sender: MergedEventTime.of(channels) for sender, channels in sent_by.items()}
         """By old instance that sent; under None, of all where a present instance may send what any of them would have sent."""
 
     def into(self, reader: int, positions: Mapping[str, int], begins: Mapping[TaskId, int | None]) -> Iterator[ChannelSnapshot]:
@@ -201,7 +201,7 @@ class RescaledEdge:
     def _stream(self, name: str, position: int, place: Place, begin: float | None) -> ChannelSnapshot | None:
         """A channel of a stream, at the least watermark of what it goes on from. Its end is always sent again."""
         origin, carried = self._senders.origins[place[0]], self._carried[place]
-        known = self._known.get(None if self._senders.any_sender else origin, EventTime())
+        known = self._known.get(None if self._senders.any_sender else origin, MergedEventTime())
         watermark = least_time((known.watermark, *(channel.watermark for channel, _ in carried)))
         limit = least_time((known.last_watermark, begin))
         parts = [(channel.watermark, self._elements(channel, keys_of)) for channel, keys_of in carried]
