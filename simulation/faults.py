@@ -418,11 +418,12 @@ FAULTS = (
 )
 
 
-def find(fault: Fault, worlds: int, first_seed: int = 0) -> tuple[int, float, Outcome] | None:
+def find(fault: Fault, worlds: int, first_seed: int | None = None) -> tuple[int, float, Outcome] | None:
     """The first seed at which the simulator finds the fault, the seconds it took, and the outcome; None if no world finds it."""
     began = time.monotonic()
     with injected(fault):
-        for seed in range(first_seed, first_seed + worlds):
+        first = fault.seed if first_seed is None else first_seed
+        for seed in range(first, first + worlds):
             outcome = run(random_scenario(seed, fault.theme), record=False)
             if outcome.error is not None:
                 return seed, time.monotonic() - began, outcome
@@ -432,7 +433,7 @@ def find(fault: Fault, worlds: int, first_seed: int = 0) -> tuple[int, float, Ou
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation.faults", description="Find every deliberate fault.")
     parser.add_argument("--worlds", type=int, default=WORLDS, help="to try for each fault (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed (%(default)s)")
+    parser.add_argument("--seed", type=int, help="the first seed; by default the one that the fault names")
     parser.add_argument("only", nargs="*", default=[""], help="parts of the names of the faults to try; all by default")
     options = parser.parse_args(arguments)
     missed = 0

@@ -31,8 +31,8 @@ RESCALING_FAULTS = (
         "TaskSnapshot({name: shares.get(new, StageInstanceSnapshot())}, splits=old[0].splits, watermark=watermark)",
         "splits",
     ),
-    Fault("a rescaled instance begins with the latest event time", least_watermark, "min(", "max(", "rescaling"),
-    Fault("finished instances are restored as other instances", check_rescaling, "if over:", "if False:", "rescaling"),
+    Fault("a rescaled instance begins with the latest event time", least_watermark, "min(", "max(", "rescaling", seed=2400),
+    Fault("finished instances are restored as other instances", check_rescaling, "if over:", "if False:", "rescaling", seed=6500),
     # Elements in flight
     Fault(
         "an instance gets all rows in flight of an old one, and not only those of its key groups",
@@ -54,6 +54,7 @@ RESCALING_FAULTS = (
         "if channel.carries_records",
         "if channel.carries_records and senders.present(channel.sender) is not None",
         "in flight",
+        seed=3500,
     ),
     Fault(
         "rows in flight without a key go to every instance",
@@ -70,29 +71,16 @@ RESCALING_FAULTS = (
         "in flight",
     ),
     Fault(
-        "a static input with rows in flight has ended",
-        RescaledEdge._table,
-        "ended = not records and",
-        "ended =",
-        "in flight",
-    ),
-    Fault(
-        "the static input of an instance has ended because that of another one has",
-        RescaledEdge._table,
-        "self._old.get((sender, reader)) if sender is not None and reader is not None else None",
-        "max((c for c in self._old.values() if c.sender == sender), key=lambda c: c.saved.ended != 'none', default=None)",
-        "in flight",
-    ),
-    Fault(
         "behind rows in flight a channel has the watermark of the old one that is read",
         one_after_the_other,
         "least_time((limit, *times))",
         "times[number] if times else limit",
         "in flight",
+        seed=1800,
     ),
     Fault(
         "a channel begins with the latest watermark of the old ones",
-        MergedEventTime.of,
+        MergedEventTime.of.__func__,  # type: ignore[attr-defined]
         "cls(least_time(c.watermark for c in channels)",
         "cls(max((c.watermark for c in channels if c.watermark is not None), default=None)",
         "in flight",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.pipeline import Pipeline, StageInput, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.state import (
     ChainMetadata,
     ChannelElement,
@@ -31,6 +31,7 @@ from dagster_checkpoints.state import (
     recorded_inputs,
     rescale,
 )
+from dagster_checkpoints.state.metadata import ChannelEnd
 
 SINK: Any = object()
 GROUPS = 128
@@ -154,3 +155,51 @@ def test_several_channels_one_after_the_other(
     expected: list[ChannelElement],
 ) -> None:
     assert list(one_after_the_other(channels, watermark, limit)) == expected
+
+
+def with_a_table(readers: int) -> Pipeline:
+    @unbounded_source(sink=SINK)
+    def live(context: Any) -> None: ...
+
+    @bounded_source
+    def names(context: Any) -> None: ...
+
+    how = {"live": StageInput(key="k"), "names": StageInput(mode="static")}
+
+    @stage(inputs=how, instances=[str(index) for index in range(readers)], sink=SINK)
+    def counted(live: Any, names: Any) -> None: ...
+
+    return Pipeline("p", [live, names, counted])
+
+
+def table_channels(saved: list[ChannelSnapshot], readers: int) -> list[ChannelSnapshot | None]:
+    """What each of a number of new instances begins with on the channel of its static input; `saved`: by old instance."""
+    before = with_a_table(len(saved))
+    stages = tuple(
+        StageMetadata(each.name, each.parallelism, each.instances, inputs=recorded_inputs(before)[each.name])
+        for each in before.stages
+    )
+    none = StageInstanceSnapshot(state_plan=())
+    chains = tuple(ChainMetadata(name, (name,), {0: TaskSnapshot({name: none})}) for name in ("live", "names"))
+    tasks = {i: TaskSnapshot({"counted": none}, channels=(channel,)) for i, channel in enumerate(saved)}
+    metadata = CheckpointMetadata("p", 3, stages, (*chains, ChainMetadata("counted", ("counted",), tasks)))
+    rescaled = rescale(with_a_table(readers), metadata).metadata.chains[2].tasks
+    return [next((c for c in rescaled[i].channels if c.channel.startswith("names")), None) for i in range(readers)]
+
+
+def test_each_new_instance_gets_the_rows_in_flight_of_a_static_input_once_and_their_end_behind_them() -> None:
+    parts = [Segment((StateFile(f"{index}", "", 0),), 3) for index in range(2)]
+    saved = [
+        ChannelSnapshot(f"names[0]->counted[{i}]", 7, ended=("drain", "none")[i], in_flight=(part, EndOfData(drain=True)))
+        for i, part in enumerate(parts)
+    ]
+    for channel in table_channels(saved, 3):
+        assert channel is not None and (channel.ended, channel.in_flight) == ("none", (parts[0],))
+
+
+@pytest.mark.parametrize(("ended", "known"), [(("drain", "none"), "drain"), (("none", "drain"), None), (("none", "none"), None)])
+def test_a_static_input_without_rows_in_flight_has_ended_where_the_instance_that_is_copied_knew_it(
+    ended: tuple[ChannelEnd, ChannelEnd], known: str | None
+) -> None:
+    saved = [ChannelSnapshot(f"names[0]->counted[{i}]", 0, ended=end) for i, end in enumerate(ended)]
+    assert [channel and channel.ended for channel in table_channels(saved, 3)] == [known] * 3
