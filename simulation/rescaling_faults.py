@@ -83,7 +83,7 @@ RESCALING_FAULTS = (
         MergedEventTime.of.__func__,  # type: ignore[attr-defined]
         "cls(least_time(c.watermark for c in channels)",
         "cls(max((c.watermark for c in channels if c.watermark is not None), default=None)",
-        "in flight",
+        "rescaling",
     ),
     Fault(
         "behind rows in flight a channel is ahead of its sender",
@@ -91,5 +91,6 @@ RESCALING_FAULTS = (
         "limit = least_time((known.last_watermark, begin))",
         "limit = math.inf",
         "in flight",
+        seed=1800,
     ),
 )
