@@ -24,7 +24,8 @@ from bench import (
 )
 from bench.environment import BenchFailed, Environment
 from dagster_checkpoints.spark.snapshots.query_snapshots import prune
-from simulation.faults import FAULTS, injected
+from simulation.faults import FAULTS
+from simulation.injection import injected
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -62,6 +62,8 @@ SEARCH = {
     "__init__": "",
     "__main__": "the command line",
     "faults": "deliberate faults of shipped code, as replaced text",
+    "injection": "how a fault gets into the code",
+    "rescaling_faults": "those of a restore with other instances",
     "running": "one world from beginning to end, and the fewest steps to a violation",
     "scenario": "the values that a seed determines",
     "schedules": "the choice of the next step",
