@@ -49,8 +49,8 @@ def keyed_state_shares(
     """By index of a new instance, its share.
 
     All instances continue one query, that with the earliest watermark: a later one would make rows late that are not. But where
-    each gets whole partitions of one old instance, it continues the query of that instance, whose partitions stay as they are, and
-    has no share if that query has not run.
+    each gets whole partitions of one old instance, it continues the query of that instance, whose partitions stay as they are,
+    and has no share if that query has not run.
 
     Args:
         old: by old instance, its snapshot.

@@ -73,11 +73,7 @@ def operators_not_by(plan: QueryPlan, key: str) -> list[tuple[str, str]]:
     if len(found) != len(plan.stateful):
         return [("", f"{len(plan.stateful)} operators with state, of which {len(found)} are known")]
     named = list(zip(reversed(plan.stateful), found, strict=True))
-    others = [
-        (stage, node.kind)
-        for stage, node in named
-        if node.kind != _JOIN and (_number_of_keys(node) != 1 or key not in _keys(node))
-    ]
+    others = [(stage, node.kind) for stage, node in named if node.kind != _JOIN and not _is_key(node, key)]
     joins = [stage for stage, node in named if node.kind == _JOIN]
     if joins and any(of_join != [(key, key)] for of_join in _join_keys(plan)):
         others += [(stage, _JOIN) for stage in joins]
@@ -167,6 +163,11 @@ def _expressions(sequence: Any) -> Sequence[Node]:
 def _column(expression: Node, plan: Node) -> str:
     """The column of the inputs that an expression is, unchanged; "" for any other expression."""
     return traced(expression, [plan]) if expression.kind == "AttributeReference" else ""
+
+
+def _is_key(node: Node, key: str) -> bool:
+    """Whether the key of an operator's state is this column of the inputs, and nothing else."""
+    return _number_of_keys(node) == 1 and key in _keys(node)
 
 
 def _number_of_keys(node: Node) -> int:

@@ -1,10 +1,10 @@
 """The state of an instance of a rescaled stage, as whole state partitions of old instances: a rule over the names of files.
 
-Where key groups are state partitions, no row changes its partition: the files of a partition get the number that it has in its new
-instance. The partitions of several old instances have different versions, one per batch of their queries; a query needs one
-version. So it continues with the latest of these batches, and partitions of earlier ones catch up: where a whole version is stored,
-all versions of the state store get later numbers; otherwise the store begins with changes to version 0, and versions without a
-change follow. RocksDB only. Nothing is read or written here.
+Where key groups are state partitions, no row changes its partition: the files of a partition get the number that it has in its
+new instance. The partitions of several old instances have different versions, one per batch of their queries; a query needs one
+version. So it continues with the latest of these batches, and partitions of earlier ones catch up: where a whole version is
+stored, all versions of the state store get later numbers; otherwise the store begins with changes to version 0, and versions
+without a change follow. RocksDB only. Nothing is read or written here.
 
 Source: Spark's `RocksDBFileManager` and `RocksDB.load`; `state.key_groups` for the numbers of partitions.
 """
@@ -87,7 +87,7 @@ def moved_partitions(share: KeyedStateShare, continued: QuerySnapshot, where: st
 
 
 def are_moved_whole(moved: Sequence[MovedPartitions]) -> bool:
-    """Whether the instances of a stage take partitions as they are: not if very many versions without a change would be needed."""
+    """Whether the instances of a stage take partitions as they are: not if very many versions without a change were needed."""
     return all(len(each.empty_versions) <= MOST_EMPTY_VERSIONS for each in moved)
 
 

@@ -1,4 +1,4 @@
-"""Places the keyed state of the instances of rescaled stages in the directories of their tasks, by the cheapest way that is right.
+"""Places the keyed state of the instances of rescaled stages in the directories of their tasks, in the cheapest way.
 
 Where key groups are state partitions, whole partitions are fetched under other numbers; otherwise rows are written again. It must
 not know tasks.
