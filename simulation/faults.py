@@ -43,6 +43,7 @@ from dagster_checkpoints.pipeline import connected_regions
 from dagster_checkpoints.sinks import transactions
 from dagster_checkpoints.state import (
     divided_chains,
+    keyed_state_shares,
     recording,
     redistribution,
     rescaled_checkpoint,
@@ -254,9 +255,16 @@ FAULTS = (
     Fault("list state loses the remainder of an uneven split", redistribution.redistribute_lists, " + (step < remainder)", ""),
     Fault(
         "keyed state is taken from the old instance of the same number only",
-        rescaled_checkpoint._Rescaling._share_keyed_state,
+        keyed_state_shares.keyed_state_shares,
         "if set(held[i]) & set(own)",
         "if i == index",
+        "rescaling",
+    ),
+    Fault(
+        "an instance with state partitions of several old instances continues the query of the first of them",
+        keyed_state_shares.keyed_state_shares,
+        "whole_partitions and parallelism % len(old) == 0",
+        "whole_partitions",
         "rescaling",
     ),
     Fault(

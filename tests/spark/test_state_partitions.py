@@ -39,6 +39,10 @@ def joining(lab: Any, instances: str) -> Pipeline:
     return Pipeline("partitions", [rows, others, joined])
 
 
+def wait_for_rows(job: Any, count: int) -> None:
+    job.wait_until(lambda: [job.execution.rows().get(feed) for feed in ("rows", "others")] == [count, count])
+
+
 def test_whole_partitions_move_between_four_one_and_two_instances(lab: Any, monkeypatch: Any) -> None:
     """Of four instances each has one partition, not as many as the session. A file with few keys gives few instances a batch, so
     that the partitions of a later instance have different versions."""
@@ -56,7 +60,7 @@ def test_whole_partitions_move_between_four_one_and_two_instances(lab: Any, monk
             put += len(keys)
             expected |= set(keys)
         job = lab.start(joining(lab, instances), interval=3600.0)
-        job.wait_until(lambda: [job.execution.rows().get(feed) for feed in ("rows", "others")] == [put, put])
+        wait_for_rows(job, put)
         assert (job.wait_for(JobStarted).restored_checkpoint is None) == (instances == "abcd")
         answer = job.ask("stop").result(120)
         job.finished()
