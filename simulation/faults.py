@@ -261,13 +261,6 @@ FAULTS = (
         "rescaling",
     ),
     Fault(
-        "an instance with state partitions of several old instances continues the query of the first of them",
-        keyed_state_shares.keyed_state_shares,
-        "whole_partitions and parallelism % len(old) == 0",
-        "whole_partitions",
-        "rescaling",
-    ),
-    Fault(
         "an instance of a source gets the state of its number, not of its name",
         rescaled_checkpoint._Rescaling._origins,
         "before.index(name) if name in before else None for name in self._now[stage]",
