@@ -67,6 +67,7 @@ def _measure(environment: Environment, moved: str, stages: Stages) -> Iterator[M
     size = sum(file.stat().st_size for file in first.files) / 1e6
     yield Measure(PART, f"{moved}: start with the same 2 instances", same.start, "s", note=f"{size:,.0f} MB of state")
     yield Measure(PART, f"{moved}: start with 4 instances, which moves the state", other.start, "s")
+    yield Measure(PART, f"{moved}: start with 4 instances / with the same 2", other.start / same.start, "")
     yield below(PART, f"{moved}: start with 4 instances / plain parallel copy of the files", other.start / copy, "", 2)
 
 

@@ -13,7 +13,7 @@ GROUPS = 4
 
 def query(batch_id: int, *state: str) -> QuerySnapshot:
     logs = ("metadata", f"offsets/{batch_id}", f"commits/{batch_id}", "state/0/_metadata/metadata")
-    return QuerySnapshot(batch_id, tuple(StateFile(f"key of {path} in {batch_id}", path, 1) for path in (*logs, *state)))
+    return QuerySnapshot(batch_id, tuple(StateFile(path, f"{path} of batch {batch_id}", 1) for path in (*logs, *state)))
 
 
 def shares(*queries: QuerySnapshot | None, now: int, event_times: tuple[int, ...] = ()) -> dict[int, KeyedStateShare]:
@@ -22,9 +22,7 @@ def shares(*queries: QuerySnapshot | None, now: int, event_times: tuple[int, ...
     return keyed_state_shares(old, ran, now, GROUPS, "k", whole_partitions=True)
 
 
-CHANGES = query(
-    1, "state/0/0/left/1.changelog", "state/0/0/left/2.changelog", "state/0/1/left/1.changelog", "state/0/1/left/2.changelog"
-)
+CHANGES = query(1, *(f"state/0/{partition}/left/{version}.changelog" for partition in (0, 1) for version in (1, 2)))
 WHOLE = query(3, "state/0/0/left/4.zip", "state/0/0/left/SSTs/a.sst", "state/0/1/left/3.zip", "state/0/1/left/4.changelog")
 
 
@@ -35,20 +33,20 @@ def test_partitions_of_queries_with_other_batches_get_one_version() -> None:
         of_changes, of_whole = (0, 2) if first is CHANGES else (2, 0)
         moved = moved_partitions(share, share.queries[share.logs], "stage")
         assert (moved.partitions, moved.query.batch_id) == (4, 3)
-        assert {(file.path, file.key) for file in moved.query.files} == {
-            ("metadata", "key of metadata in 1"),
-            ("offsets/3", "key of offsets/1 in 1"),
-            ("commits/3", "key of commits/1 in 1"),
-            ("state/0/_metadata/metadata", "key of state/0/_metadata/metadata in 1"),
+        assert {(file.path, file.sha256) for file in moved.query.files} == {
+            ("metadata", "metadata of batch 1"),
+            ("offsets/3", "offsets/1 of batch 1"),
+            ("commits/3", "commits/1 of batch 1"),
+            ("state/0/_metadata/metadata", "state/0/_metadata/metadata of batch 1"),
             *(
-                (f"state/0/{of_changes + p}/left/{v}.changelog", f"key of state/0/{p}/left/{v}.changelog in 1")
+                (f"state/0/{of_changes + p}/left/{v}.changelog", f"state/0/{p}/left/{v}.changelog of batch 1")
                 for p in (0, 1)
                 for v in (1, 2)
             ),
-            (f"state/0/{of_whole}/left/4.zip", "key of state/0/0/left/4.zip in 3"),
-            (f"state/0/{of_whole}/left/SSTs/a.sst", "key of state/0/0/left/SSTs/a.sst in 3"),
-            (f"state/0/{of_whole + 1}/left/3.zip", "key of state/0/1/left/3.zip in 3"),
-            (f"state/0/{of_whole + 1}/left/4.changelog", "key of state/0/1/left/4.changelog in 3"),
+            (f"state/0/{of_whole}/left/4.zip", "state/0/0/left/4.zip of batch 3"),
+            (f"state/0/{of_whole}/left/SSTs/a.sst", "state/0/0/left/SSTs/a.sst of batch 3"),
+            (f"state/0/{of_whole + 1}/left/3.zip", "state/0/1/left/3.zip of batch 3"),
+            (f"state/0/{of_whole + 1}/left/4.changelog", "state/0/1/left/4.changelog of batch 3"),
         }
         assert set(moved.empty_versions) == {f"state/0/{of_changes + p}/left/{v}.changelog" for p in (0, 1) for v in (3, 4)}
 
@@ -56,10 +54,10 @@ def test_partitions_of_queries_with_other_batches_get_one_version() -> None:
 def test_whole_versions_of_an_earlier_batch_get_later_numbers() -> None:
     share = shares(query(1, "state/0/0/1.zip", "state/0/0/2.changelog"), query(6, "state/0/0/7.zip"), now=1)[0]
     moved = moved_partitions(share, share.queries[share.logs], "stage")
-    state = {file.path: file.key for file in moved.query.files if file.path.startswith("state/0/0/")}
+    state = {file.path: file.sha256 for file in moved.query.files if file.path.startswith("state/0/0/")}
     assert state == {
-        "state/0/0/6.zip": "key of state/0/0/1.zip in 1",
-        "state/0/0/7.changelog": "key of state/0/0/2.changelog in 1",
+        "state/0/0/6.zip": "state/0/0/1.zip of batch 1",
+        "state/0/0/7.changelog": "state/0/0/2.changelog of batch 1",
     }
 
 
@@ -75,8 +73,8 @@ def test_instances_that_are_divided_evenly_continue_their_own_queries() -> None:
     assert {index: (share.logs, share.groups) for index, share in divided.items()} == {0: (0, range(1)), 1: (0, range(1, 2))}
     moved = moved_partitions(divided[1], CHANGES, "stage")
     assert (moved.partitions, moved.query.batch_id, moved.empty_versions) == (1, 1, ())
-    state = {file.path: file.key for file in moved.query.files if file.path.startswith("state/0/0/")}
-    assert state == {f"state/0/0/left/{v}.changelog": f"key of state/0/1/left/{v}.changelog in 1" for v in (1, 2)}
+    state = {file.path: file.sha256 for file in moved.query.files if file.path.startswith("state/0/0/")}
+    assert state == {f"state/0/0/left/{v}.changelog": f"state/0/1/left/{v}.changelog of batch 1" for v in (1, 2)}
 
 
 def test_very_many_versions_without_a_change_are_not_written() -> None:

@@ -89,7 +89,7 @@ def moved_partitions(share: KeyedStateShare, continued: QuerySnapshot, where: st
 def are_moved_whole(moved: Sequence[MovedPartitions]) -> bool:
     """Whether the instances of a stage take partitions as they are: not if very many versions without a change were needed.
 
-    Where each instance continues the query of one old instance, its partitions have the version of that query, and none is needed.
+    Where each instance continues the query of one old instance, its partitions have that query's version: none is needed.
     """
     return all(len(each.empty_versions) <= MOST_EMPTY_VERSIONS for each in moved)
 
